@@ -1,0 +1,202 @@
+"""The task specification: what a user submits."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from shared.errors import InvalidInput
+from shared.model import Model
+
+MAX_SPEC_BYTES = 1 << 20
+"""A specification is a page of text; anything larger is a mistake (a data file, most likely)."""
+
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+"""A positive count with a limit far above any real one, so that a slip is refused and nothing overflows."""
+
+
+class TaskState(StrEnum):
+    """Where a task is in its life."""
+
+    PENDING = "pending"
+    QUEUED = "queued"
+    RUNNING = "running"
+    TRANSITIONING = "transitioning"
+    DEGRADED = "degraded"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+ENDED = frozenset({TaskState.STOPPED, TaskState.SUCCEEDED, TaskState.FAILED})
+
+
+class Workers(Model):
+    """How many workers the task may run on; below ``min`` it does not run."""
+
+    min: Count = 1
+    max: Count | None = None
+
+
+class ModelShape(Model):
+    """A GPT model. ``vocabulary``: tokens (256 bytes and one end of document for byte-level text)."""
+
+    layers: Count
+    hidden: Count
+    heads: Count
+    sequence_length: Count
+    vocabulary: Count = 257
+
+    def flop_per_sample(self) -> float:
+        """Model FLOP of one forward and backward pass over one sequence.
+
+        72 s l h^2 (1 + s / 6h + V / 12 l h): Narayanan et al., SC'21, appendix, without the recomputed forward
+        pass (their 96 counts it).
+        """
+        s, n, h, v = self.sequence_length, self.layers, self.hidden, self.vocabulary
+        return 72.0 * s * n * h * h * (1.0 + s / (6.0 * h) + v / (12.0 * n * h))
+
+    def parameters(self) -> int:
+        """Number of parameters: 12 l h^2 (1 + 13 / 12h) + (V + s) h (SC'21, section 2.1)."""
+        s, n, h, v = self.sequence_length, self.layers, self.hidden, self.vocabulary
+        return 12 * n * h * h + 13 * n * h + (v + s) * h
+
+
+class Batch(Model):
+    """``global``: samples in one update. ``micro``: samples in one forward pass, fixed for the task's life."""
+
+    global_: Annotated[Count, Field(alias="global")]
+    micro: Count = 1
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches in one update."""
+        return self.global_ // self.micro
+
+
+class Optimizer(Model):
+    """Adam with decoupled weight decay (AdamW), or SGD. Defaults as in Megatron's GPT examples."""
+
+    name: Literal["adam", "sgd"] = "adam"
+    lr: Annotated[float, Field(gt=0, le=10)] = 1e-3
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.01
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    clip: Annotated[float, Field(ge=0)] = 1.0
+
+
+class Checkpoint(Model):
+    """``directory``: where checkpoints go (default: under the run directory). ``every``: steps; 0 never."""
+
+    directory: str | None = None
+    every: Annotated[int, Field(ge=0, le=1_000_000)] = 50
+
+
+class Parallel(Model):
+    """Tensor and pipeline sizes; ``auto`` lets the planner choose (1 and 1 where the model fits)."""
+
+    tensor: Count | Literal["auto"] = "auto"
+    pipeline: Count | Literal["auto"] = "auto"
+
+
+class TaskSpec(Model):
+    """One training task. Only ``name``, ``model``, ``batch``, ``steps`` and ``data`` are required."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+    model: ModelShape
+    batch: Batch
+    steps: Count
+    data: Annotated[str, Field(min_length=1, max_length=4096)]
+    weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    workers: Workers = Workers()
+    optimizer: Optimizer = Optimizer()
+    checkpoint: Checkpoint = Checkpoint()
+    parallel: Parallel = Parallel()
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 1234
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    env: dict[str, str] = Field(default_factory=dict)
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
+    script: str | None = None
+    """A Python file to run in place of the built-in GPT trainer; it uses ``unicron`` itself."""
+
+    @property
+    def tensor(self) -> int:
+        """Tensor-parallel size; ``auto`` is 1."""
+        return 1 if self.parallel.tensor == "auto" else self.parallel.tensor
+
+    @property
+    def pipeline(self) -> int:
+        """Pipeline-parallel size; ``auto`` is 1."""
+        return 1 if self.parallel.pipeline == "auto" else self.parallel.pipeline
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        """Refuse what no layout can run; each message names the field and what is allowed."""
+        m, b = self.model, self.batch
+        per_replica = self.tensor * self.pipeline
+        limit = b.micro_batches * per_replica
+        checks = [
+            (m.hidden % m.heads == 0, f"model.heads: {m.heads} must divide model.hidden, {m.hidden}"),
+            (b.global_ % b.micro == 0, f"batch.micro: {b.micro} must divide batch.global, {b.global_}"),
+            (m.heads % self.tensor == 0, f"parallel.tensor: {self.tensor} must divide model.heads, {m.heads}"),
+            (m.layers % self.pipeline == 0, f"parallel.pipeline: {self.pipeline} must divide model.layers, {m.layers}"),
+            (
+                self.workers.max is None or self.workers.min <= self.workers.max,
+                f"workers.min: {self.workers.min} must not exceed workers.max, {self.workers.max}",
+            ),
+            (
+                self.workers.min <= limit,
+                f"workers.min: {self.workers.min} is more than batch.global and parallel can use, {limit}",
+            ),
+            (
+                self.workers.max is None or self.workers.max >= per_replica,
+                f"workers.max: {self.workers.max} is less than one replica's tensor x pipeline, {per_replica}",
+            ),
+        ]
+        problems = [text for holds, text in checks if not holds]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+def parse_spec(data: Any) -> TaskSpec:
+    """Return the specification in a mapping.
+
+    Raises:
+        InvalidInput: with one entry for each field: its name, its value, what is wrong and what is allowed.
+    """
+    if not isinstance(data, dict):
+        raise InvalidInput(f"a task specification is a mapping of fields, not {type(data).__name__}")
+    try:
+        return TaskSpec.model_validate(data)
+    except ValidationError as err:
+        errors = []
+        for item in err.errors(include_url=False):
+            field = ".".join(str(part) for part in item["loc"]) or "(task)"
+            problem = item["msg"].removeprefix("Value error, ")
+            if item["type"] == "extra_forbidden":
+                problem = "unknown field"
+            value = item["input"] if isinstance(item["input"], str | int | float | bool | None) else "..."
+            errors.append({"field": field, "value": value, "problem": problem})
+        text = "; ".join(f"{e['field']}: {e['problem']} (given: {e['value']!r})" for e in errors)
+        raise InvalidInput(f"task specification refused: {text}", errors) from err
+
+
+def load_spec(text: str) -> TaskSpec:
+    """Return the specification in YAML text.
+
+    Raises:
+        InvalidInput: not YAML, too large, or not a valid specification.
+    """
+    if len(text) > MAX_SPEC_BYTES:
+        raise InvalidInput(f"a specification of {len(text)} bytes; at most {MAX_SPEC_BYTES} are allowed")
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as err:
+        raise InvalidInput(f"not YAML: {err}") from err
+    return parse_spec(data)
