@@ -1,0 +1,185 @@
+"""The bus: NATS, thin and typed. What is urgent or asks for an answer goes over it; what is decided goes to the log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+import nats
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+
+from shared.errors import Unavailable
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 10.0
+"""The first connection is given this long: a server that starts beside us may take a moment. Afterwards the client
+reconnects for ever."""
+
+RECONNECT_WAIT_S = 0.1
+"""Pause between attempts to reconnect. A heartbeat comes four times a second; waiting longer would look like a loss."""
+
+PENDING_MESSAGES = 65_536
+"""Messages of one subscription that wait for their handler before the oldest consumer of memory is cut off."""
+
+PENDING_BYTES = 64 << 20
+"""The same limit in bytes."""
+
+JETSTREAM_TIMEOUT_S = 5.0
+"""Answer of the server to a JetStream request. An fsync on a busy disk takes up to seconds."""
+
+
+class Bus:
+    """One connection to NATS. Make it with ``connect``."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._requests: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def connect(cls, url: str, *, token: str = "", name: str) -> Bus:
+        """Connect; ``name`` is what the server's monitoring shows.
+
+        Raises:
+            Unavailable: no server answers, or it refuses the token.
+        """
+        client = Client()
+        last: list[Exception] = []
+
+        async def error(err: Exception) -> None:
+            # A publish to a forbidden subject, a slow consumer, a lost connection: nothing else tells of these.
+            if client.is_connected or not last:
+                logger.warning("bus %s: %s: %s", name, type(err).__name__, err)
+            last[:] = [err]
+
+        async def lost() -> None:
+            logger.warning("bus %s: connection lost", name)
+
+        async def back() -> None:
+            logger.warning("bus %s: connected again", name)
+            last.clear()
+
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await client.connect(
+                    url,
+                    token=token or None,
+                    name=name,
+                    error_cb=error,
+                    disconnected_cb=lost,
+                    reconnected_cb=back,
+                    connect_timeout=2,
+                    reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]  # seconds; a float is as good
+                    max_reconnect_attempts=-1,
+                )
+        except (OSError, TimeoutError, nats.errors.Error) as err:
+            with contextlib.suppress(Exception):
+                await client.close()
+            reason = last[0] if last else err
+            raise Unavailable(f"no NATS server at {url}: {type(reason).__name__} {reason}") from err
+        return cls(client)
+
+    @property
+    def jetstream(self) -> JetStreamContext:
+        """JetStream on this connection."""
+        return self._client.jetstream(timeout=JETSTREAM_TIMEOUT_S)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the server is there at this moment."""
+        return self._client.is_connected
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is gone for good."""
+        return self._client.is_closed
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """Largest message the server takes."""
+        return self._client.max_payload
+
+    async def publish(self, subject: str, data: bytes) -> None:
+        """Send a message to whoever listens; nothing tells whether it arrived. Kept back while reconnecting.
+
+        Raises:
+            Unavailable: the connection is closed, or too much waits for a reconnection.
+        """
+        try:
+            await self._client.publish(subject, data)
+        except nats.errors.Error as err:
+            raise Unavailable(f"cannot publish to {subject}: {type(err).__name__} {err}") from err
+
+    async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
+        """Send a message and return the answer.
+
+        Raises:
+            Unavailable: nobody listens, or no answer came in time.
+        """
+        try:
+            return bytes((await self._client.request(subject, data, timeout=timeout_s)).data)
+        except nats.errors.NoRespondersError as err:
+            raise Unavailable(f"nobody answers on {subject}") from err
+        except (TimeoutError, nats.errors.Error) as err:
+            raise Unavailable(f"no answer on {subject} within {timeout_s} s: {type(err).__name__} {err}") from err
+
+    async def subscribe(self, subject: str, handle: Callable[[str, bytes], Awaitable[None]]) -> None:
+        """Call ``handle(subject, data)`` for each message, one at a time, in order.
+
+        What ``handle`` raises is logged with its traceback; the next message is handled all the same.
+        """
+
+        async def receive(message: Msg) -> None:
+            try:
+                await handle(message.subject, message.data)
+            except Exception:
+                logger.exception("bus: handling a message on %s failed", message.subject)
+
+        await self._listen(subject, receive)
+
+    async def serve(self, subject: str, handle: Callable[[bytes], Awaitable[bytes]]) -> None:
+        """Answer requests with what ``handle`` returns; requests are handled concurrently.
+
+        What ``handle`` raises is logged with its traceback; the requester gets no answer.
+        """
+
+        async def answer(message: Msg) -> None:
+            try:
+                reply = await handle(message.data)
+                if message.reply:
+                    await message.respond(reply)
+            except Exception:
+                logger.exception("bus: answering a request on %s failed", message.subject)
+
+        async def receive(message: Msg) -> None:
+            task = asyncio.create_task(answer(message))
+            self._requests.add(task)
+            task.add_done_callback(self._requests.discard)
+
+        await self._listen(subject, receive)
+
+    async def close(self) -> None:
+        """Send what is pending, cancel what is being served, disconnect. Closing twice is allowed."""
+        tasks = list(self._requests)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._client.is_connected:
+            with contextlib.suppress(TimeoutError, nats.errors.Error, OSError):
+                await self._client.flush(timeout=1)
+        await self._client.close()
+
+    async def _listen(self, subject: str, receive: Callable[[Msg], Awaitable[None]]) -> None:
+        await self._client.subscribe(
+            subject,
+            cb=receive,
+            pending_msgs_limit=PENDING_MESSAGES,
+            pending_bytes_limit=PENDING_BYTES,
+        )
+        # The server has it when this returns: a message sent from here on is not missed.
+        await self._client.flush()

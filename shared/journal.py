@@ -1,0 +1,224 @@
+"""The journal: the log together with its relay to JetStream, and a way to follow it.
+
+    await journal.append([event])                  in the log when this returns; in the stream a moment later
+    await journal.follow(handle, consumer="planner", after=position)
+
+The stream tells quickly that something is new; the position in the table is what counts. A message that does not
+continue the hash chain exactly where the follower stands is never handled: the table is read instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+import nats.errors
+import nats.js.errors
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+from shared.bus import Bus
+from shared.errors import Unavailable
+from shared.events import Event, Recorded
+from shared.log import EventLog
+from shared.relay import STREAM, SUBJECT, Relay, decode
+
+logger = logging.getLogger(__name__)
+
+RELAY_INTERVAL_S = 1.0
+"""Every service relays this often whatever happens: what one that died had appended reaches the others."""
+
+FETCH_TIMEOUT_S = 0.5
+"""A pull that is lost in a restart of the server waits this long. Then the table is asked, so this also bounds how
+late a follower learns of an event while NATS is away."""
+
+_RETRY_S = 0.1
+"""Pause after an error of the bus while following."""
+
+_READ = 500
+"""Records read from the table at once."""
+
+Handle = Callable[[Recorded], Awaitable[None]]
+
+
+class Journal:
+    """The log and its relay; an async context manager that relays in the background from ``start`` to ``close``.
+
+    The log and the bus are not closed with it: who opened them closes them.
+    """
+
+    def __init__(self, log: EventLog, bus: Bus) -> None:
+        self.log = log
+        self._bus = bus
+        self._relay = Relay(log, bus)
+        self._appended = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Relay now, after each append and once a second."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._keep_relaying(), name="relay")
+
+    async def close(self) -> None:
+        """Stop relaying, after a last attempt if something was just appended."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self._task = None
+        if self._appended.is_set() and self._bus.connected:
+            with contextlib.suppress(Unavailable, TimeoutError):
+                await asyncio.wait_for(self._relay.run(), RELAY_INTERVAL_S)
+
+    async def __aenter__(self) -> Self:
+        """Start."""
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        await self.close()
+
+    async def append(self, events: Sequence[Event], *, expected: Mapping[str, int] | None = None) -> list[Recorded]:
+        """Append to the log (see ``EventLog.append`` for meaning and errors) and have it relayed.
+
+        It does not wait for the relay: an event counts from the commit on, with or without NATS.
+        """
+        records = await asyncio.to_thread(self.log.append, events, expected=expected)
+        self._appended.set()
+        return records
+
+    async def relay(self) -> int:
+        """Relay now and return the stream's last sequence.
+
+        Raises:
+            Unavailable: NATS does not answer.
+        """
+        return await self._relay.run()
+
+    async def follow(self, handle: Handle, *, consumer: str, after: int) -> None:
+        """Call ``handle`` with every record behind position ``after``, once each, in order, until cancelled.
+
+        What the table holds comes first, then what a durable JetStream consumer delivers, one message at a time,
+        acknowledged after ``handle`` has returned. Restarts of the server and rebuilds of the stream are survived.
+
+        Args:
+            handle: what it raises ends the following and is raised here.
+            consumer: name of the durable consumer: one for each follower.
+            after: the position up to which the follower has everything; the truth, whatever the consumer says.
+
+        Raises:
+            Unavailable: the bus was closed.
+        """
+        follower = _Follower(self.log, self._bus, handle, consumer, after)
+        await follower.run()
+
+    async def _keep_relaying(self) -> None:
+        trouble = ""
+        while True:
+            self._appended.clear()
+            try:
+                await self._relay.run()
+                trouble = ""
+            except Unavailable as err:
+                if err.detail != trouble:
+                    logger.warning("%s; the log goes on, the relay tries again", err.detail)
+                trouble = err.detail
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._appended.wait(), RELAY_INTERVAL_S)
+
+
+class _Follower:
+    """One run of ``follow``: where it stands, and the consumer it pulls from."""
+
+    def __init__(self, log: EventLog, bus: Bus, handle: Handle, consumer: str, after: int) -> None:
+        self._log = log
+        self._bus = bus
+        self._handle = handle
+        # Names of consumers are parts of subjects: no dots, spaces, wildcards or slashes.
+        self._consumer = re.sub(r"[^A-Za-z0-9_-]", "-", consumer)
+        self._position = after
+        self._hash = ""
+        self._subscription: JetStreamContext.PullSubscription | None = None
+
+    async def run(self) -> None:
+        try:
+            await self._catch_up()
+            while True:
+                message = await self._next()
+                if message is None:
+                    await self._catch_up()
+                    continue
+                await self._take(message)
+                with contextlib.suppress(nats.errors.Error):
+                    await message.ack()
+        finally:
+            await self._unsubscribe()
+
+    async def _catch_up(self) -> None:
+        """Handle what the table holds."""
+        while records := await asyncio.to_thread(self._log.read, after=self._position, limit=_READ):
+            for record in records:
+                await self._advance(record)
+
+    async def _take(self, message: Msg) -> None:
+        record = decode(message.data)
+        if record is None or record.position > self._position + 1:
+            await self._catch_up()
+        elif record.position == self._position + 1:
+            if record.previous_hash == self._hash:
+                await self._advance(record)
+            else:
+                await self._catch_up()
+        # else: handled already
+
+    async def _advance(self, record: Recorded) -> None:
+        await self._handle(record)
+        self._position, self._hash = record.position, record.hash
+
+    async def _next(self) -> Msg | None:
+        """Return the next message; nothing if none came in time or the bus is in trouble."""
+        try:
+            if self._subscription is None:
+                self._subscription = await self._subscribe()
+            return (await self._subscription.fetch(1, timeout=FETCH_TIMEOUT_S))[0]
+        except (TimeoutError, nats.errors.TimeoutError):
+            return None
+        except (nats.errors.Error, OSError) as err:
+            if self._bus.closed:
+                raise Unavailable(f"following {self._consumer}: the bus is closed") from err
+            logger.info("following %s: %s %s; again", self._consumer, type(err).__name__, err)
+            await self._unsubscribe()
+            await asyncio.sleep(_RETRY_S)
+            return None
+
+    async def _subscribe(self) -> JetStreamContext.PullSubscription:
+        """Make the durable consumer anew, starting where we stand."""
+        jetstream = self._bus.jetstream
+        with contextlib.suppress(nats.js.errors.NotFoundError):
+            await jetstream.delete_consumer(STREAM, self._consumer)
+        config = ConsumerConfig(
+            durable_name=self._consumer,
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=self._position + 1,
+            ack_policy=AckPolicy.EXPLICIT,
+            max_ack_pending=1,
+            filter_subject=f"{SUBJECT}.>",
+        )
+        await jetstream.add_consumer(STREAM, config)
+        return await jetstream.pull_subscribe_bind(self._consumer, STREAM)
+
+    async def _unsubscribe(self) -> None:
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            with contextlib.suppress(nats.errors.Error):
+                await subscription.unsubscribe()

@@ -1,0 +1,269 @@
+"""The log's table, its triggers, and how a database is opened, for SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Engine,
+    Integer,
+    MetaData,
+    UniqueConstraint,
+    create_engine,
+    event,
+    inspect,
+)
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
+from sqlalchemy.pool import QueuePool
+from sqlmodel import Field, SQLModel
+
+from shared.errors import Corrupt, InvalidInput, NotFound, Unavailable
+
+APPLICATION_ID = 0x554E4943
+"""``UNIC`` in ASCII, in the header of an SQLite file (PRAGMA application_id): tells our files from foreign ones."""
+
+ADVISORY_LOCK = 0x554E49434C4F47
+"""``UNICLOG`` in ASCII: the PostgreSQL advisory lock that serialises appends of one database."""
+
+BUSY_TIMEOUT_S = 30.0
+"""How long SQLite waits for another writer. One append holds the lock for a few milliseconds; a disk that stalls may
+hold it for seconds, and giving up then would lose a decision."""
+
+
+class LogRow(SQLModel, table=True):
+    """One event. Times are ISO 8601 UTC text with microseconds, so that every database hashes the same bytes."""
+
+    __tablename__ = "log"
+    __table_args__ = (UniqueConstraint("stream", "stream_version", name="log_stream_version"),)
+    # Own metadata: another module's create_all must not make a log table without its triggers.
+    metadata = MetaData()
+
+    position: int = Field(
+        primary_key=True,
+        sa_type=BigInteger().with_variant(Integer, "sqlite"),  # type: ignore[call-overload]
+        sa_column_kwargs={"autoincrement": False},
+    )
+    event_id: str = Field(unique=True)
+    stream: str
+    stream_version: int
+    type: str
+    schema_version: int
+    occurred_at: str
+    recorded_at: str
+    data: str
+    previous_hash: str
+    hash: str
+
+
+TABLE = LogRow.__table__  # type: ignore[attr-defined]
+COLUMNS = [column.name for column in TABLE.columns]
+
+_SQLITE_TRIGGERS = [
+    """CREATE TRIGGER log_no_update BEFORE UPDATE ON log
+       BEGIN SELECT RAISE(ABORT, 'the event log is append-only: UPDATE refused'); END""",
+    """CREATE TRIGGER log_no_delete BEFORE DELETE ON log
+       BEGIN SELECT RAISE(ABORT, 'the event log is append-only: DELETE refused'); END""",
+    # INSERT OR REPLACE deletes without firing the trigger above; a row that replaces none and leaves no gap passes.
+    """CREATE TRIGGER log_no_replace BEFORE INSERT ON log
+       WHEN NEW.position IS NOT (SELECT coalesce(max(position), 0) + 1 FROM log)
+         OR EXISTS (SELECT 1 FROM log WHERE event_id = NEW.event_id)
+         OR EXISTS (SELECT 1 FROM log WHERE stream = NEW.stream AND stream_version = NEW.stream_version)
+       BEGIN SELECT RAISE(ABORT, 'the event log is append-only: REPLACE and gaps refused'); END""",
+]
+
+_POSTGRESQL_TRIGGERS = [
+    """CREATE FUNCTION log_refuse() RETURNS trigger LANGUAGE plpgsql AS
+       $$ BEGIN RAISE EXCEPTION 'the event log is append-only: % refused', TG_OP; END $$""",
+    """CREATE TRIGGER log_no_change BEFORE UPDATE OR DELETE ON log
+       FOR EACH ROW EXECUTE FUNCTION log_refuse()""",
+    """CREATE TRIGGER log_no_truncate BEFORE TRUNCATE ON log
+       FOR EACH STATEMENT EXECUTE FUNCTION log_refuse()""",
+]
+
+
+@contextlib.contextmanager
+def database_errors(what: str) -> Any:
+    """Turn the driver's errors into ours.
+
+    Raises:
+        Corrupt: the file is not a database, or is damaged.
+        Unavailable: it cannot be reached, or is locked for too long.
+    """
+    try:
+        yield
+    except OperationalError as err:
+        text = str(err.orig)
+        if "decode to UTF-8" in text or "malformed" in text:
+            raise Corrupt(f"{what}: {text}") from err
+        raise Unavailable(f"{what}: {text}") from err
+    except DatabaseError as err:
+        text = str(err.orig)
+        if "not a database" in text or "malformed" in text:
+            raise Corrupt(f"{what}: {text}") from err
+        raise
+
+
+def begin_write(connection: Connection) -> None:
+    """Take the writer's lock for the rest of the transaction (SQLite has it from BEGIN IMMEDIATE)."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})")
+
+
+class Database:
+    """An opened log database. ``engine`` reads; ``writer`` is the same with write transactions.
+
+    Raises:
+        InvalidInput: not a URL of SQLite or PostgreSQL.
+        NotFound: read-only, and there is no such file.
+        Corrupt: not a log.
+        Unavailable: the database does not answer.
+    """
+
+    def __init__(self, url: str, *, read_only: bool) -> None:
+        self._copies: tempfile.TemporaryDirectory[str] | None = None
+        parsed = _parse(url)
+        self.name = parsed.database or ""
+        self.sqlite = parsed.get_backend_name() == "sqlite"
+        if self.sqlite:
+            self.engine = self._open_sqlite(Path(self.name), read_only)
+        else:
+            self.engine = create_engine(parsed, pool_size=4, pool_pre_ping=True)
+        self.writer = self.engine.execution_options(unicron_write=True)
+        try:
+            with database_errors(f"log {self.name}"):
+                self._check_or_create(read_only)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.engine.dispose()
+        if self._copies is not None:
+            self._copies.cleanup()
+            self._copies = None
+
+    def _open_sqlite(self, path: Path, read_only: bool) -> Engine:
+        if read_only:
+            if not path.is_file():
+                raise NotFound(f"no log at {path}")
+            connect = self._read_only_sqlite(path)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            connect = _sqlite_connect(path, "mode=rwc")
+        engine = create_engine("sqlite+pysqlite://", creator=connect, poolclass=QueuePool, pool_size=4)
+
+        @event.listens_for(engine, "begin")
+        def _begin(connection: Connection) -> None:
+            # The driver is in autocommit mode (isolation_level None): transactions begin here and nowhere else.
+            write = connection.get_execution_options().get("unicron_write")
+            connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+        return engine
+
+    def _read_only_sqlite(self, path: Path) -> Callable[[], sqlite3.Connection]:
+        """Return how to read ``path`` without changing anything beside it.
+
+        A file without ``-wal`` is complete in itself: ``immutable`` neither locks nor creates files. With ``-wal``
+        and ``-shm`` it is in use (or was killed): a plain read-only connection sees all of it. With ``-wal`` alone,
+        or where that fails (a read-only folder), the two files are copied to a temporary folder and read there.
+        """
+        wal, shm = Path(f"{path}-wal"), Path(f"{path}-shm")
+        if not wal.exists():
+            return _sqlite_connect(path, "mode=ro&immutable=1")
+        if shm.exists():
+            connect = _sqlite_connect(path, "mode=ro")
+            with contextlib.suppress(sqlite3.Error), contextlib.closing(connect()) as connection:
+                connection.execute("SELECT count(*) FROM sqlite_master")
+                return connect
+        self._copies = tempfile.TemporaryDirectory(prefix="unicron-log-")
+        copy = Path(self._copies.name) / "log.db"
+        shutil.copyfile(path, copy)
+        shutil.copyfile(wal, f"{copy}-wal")
+        return _sqlite_connect(copy, "mode=rw")
+
+    def _check_or_create(self, read_only: bool) -> None:
+        with self.engine.connect() as connection:
+            if self._check(connection):
+                return
+        if read_only:
+            raise Corrupt(f"{self.name} holds no event log")
+        if self.sqlite:
+            _set_wal(self.engine)
+        with self.writer.begin() as connection:
+            begin_write(connection)
+            if not self._check(connection):  # another process may have been faster
+                _create(connection)
+
+    def _check(self, connection: Connection) -> bool:
+        """Return whether the log's table is there; refuse a database that is somebody else's."""
+        inspector = inspect(connection)
+        if inspector.has_table("log"):
+            names = [column["name"] for column in inspector.get_columns("log")]
+            if names != COLUMNS:
+                raise Corrupt(f"{self.name} is not an event log: its table `log` has the columns {', '.join(names)}")
+            return True
+        if self.sqlite and (names := inspector.get_table_names()):
+            raise Corrupt(f"{self.name} is not an event log: it holds the tables {', '.join(names)}")
+        return False
+
+
+def _parse(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as err:
+        raise InvalidInput(f"not a database URL: {url!r}") from err
+    if parsed.get_backend_name() not in ("sqlite", "postgresql") or not parsed.database:
+        raise InvalidInput(f"a log is sqlite:///PATH or postgresql+psycopg://..., not {url!r}")
+    return parsed
+
+
+def _sqlite_connect(path: Path, mode: str) -> Callable[[], sqlite3.Connection]:
+    uri = f"file:{quote(str(path.resolve()))}?{mode}"
+
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+        )
+        # FULL: a committed event survives a power failure. In WAL mode that is one fsync a commit.
+        connection.execute("PRAGMA synchronous=FULL")
+        return connection
+
+    return connect
+
+
+def _set_wal(engine: Engine) -> None:
+    """Switch the file to WAL. SQLite does not wait for locks here, so two processes that start at once retry."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    connection = engine.raw_connection()
+    try:
+        while True:
+            try:
+                connection.cursor().execute("PRAGMA journal_mode=WAL")
+                return
+            except sqlite3.OperationalError as err:
+                if "locked" not in str(err) or time.monotonic() > deadline:
+                    raise Unavailable(f"log database: {err}") from err
+                time.sleep(0.01)
+    finally:
+        connection.close()
+
+
+def _create(connection: Connection) -> None:
+    TABLE.create(connection)
+    sqlite = connection.dialect.name == "sqlite"
+    for statement in _SQLITE_TRIGGERS if sqlite else _POSTGRESQL_TRIGGERS:
+        connection.exec_driver_sql(statement)
+    if sqlite:
+        connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")

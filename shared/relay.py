@@ -1,0 +1,154 @@
+"""The relay: rows of the log table, in order, into the JetStream stream whose sequence equals the position.
+
+The table is its own outbox. Every service relays; that they do so at once is harmless, because each message says which
+sequence it must follow. A stream that lacks rows gets them, a lost one is rebuilt, and one that contradicts the table
+is deleted and rebuilt: the table is the truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+
+import nats.errors
+import nats.js.errors
+from nats.js.api import Header, RawStreamMsg, StorageType, StreamConfig, StreamInfo
+
+from shared.bus import Bus
+from shared.errors import Unavailable
+from shared.events import Recorded
+from shared.log import EventLog
+from shared.model import canonical_json
+
+logger = logging.getLogger(__name__)
+
+STREAM = "UNICRON_LOG"
+SUBJECT = "unicron.log"
+"""Subject prefix; the event's type follows."""
+
+HASH_HEADER = "Unicron-Hash"
+"""The record's hash. Equal hashes at one position mean equal logs up to there, since each covers the one before."""
+
+_WRONG_LAST_SEQUENCE = (10071, 10164)
+"""Error codes of JetStream for an expected sequence that does not hold."""
+
+_BATCH = 256
+"""Rows read at once while the stream is behind."""
+
+_ENVELOPE_BYTES = 4096
+"""Room left in a message for subject and headers."""
+
+
+def encode(record: Recorded) -> bytes:
+    """Return the record as JSON; the event in its canonical form."""
+    fields = record.model_dump(mode="json", exclude={"event"})
+    return canonical_json({**fields, "event": json.loads(record.event.canonical())}).encode()
+
+
+def decode(payload: bytes) -> Recorded | None:
+    """Return the record in a message; nothing if it holds none (it was too large, or is not ours)."""
+    try:
+        return Recorded.model_validate_json(payload)
+    except ValueError:
+        return None
+
+
+class _Contradiction(Exception):
+    """The stream holds something that the table does not."""
+
+
+class Relay:
+    """Sends what the stream lacks. One per process; calls are serialised."""
+
+    def __init__(self, log: EventLog, bus: Bus) -> None:
+        self._log = log
+        self._bus = bus
+        self._running = asyncio.Lock()
+
+    async def run(self) -> int:
+        """Bring the stream up to date with the table; return the stream's last sequence.
+
+        Raises:
+            Unavailable: the server does not answer; nothing is lost, the next run goes on.
+        """
+        async with self._running:
+            try:
+                while True:
+                    try:
+                        return await self._send(await self._sequence())
+                    except _Contradiction as err:
+                        logger.error("stream %s contradicts the log (%s): deleted and rebuilt", STREAM, err)
+                        await self._bus.jetstream.delete_stream(STREAM)
+            except (TimeoutError, nats.errors.Error, OSError) as err:
+                raise Unavailable(f"relay: {type(err).__name__} {err}") from err
+
+    async def _sequence(self) -> int:
+        """Return the stream's last sequence after making sure that it is a prefix of the table."""
+        info = await self._stream()
+        last = info.state.last_seq
+        if last == 0:
+            return 0
+        if info.state.messages != last:
+            raise _Contradiction(f"{info.state.messages} messages up to sequence {last}")
+        rows = await asyncio.to_thread(self._log.read, after=last - 1, limit=1)
+        if not rows:
+            raise _Contradiction(f"it has {last} messages, the log fewer")
+        message = await self._bus.jetstream.get_msg(STREAM, last)
+        if _header(message, HASH_HEADER) != rows[0].hash:
+            raise _Contradiction(f"sequence {last} is not the event at that position")
+        return last
+
+    async def _stream(self) -> StreamInfo:
+        config = StreamConfig(
+            name=STREAM,
+            subjects=[f"{SUBJECT}.>"],
+            storage=StorageType.FILE,
+            deny_delete=True,
+            deny_purge=True,
+        )
+        try:
+            return await self._bus.jetstream.stream_info(STREAM)
+        except nats.js.errors.NotFoundError:
+            logger.info("stream %s does not exist: building it from the log", STREAM)
+            return await self._bus.jetstream.add_stream(config)
+
+    async def _send(self, sequence: int) -> int:
+        """Publish every row behind ``sequence``."""
+        while rows := await asyncio.to_thread(self._log.read, after=sequence, limit=_BATCH):
+            sequence = await self._publish(rows)
+        return sequence
+
+    async def _publish(self, rows: Sequence[Recorded]) -> int:
+        """Publish rows until the stream turns out to be elsewhere; return the stream's last sequence."""
+        for row in rows:
+            try:
+                ack = await self._bus.jetstream.publish(
+                    f"{SUBJECT}.{row.event.type}",
+                    self._payload(row),
+                    headers={
+                        Header.MSG_ID: row.event.event_id,
+                        Header.EXPECTED_LAST_SEQUENCE: str(row.position - 1),
+                        Header.EXPECTED_STREAM: STREAM,
+                        HASH_HEADER: row.hash,
+                    },
+                )
+            except nats.js.errors.APIError as err:
+                if err.err_code not in _WRONG_LAST_SEQUENCE:
+                    raise
+                # Somebody else was faster, or our own publish was stored and its answer lost: look, and go on there.
+                return await self._sequence()
+            if ack.seq != row.position:
+                raise _Contradiction(f"position {row.position} is at sequence {ack.seq}")
+        return rows[-1].position
+
+    def _payload(self, row: Recorded) -> bytes:
+        payload = encode(row)
+        if len(payload) + _ENVELOPE_BYTES > self._bus.max_payload_bytes:
+            return b""  # keeps its place in the stream; followers read the table
+        return payload
+
+
+def _header(message: RawStreamMsg, name: str) -> str:
+    return (message.headers or {}).get(name, "")

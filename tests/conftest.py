@@ -1,0 +1,50 @@
+"""Fixtures of all tests: a real nats-server, a real log, each test's own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from shared.bus import Bus
+from shared.journal import Journal
+from shared.log import EventLog
+from shared.nats_server import NatsServer
+from shared.settings import Settings
+
+
+@pytest.fixture
+async def nats(tmp_path: Path) -> AsyncIterator[NatsServer]:
+    """A running nats-server on a free port, its store in the test's folder."""
+    async with NatsServer(tmp_path / "nats") as server:
+        yield server
+
+
+@pytest.fixture
+async def bus(nats: NatsServer) -> AsyncIterator[Bus]:
+    """A connection to the server."""
+    connection = await Bus.connect(nats.url, token=nats.token, name="test")
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+def settings(tmp_path: Path, nats: NatsServer) -> Settings:
+    """Settings of a stack in the test's folder."""
+    return Settings(run_dir=tmp_path, nats_url=nats.url, nats_token=nats.token, port=0)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EventLog]:
+    """An empty log on SQLite, where ``settings`` expects it."""
+    event_log = EventLog(f"sqlite:///{tmp_path / 'log.db'}")
+    yield event_log
+    event_log.close()
+
+
+@pytest.fixture
+async def journal(log: EventLog, bus: Bus) -> AsyncIterator[Journal]:
+    """The log with its relay running."""
+    async with Journal(log, bus) as opened:
+        yield opened
