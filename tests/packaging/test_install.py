@@ -1,0 +1,87 @@
+"""`pip install .` into a clean environment gives a working command, without torch."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+INSTALL_LIMIT_S = 300
+"""About 20 s on two free cores; pip downloads some 30 MB."""
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(INSTALL_LIMIT_S + 60)]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the commands of a clean environment with the project in it.
+
+    The sources are copied first: a build in place would leave build/ and *.egg-info behind, and could take files that
+    are not part of the project.
+    """
+    source = tmp_path_factory.mktemp("source") / "unicron"
+    unwanted = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "tests", "docs")
+    shutil.copytree(ROOT, source, ignore=unwanted)
+    environment = tmp_path_factory.mktemp("environment") / "venv"
+    venv.create(environment, with_pip=True)
+    subprocess.run(
+        [environment / "bin" / "python", "-m", "pip", "install", "--quiet", "-c", source / "constraints.txt", source],
+        check=True,
+        timeout=INSTALL_LIMIT_S,
+    )
+    shutil.rmtree(source)
+    return environment / "bin"
+
+
+def run(command: list[str | Path], *, cwd: Path) -> str:
+    result = subprocess.run(
+        command,
+        cwd=cwd,
+        env={"PATH": os.environ["PATH"], "HOME": str(cwd)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_the_command_works(installed: Path, tmp_path: Path) -> None:
+    assert "submit" in run([installed / "unicron", "--help"], cwd=tmp_path)
+
+
+def test_folders_with_the_same_names_do_no_harm(installed: Path, tmp_path: Path) -> None:
+    """A user's own shared/, services/ or cli/ beside where the command runs is not imported."""
+    for name in ("cli", "services", "shared", "simulator"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('the wrong package')\n")
+    assert "submit" in run([installed / "unicron", "--help"], cwd=tmp_path)
+    assert run([installed / "python", "-P", "-c", "import services.planner.main"], cwd=tmp_path) == ""
+
+
+def test_metadata_and_examples_are_installed(installed: Path, tmp_path: Path) -> None:
+    code = "import importlib.metadata as m; print(m.version('unicron'))"
+    assert run([installed / "python", "-c", code], cwd=tmp_path).strip() == VERSION
+    examples = installed.parent / "share" / "unicron" / "examples"
+    assert {path.name for path in examples.iterdir()} == {"gpt-large.yaml", "gpt-small.yaml"}
+    assert (next(installed.parent.glob("lib/python3*")) / "site-packages" / "unicron" / "py.typed").exists()
+
+
+def test_torch_is_not_installed(installed: Path, tmp_path: Path) -> None:
+    code = "import importlib.util as u; print([u.find_spec(n) for n in ('torch', 'megatron', 'numpy')])"
+    assert run([installed / "python", "-c", code], cwd=tmp_path).strip() == "[None, None, None]"
+
+
+def test_the_real_server_comes_with_it(installed: Path, tmp_path: Path) -> None:
+    assert "nats-server" in run([installed / "nats-server", "--version"], cwd=tmp_path)
+
+
+def test_this_interpreter_is_the_supported_one() -> None:
+    assert sys.version_info >= (3, 11)

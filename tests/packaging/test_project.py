@@ -1,0 +1,118 @@
+"""What pyproject.toml, constraints.txt, Makefile and the examples promise."""
+
+import ast
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from shared.tasks import load_spec
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES: list[str] = PROJECT["tool"]["setuptools"]["packages"]
+CONSTRAINTS = [
+    Requirement(line)
+    for line in (ROOT / "constraints.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+
+
+def requirements() -> list[Requirement]:
+    extras = PROJECT["project"]["optional-dependencies"].values()
+    return [Requirement(text) for group in (PROJECT["project"]["dependencies"], *extras) for text in group]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_listed_package_exists(package: str) -> None:
+    source = (ROOT / package.replace(".", "/") / "__init__.py").read_text()
+    assert ast.get_docstring(ast.parse(source)), "a package says what it is for"
+
+
+def test_every_package_is_listed() -> None:
+    found = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for root in ("cli", "services", "shared", "simulator", "unicron")
+        for path in (ROOT / root).rglob("*.py")
+        if "__pycache__" not in path.parts
+    }
+    assert found == set(PACKAGES)
+
+
+def test_the_entry_point_exists() -> None:
+    module, function = PROJECT["project"]["scripts"]["unicron"].split(":")
+    tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text())
+    assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_constraints_are_exact() -> None:
+    for constraint in CONSTRAINTS:
+        (specifier,) = constraint.specifier
+        assert specifier.operator == "==", constraint
+        assert Version(specifier.version).local is None, "a local version exists on one machine only"
+    names = [canonicalize_name(constraint.name) for constraint in CONSTRAINTS]
+    assert len(set(names)) == len(names)
+
+
+def test_every_requirement_has_its_exact_version() -> None:
+    exact = {canonicalize_name(c.name): next(iter(c.specifier)).version for c in CONSTRAINTS}
+    for requirement in requirements():
+        assert requirement.specifier.contains(exact[canonicalize_name(requirement.name)]), requirement
+
+
+def test_the_base_installation_has_no_torch() -> None:
+    names = {Requirement(text).name for text in PROJECT["project"]["dependencies"]}
+    assert names.isdisjoint({"torch", "megatron-core", "safetensors", "numpy"})
+
+
+def test_torch_is_requested_by_the_version_that_is_constrained() -> None:
+    exact = {c.name: str(c.specifier) for c in CONSTRAINTS}["torch"]
+    for name in ("Makefile", "Dockerfile"):
+        assert re.findall(r"\btorch(==[\w.]+)", (ROOT / name).read_text()) == [exact]
+
+
+def test_version_is_stated_once() -> None:
+    """Other places that state a version of the project have to agree with pyproject.toml."""
+    version = PROJECT["project"]["version"]
+    for path in [p for package in PACKAGES for p in (ROOT / package.replace(".", "/")).glob("*.py")]:
+        for stated in re.findall(r'^__version__(?:: \w+)? = "([^"]*)"', path.read_text(), re.MULTILINE):
+            assert stated == version, path
+
+
+def test_make_knows_the_targets_that_scripts_depend_on() -> None:
+    for target in ("install", "demo", "test", "check", "test-no-false-alarm"):
+        result = subprocess.run(
+            ["make", "--dry-run", "--always-make", target], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 0, result.stderr
+
+
+def test_ci_runs_what_the_readme_names() -> None:
+    path = ROOT / ".ci" / "run"
+    assert os.access(path, os.X_OK)
+    script = path.read_text()
+    assert "set -euo pipefail" in script
+    for target in ("install", "check", "test", "demo"):
+        assert f"make {target}" in script
+    subprocess.run(["bash", "-n", path], check=True)
+
+
+def test_there_are_two_examples_with_different_weights() -> None:
+    specs = [load_spec(path.read_text()) for path in EXAMPLES]
+    assert [spec.name for spec in specs] == ["gpt-large", "gpt-small"]
+    assert len({spec.weight for spec in specs}) == 2
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_named_after_its_file_and_installed(path: Path) -> None:
+    spec = load_spec(path.read_text())
+    assert spec.name == path.stem
+    assert not Path(spec.data).is_absolute()
+    assert f"examples/{path.name}" in PROJECT["tool"]["setuptools"]["data-files"]["share/unicron/examples"]
