@@ -37,8 +37,12 @@ JETSTREAM_TIMEOUT_S = 5.0
 class Bus:
     """One connection to NATS. Make it with ``connect``."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, name: str) -> None:
         self._client = client
+        self._name = name
+        self._trouble = ""
+        self._closed = asyncio.Event()
+        self._closing = False
         self._requests: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -49,30 +53,17 @@ class Bus:
             Unavailable: no server answers, or it refuses the token.
         """
         client = Client()
-        last: list[Exception] = []
-
-        async def error(err: Exception) -> None:
-            # A publish to a forbidden subject, a slow consumer, a lost connection: nothing else tells of these.
-            if client.is_connected or not last:
-                logger.warning("bus %s: %s: %s", name, type(err).__name__, err)
-            last[:] = [err]
-
-        async def lost() -> None:
-            logger.warning("bus %s: connection lost", name)
-
-        async def back() -> None:
-            logger.warning("bus %s: connected again", name)
-            last.clear()
-
+        bus = cls(client, name)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await client.connect(
                     url,
                     token=token or None,
                     name=name,
-                    error_cb=error,
-                    disconnected_cb=lost,
-                    reconnected_cb=back,
+                    error_cb=bus._on_error,
+                    disconnected_cb=bus._on_lost,
+                    reconnected_cb=bus._on_back,
+                    closed_cb=bus._on_closed,
                     connect_timeout=2,
                     reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]  # seconds; a float is as good
                     max_reconnect_attempts=-1,
@@ -80,9 +71,8 @@ class Bus:
         except (OSError, TimeoutError, nats.errors.Error) as err:
             with contextlib.suppress(Exception):
                 await client.close()
-            reason = last[0] if last else err
-            raise Unavailable(f"no NATS server at {url}: {type(reason).__name__} {reason}") from err
-        return cls(client)
+            raise Unavailable(f"no NATS server at {url}: {bus._trouble or err}") from err
+        return bus
 
     @property
     def jetstream(self) -> JetStreamContext:
@@ -103,6 +93,10 @@ class Bus:
     def max_payload_bytes(self) -> int:
         """Largest message the server takes."""
         return self._client.max_payload
+
+    async def wait_closed(self) -> None:
+        """Wait until the connection is gone for good: closed here, or refused by a server (another token)."""
+        await self._closed.wait()
 
     async def publish(self, subject: str, data: bytes) -> None:
         """Send a message to whoever listens; nothing tells whether it arrived. Kept back while reconnecting.
@@ -165,6 +159,7 @@ class Bus:
 
     async def close(self) -> None:
         """Send what is pending, cancel what is being served, disconnect. Closing twice is allowed."""
+        self._closing = True
         tasks = list(self._requests)
         for task in tasks:
             task.cancel()
@@ -173,6 +168,26 @@ class Bus:
             with contextlib.suppress(TimeoutError, nats.errors.Error, OSError):
                 await self._client.flush(timeout=1)
         await self._client.close()
+
+    async def _on_error(self, err: Exception) -> None:
+        # A publish to a forbidden subject, a slow consumer, a lost connection: nothing else tells of these. The same
+        # trouble at every attempt to reconnect is told once; a refusal is not hidden by the reset that follows it.
+        text = f"{type(err).__name__} {err}".strip()
+        if text == self._trouble or (isinstance(err, OSError) and "uthorization" in self._trouble):
+            return
+        self._trouble = text
+        logger.warning("bus %s: %s", self._name, text)
+
+    async def _on_lost(self) -> None:
+        if not self._closing:
+            logger.warning("bus %s: connection lost", self._name)
+
+    async def _on_back(self) -> None:
+        self._trouble = ""
+        logger.warning("bus %s: connected again", self._name)
+
+    async def _on_closed(self) -> None:
+        self._closed.set()
 
     async def _listen(self, subject: str, receive: Callable[[Msg], Awaitable[None]]) -> None:
         await self._client.subscribe(

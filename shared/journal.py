@@ -24,7 +24,7 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from shared.bus import Bus
-from shared.errors import Unavailable
+from shared.errors import Unavailable, UnicronError
 from shared.events import Event, Recorded
 from shared.log import EventLog
 from shared.relay import STREAM, SUBJECT, Relay, decode
@@ -37,6 +37,9 @@ RELAY_INTERVAL_S = 1.0
 FETCH_TIMEOUT_S = 0.5
 """A pull that is lost in a restart of the server waits this long. Then the table is asked, so this also bounds how
 late a follower learns of an event while NATS is away."""
+
+ACK_WAIT_S = 5.0
+"""After this long without an acknowledgement the server delivers again, which does no harm: positions tell."""
 
 _RETRY_S = 0.1
 """Pause after an error of the bus while following."""
@@ -66,16 +69,17 @@ class Journal:
             self._task = asyncio.create_task(self._keep_relaying(), name="relay")
 
     async def close(self) -> None:
-        """Stop relaying, after a last attempt if something was just appended."""
+        """Stop relaying, after a last attempt."""
         if self._task is None:
             return
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
         self._task = None
-        if self._appended.is_set() and self._bus.connected:
-            with contextlib.suppress(Unavailable, TimeoutError):
-                await asyncio.wait_for(self._relay.run(), RELAY_INTERVAL_S)
+        if self._bus.connected:
+            with contextlib.suppress(UnicronError, TimeoutError):
+                async with asyncio.timeout(RELAY_INTERVAL_S):
+                    await self._relay.run()
 
     async def __aenter__(self) -> Self:
         """Start."""
@@ -129,12 +133,16 @@ class Journal:
             try:
                 await self._relay.run()
                 trouble = ""
-            except Unavailable as err:
+            except UnicronError as err:
                 if err.detail != trouble:
-                    logger.warning("%s; the log goes on, the relay tries again", err.detail)
+                    logger.warning("%s; the relay tries again", err.detail)
                 trouble = err.detail
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._appended.wait(), RELAY_INTERVAL_S)
+            try:
+                async with asyncio.timeout(RELAY_INTERVAL_S):
+                    await self._appended.wait()
+            except TimeoutError:
+                with contextlib.suppress(UnicronError):
+                    await asyncio.to_thread(self.log.checkpoint)
 
 
 class _Follower:
@@ -156,7 +164,10 @@ class _Follower:
             while True:
                 message = await self._next()
                 if message is None:
-                    await self._catch_up()
+                    if await self._catch_up():
+                        # The stream should have told: the relay is behind, or an acknowledgement was lost and the
+                        # consumer waits for it. A new consumer starts where we stand.
+                        await self._unsubscribe()
                     continue
                 await self._take(message)
                 with contextlib.suppress(nats.errors.Error):
@@ -164,11 +175,13 @@ class _Follower:
         finally:
             await self._unsubscribe()
 
-    async def _catch_up(self) -> None:
-        """Handle what the table holds."""
+    async def _catch_up(self) -> bool:
+        """Handle what the table holds; return whether there was anything."""
+        start = self._position
         while records := await asyncio.to_thread(self._log.read, after=self._position, limit=_READ):
             for record in records:
                 await self._advance(record)
+        return self._position > start
 
     async def _take(self, message: Msg) -> None:
         record = decode(message.data)
@@ -212,6 +225,7 @@ class _Follower:
             opt_start_seq=self._position + 1,
             ack_policy=AckPolicy.EXPLICIT,
             max_ack_pending=1,
+            ack_wait=ACK_WAIT_S,
             filter_subject=f"{SUBJECT}.>",
         )
         await jetstream.add_consumer(STREAM, config)

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, func, insert, select
 
 from shared.errors import Conflict, Corrupt, InvalidInput, UnicronError, VersionConflict
 from shared.events import EVENT, Event, Recorded
-from shared.log_schema import COLUMNS, TABLE, Database, begin_write, database_errors
+from shared.log_schema import COLUMNS, TABLE, Database, begin_write, checkpoint, database_errors
 from shared.model import Clock, canonical_json, utc_now
 
 FIRST_HASH = "0" * 64
@@ -72,6 +72,7 @@ class EventLog:
         self._what = f"log {self._database.name}"
         self._clock = clock
         self._read_only = read_only
+        self._checkpointed = 0
         # Threads of this process queue here, where waking is immediate; SQLite's own lock is polled.
         self._appending = threading.Lock()
 
@@ -120,7 +121,7 @@ class EventLog:
         query = select(TABLE).where(_COLUMNS.position > after).order_by(_COLUMNS.position).limit(limit)
         with database_errors(self._what), self._database.engine.connect() as connection:
             rows = connection.execute(query).all()
-        return [_recorded(row._mapping) for row in rows]
+        return [_recorded(row._asdict()) for row in rows]
 
     def last_position(self) -> int:
         """Return the position of the last event; 0 when the log is empty."""
@@ -140,11 +141,21 @@ class EventLog:
                 # No lower bound: a row moved to a position below 1 is seen.
                 query = select(TABLE).order_by(_COLUMNS.position).execution_options(yield_per=_VERIFY_BATCH)
                 for row in connection.execute(query):
-                    if problem := check.next(row._mapping):
+                    if problem := check.next(row._asdict()):
                         return ChainReport(check.events, False, problem, check.head)
         except UnicronError as err:
             return ChainReport(check.events, False, f"position {check.events + 1}: {err.detail}", check.head)
         return ChainReport(check.events, True, "", check.head)
+
+    def checkpoint(self) -> None:
+        """Bring SQLite's main file up to date if events were appended, so that a copy of it alone is nearly complete.
+
+        PostgreSQL needs none.
+        """
+        if self._database.sqlite and not self._read_only and (last := self.last_position()) != self._checkpointed:
+            with database_errors(self._what):
+                checkpoint(self._database.engine)
+            self._checkpointed = last
 
     def close(self) -> None:
         """Close the database; the last one to close an SQLite log leaves a single file."""
@@ -183,16 +194,19 @@ class _ChainCheck:
 
     def next(self, row: Mapping[str, Any]) -> str:
         """Return what is wrong with the row, or nothing and count it."""
+        try:
+            return self._next(row)
+        except (TypeError, ValueError) as err:
+            return f"position {self.events + 1}: a column holds what no event has ({err})"
+
+    def _next(self, row: Mapping[str, Any]) -> str:
         position, stream = self.events + 1, row["stream"]
         version = self._versions.get(stream, 0) + 1
         if row["position"] != position:
             return f"position {position} is missing: {row['position']!r} follows {self.events}"
         if row["previous_hash"] != self.head:
             return f"position {position}: previous_hash is not the hash of the row before"
-        try:
-            computed = row_hash(row)
-        except (TypeError, ValueError) as err:
-            return f"position {position}: a column holds what no event has ({err})"
+        computed = row_hash(row)
         if row["hash"] != computed:
             return f"position {position}: the row does not match its hash"
         if row["stream_version"] != version:
@@ -203,7 +217,8 @@ class _ChainCheck:
             draft = _draft(EVENT.validate_json(row["data"]))
         except (ValidationError, InvalidInput) as err:
             return f"position {position}: not an event ({err})"
-        if different := [name for name, value in draft.items() if row[name] != value]:
+        # Not `data`: an event of an older version of this program may lack fields that have a default today.
+        if different := [name for name, value in draft.items() if name != "data" and row[name] != value]:
             return f"position {position}: column {different[0]} contradicts the event"
         self.events = position
         self.head = computed
@@ -219,6 +234,8 @@ def _draft(event: Event) -> dict[str, Any]:
         data.encode()
     except ValueError as err:
         raise InvalidInput(f"event {event.event_id} cannot be written as JSON: {err}") from err
+    if "\0" in event.event_id or "\0" in event.stream:
+        raise InvalidInput(f"event {event.event_id!r}: a NUL character in its id or stream")
     if event.occurred_at.tzinfo is None:
         raise InvalidInput(f"event {event.event_id}: occurred_at has no time zone")
     return {
@@ -236,10 +253,10 @@ def _utc_text(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 
-def _known(connection: Connection, drafts: Sequence[dict[str, Any]]) -> dict[str, Mapping[str, Any]]:
+def _known(connection: Connection, drafts: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the rows that are in the log already, by event id."""
     query = select(TABLE).where(_COLUMNS.event_id.in_([draft["event_id"] for draft in drafts]))
-    return {row.event_id: row._mapping for row in connection.execute(query)}
+    return {row.event_id: row._asdict() for row in connection.execute(query)}
 
 
 def _check_versions(connection: Connection, expected: Mapping[str, int]) -> None:

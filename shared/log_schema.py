@@ -51,7 +51,7 @@ class LogRow(SQLModel, table=True):
 
     position: int = Field(
         primary_key=True,
-        sa_type=BigInteger().with_variant(Integer, "sqlite"),  # type: ignore[call-overload]
+        sa_type=BigInteger().with_variant(Integer, "sqlite"),
         sa_column_kwargs={"autoincrement": False},
     )
     event_id: str = Field(unique=True)
@@ -241,6 +241,15 @@ def _sqlite_connect(path: Path, mode: str) -> Callable[[], sqlite3.Connection]:
         return connection
 
     return connect
+
+
+def checkpoint(engine: Engine) -> None:
+    """Move what SQLite's write-ahead log holds into the file itself, without making a writer wait."""
+    connection = engine.raw_connection()
+    try:
+        connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)").close()
+    finally:
+        connection.close()
 
 
 def _set_wal(engine: Engine) -> None:

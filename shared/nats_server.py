@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -17,6 +18,8 @@ from typing import Self
 
 from shared.errors import Unavailable
 from shared.parent import die_with_parent
+
+logger = logging.getLogger(__name__)
 
 MAX_PAYLOAD_BYTES = 8 << 20
 """Largest message. A plan for a large cluster carries its throughput tables; NATS's default of 1 MiB can be too
@@ -94,7 +97,15 @@ class NatsServer:
         if self.running:
             return
         self.directory.mkdir(parents=True, exist_ok=True)
-        config = self._write_config()
+        self._process = self._spawn(self._write_config())
+        try:
+            await self._healthy()
+        except BaseException:
+            await self.stop()
+            raise
+
+    def _spawn(self, config: Path) -> subprocess.Popen[bytes]:
+        """Start the process. Not for a worker thread: the child is killed when the thread that made it ends."""
         parent = os.getpid()
 
         def in_child() -> None:
@@ -102,8 +113,7 @@ class NatsServer:
                 os._exit(1)
 
         with open(self.directory / "server.log", "ab") as output:
-            # Not in a worker thread: the child would be killed when that thread ends. It returns at once.
-            self._process = subprocess.Popen(  # noqa: ASYNC220
+            return subprocess.Popen(
                 [str(find_binary()), "-c", str(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -111,11 +121,6 @@ class NatsServer:
                 start_new_session=True,
                 preexec_fn=in_child,
             )
-        try:
-            await self._healthy()
-        except BaseException:
-            await self.stop()
-            raise
 
     async def stop(self) -> None:
         """End the server: SIGTERM, and SIGKILL if that takes too long."""
@@ -125,8 +130,10 @@ class NatsServer:
         process.terminate()
         try:
             await asyncio.to_thread(process.wait, STOP_TIMEOUT_S)
-        except (subprocess.TimeoutExpired, asyncio.CancelledError):
-            process.kill()
+        except subprocess.TimeoutExpired:
+            logger.warning("nats-server (pid %d) did not end in %s s: killed", process.pid, STOP_TIMEOUT_S)
+        finally:
+            process.kill()  # without effect on one that has ended
             process.wait()
 
     async def __aenter__(self) -> Self:

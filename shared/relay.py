@@ -8,6 +8,7 @@ is deleted and rebuilt: the table is the truth.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Sequence
@@ -80,7 +81,8 @@ class Relay:
                         return await self._send(await self._sequence())
                     except _Contradiction as err:
                         logger.error("stream %s contradicts the log (%s): deleted and rebuilt", STREAM, err)
-                        await self._bus.jetstream.delete_stream(STREAM)
+                        with contextlib.suppress(nats.js.errors.NotFoundError):
+                            await self._bus.jetstream.delete_stream(STREAM)
             except (TimeoutError, nats.errors.Error, OSError) as err:
                 raise Unavailable(f"relay: {type(err).__name__} {err}") from err
 
@@ -151,4 +153,5 @@ class Relay:
 
 
 def _header(message: RawStreamMsg, name: str) -> str:
-    return (message.headers or {}).get(name, "")
+    headers: dict[str, str] = message.headers or {}
+    return headers.get(name, "")

@@ -10,13 +10,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import ValidationError
 
 from shared.bus import Bus
-from shared.errors import InvalidInput, UnicronError
+from shared.errors import InvalidInput, Unavailable, UnicronError
 from shared.journal import Journal
 from shared.log import EventLog
 from shared.parent import die_with_parent
@@ -53,7 +54,7 @@ class Context:
         return json.dumps({"name": self.name, "pid": os.getpid(), "ready": self.is_ready}).encode()
 
 
-Main = Callable[[Context], Awaitable[None]]
+Main = Callable[[Context], Coroutine[Any, Any, None]]
 
 
 class _NoJournal(Journal):
@@ -127,7 +128,21 @@ async def _work(name: str, main: Main, settings: Settings, stop: asyncio.Event, 
             journal = await stack.enter_async_context(Journal(log, bus))
         context = Context(settings, bus, journal, stop, name)
         await bus.serve(f"{HEALTH}.{name}", context.health)
-        await main(context)
+        await _until_done(main(context), bus)
+
+
+async def _until_done(work: Coroutine[Any, Any, None], bus: Bus) -> None:
+    """Do the work; end it when the bus is gone for good, since a service without it must be started anew."""
+    main, lost = asyncio.create_task(work), asyncio.create_task(bus.wait_closed())
+    try:
+        await asyncio.wait({main, lost}, return_when=asyncio.FIRST_COMPLETED)
+        if not main.done():
+            raise Unavailable("the connection to NATS was closed for good")
+        main.result()
+    finally:
+        for task in (main, lost):
+            task.cancel()
+        await asyncio.gather(main, lost, return_exceptions=True)
 
 
 def _watch_parent() -> bool:
