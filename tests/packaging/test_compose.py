@@ -118,6 +118,7 @@ def test_the_probe_asks_the_name_that_the_service_answers_to(name: str) -> None:
         assert re.search(rf'\brun\(\s*"{asked}"', source), f"{name} is not run under the name {asked!r}"
     else:
         assert asked.endswith(node)
+        assert f'run(f"{asked.removesuffix(node)}{{' in source
 
 
 def test_secrets_have_no_default_and_are_in_the_example() -> None:
