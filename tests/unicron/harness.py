@@ -1,0 +1,214 @@
+"""A small node agent for tests: one fork server, one Unix socket, messages recorded in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from unicron.protocol import (
+    Configure,
+    Drain,
+    Drained,
+    Finished,
+    Held,
+    Hello,
+    Hold,
+    Message,
+    Raised,
+    Resumed,
+    decode,
+    encode,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Agent:
+    """Forks ranks, hears them, and does what a plan would make an agent do."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.address = f"@unicron-test-{os.getpid()}-{id(self)}"
+        self.messages: list[tuple[float, str, Message]] = []
+        self.writers: dict[str, asyncio.StreamWriter] = {}
+        self.pids: dict[str, int] = {}
+        self.exits: dict[str, tuple[float, int]] = {}
+        self.events: list[dict[str, Any]] = []
+        self.generation = 0
+        self.members: list[str] = []
+        self._changed = asyncio.Condition()
+        self._stores = 0
+
+    async def start(self, *arguments: str) -> None:
+        ours, theirs = socket.socketpair()
+        environment = dict(os.environ, PYTHONPATH=str(ROOT), UNICRON_ORPHAN_GRACE_S="2", PYTHONWARNINGS="ignore")
+        self.log = (self.folder / "forkserver.log").open("ab")
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", "unicron.forkserver", "--fd", str(theirs.fileno()), *arguments,
+            pass_fds=(theirs.fileno(),), env=environment, stdout=self.log, stderr=self.log, start_new_session=True,
+        )  # fmt: skip
+        theirs.close()
+        self._fs_reader, self._fs_writer = await asyncio.open_connection(sock=ours)
+        self._server = await asyncio.start_unix_server(self._attach, "\0" + self.address[1:])
+        self._task = asyncio.create_task(self._hear_forkserver())
+        await self.until(lambda: any(e["event"] == "ready" for e in self.events))
+
+    async def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+        await self._task
+        self._fs_writer.close()
+        self._server.close()
+        for writer in self.writers.values():
+            writer.close()
+        self.log.close()
+
+    async def until(self, condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+        async with self._changed:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait_for(condition)
+        return condition()
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _hear_forkserver(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            async for line in self._fs_reader:
+                event = json.loads(line)
+                self.events.append(event)
+                if event["event"] == "exited":
+                    self.exits[event["id"]] = (time.monotonic(), event["code"])
+                if event["event"] == "forked":
+                    self.pids[event["id"]] = event["pid"]
+                await self._notify()
+
+    async def _attach(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        worker = ""
+        with contextlib.suppress(ConnectionError):
+            async for line in reader:
+                message = decode(line)
+                if isinstance(message, Hello):
+                    worker = message.worker
+                    self.writers[worker] = writer
+                self.messages.append((time.monotonic(), worker, message))
+                await self._notify()
+        writer.close()
+
+    def ask(self, **request: Any) -> None:
+        self._fs_writer.write(json.dumps(request).encode() + b"\n")
+
+    async def fork(self, worker: str, spec: Path, env: Mapping[str, str] | None = None) -> None:
+        self.exits.pop(worker, None)
+        before = len(self.of(Hello, worker))
+        self.ask(
+            do="fork", id=worker, task="a", worker=worker, spec=str(spec),
+            output=str(self.folder / f"{worker.replace('/', '-')}.log"),
+            env={"UNICRON_SOCKET": self.address, **(env or {})},
+        )  # fmt: skip
+        await self.until(lambda: len(self.of(Hello, worker)) > before or worker in self.exits)
+
+    async def store(self) -> int:
+        self._stores += 1
+        name = f"store-{self._stores}"
+        self.ask(do="store", id=name, host="127.0.0.1", output=str(self.folder / "store.log"))
+        found = await self.until(lambda: [e for e in self.events if e["event"] == "store" and e["id"] == name])
+        return int(found[0]["port"])
+
+    def of(self, kind: type[Message], worker: str | None = None, generation: int | None = None) -> list[Any]:
+        return [
+            m
+            for _, w, m in self.messages
+            if isinstance(m, kind)
+            and (worker is None or w == worker)
+            and (generation is None or getattr(m, "generation", None) == generation)
+        ]
+
+    def send(self, worker: str, message: Message) -> None:
+        self.writers[worker].write(encode(message))
+
+    async def configure(
+        self,
+        members: Mapping[str, str],
+        *,
+        stage: str = "boundary",
+        tensor: int = 1,
+        pipeline: int = 1,
+        checkpoint: str = "",
+        fault_step: int = 0,
+    ) -> int:
+        """Bring workers (worker -> source) into a new generation; return its number."""
+        port = await self.store()
+        self.generation += 1
+        self.members = list(members)
+        listed = [[rank, worker, source] for rank, (worker, source) in enumerate(members.items())]
+        for rank, worker in enumerate(members):
+            self.send(
+                worker,
+                Configure(
+                    generation=self.generation, stage=stage, rank=rank, world_size=len(members),
+                    tensor=tensor, pipeline=pipeline, store_host="127.0.0.1", store_port=port, members=listed,
+                    checkpoint=checkpoint, directory=str(self.folder / f"generation-{self.generation}"),
+                    fault_step=fault_step,
+                ),
+            )  # fmt: skip
+        return self.generation
+
+    async def resumed(self, generation: int) -> list[Resumed]:
+        """Wait until every member has done its first step of a generation."""
+        count = len(self.members)
+        return list(await self.until(lambda: r if len(r := self.of(Resumed, generation=generation)) == count else None))
+
+    async def hold(self, workers: list[str]) -> None:
+        """Hold the current generation on some workers and wait until they are out of it."""
+        generation = self.generation
+        for worker in workers:
+            self.send(worker, Hold(generation=generation))
+        await self.until(lambda: all(self.of(Held, worker, generation) for worker in workers))
+
+    async def drain(self, workers: list[str]) -> None:
+        generation = self.generation
+        for worker in workers:
+            self.send(worker, Drain(generation=generation))
+        await self.until(lambda: all(self.of(Drained, worker, generation) for worker in workers))
+
+    async def finished(self, count: int) -> Finished:
+        """Wait until the task is done and its processes have ended; return rank 0's message."""
+        await self.until(lambda: len(self.of(Finished)) == count)
+        await self.until(lambda: all(worker in self.exits for worker in self.members))
+        assert [self.exits[w][1] for w in self.members] == [0] * len(self.members)
+        return next(m for m in self.of(Finished) if m.samples_sha256)
+
+    def kill(self, worker: str, number: int = signal.SIGKILL) -> float:
+        now = time.monotonic()
+        os.kill(self.pids[worker], number)
+        return now
+
+    def errors(self) -> list[Raised]:
+        return self.of(Raised)
+
+    def output(self, worker: str) -> str:
+        return (self.folder / f"{worker.replace('/', '-')}.log").read_text()
+
+
+@contextlib.asynccontextmanager
+async def agent(folder: Path, *arguments: str) -> AsyncIterator[Agent]:
+    """A started agent; its fork server and every rank are gone afterwards."""
+    folder.mkdir(parents=True, exist_ok=True)
+    it = Agent(folder)
+    await it.start(*arguments)
+    try:
+        yield it
+    finally:
+        await it.close()

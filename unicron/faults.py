@@ -1,0 +1,59 @@
+"""Deterministic faults, for tests and the demo: ``UNICRON_FAIL_AT=rank:step:at:kind[:always]``.
+
+``at`` counts the rank's own micro-batches of that step from 0 (the fault comes before it), or is ``reduce`` (all
+computed, gradients not yet reduced) or ``update`` (reduced, not yet applied). ``kind``: ``exception``, ``kill``
+(SIGKILL) or ``hang`` (SIGSTOP). A fault happens once in a process, and only in a process that started the task:
+one that replaces a failed process does not repeat it unless ``always`` is appended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+
+VARIABLE = "UNICRON_FAIL_AT"
+KINDS = ("exception", "kill", "hang")
+
+
+class InjectedFault(RuntimeError):
+    """The exception of an injected fault: as foreign to the library as a user's own."""
+
+
+@dataclass(slots=True)
+class Fault:
+    """One fault that will happen in this process."""
+
+    rank: int
+    step: int
+    at: str
+    kind: str
+    always: bool
+
+    @classmethod
+    def from_environment(cls) -> Fault | None:
+        """Return the fault that the environment asks for.
+
+        Raises:
+            ValueError: it is not of the documented form.
+        """
+        text = os.environ.get(VARIABLE, "")
+        if not text:
+            return None
+        parts = text.split(":")
+        if len(parts) not in (4, 5) or parts[3] not in KINDS or (len(parts) == 5 and parts[4] != "always"):
+            raise ValueError(f"{VARIABLE}={text}: rank:step:at:kind[:always] is needed, kind one of {', '.join(KINDS)}")
+        return cls(rank=int(parts[0]), step=int(parts[1]), at=parts[2], kind=parts[3], always=len(parts) == 5)
+
+    def reached(self, rank: int, step: int, at: str) -> None:
+        """Fail if this is the place.
+
+        Raises:
+            InjectedFault: for kind ``exception``.
+        """
+        if (self.rank, self.step, self.at) != (rank, step, at):
+            return
+        self.step = -1  # once
+        if self.kind == "exception":
+            raise InjectedFault(f"injected at rank {rank}, step {step}, {at}")
+        os.kill(os.getpid(), signal.SIGKILL if self.kind == "kill" else signal.SIGSTOP)

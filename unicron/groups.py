@@ -1,0 +1,148 @@
+"""Process groups of one generation: made in a store of its own, replaced in the model in place, and left behind.
+
+A stale reference to a group keeps its threads and sockets, so leaving a generation drops every one: megatron's
+globals, torch's, and those inside the modules, which ``regroup`` points to the new groups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unicron import sockets
+from unicron.protocol import Configure
+from unicron.runtime import Runtime
+
+JOIN_TIMEOUT_S = 20.0
+"""For members to meet in a new generation. They are told at the same moment and take well under a second; a member
+that dies meanwhile may leave nothing to break for those that wait for its connection."""
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""Torch's default. A peer that does not come is the detector's to find, from the rank's progress, long before."""
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def backend() -> str:
+    """Return the collective backend of this machine."""
+    return "nccl" if torch.cuda.is_available() else "gloo"
+
+
+def join(configure: Configure, runtime: Runtime) -> None:
+    """Make the process groups of a generation.
+
+    The sockets this opens, and no others of the process, are what the runtime may break afterwards; while it runs,
+    every socket opened since it began is (the store's connection too: a member may be waiting in the store).
+
+    Raises:
+        RuntimeError: a member did not come, or the generation was held (torch's error types).
+    """
+    from megatron.core import parallel_state
+
+    before = sockets.connected()
+    runtime.breaks(lambda inode: inode not in before, _abort)
+    timeout = timedelta(seconds=JOIN_TIMEOUT_S)
+    if configure.store_host in LOOPBACK:
+        # gloo otherwise resolves the machine's name, which need not be reachable from itself.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if configure.world_size == 1 and not configure.store_port:
+        store: dist.Store = dist.HashStore()
+    else:
+        store = dist.TCPStore(configure.store_host, configure.store_port, is_master=False, timeout=timeout)
+    store_sockets = sockets.connected() - before
+    dist.init_process_group(
+        backend(),
+        store=dist.PrefixStore(f"gen{configure.generation}", store),
+        rank=configure.rank,
+        world_size=configure.world_size,
+        timeout=timeout,
+    )
+    parallel_state.initialize_model_parallel(
+        configure.tensor,
+        configure.pipeline,
+        # Megatron's groups otherwise have a time-out of 30 minutes whatever was given above.
+        distributed_timeout_minutes=JOIN_TIMEOUT_S / 60,
+        create_gloo_process_groups=False,
+    )
+    for group in list(dist.distributed_c10d._world.pg_map):
+        dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, group)
+    mine = sockets.connected() - before - store_sockets
+    runtime.breaks(lambda inode: inode in mine, _abort)
+
+
+def _abort() -> None:
+    """Abort NCCL's communicators: they have no sockets that a blocked thread waits on."""
+    if torch.cuda.is_available() and dist.is_initialized():
+        with contextlib.suppress(RuntimeError):
+            dist.distributed_c10d._abort_process_group()
+
+
+def leave() -> None:
+    """Destroy the process groups of the generation this process is in, if any."""
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    if dist.is_initialized():
+        with contextlib.suppress(RuntimeError):  # a broken group may refuse to say goodbye
+            dist.destroy_process_group()
+    # Exceptions and autograd graphs hold groups in cycles; they must be gone before the next generation.
+    gc.collect()
+
+
+def roles() -> dict[str, Any]:
+    """Return megatron's process groups by the name of the global that holds them."""
+    from megatron.core import parallel_state
+
+    found: dict[str, Any] = {}
+    for name, value in vars(parallel_state).items():
+        if isinstance(value, dist.ProcessGroup):
+            found[name] = value
+    return found
+
+
+def regroup(roots: Iterable[Any], old: dict[str, Any], new: dict[str, Any]) -> int:
+    """Point every reference to an old group, in the objects reachable from ``roots``, to its successor.
+
+    Returns:
+        The number of references replaced.
+    """
+    successors = {id(group): new[name] for name, group in old.items() if name in new}
+    seen: set[int] = set()
+    pending: list[Any] = list(roots)
+    count = 0
+    while pending:
+        container = pending.pop()
+        if id(container) in seen:
+            continue
+        seen.add(id(container))
+        items: Iterable[tuple[Any, Any]]
+        if isinstance(container, dict):
+            target, items = container, list(container.items())
+        elif isinstance(container, list):
+            target, items = container, list(enumerate(container))
+        elif isinstance(container, tuple | set):
+            target, items = None, list(enumerate(container))
+        else:
+            target = getattr(container, "__dict__", None)
+            items = list(target.items()) if target is not None else []
+        for key, value in items:
+            if id(value) in successors and target is not None:
+                target[key] = successors[id(value)]
+                count += 1
+            elif isinstance(value, dict | list | tuple | set) or _may_hold_groups(value):
+                pending.append(value)
+    return count
+
+
+def _may_hold_groups(value: Any) -> bool:
+    kind = type(value)
+    return isinstance(value, torch.nn.Module) or (
+        kind.__module__.startswith("megatron.") and not isinstance(value, type) and hasattr(value, "__dict__")
+    )

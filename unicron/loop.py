@@ -1,0 +1,395 @@
+"""The training loop's side of the runtime: steps that survive the loss of peers.
+
+    run = unicron.attach(steps=1000, micro_batches=16, build=build)
+    for step in run.steps():
+        with step:
+            for k in step.micro_batches():
+                ids = sample_ids(step.number, k)
+                loss = forward_backward(run.model, batch(ids), scale=1 / 16)
+                step.commit(k, loss, ids)
+            step.reduce()
+            run.optimizer.step()
+
+A broken collective or a held generation leaves the ``with`` block without an exception; the next step that the loop
+yields is the same one again, in a new generation, with the micro-batches that are still missing.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unicron import agreement, checkpoint, generation
+from unicron.errors import CommunicationFailed, Interrupted, NonFiniteValue, SampleAccountingError
+from unicron.faults import Fault
+from unicron.protocol import Checkpointed, Configure, Finished, Raised, Resumed, Stopped
+from unicron.replica import Replica
+from unicron.runtime import DRAIN, STOP, Runtime
+
+TRACEBACK_BYTES = 16 * 1024
+"""Longest traceback sent: the end is kept, where the error is."""
+
+Build = Callable[[int, int], tuple[Any, Any]]
+"""(tensor, pipeline) -> (model, optimizer), built in the process groups that exist when it is called."""
+
+
+def is_communication(error: BaseException) -> bool:
+    """Return whether an error is a collective's: torch has types for some, gloo's is a plain RuntimeError."""
+    if isinstance(error, dist.DistError | CommunicationFailed):
+        return True
+    return isinstance(error, RuntimeError) and ("gloo" in str(error) or "Connection closed by peer" in str(error))
+
+
+class Step:
+    """One update of the parameters, from its first micro-batch to the optimizer's step."""
+
+    def __init__(self, run: Run, number: int, assigned: list[int]) -> None:
+        """Use ``Run.steps``."""
+        self._run = run
+        self.number = number
+        """Counts from 1."""
+        self.assigned = assigned
+        """The rank's own micro-batches of this step."""
+        self.completed = False
+        """Whether the update has been applied."""
+        self.loss = float("nan")
+        """Mean loss over the global batch, once reduced."""
+        self._ids: list[int] | None = None
+        self._began = time.monotonic()
+        self.computed_s = 0.0
+        """Seconds from the beginning until the gradients were reduced."""
+
+    def remaining(self) -> list[int]:
+        """Return the rank's micro-batches that are not yet committed."""
+        partial = self._run.replica.partial
+        assert partial is not None
+        return [k for k in self.assigned if k not in partial.samples]
+
+    def micro_batches(self) -> Iterator[int]:
+        """Yield the micro-batches to compute, leaving the step between them if the generation is held."""
+        partial = self._run.replica.partial
+        assert partial is not None
+        for k in self.remaining():
+            self._run.runtime.check()
+            self._run.fault(self.number, str(len(partial.samples)))
+            self._run.replica.clear_gradients()
+            yield k
+
+    def commit(self, micro_batch: int, loss: float | None, ids: list[int]) -> None:
+        """Count a micro-batch as done: its gradients (scaled by 1/M) are in the buffers. See ``commit_all``."""
+        self.commit_all([micro_batch], [] if loss is None else [loss], [ids])
+
+    def commit_all(self, micro_batches: list[int], losses: list[float], ids: list[list[int]]) -> None:
+        """Count micro-batches as done whose gradients are in the buffers together.
+
+        Args:
+            micro_batches: which.
+            losses: the loss of each; empty on ranks that do not compute it (pipeline stages before the last).
+            ids: the samples of each.
+
+        Raises:
+            NonFiniteValue: a loss is not finite.
+        """
+        self._run.replica.commit(dict(zip(micro_batches, losses)), dict(zip(micro_batches, ids)))  # noqa: B905
+        for k in micro_batches:
+            self._run.runtime.progress(self.number, "compute", micro_batch=k)
+
+    def reduce(self) -> None:
+        """Replace the gradients by those of the global batch, and agree on loss, samples and what comes next.
+
+        Raises:
+            NonFiniteValue: this rank's gradients are not finite.
+            SampleAccountingError: the micro-batches were not computed exactly once.
+        """
+        run = self._run
+        run.runtime.check()
+        run.fault(self.number, "reduce")
+        run.runtime.progress(self.number, "reduce")
+        run.replica.reduce(generation.data_group())
+        account = generation.account(run.replica, run.micro_batches, run.runtime.request)
+        self.loss, self._ids, run.request = account.loss, account.ids, account.request
+        self.computed_s = time.monotonic() - self._began
+        run.fault(self.number, "update")
+        run.runtime.progress(self.number, "update")
+
+    def __enter__(self) -> Step:
+        """Enter the part of the loop in which peers may be lost."""
+        self._run.runtime.enter()
+        self._run.runtime.progress(self.number, "begun")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        """Complete the step; swallow what a new generation answers, report everything else."""
+        self._run.runtime.leave()
+        if error is None:
+            if self._ids is None:
+                raise SampleAccountingError(f"step {self.number} ended without reduce()")
+            self._run.replica.applied_update(self._ids)
+            self.completed = True
+            duration = time.monotonic() - self._began
+            self._run.runtime.progress(self.number, "ended", loss=self.loss, duration_s=duration)
+            return False
+        return self._run.survives(error)
+
+
+class Run:
+    """A task's training in this process, over all its generations."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        steps: int,
+        micro_batches: int,
+        build: Build,
+        initialise: Callable[[Any], None] | None = None,
+        checkpoint_every: int = 0,
+        checkpoint_directory: str = "",
+    ) -> None:
+        """Prepare a run.
+
+        Args:
+            runtime: the link to the agent.
+            steps: updates to apply.
+            micro_batches: M, in one update; gradients are scaled by 1/M by the loop.
+            build: makes model and optimizer.
+            initialise: sets the model's first parameters, the same on every rank; without it rank 0's are used.
+            checkpoint_every: steps between checkpoints; 0: only when stopped.
+            checkpoint_directory: where they go; empty: the generation's own directory.
+        """
+        self.runtime = runtime
+        self.total = steps
+        self.micro_batches = micro_batches
+        self.request = 0
+        self.source = ""
+        self._build, self._initialise = build, initialise
+        self._every, self._checkpoints = checkpoint_every, checkpoint_directory
+        self._fault = Fault.from_environment()
+        self._replica: Replica | None = None
+        self._current: Configure | None = None
+        self._joined = generation.Joined()
+        self._loss: float | None = None
+
+    @property
+    def replica(self) -> Replica:
+        """The rank's state."""
+        assert self._replica is not None
+        return self._replica
+
+    @property
+    def model(self) -> Any:
+        """The model built for the current layout."""
+        return self.replica.model
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer built for the current layout."""
+        return self.replica.optimizer
+
+    @property
+    def configure(self) -> Configure:
+        """The generation this process is in."""
+        assert self._current is not None
+        return self._current
+
+    def fault(self, step: int, at: str) -> None:
+        """Let an injected fault happen here."""
+        if self._fault is not None:
+            self._fault.reached(self.configure.rank, step, at)
+
+    def steps(self) -> Iterator[Step]:
+        """Yield the steps to do, through all generations, until the last one is applied everywhere."""
+        drained = False
+        while True:
+            applied = max(0, self._replica.applied) if self._replica is not None else 0
+            configure = self.runtime.configure(applied, drained=drained)
+            if configure is None:
+                self._stopped("")
+            drained = False
+            self._begin_life(configure)
+            self._current = configure
+            if not self._attempt(self._enter):
+                continue
+            first = True
+            while self.replica.applied < self.total:
+                step = self._next_step()
+                yield step
+                if not step.completed:
+                    break
+                self._loss = step.loss
+                if first:
+                    self._resumed(step)
+                    first = False
+                if self.replica.applied == self.total:
+                    break
+                if self.request == STOP:
+                    if not self._attempt(self._checkpoint_and_stop):
+                        break
+                elif self.request == DRAIN:
+                    drained = True
+                    break
+                elif self._every and self.replica.applied % self._every == 0 and not self._attempt(self._checkpoint):
+                    break
+            if self.replica.applied == self.total and not drained:
+                if first:
+                    self._resumed(None)
+                if self._attempt(self._finish):
+                    return
+
+    # Between steps.
+
+    def _begin_life(self, configure: Configure) -> None:
+        """A process that replaces another does not repeat the injected fault, unless told to."""
+        if self._current is None and self._fault is not None and not self._fault.always:
+            source = next((m[2] for m in configure.members if m[0] == configure.rank), "initial")
+            if source == "take" or configure.fault_step:
+                self._fault = None
+
+    def _enter(self) -> None:
+        self.runtime.progress(max(0, self._replica.applied if self._replica else 0) + 1, "setup")
+        self._replica = self._joined.enter(
+            self.configure, self.runtime, self._replica, self._build, self._initialise, self.micro_batches
+        )
+
+    def _next_step(self) -> Step:
+        number = self.replica.applied + 1
+        if self._joined.assigned is not None:
+            assigned, finished = self._joined.assigned
+            self._joined.assigned = None
+        else:
+            assigned, finished = generation.own_share(self.micro_batches), frozenset()
+        self.replica.begin(number, assigned, finished)
+        return Step(self, number, assigned)
+
+    def _resumed(self, step: Step | None) -> None:
+        joined = self._joined
+        phases = dict(joined.phases)
+        total = time.monotonic() - step._began if step is not None else 0.0
+        redistribute = step.computed_s if step is not None and joined.deal else 0.0
+        phases |= {"redistribute": redistribute, "first_step": total - redistribute}
+        self.runtime.send(
+            Resumed(
+                generation=self.configure.generation,
+                step=self.replica.applied,
+                source=joined.source,
+                phases={k: round(v, 6) for k, v in phases.items()},
+                deal={str(rank): ks for rank, ks in enumerate(joined.deal)},
+                steps_recomputed=joined.steps_recomputed,
+            )
+        )
+        shown = " ".join(f"{k}={v:.3f}" for k, v in phases.items())
+        print(f"generation {self.configure.generation} from {joined.source}: {shown}", flush=True)
+
+    def _checkpoint_path(self) -> Path:
+        if self._checkpoints:
+            root = Path(self._checkpoints) / f"generation-{self.configure.generation}"
+        else:
+            root = Path(self.configure.directory) / "checkpoints"
+        return root / f"step-{self.replica.applied}"
+
+    def _checkpoint(self) -> None:
+        self.runtime.progress(self.replica.applied, "checkpoint")
+        path = self._checkpoint_path()
+        checkpoint.save(self.replica, path)
+        if self.configure.rank == 0:
+            generation_ = self.configure.generation
+            self.runtime.send(Checkpointed(generation=generation_, step=self.replica.applied, path=str(path)))
+
+    def _checkpoint_and_stop(self) -> None:
+        self._checkpoint()
+        self._stopped(str(self._checkpoint_path()))
+
+    def _stopped(self, path: str) -> None:
+        applied = max(0, self._replica.applied) if self._replica is not None else 0
+        rank = self._current.rank if self._current is not None else 0
+        self.runtime.send(Stopped(generation=self.runtime.generation, rank=rank, step=applied, path=path))
+        self.runtime.exit(0)
+
+    def _finish(self) -> None:
+        configure, replica = self.configure, self.replica
+        self.runtime.progress(replica.applied, "checkpoint")
+        path = Path(configure.directory) / "result" / "parameters.safetensors"
+        checkpoint.export(replica, path)
+        dist.barrier()
+        first = configure.rank == 0
+        self.runtime.send(
+            Finished(
+                generation=configure.generation,
+                rank=configure.rank,
+                step=replica.applied,
+                samples_sha256=replica.digest.hex() if first else "",
+                parameters_path=str(path) if first else "",
+                loss=self._loss,
+            )
+        )
+
+    # Failures.
+
+    def _attempt(self, action: Callable[[], None]) -> bool:
+        """Do something that needs the peers; return False if a new generation has to answer."""
+        try:
+            self.runtime.enter()
+            action()
+        except Exception as error:
+            self.runtime.leave()
+            if not self.survives(error):
+                raise
+            return False
+        self.runtime.leave()
+        return True
+
+    def survives(self, error: BaseException) -> bool:
+        """Report an error; return whether the process goes on in a new generation. Ends a supervised process if not."""
+        if not isinstance(error, Exception):
+            return False
+        runtime = self.runtime
+        broken = is_communication(error)
+        if runtime.supervised and (isinstance(error, Interrupted) or (broken and runtime.is_held())):
+            _forget_frames(error)
+            return True
+        kind = "communication" if broken else "non_finite" if isinstance(error, NonFiniteValue) else "exception"
+        self.report(error, kind)
+        if broken and runtime.supervised:
+            _forget_frames(error)
+            return True
+        if runtime.supervised:
+            runtime.exit(1)
+        return False
+
+    def report(self, error: BaseException, kind: str) -> None:
+        """Tell the agent of an error, and print it."""
+        text = "".join(traceback.format_exception(error))
+        print(text, file=sys.stderr, flush=True)
+        self.runtime.send(
+            Raised(
+                generation=self.runtime.generation,
+                rank=self._current.rank if self._current is not None else 0,
+                step=(self._replica.applied if self._replica is not None else 0) + 1,
+                kind=kind,
+                error=type(error).__name__,
+                detail=str(error)[:1000],
+                traceback=text[-TRACEBACK_BYTES:],
+            )
+        )
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Drop what the traceback's frames hold: autograd graphs, groups and their threads."""
+    traceback.clear_frames(error.__traceback__)
+    error.__traceback__ = None
+
+
+def synchronise() -> None:
+    """Wait for the device, so that times are of work done."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,234 @@
+"""A GPT of megatron-core, its data-parallel wrapper and its optimizer, built from a task specification."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from unicron.errors import InvalidSpec
+from unicron.spec import Spec
+
+VOCABULARY_MULTIPLE = 8
+"""The embedding is padded to a multiple of this, so that it splits over up to 8 tensor-parallel ranks. Megatron pads
+to 128 x the tensor size; a padding that does not depend on the layout keeps parameters equal across layouts."""
+
+INITIAL_STD = 0.02
+"""Standard deviation of initial weights, as in GPT-2 and Megatron; projections back to the residual stream are
+divided by sqrt(2 x layers) (GPT-2, section 2.3)."""
+
+_TRACKED = "model-parallel-rng"
+"""Megatron's name for the generator of what tensor-parallel ranks split."""
+
+CHECKPOINT_METADATA = {"non_homogeneous_layers": True}
+"""One key for each layer in sharded state dicts: names that do not depend on the pipeline's size."""
+
+
+def padded_vocabulary(spec: Spec) -> int:
+    """Return the embedding's number of rows."""
+    return math.ceil(spec.vocabulary / VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+
+
+def device() -> torch.device:
+    """Return the device this process trains on."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def build(spec: Spec, tensor: int, pipeline: int) -> tuple[Any, Any]:
+    """Return the rank's GPT in Megatron's DistributedDataParallel, and Megatron's optimizer over it.
+
+    The model-parallel groups must exist. Parameters are not yet set: see ``initialise``.
+
+    Raises:
+        InvalidSpec: the layout does not divide the model.
+    """
+    from megatron.core import parallel_state
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.transformer import TransformerConfig
+
+    if padded_vocabulary(spec) % tensor or spec.heads % tensor or spec.layers % pipeline:
+        raise InvalidSpec(f"tensor={tensor}, pipeline={pipeline} does not divide the model's heads, rows or layers")
+    config = TransformerConfig(
+        num_layers=spec.layers,
+        hidden_size=spec.hidden,
+        num_attention_heads=spec.heads,
+        tensor_model_parallel_size=tensor,
+        pipeline_model_parallel_size=pipeline,
+        pipeline_dtype=torch.float32,
+        hidden_dropout=spec.dropout,
+        attention_dropout=spec.dropout,
+        use_cpu_initialization=True,
+        perform_initialization=False,
+        gradient_accumulation_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        persist_layer_norm=False,
+        # The loss function scales by the global number of micro-batches; the schedule must not scale by the local.
+        calculate_per_token_loss=True,
+    )
+    module: Any = GPTModel(
+        config=config,
+        transformer_layer_spec=get_gpt_layer_local_spec(normalization="LayerNorm"),
+        vocab_size=padded_vocabulary(spec),
+        max_sequence_length=spec.sequence_length,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        parallel_output=True,
+        share_embeddings_and_output_weights=True,
+        position_embedding_type="learned_absolute",
+    ).to(device())
+    model = DistributedDataParallel(
+        config,
+        # Gradients are reduced by this library out of place (a broken in-place all-reduce would destroy them).
+        DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=False),
+        module,
+    )
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer=spec.optimizer,
+            lr=spec.lr,
+            weight_decay=spec.weight_decay,
+            adam_beta1=spec.beta1,
+            adam_beta2=spec.beta2,
+            adam_eps=spec.eps,
+            clip_grad=spec.clip,
+        ),
+        [model],
+        use_gloo_process_groups=False,
+    )
+    return model, optimizer
+
+
+def sharded_parameters(model: Any) -> dict[str, Any]:
+    """Return the rank's parameters as megatron ShardedTensors, by a name that is the same in every layout."""
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor
+
+    state = model.module.sharded_state_dict(metadata=CHECKPOINT_METADATA)
+    return {value.key: value for value in state.values() if isinstance(value, ShardedTensor)}
+
+
+def initialise(spec: Spec, model: Any) -> None:
+    """Set the parameters from the seed: each from a generator of its own (seed, global name), then sliced.
+
+    So any tensor- and pipeline-parallel layout starts from the same parameters.
+    """
+    for name, shard in sharded_parameters(model).items():
+        full = _initial(spec, name, tuple(shard.global_shape))
+        view = tuple(
+            slice(start, start + size) for start, size in zip(shard.global_offset, shard.local_shape, strict=True)
+        )
+        with torch.no_grad():
+            shard.data.copy_(full[view].reshape(shard.data.shape))
+
+
+def _initial(spec: Spec, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    if name.endswith("bias"):
+        return torch.zeros(shape)
+    if "layernorm" in name:
+        return torch.ones(shape)
+    seed = int.from_bytes(hashlib.sha256(f"{spec.seed}/{name}".encode()).digest()[:8], "little") >> 1
+    residual = name.endswith(("linear_proj.weight", "linear_fc2.weight"))
+    std = INITIAL_STD / math.sqrt(2 * spec.layers) if residual else INITIAL_STD
+    return torch.normal(0.0, std, shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Dropout:
+    """Reseeds the generators before each layer, from (seed, step, micro-batch, layer, tensor-parallel rank).
+
+    So a micro-batch draws the same numbers wherever, and however often, it is computed.
+    """
+
+    def __init__(self, spec: Spec, model: Any) -> None:
+        """Register on the model's layers; does nothing where the specification has no dropout."""
+        from megatron.core import tensor_parallel
+
+        self._seed = spec.seed
+        self._at = (0, 0)
+        tracker = tensor_parallel.get_cuda_rng_tracker()
+        tracker.reset()
+        tracker.add(_TRACKED, spec.seed)  # attention enters it even where dropout is 0
+        if spec.dropout == 0.0:
+            return
+        # Layer 0 stands for the embedding, which is called before the decoder's first layer.
+        model.module.register_forward_pre_hook(partial(self._reseed, 0))
+        for layer in model.module.decoder.layers:
+            layer.register_forward_pre_hook(partial(self._reseed, layer.layer_number))
+
+    def at(self, step: int, micro_batch: int) -> None:
+        """Tell which micro-batch is computed next."""
+        self._at = (step, micro_batch)
+
+    def _reseed(self, layer: int, module: Any, arguments: Any) -> None:
+        from megatron.core import parallel_state, tensor_parallel
+
+        rank = parallel_state.get_tensor_model_parallel_rank()
+        seeds = []
+        # What tensor-parallel ranks replicate must draw the same on each; what they split must not.
+        for which in ("all", f"tensor {rank}"):
+            text = f"{self._seed}/{self._at[0]}/{self._at[1]}/{layer}/{which}"
+            seeds.append(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1)
+        tracker = tensor_parallel.get_cuda_rng_tracker()
+        tracker.reset()
+        tracker.add(_TRACKED, seeds[1])
+        torch.manual_seed(seeds[0])
+
+
+def forward_backward(
+    spec: Spec,
+    model: Any,
+    dropout: Dropout,
+    step: int,
+    batches: list[tuple[int, dict[str, torch.Tensor]]],
+) -> list[float]:
+    """Compute loss and gradients of micro-batches with Megatron's schedule; gradients are scaled by 1/M, once.
+
+    M is the number of micro-batches in the global batch. Gradients are added to the parameters' ``main_grad``.
+
+    Returns:
+        The mean loss over each micro-batch's tokens, in order; empty on ranks that are not a pipeline's last stage.
+    """
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    where = device()
+
+    def loss_function(mask: torch.Tensor, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        losses = output.float().reshape(-1)
+        weights = mask.reshape(-1)
+        loss = (losses * weights).sum() / weights.sum().clamp(min=1.0)
+        # A detached clone: the schedule may scale the loss it is given in place.
+        return loss / spec.micro_batches, weights.sum().to(torch.int), loss.detach().clone()
+
+    def forward_step(iterator: Any, module: Any) -> tuple[torch.Tensor, Callable[..., Any]]:
+        micro_batch, batch = next(iterator)
+        dropout.at(step, micro_batch)
+        batch = {k: v.to(where) for k, v in batch.items()}
+        output = module(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
+        return output, partial(loss_function, batch["loss_mask"])
+
+    losses = get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=iter(batches),
+        model=[model],
+        num_microbatches=len(batches),
+        seq_length=spec.sequence_length,
+        micro_batch_size=spec.micro_batch,
+        forward_only=False,
+    )
+    return [float(loss) for loss in losses]
+
+
+def reduce_tied_embeddings(model: Any) -> None:
+    """Add the gradients of the tied embedding over a pipeline's first and last stage (Megatron's own function)."""
+    from megatron.core import parallel_state
+    from megatron.core.distributed import finalize_model_grads
+
+    if parallel_state.get_pipeline_model_parallel_world_size() > 1:
+        finalize_model_grads._allreduce_word_embedding_grads([model], model.config)

@@ -1,0 +1,107 @@
+"""The task specification as a training process reads it: the JSON form of the user's YAML, already validated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unicron.errors import InvalidSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What the trainer needs of a task specification; field meanings are those of the submitted document."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    sequence_length: int
+    vocabulary: int
+    global_batch: int
+    """Samples in one update."""
+    micro_batch: int
+    """Samples in one forward pass, fixed for the task's life."""
+    steps: int
+    data: str
+    optimizer: str
+    lr: float
+    weight_decay: float
+    beta1: float
+    beta2: float
+    eps: float
+    clip: float
+    checkpoint_directory: str
+    """Where checkpoints go; empty: the generation's own directory."""
+    checkpoint_every: int
+    tensor: int
+    pipeline: int
+    seed: int
+    dropout: float
+    script: str
+    """A user's Python file to run in place of the built-in trainer; empty: none."""
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches in one update."""
+        return self.global_batch // self.micro_batch
+
+
+def parse(data: Mapping[str, Any]) -> Spec:
+    """Return the specification in a decoded JSON document. Defaults match the validated document's.
+
+    Raises:
+        InvalidSpec: a required field is missing or has the wrong type.
+    """
+    try:
+        model, batch = data["model"], data["batch"]
+        optimizer = data.get("optimizer") or {}
+        checkpoint = data.get("checkpoint") or {}
+        parallel = data.get("parallel") or {}
+        sizes = {k: 1 if parallel.get(k, "auto") == "auto" else int(parallel[k]) for k in ("tensor", "pipeline")}
+        return Spec(
+            name=str(data["name"]),
+            layers=int(model["layers"]),
+            hidden=int(model["hidden"]),
+            heads=int(model["heads"]),
+            sequence_length=int(model["sequence_length"]),
+            vocabulary=int(model.get("vocabulary", 257)),
+            global_batch=int(batch["global"]),
+            micro_batch=int(batch.get("micro", 1)),
+            steps=int(data["steps"]),
+            data=str(data["data"]),
+            optimizer=str(optimizer.get("name", "adam")),
+            lr=float(optimizer.get("lr", 1e-3)),
+            weight_decay=float(optimizer.get("weight_decay", 0.01)),
+            beta1=float(optimizer.get("beta1", 0.9)),
+            beta2=float(optimizer.get("beta2", 0.95)),
+            eps=float(optimizer.get("eps", 1e-8)),
+            clip=float(optimizer.get("clip", 1.0)),
+            checkpoint_directory=str(checkpoint.get("directory") or ""),
+            checkpoint_every=int(checkpoint.get("every", 50)),
+            tensor=sizes["tensor"],
+            pipeline=sizes["pipeline"],
+            seed=int(data.get("seed", 1234)),
+            dropout=float(data.get("dropout", 0.0)),
+            script=str(data.get("script") or ""),
+        )
+    except (KeyError, TypeError, ValueError) as err:
+        raise InvalidSpec(f"task specification: {type(err).__name__}: {err}") from err
+
+
+def load(path: str | Path) -> Spec:
+    """Return the specification in a JSON file.
+
+    Raises:
+        InvalidSpec: the file cannot be read, is not JSON or lacks a field.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as err:
+        raise InvalidSpec(f"task specification {path}: {err}") from err
+    if not isinstance(data, dict):
+        raise InvalidSpec(f"task specification {path}: a JSON object is needed, not {type(data).__name__}")
+    return parse(data)
