@@ -1,0 +1,1 @@
+"""Error detection: the node agent (``agent``) and the cluster monitor (``monitor``)."""

@@ -1,0 +1,404 @@
+"""The cluster monitor's decisions. Pure: signals, heartbeats, ticks and records come in with their time.
+
+``decide`` answers one input with the events to append and what to ask of agents. The events are folded into the view
+at once; the shell appends them and skips them when the log delivers them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from services.detector import faults, stalls
+from services.detector.view import NodeView, Suspicion, TaskView, View, evolve
+from shared.events import (
+    ErrorDetected,
+    Event,
+    NodeJoined,
+    TaskCheckpointed,
+    TaskFinished,
+    TaskProgressed,
+    TaskStopped,
+    derived_id,
+)
+from shared.severities import ErrorKind
+from shared.signals import (
+    Heartbeat,
+    ProcessExited,
+    RankCheckpointed,
+    RankFinished,
+    RankRaised,
+    RankStopped,
+    Signal,
+)
+
+ECHO_TIMEOUT_S = 0.5
+"""The monitor hears itself over NATS with every tick (0.1 s). When it does not, the bus or the monitor stood still,
+and the nodes' silence says nothing about the nodes."""
+
+RECONNECT_GRACE_S = 2.0
+"""After the bus was away each node is given this much more: clients reconnect within about 0.2 s, one that had to
+resolve a name or start a new TCP connection on a busy machine takes longer."""
+
+SETTLE_S = 0.25
+"""A cause reaches the monitor within 50 ms, on a busy machine within this; only then are broken sockets a fault of
+their own."""
+
+CLEAN_INTERVAL_S = 1.0
+"""How often a returned node is asked to end the ranks it should not have any more."""
+
+TIMED_STEPS = 2
+"""Steps of a generation before its rate is told: the first one includes what is done once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Thresholds in seconds, from the settings."""
+
+    node_timeout_s: float
+    progress_interval_s: float
+    restart_window_s: float
+    stalls: stalls.Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Clean:
+    """Ask a node to end ranks that a partition left behind: ``workers`` of ``task``, up to ``generation``."""
+
+    node: str
+    task: str
+    generation: int
+    workers: list[str]
+
+
+@dataclass(slots=True)
+class Decision:
+    """Events to append, in order, and what to ask of agents."""
+
+    events: list[Event] = field(default_factory=list)
+    cleans: list[Clean] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Monitor:
+    """State and decisions of the cluster monitor. ``started_at``: when it began to listen."""
+
+    limits: Limits
+    started_at: datetime
+    view: View = field(default_factory=View)
+    echo_at: datetime | None = None
+
+    # ---- inputs
+
+    def fold(self, event: Event) -> None:
+        """Take an event of the log that calls for no decision here (or was decided before)."""
+        evolve(self.view, event)
+
+    def record(self, event: Event, now: datetime) -> Decision:
+        """Take a new event of the log; a plan that could not be carried out escalates."""
+        self.fold(event)
+        return self.escalate(now)
+
+    def escalate(self, now: datetime) -> Decision:
+        """Answer plans that could not be carried out. Called after the log was folded, so that none is answered twice.
+
+        A failure whose cause the log already holds (or holds as an error without a plan so far) escalates nothing.
+        """
+        decision = Decision()
+        for task in list(self.view.tasks.values()):
+            if task.broken is not None:
+                event = faults.escalation(self.view, task, window_s=self.limits.restart_window_s, now=now)
+                task.broken = None
+                self._decide(decision, event)
+        return decision
+
+    def echo(self, now: datetime) -> None:
+        """Take the monitor's own message: the bus works, and so does this process.
+
+        A time in which it did not is given back to every node; after a long one, clients need time to reconnect.
+        """
+        if self.echo_at is not None and self._deaf(now):
+            gap = now - self.echo_at
+            away = gap.total_seconds() > self.limits.node_timeout_s
+            grace = timedelta(seconds=RECONNECT_GRACE_S)
+            for node in self.view.nodes.values():
+                if node.heard_at is not None:
+                    node.heard_at = now + grace if away else min(now, node.heard_at + gap)
+            if away:
+                self.started_at = now + grace
+        self.echo_at = now
+
+    def signal(self, signal: Signal, now: datetime) -> Decision:
+        """Take a signal of an agent."""
+        decision = Decision()
+        task = self.view.tasks.get(signal.task)
+        node = self.view.nodes.get(signal.node)
+        if task is None or (node is not None and node.lost and node.incarnation == signal.incarnation):
+            return decision
+        match signal:
+            case ProcessExited():
+                if task.accepts(signal.worker, signal.generation):
+                    suspicion = task.suspicion
+                    known = suspicion is not None and suspicion.generation == signal.generation
+                    suspects = suspicion.signals if suspicion is not None and known else []
+                    self._fault(decision, task, faults.of_exit(signal, suspects), now)
+            case RankRaised(cause="communication"):
+                self._suspect(task, signal, now)
+            case RankRaised():
+                merged = signal.cause == "non_finite" and signal.generation in task.non_finite
+                if task.accepts(signal.worker, signal.generation) and not merged:
+                    self._fault(decision, task, faults.of_exception(signal), now)
+            case _ if task.current(signal.generation):
+                self._decide(decision, _effect(signal, now))
+            case _:
+                pass
+        return decision
+
+    def heartbeat(self, heartbeat: Heartbeat, now: datetime) -> Decision:
+        """Take a heartbeat, received at ``now``."""
+        decision = Decision()
+        node = self.view.nodes.get(heartbeat.node)
+        if node is not None and node.incarnation != heartbeat.incarnation:
+            if node.heartbeat is not None and heartbeat.sent_at < node.heartbeat.sent_at:
+                return decision  # the last words of an older incarnation
+            if node.lost is None:
+                self._lose(decision, node, now, "a new incarnation of the agent")
+        node = self.view.nodes.get(heartbeat.node)
+        if node is None or node.incarnation != heartbeat.incarnation:
+            self._decide(decision, _joined(heartbeat, heartbeat.incarnation, now))
+        elif node.lost is not None and not self._clean(decision, node, heartbeat, now):
+            self._decide(decision, _joined(heartbeat, node.lost, now))
+        node = self.view.nodes[heartbeat.node]
+        node.heard_at = now if node.heard_at is None else max(now, node.heard_at)
+        node.heartbeat = heartbeat
+        self._progress(decision, heartbeat, now)
+        return decision
+
+    def tick(self, now: datetime) -> Decision:
+        """Look for what time alone brings: silent nodes, stalled tasks, broken sockets without a cause."""
+        decision = Decision()
+        if self._deaf(now):
+            return decision
+        for node in list(self.view.nodes.values()):
+            since = max(node.heard_at or self.started_at, self.started_at)
+            if node.lost is None and (now - since).total_seconds() > self.limits.node_timeout_s:
+                self._lose(decision, node, now, "no heartbeat")
+        for task in list(self.view.running()):
+            if not self._connection(decision, task, now):
+                self._stall(decision, task, now)
+        return decision
+
+    # ---- nodes
+
+    def _deaf(self, now: datetime) -> bool:
+        """Whether the monitor cannot tell a silent node from its own deafness."""
+        return self.echo_at is None or (now - self.echo_at).total_seconds() > ECHO_TIMEOUT_S
+
+    def _lose(self, decision: Decision, node: NodeView, now: datetime, reason: str) -> None:
+        limit_s = self.limits.node_timeout_s
+        self._decide(decision, faults.node_lost(self.view, node, now=now, reason=reason, limit_s=limit_s))
+
+    def _clean(self, decision: Decision, node: NodeView, heartbeat: Heartbeat, now: datetime) -> bool:
+        """Have a returned node end ranks that it kept through its absence; return whether there are any."""
+        stale: dict[str, list[str]] = {}
+        for status in heartbeat.workers:
+            if status.task is not None:
+                stale.setdefault(status.task, []).append(status.worker)
+        due = node.cleaned_at is None or (now - node.cleaned_at).total_seconds() >= CLEAN_INTERVAL_S
+        if stale and due:
+            node.cleaned_at = now
+            for name, workers in stale.items():
+                task = self.view.tasks.get(name)
+                generation = task.newest_generation() if task is not None else 0
+                decision.cleans.append(Clean(node.name, name, generation, workers))
+        return bool(stale)
+
+    # ---- tasks
+
+    def _fault(self, decision: Decision, task: TaskView, fault: faults.Fault, now: datetime) -> None:
+        evidence = {**fault.evidence, "ranks": self._ranks(task), "mean_step_s": task.mean_step_s()}
+        full = replace(fault, evidence=evidence)
+        event = faults.judge(self.view, task, full, window_s=self.limits.restart_window_s, now=now)
+        self._decide(decision, event)
+
+    def _suspect(self, task: TaskView, signal: RankRaised, now: datetime) -> None:
+        """Note that a rank's collectives broke; not when a cause is known or a plan breaks them on purpose."""
+        newest = task.newest_generation()
+        expected = signal.generation == task.generation if task.change is None else signal.generation == newest
+        if task.unanswered or not expected or not task.accepts(signal.worker, signal.generation):
+            return
+        if task.suspicion is None or task.suspicion.generation != signal.generation:
+            task.suspicion = Suspicion(signal.generation, now, [])
+        task.suspicion.signals.append(signal)
+
+    def _connection(self, decision: Decision, task: TaskView, now: datetime) -> bool:
+        """Turn broken sockets into a fault once every node of the task has reported all its ranks alive since."""
+        suspicion = task.suspicion
+        if suspicion is None or suspicion.generation != task.generation:
+            return False
+        for member in task.members.values():
+            node = self.view.nodes.get(member.node)
+            status = self.view.status(member)
+            heard_at = node.heard_at if node is not None else None
+            settled = heard_at is not None and (heard_at - suspicion.at).total_seconds() >= SETTLE_S
+            if not settled or status is None or status.task != task.name:
+                return True  # too early to tell; no other verdict meanwhile
+        first = suspicion.signals[0]
+        fault = faults.Fault(
+            cause=f"{task.name}/{suspicion.generation}",
+            kind=ErrorKind.CONNECTION,
+            error=first.error,
+            occurred_at=min(s.occurred_at for s in suspicion.signals),
+            generation=suspicion.generation,
+            step=first.step,
+            worker=first.worker,
+            node=first.node,
+            rank=first.rank,
+            traceback=first.traceback,
+            evidence={
+                "error": first.error,
+                "detail": first.detail,
+                "traceback": first.traceback,
+                "broken_sockets_of": [s.worker for s in suspicion.signals],
+            },
+        )
+        self._fault(decision, task, fault, now)
+        return True
+
+    def _stall(self, decision: Decision, task: TaskView, now: datetime) -> None:
+        statuses = {w: s for w, m in task.members.items() if (s := self.view.status(m)) is not None}
+        own = [s for s in statuses.values() if s.task == task.name and s.generation == task.generation]
+        if len(own) < len(task.members):
+            return
+        layout = task.layout
+        stall = stalls.find(
+            statuses,
+            mean_s=task.mean_step_s(),
+            previous_mean_s=task.previous_mean_s,
+            growth=task.previous_size / len(task.members),
+            data_parallel_only=layout is not None and layout.tensor == layout.pipeline == 1,
+            limits=self.limits.stalls,
+        )
+        if stall is None:
+            return
+        worker = stall.workers[0] if stall.workers else None
+        member = task.members[worker] if worker is not None else None
+        status = statuses[worker] if worker is not None else None
+        step = status.step if status is not None else task.step
+        fault = faults.Fault(
+            cause=f"{task.name}/{task.generation}/{step}",
+            kind=stall.kind,
+            error=status.phase or "" if status is not None else "",
+            occurred_at=now - timedelta(seconds=stall.stalled_s),
+            generation=task.generation,
+            step=step,
+            worker=worker,
+            node=member.node if member is not None else None,
+            rank=member.rank if member is not None else None,
+            evidence={"workers": list(stall.workers), "stalled_s": stall.stalled_s, "limit_s": stall.limit_s},
+        )
+        self._fault(decision, task, fault, now)
+
+    def _progress(self, decision: Decision, heartbeat: Heartbeat, now: datetime) -> None:
+        """Learn step and rate from rank 0, and summarise them into the log from time to time."""
+        for status in heartbeat.workers:
+            task = self.view.tasks.get(status.task) if status.task is not None else None
+            if task is None or task.ended or status.rank != 0 or status.generation != task.generation:
+                continue
+            if status.worker not in task.members or status.state != "training":
+                continue
+            task.step = max(task.step, status.step)
+            if status.step_s is not None and status.steps_timed > task.timed:
+                task.timed = status.steps_timed
+                task.durations_s.append(status.step_s)
+            known = task.timed >= TIMED_STEPS and task.progressed_generation != task.generation
+            last = task.progressed_at
+            due = last is None or (now - last).total_seconds() >= self.limits.progress_interval_s
+            if task.change is None and task.timed >= TIMED_STEPS and status.step > task.progressed_step:
+                if known or due:
+                    self._decide(decision, _progressed(task, status.loss, now))
+
+    def _ranks(self, task: TaskView) -> dict[str, dict[str, object]]:
+        """Return where each rank stood, for the reader of an incident."""
+        ranks: dict[str, dict[str, object]] = {}
+        for worker, member in task.members.items():
+            status = self.view.status(member)
+            if status is not None and status.task == task.name:
+                fields = {"state", "phase", "step", "micro_batch", "progress_age_s", "process_state", "pid"}
+                ranks[worker] = {"rank": member.rank, **status.model_dump(include=fields)}
+        return ranks
+
+    def _decide(self, decision: Decision, event: Event | None) -> None:
+        if event is not None:
+            self.fold(event)
+            decision.events.append(event)
+
+
+def is_decision(event: Event) -> bool:
+    """Whether the detector writes events of this type."""
+    own = (ErrorDetected, NodeJoined, TaskProgressed, TaskCheckpointed, TaskStopped, TaskFinished)
+    return isinstance(event, own) or event.type == "task.failed"
+
+
+def _joined(heartbeat: Heartbeat, cause: str, now: datetime) -> NodeJoined:
+    return NodeJoined(
+        event_id=derived_id(cause, faults.SERVICE, "joined"),
+        occurred_at=now,
+        node=heartbeat.node,
+        incarnation=heartbeat.incarnation,
+        agent_pid=heartbeat.agent_pid,
+        domain=heartbeat.domain,
+        workers=[w.worker for w in heartbeat.workers],
+    )
+
+
+def _progressed(task: TaskView, loss: float | None, now: datetime) -> TaskProgressed:
+    return TaskProgressed(
+        event_id=derived_id(f"{task.name}/{task.generation}/{task.step}", faults.SERVICE, "progressed"),
+        occurred_at=now,
+        task=task.name,
+        generation=task.generation,
+        step=task.step,
+        workers=len(task.members),
+        step_s=statistics.median(task.durations_s),
+        loss=loss,
+    )
+
+
+def _effect(signal: Signal, now: datetime) -> Event | None:
+    """Return the event of a checkpoint, a stop or a result of the current generation."""
+    at = min(signal.occurred_at, now)
+    # Several agents' word for the same thing is one event: the id comes from the thing.
+    cause = f"{signal.task}/{signal.generation}/{signal.step}"
+    match signal:
+        case RankCheckpointed():
+            return TaskCheckpointed(
+                event_id=derived_id(f"{cause}/{signal.path}", faults.SERVICE, "checkpointed"),
+                occurred_at=at,
+                task=signal.task,
+                generation=signal.generation,
+                step=signal.step,
+                path=signal.path,
+            )
+        case RankStopped():
+            return TaskStopped(
+                event_id=derived_id(cause, faults.SERVICE, "stopped"),
+                occurred_at=at,
+                task=signal.task,
+                generation=signal.generation,
+                step=signal.step,
+                path=signal.path,
+            )
+        case RankFinished():
+            return TaskFinished(
+                event_id=derived_id(cause, faults.SERVICE, "finished"),
+                occurred_at=at,
+                task=signal.task,
+                generation=signal.generation,
+                step=signal.step,
+                samples_sha256=signal.samples_sha256,
+                parameters_path=signal.parameters_path,
+                loss=signal.loss,
+            )
+    return None

@@ -1,0 +1,108 @@
+"""Whether a task has stopped making progress, and whose fault it is (DESIGN section 4: hang, collective time-out).
+
+A rank that hangs makes all others wait in the next collective. So the *task* stands still when its newest progress is
+old; the culprits are the ranks that have not reached the collective; if all have, the collective itself is stuck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shared.severities import ErrorKind
+from shared.signals import WorkerStatus
+
+SLOW_PHASES = frozenset({"setup", "checkpoint", "waiting"})
+"""Regions in which no mean step applies."""
+
+FIRST_STEP_FACTOR = 5.0
+"""The first step of a generation may take this many times longer than its mean: buffers are allocated, sockets opened
+and caches filled in it (measured: up to 3 times on a busy machine)."""
+
+_ORDER = {"ended": 0, "begun": 1, "compute": 2, "reduce": 3, "update": 4}
+"""Order of the phases between two updates: ``WorkerStatus.step`` counts updates applied, so ``ended`` comes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Thresholds from the settings (``shared/settings.py`` gives the reasons)."""
+
+    hang_factor: float
+    hang_floor_s: float
+    slow_region_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A task that stands still: what it is, who is to blame (nobody for a collective), for how long, and the limit."""
+
+    kind: ErrorKind
+    workers: tuple[str, ...]
+    stalled_s: float
+    limit_s: float
+
+
+def find(
+    statuses: Mapping[str, WorkerStatus],
+    *,
+    mean_s: float | None,
+    previous_mean_s: float | None,
+    growth: float,
+    data_parallel_only: bool,
+    limits: Limits,
+) -> Stall | None:
+    """Return the stall of a task, if it is one.
+
+    Ages are as of each node's newest heartbeat, so they are lower bounds: a late heartbeat delays a verdict and
+    never causes one.
+
+    Args:
+        statuses: worker -> status of every member, all in the task's present generation.
+        mean_s: mean step of this generation; None before one was timed.
+        previous_mean_s: mean step of the generation before, if known.
+        growth: how much longer a step is expected to take than in the generation before (workers then / now).
+        data_parallel_only: every replica is one rank, so ranks meet only in the reduction at the end of a step.
+        limits: thresholds.
+    """
+    ages = [s.progress_age_s for s in statuses.values()]
+    known = [age for age in ages if age is not None]
+    if not known or len(known) < len(ages):
+        return None
+    stalled_s = min(known)
+    if any(s.phase in SLOW_PHASES or s.phase is None for s in statuses.values()):
+        limit_s = limits.slow_region_timeout_s
+    else:
+        limit_s = _limit_s(mean_s, previous_mean_s, growth, limits)
+    if stalled_s <= limit_s:
+        return None
+    late = _late(statuses, data_parallel_only)
+    kind = ErrorKind.HANG if late else ErrorKind.COLLECTIVE_TIMEOUT
+    return Stall(kind=kind, workers=late, stalled_s=stalled_s, limit_s=limit_s)
+
+
+def _limit_s(mean_s: float | None, previous_mean_s: float | None, growth: float, limits: Limits) -> float:
+    if mean_s is not None:
+        return max(limits.hang_factor * mean_s, limits.hang_floor_s)
+    if previous_mean_s is not None:
+        scaled_s = previous_mean_s * max(1.0, growth)
+        return max(limits.hang_factor * scaled_s, limits.hang_floor_s) * FIRST_STEP_FACTOR
+    return limits.slow_region_timeout_s
+
+
+def _late(statuses: Mapping[str, WorkerStatus], data_parallel_only: bool) -> tuple[str, ...]:
+    """Return the ranks that hold the others up; none if all have reached the collective."""
+    stopped = tuple(w for w, s in statuses.items() if s.process_state in ("T", "t"))
+    if stopped:
+        return stopped
+    places = {w: (s.step, _ORDER.get(s.phase or "", 0), s.micro_batch or 0) for w, s in statuses.items()}
+    newest = max(step for step, _, _ in places.values())
+    reached = {w for w, place in places.items() if place[:2] >= (newest, _ORDER["reduce"])}
+    late = [w for w in statuses if w not in reached]
+    if not late:
+        return ()
+    behind = min(places[w][0] for w in late)
+    late = [w for w in late if places[w][0] == behind]
+    if data_parallel_only:
+        return tuple(late)
+    # Ranks of other layouts wait for one another inside a step too: the one that is furthest behind is the cause.
+    return (min(late, key=lambda w: (places[w], -(statuses[w].progress_age_s or 0.0), w)),)

@@ -1,0 +1,267 @@
+"""What the cluster monitor knows: the fold of the log, and beside it the telemetry that stays out of the log."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from shared.events import (
+    ErrorDetected,
+    Event,
+    NodeJoined,
+    PlanDecided,
+    StateMoved,
+    TaskFailed,
+    TaskFinished,
+    TaskProgressed,
+    TaskStopped,
+    TaskSubmitted,
+)
+from shared.plans import Layout, Member, Stage, TaskChange
+from shared.severities import ErrorKind
+from shared.signals import Heartbeat, RankRaised, WorkerStatus
+
+RECENT_STEPS = 32
+"""Step durations kept for the mean and the median: enough to be steady, few enough to follow a real change."""
+
+
+@dataclass(slots=True)
+class NodeView:
+    """A node. ``joined``: its newest join event; ``lost``: the error event that declared it lost, if one did.
+
+    ``heard_at`` and ``heartbeat`` are telemetry: the newest heartbeat and when the monitor received it.
+    """
+
+    name: str
+    incarnation: str
+    joined: str
+    lost: str | None = None
+    heard_at: datetime | None = None
+    heartbeat: Heartbeat | None = None
+    cleaned_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failure of a task: ``key`` names its kind, error and step."""
+
+    key: str
+    at: datetime
+    generation: int
+
+
+@dataclass(slots=True)
+class Suspicion:
+    """Ranks whose collectives broke, without a cause so far."""
+
+    generation: int
+    at: datetime
+    signals: list[RankRaised]
+
+
+@dataclass(slots=True)
+class TaskView:
+    """A task.
+
+    ``generation`` and ``members``: of the newest stage known to have resumed. ``change``: what the newest plan still
+    has to do, with that plan's id in ``plan``. ``covered``: worker -> generation up to which what happens to it
+    belongs to an incident that is known. ``unanswered``: error events of the task that no plan has answered yet.
+    ``broken``: that the outstanding plan could not be carried out, until an error event says so.
+    """
+
+    name: str
+    max_restarts: int
+    generation: int = 0
+    members: dict[str, Member] = field(default_factory=dict)
+    layout: Layout | None = None
+    plan: str | None = None
+    change: TaskChange | None = None
+    ended: bool = False
+    step: int = 0
+    covered: dict[str, int] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    non_finite: set[int] = field(default_factory=set)
+    unanswered: set[str] = field(default_factory=set)
+    broken: StateMoved | None = None
+    suspicion: Suspicion | None = None
+    # Telemetry and its summaries
+    durations_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    timed: int = 0
+    previous_mean_s: float | None = None
+    previous_size: int = 0
+    progressed_at: datetime | None = None
+    progressed_generation: int = -1
+    progressed_step: int = -1
+
+    def concerned(self) -> set[str]:
+        """Return the workers whose processes matter to the task at this moment."""
+        if self.change is None:
+            return set(self.members)
+        change = self.change
+        workers = {*change.survivors, *change.prepare, *change.release}
+        return workers | {m.worker for stage in self._stages() for m in stage.members}
+
+    def accepts(self, worker: str, generation: int) -> bool:
+        """Whether what happens to the worker's process of that generation is news for this task."""
+        if self.ended or worker not in self.concerned() or generation <= self.covered.get(worker, -1):
+            return False
+        return generation == self.generation if self.change is None else generation >= self.generation
+
+    def newest_generation(self) -> int:
+        """Return the newest generation that the outstanding plan leads to, else the present one."""
+        return max([self.generation, *(stage.generation for stage in self._stages())])
+
+    def current(self, generation: int) -> bool:
+        """Whether effects (checkpoints, results) of that generation count."""
+        known = {self.generation, *(stage.generation for stage in self._stages())}
+        return not self.ended and generation in known
+
+    def _stages(self) -> list[Stage]:
+        change = self.change
+        return [s for s in (change.interrupted, change.target) if s is not None] if change is not None else []
+
+    def mean_step_s(self) -> float | None:
+        """Return the mean of the recent steps of this generation."""
+        return sum(self.durations_s) / len(self.durations_s) if self.durations_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanNote:
+    """What the detector remembers of a plan: the event it answers."""
+
+    cause: str
+
+
+@dataclass(slots=True)
+class View:
+    """Everything the monitor decides from."""
+
+    nodes: dict[str, NodeView] = field(default_factory=dict)
+    tasks: dict[str, TaskView] = field(default_factory=dict)
+    plans: dict[str, PlanNote] = field(default_factory=dict)
+    errors: dict[str, ErrorDetected] = field(default_factory=dict)
+
+    def status(self, member: Member) -> WorkerStatus | None:
+        """Return the newest status of a member's worker."""
+        node = self.nodes.get(member.node)
+        if node is None or node.heartbeat is None:
+            return None
+        return next((w for w in node.heartbeat.workers if w.worker == member.worker), None)
+
+    def running(self) -> Iterator[TaskView]:
+        """Return the tasks that train and have no plan outstanding and no error unanswered."""
+        for task in self.tasks.values():
+            if not task.ended and task.members and task.change is None and not task.unanswered:
+                yield task
+
+
+def evolve(view: View, event: Event) -> View:
+    """Fold one event into the view (in place)."""
+    match event:
+        case NodeJoined():
+            known = view.nodes.get(event.node)
+            same = known is not None and known.incarnation == event.incarnation
+            view.nodes[event.node] = NodeView(
+                name=event.node,
+                incarnation=event.incarnation,
+                joined=event.event_id,
+                heard_at=known.heard_at if known is not None and same else None,
+                heartbeat=known.heartbeat if known is not None and same else None,
+            )
+        case TaskSubmitted():
+            # A name may come again once its task has ended; generations go on rising, failures start anew.
+            old = view.tasks.get(event.task)
+            view.tasks[event.task] = TaskView(
+                name=event.task,
+                max_restarts=event.spec.max_restarts,
+                step=event.step,
+                generation=old.generation if old is not None else 0,
+            )
+        case TaskProgressed():
+            task = _task(view, event.task)
+            task.step = event.step
+            task.progressed_at, task.progressed_step = event.occurred_at, event.step
+            task.progressed_generation = event.generation
+        case TaskStopped() | TaskFinished() | TaskFailed():
+            task = _task(view, event.task)
+            pausing = task.change is not None and task.change.action == "pause"
+            # A paused task has saved its state and goes on later, when there are workers for it.
+            task.ended = not (pausing and isinstance(event, TaskStopped))
+            task.members, task.suspicion, task.broken = {}, None, None
+            task.unanswered.clear()
+        case ErrorDetected():
+            _error(view, event)
+        case PlanDecided():
+            _plan(view, event)
+        case StateMoved():
+            _moved(view, event)
+        case _:
+            pass
+    return view
+
+
+def _task(view: View, name: str) -> TaskView:
+    return view.tasks.setdefault(name, TaskView(name=name, max_restarts=3))
+
+
+def _error(view: View, event: ErrorDetected) -> None:
+    view.errors[event.event_id] = event
+    if event.kind is ErrorKind.NODE_LOST and event.node is not None and event.escalates is None:
+        node = view.nodes.get(event.node)
+        if node is not None and node.incarnation == event.evidence.get("incarnation", node.incarnation):
+            node.lost = event.event_id
+        for name, part in event.evidence.get("tasks", {}).items():
+            task = _task(view, name)
+            task.unanswered.add(event.event_id)
+            task.suspicion = task.broken = None
+            for worker in part["workers"]:
+                task.covered[worker] = max(task.covered.get(worker, -1), part["generation"])
+    if event.task is None:
+        return
+    task = _task(view, event.task)
+    task.unanswered.add(event.event_id)
+    task.suspicion = task.broken = None
+    generation = event.generation if event.generation is not None else task.generation
+    if event.worker is not None:
+        task.covered[event.worker] = max(task.covered.get(event.worker, -1), generation)
+    if event.kind is ErrorKind.NON_FINITE:
+        task.non_finite.add(generation)
+    if (key := event.evidence.get("failure")) is not None:
+        task.failures.append(Failure(key, event.detected_at, generation))
+
+
+def _plan(view: View, event: PlanDecided) -> None:
+    view.plans[event.plan] = PlanNote(cause=event.cause)
+    for task in view.tasks.values():
+        task.unanswered.discard(event.cause)
+    for change in event.changes:
+        task = _task(view, change.task)
+        task.plan, task.suspicion, task.broken = event.plan, None, None
+        idle = change.action == "none" and change.interrupted is None and not (change.hold or change.release)
+        task.change = None if idle else change
+        for worker in change.failed:
+            task.covered[worker] = max(task.covered.get(worker, -1), change.from_generation)
+
+
+def _moved(view: View, event: StateMoved) -> None:
+    task = _task(view, event.task)
+    if task.plan != event.plan or task.change is None:
+        return
+    stages = [s for s in (task.change.interrupted, task.change.target) if s is not None]
+    stage = next((s for s in stages if s.generation == event.generation), None)
+    if event.phase in ("resumed", "restored") and stage is not None:
+        task.previous_mean_s = task.mean_step_s() or task.previous_mean_s
+        task.previous_size = len(task.members) or task.previous_size
+        task.generation, task.members = stage.generation, {m.worker: m for m in stage.members}
+        task.layout = stage.layout
+        task.step = event.step
+        task.durations_s.clear()
+        task.timed = 0
+    if event.phase == "failed":
+        task.broken = event
+    if event.complete:
+        if event.phase == "ended":
+            task.members = {}
+        task.change = None
