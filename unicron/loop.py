@@ -16,6 +16,7 @@ yields is the same one again, in a new generation, with the micro-batches that a
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 import traceback
@@ -320,8 +321,11 @@ class Run:
         self.runtime.progress(replica.applied, "checkpoint")
         path = Path(configure.directory) / "result" / "parameters.safetensors"
         checkpoint.export(replica, path)
-        dist.barrier()
         first = configure.rank == 0
+        if first:
+            summary = {"steps": replica.applied, "samples_sha256": replica.digest.hex(), "loss": self._loss}
+            path.with_name("summary.json").write_text(json.dumps(summary) + "\n")
+        dist.barrier()
         self.runtime.send(
             Finished(
                 generation=configure.generation,

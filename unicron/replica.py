@@ -96,6 +96,10 @@ class Replica:
         """Zero the buffers that backward passes write to."""
         for gradient in self._gradients:
             gradient.zero_()
+        for parameter in self.model.parameters():
+            if hasattr(parameter, "main_grad"):
+                # Megatron's optimizer leaves main_grad here; a backward pass would add to it once more.
+                parameter.grad = None
 
     def commit(self, finished: dict[int, float], samples: dict[int, list[int]]) -> None:
         """Add the gradients of finished micro-batches (already scaled by 1/M) to the sum.
