@@ -1,0 +1,1 @@
+"""Executes plans over the node agents and reports what moved."""
