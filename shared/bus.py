@@ -13,6 +13,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
+from shared import cancellation
 from shared.errors import Unavailable
 
 logger = logging.getLogger(__name__)
@@ -30,8 +31,9 @@ PENDING_MESSAGES = 65_536
 PENDING_BYTES = 64 << 20
 """The same limit in bytes."""
 
-JETSTREAM_TIMEOUT_S = 5.0
-"""Answer of the server to a JetStream request. An fsync on a busy disk takes up to seconds."""
+JETSTREAM_TIMEOUT_S = 2.0
+"""Answer of the server to a JetStream request. What takes longer (an fsync on a very busy disk) is tried again, which
+does no harm; what is lost in a restart of the server waits this long."""
 
 
 class Bus:
@@ -94,6 +96,16 @@ class Bus:
         """Largest message the server takes."""
         return self._client.max_payload
 
+    async def wait_connected(self) -> None:
+        """Wait until the server is there and has answered."""
+        while True:
+            with contextlib.suppress(TimeoutError, nats.errors.Error, OSError), cancellation.kept():
+                await self._client.flush(timeout=1)
+                return
+            if self._client.is_closed:
+                raise Unavailable(f"bus {self._name} is closed")
+            await asyncio.sleep(RECONNECT_WAIT_S)
+
     async def wait_closed(self) -> None:
         """Wait until the connection is gone for good: closed here, or refused by a server (another token)."""
         await self._closed.wait()
@@ -105,7 +117,8 @@ class Bus:
             Unavailable: the connection is closed, or too much waits for a reconnection.
         """
         try:
-            await self._client.publish(subject, data)
+            with cancellation.kept():
+                await self._client.publish(subject, data)
         except nats.errors.Error as err:
             raise Unavailable(f"cannot publish to {subject}: {type(err).__name__} {err}") from err
 
@@ -116,7 +129,8 @@ class Bus:
             Unavailable: nobody listens, or no answer came in time.
         """
         try:
-            return bytes((await self._client.request(subject, data, timeout=timeout_s)).data)
+            with cancellation.kept():
+                return bytes((await self._client.request(subject, data, timeout=timeout_s)).data)
         except nats.errors.NoRespondersError as err:
             raise Unavailable(f"nobody answers on {subject}") from err
         except (TimeoutError, nats.errors.Error) as err:

@@ -23,6 +23,7 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
+from shared import cancellation
 from shared.bus import Bus
 from shared.errors import Unavailable, UnicronError
 from shared.events import Event, Recorded
@@ -42,7 +43,7 @@ ACK_WAIT_S = 5.0
 """After this long without an acknowledgement the server delivers again, which does no harm: positions tell."""
 
 _RETRY_S = 0.1
-"""Pause after an error of the bus while following."""
+"""Pause after an error of the bus while following; while it is away the table is asked this often."""
 
 _READ = 500
 """Records read from the table at once."""
@@ -170,7 +171,7 @@ class _Follower:
                         await self._unsubscribe()
                     continue
                 await self._take(message)
-                with contextlib.suppress(nats.errors.Error):
+                with contextlib.suppress(nats.errors.Error), cancellation.kept():
                     await message.ack()
         finally:
             await self._unsubscribe()
@@ -201,9 +202,13 @@ class _Follower:
     async def _next(self) -> Msg | None:
         """Return the next message; nothing if none came in time or the bus is in trouble."""
         try:
-            if self._subscription is None:
-                self._subscription = await self._subscribe()
-            return (await self._subscription.fetch(1, timeout=FETCH_TIMEOUT_S))[0]
+            if not self._bus.connected and not self._bus.closed:
+                await asyncio.sleep(_RETRY_S)
+                return None
+            with cancellation.kept():
+                if self._subscription is None:
+                    self._subscription = await self._subscribe()
+                return (await self._subscription.fetch(1, timeout=FETCH_TIMEOUT_S))[0]
         except (TimeoutError, nats.errors.TimeoutError):
             return None
         except (nats.errors.Error, OSError) as err:

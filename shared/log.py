@@ -68,6 +68,7 @@ class EventLog:
     """
 
     def __init__(self, url: str, *, read_only: bool = False, clock: Clock = utc_now) -> None:
+        self.url = url
         self._database = Database(url, read_only=read_only)
         self._what = f"log {self._database.name}"
         self._clock = clock

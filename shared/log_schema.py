@@ -84,7 +84,7 @@ _SQLITE_TRIGGERS = [
 
 _POSTGRESQL_TRIGGERS = [
     """CREATE FUNCTION log_refuse() RETURNS trigger LANGUAGE plpgsql AS
-       $$ BEGIN RAISE EXCEPTION 'the event log is append-only: % refused', TG_OP; END $$""",
+       $$ BEGIN RAISE EXCEPTION 'the event log is append-only: %% refused', TG_OP; END $$""",
     """CREATE TRIGGER log_no_change BEFORE UPDATE OR DELETE ON log
        FOR EACH ROW EXECUTE FUNCTION log_refuse()""",
     """CREATE TRIGGER log_no_truncate BEFORE TRUNCATE ON log
@@ -104,7 +104,7 @@ def database_errors(what: str) -> Any:
         yield
     except OperationalError as err:
         text = str(err.orig)
-        if "decode to UTF-8" in text or "malformed" in text:
+        if "malformed" in text:
             raise Corrupt(f"{what}: {text}") from err
         raise Unavailable(f"{what}: {text}") from err
     except DatabaseError as err:
@@ -132,12 +132,14 @@ class Database:
 
     def __init__(self, url: str, *, read_only: bool) -> None:
         self._copies: tempfile.TemporaryDirectory[str] | None = None
-        parsed = _parse(url)
-        self.name = parsed.database or ""
-        self.sqlite = parsed.get_backend_name() == "sqlite"
-        if self.sqlite:
-            self.engine = self._open_sqlite(Path(self.name), read_only)
+        path = _sqlite_path(url)
+        self.sqlite = path is not None
+        if path is not None:
+            self.name = str(path)
+            self.engine = self._open_sqlite(path, read_only)
         else:
+            parsed = _postgresql(url)
+            self.name = parsed.database or ""
             self.engine = create_engine(parsed, pool_size=4, pool_pre_ping=True)
         self.writer = self.engine.execution_options(unicron_write=True)
         try:
@@ -219,12 +221,20 @@ class Database:
         return False
 
 
-def _parse(url: str) -> URL:
+def _sqlite_path(url: str) -> Path | None:
+    """Return the file of an SQLite URL. All that follows the slashes is the path: it may hold ``?``, ``#`` or ``%``."""
+    scheme, separator, path = url.partition(":///")
+    if scheme not in ("sqlite", "sqlite+pysqlite") or not separator or path in ("", ":memory:"):
+        return None
+    return Path(path)
+
+
+def _postgresql(url: str) -> URL:
     try:
         parsed = make_url(url)
     except ArgumentError as err:
         raise InvalidInput(f"not a database URL: {url!r}") from err
-    if parsed.get_backend_name() not in ("sqlite", "postgresql") or not parsed.database:
+    if parsed.get_backend_name() != "postgresql":
         raise InvalidInput(f"a log is sqlite:///PATH or postgresql+psycopg://..., not {url!r}")
     return parsed
 
@@ -236,11 +246,17 @@ def _sqlite_connect(path: Path, mode: str) -> Callable[[], sqlite3.Connection]:
         connection = sqlite3.connect(
             uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
         )
+        # A damaged text is told with its position (it cannot be hashed), where the driver would fail for the batch.
+        connection.text_factory = _text
         # FULL: a committed event survives a power failure. In WAL mode that is one fsync a commit.
         connection.execute("PRAGMA synchronous=FULL")
         return connection
 
     return connect
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="surrogateescape")
 
 
 def checkpoint(engine: Engine) -> None:

@@ -136,6 +136,13 @@ class NatsServer:
             process.kill()  # without effect on one that has ended
             process.wait()
 
+    async def kill(self) -> None:
+        """End the server with SIGKILL, as a crash would."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            await asyncio.to_thread(process.wait)
+
     async def __aenter__(self) -> Self:
         """Start."""
         await self.start()

@@ -17,6 +17,7 @@ import nats.errors
 import nats.js.errors
 from nats.js.api import Header, RawStreamMsg, StorageType, StreamConfig, StreamInfo
 
+from shared import cancellation
 from shared.bus import Bus
 from shared.errors import Unavailable
 from shared.events import Recorded
@@ -74,11 +75,14 @@ class Relay:
         Raises:
             Unavailable: the server does not answer; nothing is lost, the next run goes on.
         """
+        if not self._bus.connected:
+            raise Unavailable("relay: not connected to NATS")
         async with self._running:
             try:
                 while True:
                     try:
-                        return await self._send(await self._sequence())
+                        with cancellation.kept():
+                            return await self._send(await self._sequence())
                     except _Contradiction as err:
                         logger.error("stream %s contradicts the log (%s): deleted and rebuilt", STREAM, err)
                         with contextlib.suppress(nats.js.errors.NotFoundError):
@@ -125,17 +129,17 @@ class Relay:
     async def _publish(self, rows: Sequence[Recorded]) -> int:
         """Publish rows until the stream turns out to be elsewhere; return the stream's last sequence."""
         for row in rows:
+            headers: dict[str, str] = {
+                Header.MSG_ID: row.event.event_id,
+                Header.EXPECTED_LAST_SEQUENCE: str(row.position - 1),
+                Header.EXPECTED_STREAM: STREAM,
+                HASH_HEADER: row.hash,
+            }
             try:
-                ack = await self._bus.jetstream.publish(
-                    f"{SUBJECT}.{row.event.type}",
-                    self._payload(row),
-                    headers={
-                        Header.MSG_ID: row.event.event_id,
-                        Header.EXPECTED_LAST_SEQUENCE: str(row.position - 1),
-                        Header.EXPECTED_STREAM: STREAM,
-                        HASH_HEADER: row.hash,
-                    },
-                )
+                with cancellation.kept():
+                    ack = await self._bus.jetstream.publish(
+                        f"{SUBJECT}.{row.event.type}", self._payload(row), headers=headers
+                    )
             except nats.js.errors.APIError as err:
                 if err.err_code not in _WRONG_LAST_SEQUENCE:
                     raise

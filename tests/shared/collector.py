@@ -1,0 +1,45 @@
+"""A follower that remembers what it was given."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from shared.events import Recorded
+from shared.journal import Journal
+
+
+class Collector:
+    def __init__(self) -> None:
+        self.records: list[Recorded] = []
+        self._changed = asyncio.Condition()
+
+    @property
+    def positions(self) -> list[int]:
+        return [record.position for record in self.records]
+
+    async def handle(self, record: Recorded) -> None:
+        self.records.append(record)
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def until(self, position: int) -> None:
+        """Wait until the record at ``position`` has come."""
+        async with asyncio.timeout(30), self._changed:
+            await self._changed.wait_for(lambda: bool(self.records) and self.records[-1].position >= position)
+
+
+@contextlib.asynccontextmanager
+async def following(journal: Journal, *, consumer: str = "test", after: int = 0) -> AsyncIterator[Collector]:
+    """A follower for the length of the block; what it raises is raised here."""
+    collector = Collector()
+    task = asyncio.create_task(journal.follow(collector.handle, consumer=consumer, after=after))
+    try:
+        yield collector
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

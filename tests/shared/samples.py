@@ -1,0 +1,147 @@
+"""Events for the tests of the log: real ones, fixed and drawn."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from hypothesis import strategies as st
+
+from shared.events import (
+    ErrorDetected,
+    Event,
+    NodeJoined,
+    PlanDecided,
+    StateMoved,
+    TaskFailed,
+    TaskProgressed,
+    TaskStopRequested,
+    TaskSubmitted,
+)
+from shared.plans import Problem, Response, Solution, TaskProblem, Term, Trigger
+from shared.severities import ErrorKind, Method, Severity
+from shared.tasks import TaskSpec
+
+EPOCH = datetime(2024, 1, 1, tzinfo=UTC)
+
+
+def event_id(number: int) -> str:
+    return str(uuid.UUID(int=number))
+
+
+def node_joined(number: int, node: str = "n0") -> NodeJoined:
+    return NodeJoined(
+        event_id=event_id(number),
+        occurred_at=EPOCH + timedelta(seconds=number),
+        node=node,
+        incarnation=f"incarnation-{number}",
+        agent_pid=number,
+        domain="default",
+        workers=[f"{node}/0", f"{node}/1"],
+    )
+
+
+def spec(name: str) -> TaskSpec:
+    return TaskSpec.model_validate(
+        {
+            "name": name,
+            "model": {"layers": 2, "hidden": 32, "heads": 4, "sequence_length": 16},
+            "batch": {"global": 12, "micro": 1},
+            "steps": 40,
+            "data": "synthetic",
+        }
+    )
+
+
+def plan(number: int, throughput: dict[int, float]) -> PlanDecided:
+    """A plan with tables, whose integer keys JSON turns into text."""
+    problem = TaskProblem(
+        name="a",
+        weight=1.5,
+        necessary=1,
+        maximum=8,
+        current=4,
+        faulted=True,
+        transition_s=0.1,
+        running_s=1e5,
+        throughput=throughput,
+    )
+    term = Term(name="a", workers=3, waf_flop_per_s=0.1 + 0.2, reward=1e300, penalty=5e-324, objective=-0.0)
+    best = Solution(label="best", assignment={"a": 3}, objective=1 / 3, terms=[term])
+    return PlanDecided(
+        event_id=event_id(number),
+        occurred_at=EPOCH,
+        plan=f"p{number}",
+        trigger=Trigger.ERROR,
+        cause=event_id(0),
+        response=Response.RECONFIGURE,
+        changes=[],
+        problem=Problem(workers=7, tasks=[problem]),
+        solution=best,
+    )
+
+
+_ids = st.uuids(version=4).map(str)
+_times = st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))
+_names = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,8}[a-z0-9])?", fullmatch=True)
+_counts = st.integers(0, 2**62)
+_finite = st.floats(allow_nan=False, allow_infinity=False)
+_text = st.text(st.characters(codec="utf-8"), max_size=40)
+_json: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | _finite | _text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_text, inner, max_size=3),
+    max_leaves=8,
+)
+
+events: st.SearchStrategy[Event] = st.one_of(
+    st.builds(TaskStopRequested, event_id=_ids, occurred_at=_times, task=_names),
+    st.builds(TaskSubmitted, event_id=_ids, occurred_at=_times, task=_names, spec=_names.map(spec)),
+    st.builds(
+        TaskProgressed,
+        event_id=_ids,
+        occurred_at=_times,
+        task=_names,
+        generation=_counts,
+        step=_counts,
+        workers=_counts,
+        step_s=_finite,
+        loss=st.none() | _finite,
+    ),
+    st.builds(
+        TaskFailed,
+        event_id=_ids,
+        occurred_at=_times,
+        task=_names,
+        generation=_counts,
+        step=_counts,
+        reason=_text,
+        traceback=_text,
+    ),
+    st.builds(
+        ErrorDetected,
+        event_id=_ids,
+        occurred_at=_times,
+        incident=_ids,
+        kind=st.sampled_from(ErrorKind),
+        severity=st.sampled_from(Severity),
+        method=st.sampled_from(Method),
+        detected_at=_times,
+        node=st.none() | _text,
+        evidence=st.dictionaries(_text, _json, max_size=4),
+    ),
+    st.builds(
+        StateMoved,
+        event_id=_ids,
+        occurred_at=_times,
+        plan=_ids,
+        task=_names,
+        generation=_counts,
+        phase=st.sampled_from(["held", "resumed", "restored", "failed"]),
+        started_at=_times,
+        durations_s=st.dictionaries(_text, _finite, max_size=3),
+        deal=st.dictionaries(_text, st.lists(_counts, max_size=3), max_size=3),
+    ),
+    st.builds(plan, number=_counts, throughput=st.dictionaries(st.integers(0, 64), _finite, max_size=5)),
+    st.builds(node_joined, number=st.integers(0, 10**6), node=_names),
+)

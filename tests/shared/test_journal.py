@@ -1,0 +1,248 @@
+"""Following the log against a real server: every record once, in order, through restarts and rebuilds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from shared.bus import Bus
+from shared.errors import Unavailable, VersionConflict
+from shared.events import Recorded
+from shared.journal import Journal
+from shared.log import EventLog
+from shared.nats_server import NatsServer
+from shared.relay import STREAM, SUBJECT, encode
+from tests.shared.collector import following
+from tests.shared.samples import node_joined
+
+
+async def test_the_table_first_then_what_is_new(journal: Journal) -> None:
+    await journal.append([node_joined(1), node_joined(2)])
+    async with following(journal) as follower:
+        await follower.until(2)
+        await journal.append([node_joined(3)])
+        await follower.until(3)
+        await journal.append([node_joined(4), node_joined(5)])
+        await follower.until(5)
+        assert follower.records == journal.log.read()
+
+
+async def test_from_a_position_on(journal: Journal) -> None:
+    await journal.append([node_joined(number) for number in range(1, 5)])
+    async with following(journal, after=3) as follower:
+        await follower.until(4)
+        await journal.append([node_joined(5)])
+        await follower.until(5)
+        assert follower.positions == [4, 5]
+    # Again with the same name: the position counts, not what the consumer remembers.
+    async with following(journal, after=1) as follower:
+        await follower.until(5)
+        assert follower.positions == [2, 3, 4, 5]
+    async with following(journal, after=5) as follower:
+        await journal.append([node_joined(6)])
+        await follower.until(6)
+        assert follower.positions == [6]
+
+
+async def test_append_passes_on_what_the_log_refuses(journal: Journal) -> None:
+    await journal.append([node_joined(1)])
+    with pytest.raises(VersionConflict):
+        await journal.append([node_joined(2)], expected={"node/n0": 0})
+
+
+async def test_several_followers(journal: Journal) -> None:
+    async with following(journal, consumer="planner") as one, following(journal, consumer="api.live page") as two:
+        for number in range(1, 21):
+            await journal.append([node_joined(number)])
+        await asyncio.gather(one.until(20), two.until(20))
+        assert one.positions == two.positions == list(range(1, 21))
+
+
+async def test_what_handle_raises_is_raised(journal: Journal) -> None:
+    seen: list[int] = []
+
+    async def handle(record: Recorded) -> None:
+        seen.append(record.position)
+        if record.position == 2:
+            raise ValueError("two")
+
+    await journal.append([node_joined(1)])
+    task = asyncio.create_task(journal.follow(handle, consumer="test", after=0))
+    await journal.append([node_joined(2), node_joined(3)])
+    with pytest.raises(ValueError, match="two"):
+        await task
+    assert seen == [1, 2]
+    async with following(journal, after=1) as follower:
+        await follower.until(3)
+        assert follower.positions == [2, 3]
+
+
+async def test_a_slow_handler_gets_each_record_once(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server delivers again what is not acknowledged in time; the position tells."""
+    monkeypatch.setattr("shared.journal.ACK_WAIT_S", 0.05)
+    seen: list[int] = []
+    done = asyncio.Event()
+
+    async def handle(record: Recorded) -> None:
+        await asyncio.sleep(0.2)  # four times as long as the server waits
+        seen.append(record.position)
+        if record.position == 5:
+            done.set()
+
+    task = asyncio.create_task(journal.follow(handle, consumer="test", after=0))
+    for number in range(1, 6):
+        await journal.append([node_joined(number)])
+    async with asyncio.timeout(20):
+        await done.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert seen == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("crash", [False, True])
+async def test_a_restart_of_the_server(journal: Journal, nats: NatsServer, bus: Bus, crash: bool) -> None:
+    async with following(journal) as follower:
+        await journal.append([node_joined(1), node_joined(2)])
+        await follower.until(2)
+        await (nats.kill() if crash else nats.stop())
+        # The log goes on without NATS, and so does who follows it.
+        await journal.append([node_joined(3), node_joined(4)])
+        await follower.until(4)
+        await nats.start()
+        await bus.wait_connected()
+        for number in range(5, 10):
+            await journal.append([node_joined(number)])
+            await follower.until(number)
+        assert follower.records == journal.log.read()
+    assert await journal.relay() == 9
+
+
+async def test_a_rebuild_of_the_stream(journal: Journal, bus: Bus) -> None:
+    async with following(journal) as follower:
+        await journal.append([node_joined(number) for number in range(1, 6)])
+        await follower.until(5)
+        for number in range(6, 10):
+            await bus.jetstream.delete_stream(STREAM)
+            await journal.append([node_joined(number)])
+            assert await journal.relay() == number
+            await follower.until(number)
+        assert follower.records == journal.log.read()
+
+
+async def test_a_server_that_lost_its_store(tmp_path: Path, log: EventLog) -> None:
+    first = NatsServer(tmp_path / "first")
+    await first.start()
+    bus = await Bus.connect(first.url, token=first.token, name="test")
+    async with Journal(log, bus) as journal, following(journal) as follower:
+        await journal.append([node_joined(1), node_joined(2)])
+        await follower.until(2)
+        await first.stop()
+        async with NatsServer(tmp_path / "second", port=first.port, token=first.token):
+            await bus.wait_connected()
+            await journal.append([node_joined(3)])
+            await follower.until(3)
+            assert await journal.relay() == 3
+            assert follower.records == log.read()
+    await bus.close()
+
+
+async def test_forged_messages_are_not_handled(journal: Journal, bus: Bus) -> None:
+    async with following(journal) as follower:
+        await journal.append([node_joined(1)])
+        await follower.until(1)
+        assert await journal.relay() == 1
+        (record,) = journal.log.read()
+        forged = record.model_copy(update={"position": 2, "stream_version": 2, "event": node_joined(66)})
+        await bus.jetstream.publish(f"{SUBJECT}.node.joined", encode(forged))
+        await bus.jetstream.publish(f"{SUBJECT}.node.joined", b"\xff")
+        await journal.append([node_joined(2)])
+        assert await journal.relay() == 2
+        await journal.append([node_joined(3)])
+        await follower.until(3)
+        assert follower.records == journal.log.read()
+
+
+async def test_a_record_too_large_for_a_message(journal: Journal, bus: Bus) -> None:
+    large = node_joined(2).model_copy(update={"domain": "x" * bus.max_payload_bytes})
+    async with following(journal) as follower:
+        await journal.append([node_joined(1)])
+        await follower.until(1)
+        await journal.append([large, node_joined(3)])
+        await follower.until(3)
+        assert follower.records == journal.log.read()
+
+
+async def test_what_others_append_without_relaying(journal: Journal) -> None:
+    """A process that died between its commit and its relay."""
+    async with following(journal) as follower:
+        other = EventLog(journal.log.url)
+        other.append([node_joined(1)])
+        other.close()
+        await follower.until(1)
+        async with asyncio.timeout(10):
+            while await journal.relay() != 1:
+                pass
+
+
+async def test_a_closed_bus_ends_the_following(log: EventLog, nats: NatsServer) -> None:
+    bus = await Bus.connect(nats.url, token=nats.token, name="test")
+    journal = Journal(log, bus)
+    task = asyncio.create_task(journal.follow(lambda record: asyncio.sleep(0), consumer="test", after=0))
+    await bus.close()
+    with pytest.raises(Unavailable, match="closed"):
+        await task
+
+
+async def test_closing_relays_what_was_appended(log: EventLog, bus: Bus) -> None:
+    async with Journal(log, bus) as journal:
+        await journal.append([node_joined(1)])
+    assert (await bus.jetstream.stream_info(STREAM)).state.last_seq == 1
+
+
+_FOLLOWER = """
+import asyncio, sys, time
+from shared.bus import Bus
+from shared.journal import Journal
+from shared.log import EventLog
+
+async def main(url, token, log_url):
+    log = EventLog(log_url)
+    bus = await Bus.connect(url, token=token, name="follower")
+
+    async def handle(record):
+        print(record.position, time.monotonic(), flush=True)
+
+    await Journal(log, bus).follow(handle, consumer="follower", after=0)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_another_process_hears_within_milliseconds(journal: Journal, nats: NatsServer) -> None:
+    """Well under the time after which a follower would have asked the table: it was the stream that told."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    process = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-c", _FOLLOWER, nats.url, nats.token, journal.log.url],
+        stdout=asyncio.subprocess.PIPE,
+        env=environment,
+    )
+    try:
+        assert process.stdout is not None
+        delays_s = []
+        for number in range(1, 31):
+            began = time.monotonic()
+            await journal.append([node_joined(number)])
+            position, heard = (await process.stdout.readline()).split()
+            assert int(position) == number
+            delays_s.append(float(heard) - began)
+        assert statistics.median(delays_s[1:]) < 0.1
+    finally:
+        process.kill()
+        await process.communicate()

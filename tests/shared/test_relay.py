@@ -1,0 +1,154 @@
+"""The relay against a real server: sequence = position, whatever happens to the stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import nats.js.errors
+import pytest
+from nats.js.api import Header, RawStreamMsg, StreamConfig
+
+from shared.bus import Bus
+from shared.log import EventLog
+from shared.nats_server import NatsServer
+from shared.relay import HASH_HEADER, STREAM, SUBJECT, Relay, decode
+from tests.shared.samples import event_id, node_joined, plan
+
+
+async def messages(bus: Bus) -> list[RawStreamMsg]:
+    info = await bus.jetstream.stream_info(STREAM)
+    return [await bus.jetstream.get_msg(STREAM, sequence) for sequence in range(1, info.state.last_seq + 1)]
+
+
+async def assert_equal(bus: Bus, log: EventLog) -> None:
+    """The stream holds the log, event by event."""
+    held = await messages(bus)
+    assert [decode(message.data or b"") for message in held] == log.read()
+    assert [message.seq for message in held] == [record.position for record in log.read()]
+
+
+async def test_sequence_is_position(log: EventLog, bus: Bus) -> None:
+    log.append([node_joined(1), plan(2, {1: 0.5, 2: 0.1})])
+    relay = Relay(log, bus)
+    assert await relay.run() == 2
+    await assert_equal(bus, log)
+    held = await messages(bus)
+    assert [message.subject for message in held] == [f"{SUBJECT}.node.joined", f"{SUBJECT}.plan.decided"]
+    headers = held[1].headers
+    assert headers is not None
+    assert headers[Header.MSG_ID] == event_id(2)
+    assert headers[Header.EXPECTED_LAST_SEQUENCE] == "1"
+    assert headers[HASH_HEADER] == log.read()[1].hash
+
+
+async def test_running_again_adds_nothing(log: EventLog, bus: Bus) -> None:
+    relay = Relay(log, bus)
+    assert await relay.run() == 0
+    log.append([node_joined(1)])
+    assert [await relay.run(), await relay.run(), await Relay(log, bus).run()] == [1, 1, 1]
+    log.append([node_joined(2), node_joined(3)])
+    assert await relay.run() == 3
+    await assert_equal(bus, log)
+
+
+async def test_a_known_id_with_a_stale_sequence_is_error_10071(log: EventLog, bus: Bus) -> None:
+    """The server's behaviour that the relay's rule rests on."""
+    log.append([node_joined(1), node_joined(2)])
+    await Relay(log, bus).run()
+    headers: dict[str, str] = {Header.MSG_ID: event_id(1), Header.EXPECTED_LAST_SEQUENCE: "0"}
+    with pytest.raises(nats.js.errors.BadRequestError) as caught:
+        await bus.jetstream.publish(f"{SUBJECT}.node.joined", b"", headers=headers)
+    assert caught.value.err_code == 10071
+
+
+async def test_concurrent_relays_are_harmless(log: EventLog, bus: Bus, nats: NatsServer) -> None:
+    url = log.url
+    buses = [await Bus.connect(nats.url, token=nats.token, name=f"relay-{index}") for index in range(4)]
+    logs = [EventLog(url) for _ in buses]
+    relays = [Relay(own_log, own_bus) for own_log, own_bus in zip(logs, buses, strict=True)]
+    for batch in range(6):
+        first = 1 + 10 * batch
+        log.append([node_joined(number) for number in range(first, first + 10)])
+        sequences = await asyncio.gather(*(relay.run() for relay in relays))
+        assert sequences == [10 * (batch + 1)] * 4
+    await assert_equal(bus, log)
+    for own_bus in buses:
+        await own_bus.close()
+    for own_log in logs:
+        own_log.close()
+
+
+async def test_a_lost_stream_is_rebuilt(log: EventLog, bus: Bus) -> None:
+    log.append([node_joined(number) for number in range(1, 6)])
+    relay = Relay(log, bus)
+    await relay.run()
+    await bus.jetstream.delete_stream(STREAM)
+    log.append([node_joined(6)])
+    assert await relay.run() == 6
+    await assert_equal(bus, log)
+
+
+async def test_a_stream_with_more_than_the_log_is_rebuilt(
+    log: EventLog, bus: Bus, caplog: pytest.LogCaptureFixture
+) -> None:
+    log.append([node_joined(1)])
+    relay = Relay(log, bus)
+    await relay.run()
+    await bus.jetstream.publish(f"{SUBJECT}.forged", b"{}")
+    assert await relay.run() == 1
+    await assert_equal(bus, log)
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert errors == [f"stream {STREAM} contradicts the log (it has 2 messages, the log fewer): deleted and rebuilt"]
+
+
+async def test_a_stream_of_other_events_is_rebuilt(log: EventLog, bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
+    await bus.jetstream.add_stream(StreamConfig(name=STREAM, subjects=[f"{SUBJECT}.>"]))
+    for _ in range(2):
+        await bus.jetstream.publish(f"{SUBJECT}.foreign", b"{}")
+    log.append([node_joined(number) for number in range(1, 4)])
+    assert await Relay(log, bus).run() == 3
+    await assert_equal(bus, log)
+    assert "sequence 2 is not the event at that position" in caplog.text
+
+
+async def test_a_stream_with_holes_is_rebuilt(log: EventLog, bus: Bus) -> None:
+    await bus.jetstream.add_stream(StreamConfig(name=STREAM, subjects=[f"{SUBJECT}.>"]))
+    log.append([node_joined(1), node_joined(2)])
+    relay = Relay(log, bus)
+    await relay.run()
+    await bus.jetstream.purge_stream(STREAM)  # the last sequence stays, the messages are gone
+    assert await relay.run() == 2
+    await assert_equal(bus, log)
+
+
+async def test_our_stream_refuses_to_lose_messages(log: EventLog, bus: Bus) -> None:
+    log.append([node_joined(1)])
+    await Relay(log, bus).run()
+    with pytest.raises(nats.js.errors.APIError):
+        await bus.jetstream.purge_stream(STREAM)
+    with pytest.raises(nats.js.errors.APIError):
+        await bus.jetstream.delete_msg(STREAM, 1)
+    await assert_equal(bus, log)
+
+
+async def test_a_record_too_large_for_a_message_keeps_its_place(log: EventLog, bus: Bus) -> None:
+    large = node_joined(2).model_copy(update={"domain": "x" * bus.max_payload_bytes})
+    log.append([node_joined(1), large, node_joined(3)])
+    assert await Relay(log, bus).run() == 3
+    held = await messages(bus)
+    assert not held[1].data
+    assert decode(held[2].data or b"") == log.read()[2]
+
+
+async def test_what_was_relayed_survives_a_kill_of_the_server(log: EventLog, bus: Bus, nats: NatsServer) -> None:
+    log.append([node_joined(number) for number in range(1, 21)])
+    relay = Relay(log, bus)
+    await relay.run()
+    await nats.kill()
+    await nats.start()
+    await bus.wait_connected()
+    assert (await bus.jetstream.stream_info(STREAM)).state.last_seq == 20
+    log.append([node_joined(21)])
+    assert await relay.run() == 21
+    await assert_equal(bus, log)
