@@ -1,0 +1,142 @@
+"""REST client of the cluster verbs: problem documents become the exceptions (and exit codes) of ``shared.errors``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from shared.errors import Conflict, InvalidInput, NotFound, Unavailable, UnicronError
+from shared.settings import Settings
+
+TIMEOUT_S = 15.0
+"""An answer takes milliseconds; a submission on a busy disk waits up to 10 s for the projections."""
+
+_PAGE = 1000
+"""Items asked for at once: the most the server gives."""
+
+Params = Mapping[str, str | int | bool | list[str] | None]
+
+
+class Client:
+    """The server's interface. ``server``: its address; None: the default port on this machine.
+
+    Raises:
+        InvalidInput: the address is not an HTTP address.
+    """
+
+    def __init__(self, server: str | None = None) -> None:
+        self.server: str = server or Settings.model_fields["server"].default
+        try:
+            url = httpx.URL(self.server)
+        except httpx.InvalidURL as err:
+            raise InvalidInput(f"--server: {self.server!r} is not an address: {err}") from err
+        if url.scheme not in {"http", "https"} or not url.host:
+            raise InvalidInput(f"--server: {self.server!r} must be like http://HOST:PORT")
+        # The cluster is no web site: a proxy of the environment is for those.
+        self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False)
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def get(self, path: str, params: Params | None = None) -> Any:
+        """Return the JSON at ``path``."""
+        return self._request("GET", path, params=_given(params))
+
+    def post(self, path: str, body: Any = None) -> Any:
+        """Send ``body`` and return the answer."""
+        return self._request("POST", path, json=body)
+
+    def pages(self, path: str, params: Params | None = None) -> dict[str, Any]:
+        """Return a whole list, page after page, in the shape of one page."""
+        items: list[Any] = []
+        cursor: str | None = None
+        while True:
+            page = self.get(path, {**(params or {}), "limit": _PAGE, "cursor": cursor})
+            items += page["items"]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return {"items": items, "next_cursor": None}
+
+    @contextlib.contextmanager
+    def lines(self, path: str, params: Params | None = None, *, accept: str) -> Iterator[Iterator[str]]:
+        """Give the lines of a stream that may never end."""
+        with (
+            self._errors(),
+            self._http.stream(
+                "GET",
+                path,
+                params=_given(params),
+                headers={"Accept": accept},
+                timeout=httpx.Timeout(TIMEOUT_S, read=None),
+            ) as response,
+        ):
+            if response.is_error:
+                response.read()
+            self._raise(response)
+            yield response.iter_lines()
+
+    def _request(self, method: str, path: str, **arguments: Any) -> Any:
+        with self._errors():
+            response = self._http.request(method, path, **arguments)
+            self._raise(response)
+            try:
+                return response.json()
+            except ValueError as err:
+                raise Unavailable(f"{self.server} does not speak Unicron's interface: not JSON") from err
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.TimeoutException as err:
+            raise Unavailable(f"{self.server} does not answer: {type(err).__name__}") from err
+        except httpx.TransportError as err:
+            raise Unavailable(
+                f"cannot reach a server at {self.server} ({err}); start one with `unicron up`, "
+                "or name it with --server or UNICRON_SERVER"
+            ) from err
+
+    def _raise(self, response: httpx.Response) -> None:
+        if response.is_error:
+            raise problem_error(response)
+
+
+def _given(params: Params | None) -> dict[str, Any]:
+    return {name: value for name, value in (params or {}).items() if value is not None}
+
+
+def problem_error(response: httpx.Response) -> UnicronError:
+    """Return the error in a problem document as the exception of its code, or else of its HTTP status."""
+    try:
+        problem = response.json()
+        code, detail = str(problem["code"]), str(problem["detail"])
+    except (ValueError, KeyError, TypeError):
+        return Unavailable(f"{response.request.url} answered {response.status_code} without a problem document")
+    kind = _by_code(UnicronError, code) or _by_status(response.status_code)
+    error = kind(detail)
+    known = {"type", "title", "status", "code", "detail"}
+    error.extra = {name: value for name, value in problem.items() if name not in known}
+    return error
+
+
+def _by_code(kind: type[UnicronError], code: str) -> type[UnicronError] | None:
+    if kind.code == code:
+        return kind
+    found = (_by_code(child, code) for child in kind.__subclasses__())
+    return next((child for child in found if child is not None), None)
+
+
+def _by_status(status: int) -> type[UnicronError]:
+    kinds: dict[int, type[UnicronError]] = {404: NotFound, 409: Conflict, 503: Unavailable}
+    return kinds.get(status, InvalidInput if status < 500 else UnicronError)

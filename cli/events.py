@@ -1,0 +1,73 @@
+"""``unicron events``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
+
+import typer
+
+from cli.options import Format, Output, Server
+from cli.output import print_json, print_json_line
+
+_HIDDEN = frozenset({"event_id", "schema_version", "type", "occurred_at"})
+"""Fields that a line of text leaves out: they are in its first columns, or in the JSON."""
+
+_LINE_CHARACTERS = 200
+"""Characters of an event shown in a line of text; ``-o json`` has all."""
+
+
+def events(
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for further events.")] = False,
+    after: Annotated[int, typer.Option(min=0, help="Only events behind this position.")] = 0,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Most events to print, without --follow.")] = 1000,
+    server: Server = None,
+    output: Output = Format.TEXT,
+) -> None:
+    """Print the event log.
+
+    With --follow -o json: one object a line.
+    """
+    from cli.client import Client
+
+    with Client(server) as client:
+        if follow:
+            _follow(client, after, output)
+            return
+        page = client.get("/v1/events", {"after": after, "limit": limit})
+    if output is Format.JSON:
+        print_json(page)
+        return
+    for record in page["items"]:
+        print(line(record))
+    if page["next_cursor"] is not None:
+        print(f"more: unicron events --after {page['next_cursor']}", file=sys.stderr)
+
+
+def _follow(client: Any, after: int, output: Format) -> None:
+    """Print events as they come; ends when the server ends."""
+    params = {"after": after, "follow": True}
+    with client.lines("/v1/events", params, accept="text/event-stream") as lines:
+        for record in records(lines):
+            if output is Format.JSON:
+                print_json_line(record)
+            else:
+                print(line(record), flush=True)
+
+
+def records(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield the records in a stream of server-sent events (each has one ``data`` line)."""
+    for text in lines:
+        if text.startswith("data:"):
+            yield json.loads(text.removeprefix("data:"))
+
+
+def line(record: dict[str, Any]) -> str:
+    """Return a record as one line of text."""
+    event = {name: value for name, value in record["event"].items() if name not in _HIDDEN}
+    text = json.dumps(event, ensure_ascii=False)
+    if len(text) > _LINE_CHARACTERS:
+        text = text[: _LINE_CHARACTERS - 3] + "..."
+    return f"{record['position']:>6}  {record['recorded_at']}  {record['type']:<20}  {text}"

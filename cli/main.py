@@ -1,0 +1,165 @@
+"""The ``unicron`` command: one verb per module, each loaded only when it is used.
+
+Exit codes: 0 success, 1 failure, 2 invalid input or usage, 3 not found, 4 conflict, 5 server not reachable,
+6 a log that fails its checks, 130 interrupted (``shared/errors.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import itertools
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+import typer.core
+import typer.main
+
+from shared.errors import InvalidInput, UnicronError
+
+VERBS: dict[str, tuple[str, str]] = {
+    "up": ("cli.up", "Start the whole system on this machine; Ctrl-C stops it."),
+    "demo": ("cli.demo", "Run the demonstration: two tasks, several faults, and the proof that both healed."),
+    "submit": ("cli.submit", "Submit a task."),
+    "ps": ("cli.ps", "List tasks."),
+    "show": ("cli.show", "Show a task."),
+    "logs": ("cli.logs", "Print what a task's ranks print."),
+    "stop": ("cli.stop", "Stop a task at the next step, with a checkpoint."),
+    "nodes": ("cli.nodes", "List nodes and their workers."),
+    "incidents": ("cli.incidents", "List faults and what was done about them."),
+    "plan": ("cli.plan", "Look at plans."),
+    "events": ("cli.events", "Print the event log."),
+    "cost": ("cli.cost", "Report what failures cost."),
+    "replay": ("cli.replay", "Rebuild the state from a log, and check it."),
+}
+"""Verb -> its module, and what it does in a line (so that the list of verbs loads none of them)."""
+
+_INTERRUPTED = 130
+"""128 + SIGINT, as shells do."""
+
+
+class LazyGroup(typer.core.TyperGroup):
+    """Lists all verbs without importing them; imports the one that is used."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the verbs of this installation."""
+        return [verb for verb, (module, _) in VERBS.items() if importlib.util.find_spec(module) is not None]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return what a list of verbs needs to know of one."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        return typer.core.TyperCommand(name=cmd_name, help=VERBS[cmd_name][1])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the verb that is to be run."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is not None and command is not None:
+            command = load(name)
+        return name, command, rest
+
+
+def load(verb: str) -> Any:
+    """Import a verb's module and return its command. The module has ``app``, or a function of the verb's name."""
+    module = importlib.import_module(VERBS[verb][0])
+    app = getattr(module, "app", None)
+    if app is None:
+        app = typer.Typer(add_completion=False)
+        app.command(verb)(getattr(module, verb))
+    command = typer.main.get_command(app)
+    command.name = verb
+    return command
+
+
+def _version(value: bool) -> None:
+    if value:
+        from importlib import metadata
+
+        try:
+            print(f"unicron {metadata.version('unicron')}")
+        except metadata.PackageNotFoundError:
+            print("unicron (not installed)")
+        raise typer.Exit
+
+
+app = typer.Typer(cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def unicron(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Workload manager for large-model training that heals itself at the lowest total cost."""
+
+
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Tell whether ``-o json`` is among the arguments; asked before (and in case) they cannot be parsed."""
+    pairs = itertools.pairwise(arguments)
+    return {"-ojson", "--output=json"} & set(arguments) != set() or any(
+        option in {"-o", "--output"} and value == "json" for option, value in pairs
+    )
+
+
+def report(error: UnicronError, *, as_json: bool) -> None:
+    """Print an error to standard error: a sentence, or its problem document."""
+    if as_json:
+        print(json.dumps(error.problem(), ensure_ascii=False), file=sys.stderr)
+        return
+    print(f"unicron: {error.detail}", file=sys.stderr)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = wants_json(arguments)
+    try:
+        code = app(args=arguments, prog_name="unicron", standalone_mode=False)
+        sys.stdout.flush()
+    except UnicronError as err:
+        report(err, as_json=as_json)
+        return err.exit_code
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        return _broken_pipe()
+    except Exception as err:
+        return _usage(err, as_json=as_json)
+    return code if isinstance(code, int) else 0
+
+
+def _broken_pipe() -> int:
+    """The reader (``head``, say) has what it wants; nothing is left to be flushed into the broken pipe at exit."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _usage(error: Exception, *, as_json: bool) -> int:
+    """Report a wrong use of the command; anything else is raised again.
+
+    Typer's parser comes with it or from click, depending on its version, so its exceptions are known by what they
+    have: ``exit_code`` and, if there is something to say, ``format_message``.
+    """
+    if type(error).__name__ == "Abort":
+        return _INTERRUPTED
+    message = getattr(error, "format_message", None)
+    if message is None or not hasattr(error, "exit_code"):
+        raise error
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(message(), file=sys.stderr)
+        return InvalidInput.exit_code
+    context = getattr(error, "ctx", None)
+    hint = f" (see `{context.command_path} --help`)" if context is not None else ""
+    report(InvalidInput(f"{message()}{hint}"), as_json=as_json)
+    return InvalidInput.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""``unicron plan list`` and ``unicron plan show``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from cli.options import Format, Output, Server
+from cli.output import clock, print_fields, print_json, print_table, seconds_between
+
+app = typer.Typer(help="Look at plans.", no_args_is_help=True, add_completion=False)
+
+
+@app.command("list")
+def list_plans(
+    task: Annotated[str | None, typer.Option(help="Only those that concern this task.")] = None,
+    server: Server = None,
+    output: Output = Format.TEXT,
+) -> None:
+    """List plans, the oldest first."""
+    from cli.client import Client
+
+    with Client(server) as client:
+        page = client.pages("/v1/plans", {"task": task})
+    if output is Format.JSON:
+        print_json(page)
+        return
+    rows = [
+        (
+            plan["id"],
+            clock(plan["decided_at"]),
+            plan["trigger"],
+            plan["response"],
+            plan["state"],
+            plan["tasks"],
+            plan["incident"],
+        )
+        for plan in page["items"]
+    ]
+    print_table(("PLAN", "AT (UTC)", "TRIGGER", "RESPONSE", "STATE", "TASKS", "INCIDENT"), rows, empty="no plans")
+
+
+@app.command("show")
+def show_plan(
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="The plan's id.")],
+    server: Server = None,
+    output: Output = Format.TEXT,
+) -> None:
+    """Show a plan: why, what it gives each task, what it turned down, and how it went."""
+    from cli.client import Client
+
+    with Client(server) as client:
+        shown = client.get(f"/v1/plans/{quote(plan, safe='')}")
+    if output is Format.JSON:
+        print_json(shown)
+        return
+    names = ("id", "trigger", "cause", "incident", "response", "state", "supersedes", "superseded_by", "tasks")
+    print_fields([*((name, shown[name]) for name in names), ("decided_at", clock(shown["decided_at"]))])
+    print()
+    for words in shown["words"]:
+        print(words)
+    _print_solutions(shown["event"])
+    if shown["milestones"]:
+        print()
+        print_table(("TASK", "PHASE", "AFTER S", "GENERATION", "STEP", "DURATIONS S", "DETAIL"), _milestones(shown))
+
+
+def _print_solutions(event: dict[str, Any]) -> None:
+    """Print the solution and the alternatives with their objective terms."""
+    if event["solution"] is None:
+        return
+    rows: list[tuple[object, ...]] = []
+    for solution in (event["solution"], *event["alternatives"]):
+        rows.append((solution["label"], "", "", "", "", solution["objective"]))
+        for term in solution["terms"]:
+            waf = float(term["waf_flop_per_s"])
+            rows.append(
+                ("", f"{term['name']} x {term['workers']}", waf, term["reward"], term["penalty"], term["objective"])
+            )
+    print()
+    print_table(("SOLUTION", "TASK X WORKERS", "WAF FLOP/S", "REWARD", "PENALTY", "OBJECTIVE"), rows)
+
+
+def _milestones(plan: dict[str, Any]) -> list[tuple[object, ...]]:
+    return [
+        (
+            milestone["task"],
+            milestone["phase"],
+            seconds_between(plan["decided_at"], milestone["occurred_at"]),
+            milestone["generation"],
+            milestone["step"],
+            ", ".join(f"{name} {value:.3f}" for name, value in milestone["durations_s"].items()),
+            milestone["detail"],
+        )
+        for milestone in plan["milestones"]
+    ]

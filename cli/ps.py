@@ -1,0 +1,39 @@
+"""``unicron ps``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cli.options import Format, Output, Server
+from cli.output import print_json, print_table
+
+
+def ps(
+    state: Annotated[list[str] | None, typer.Option(help="Only tasks in this state; may be repeated.")] = None,
+    server: Server = None,
+    output: Output = Format.TEXT,
+) -> None:
+    """List tasks."""
+    from cli.client import Client
+
+    with Client(server) as client:
+        page = client.pages("/v1/tasks", {"state": state or None})
+    if output is Format.JSON:
+        print_json(page)
+        return
+    rows = [
+        (
+            task["name"],
+            task["state"],
+            f"{task['step']}/{task['steps']}",
+            task["workers"],
+            task["weight"],
+            task["loss"],
+            task["waf_flop_per_s"] or None,
+            task["reason"],
+        )
+        for task in page["items"]
+    ]
+    print_table(("NAME", "STATE", "STEP", "WORKERS", "WEIGHT", "LOSS", "WAF FLOP/S", "REASON"), rows, empty="no tasks")

@@ -1,0 +1,1 @@
+"""The gateway: projections of the log, REST interface, cost reports."""

@@ -1,0 +1,73 @@
+"""Follows the log into the projections and wakes whoever waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from services.api.store import Store
+from shared.errors import Unavailable
+from shared.events import Recorded
+from shared.journal import Journal
+
+logger = logging.getLogger(__name__)
+
+_BATCH = 500
+"""Records folded in one transaction while catching up."""
+
+
+class Feed:
+    """The position up to which the projections have come, and a way to wait for more."""
+
+    def __init__(self, store: Store, journal: Journal) -> None:
+        self._store = store
+        self._journal = journal
+        self._changed = asyncio.Condition()
+        self.position = 0
+        self.closed = False
+
+    async def catch_up(self) -> None:
+        """Fold what the log has now; projections of another log (an older run's file) are thrown away first."""
+        self.position, head = await asyncio.to_thread(self._store.head)
+        if self.position:
+            last = await asyncio.to_thread(self._journal.log.read, after=self.position - 1, limit=1)
+            if not last or last[0].hash != head:
+                logger.warning("the projections belong to another log: folding from the start")
+                await asyncio.to_thread(self._store.reset)
+                self.position = 0
+        while records := await asyncio.to_thread(self._journal.log.read, after=self.position, limit=_BATCH):
+            self.position = await asyncio.to_thread(self._store.fold, records)
+
+    async def follow(self) -> None:
+        """Fold every further record; runs until cancelled."""
+        await self._journal.follow(self._fold, consumer="api", after=self.position)
+
+    async def _fold(self, recorded: Recorded) -> None:
+        position = await asyncio.to_thread(self._store.fold, [recorded])
+        async with self._changed:
+            self.position = position
+            self._changed.notify_all()
+
+    async def wait_beyond(self, position: int, *, timeout_s: float) -> bool:
+        """Wait until something behind ``position`` has been folded; return whether it has (or the feed is closed)."""
+        try:
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(lambda: self.closed or self.position > position)
+        except TimeoutError:
+            return False
+        return True
+
+    async def reach(self, position: int, *, timeout_s: float) -> None:
+        """Wait until ``position`` has been folded.
+
+        Raises:
+            Unavailable: it takes longer than ``timeout_s``.
+        """
+        if not await self.wait_beyond(position - 1, timeout_s=timeout_s):
+            raise Unavailable(f"the projections have not reached position {position} in {timeout_s:g} s")
+
+    async def close(self) -> None:
+        """Wake all who wait, so that streams end."""
+        async with self._changed:
+            self.closed = True
+            self._changed.notify_all()

@@ -1,0 +1,155 @@
+"""The gateway's process: ``python -P -m services.api.main``.
+
+It serves HTTP on ``settings.host`` and ``settings.port`` (0: any free one), and writes the port it got to
+``<run_dir>/services/api.port`` once it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import RedirectResponse
+
+from services.api import problems
+from services.api.feed import Feed
+from services.api.gateway import Gateway
+from services.api.live import Live
+from services.api.routers import costs, events, health, incidents, nodes, plans, tasks
+from services.api.store import Store
+from shared.errors import Unavailable
+from shared.service import Context, run
+from shared.settings import Settings
+from shared.signals import HEARTBEATS
+
+_SHUTDOWN_S = 2
+"""Requests under way when the process is asked to end are given this long; streams are ended at once."""
+
+_BACKLOG = 256
+
+
+def create_app(gateway: Gateway) -> FastAPI:
+    """Return the application."""
+    app = FastAPI(
+        title="Unicron",
+        summary="Workload manager for large-model training that heals itself at the lowest total cost.",
+        version=metadata.version("unicron") if _installed() else "0",
+    )
+    app.state.gateway = gateway
+    problems.install(app)
+    for module in (tasks, nodes, incidents, plans, events, costs, health):
+        app.include_router(module.router)
+
+    @app.get("/", include_in_schema=False)
+    async def root() -> RedirectResponse:
+        return RedirectResponse("/docs")
+
+    return app
+
+
+def _installed() -> bool:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return bool(metadata.version("unicron"))
+    return False
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn that tells when it listens, and leaves the signals to the service."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listens = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen, and say so."""
+        await super().startup(sockets=sockets)
+        self.listens.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals alone."""
+        yield
+
+
+def projections_url(settings: Settings) -> str:
+    """Return where the projections are: beside an SQLite log, or in the log's PostgreSQL (tables ``api_*``)."""
+    url = settings.log_database_url
+    return f"sqlite:///{settings.run_dir.resolve() / 'projections.db'}" if url.startswith("sqlite") else url
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        Unavailable: the address is taken or not ours.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as err:
+        raise Unavailable(f"cannot listen on {host}:{port}: {err.strerror or err}") from err
+
+
+def write_port(run_dir: Path, port: int) -> None:
+    """Write the port where ``unicron up`` looks for it; a reader sees the whole number or no file."""
+    path = run_dir / "services" / "api.port"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".port.partial")
+    partial.write_text(f"{port}\n")
+    os.replace(partial, path)
+
+
+async def _first(*tasks: asyncio.Task[Any]) -> None:
+    """Wait for the first of several tasks; raise what it raised."""
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
+
+
+async def serve(context: Context) -> None:
+    """Run the gateway until cancelled."""
+    settings = context.settings
+    store = await asyncio.to_thread(Store, projections_url(settings))
+    feed, live = Feed(store, context.journal), Live()
+    try:
+        await feed.catch_up()
+        await context.bus.subscribe(f"{HEARTBEATS}.*", live.hear)
+        app = create_app(Gateway(settings, context.bus, context.journal, store, feed, live))
+        listening = _listen(settings.host, settings.port)
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_SHUTDOWN_S
+        )
+        server = _Server(config)
+        following = asyncio.create_task(feed.follow(), name="feed")
+        serving = asyncio.create_task(server.serve(sockets=[listening]), name="http")
+        try:
+            await _first(asyncio.create_task(server.listens.wait()), serving, following)
+            write_port(settings.run_dir, listening.getsockname()[1])
+            context.ready()
+            await _first(following, serving)
+        finally:
+            await feed.close()
+            server.should_exit = True
+            await asyncio.wait({serving})
+            following.cancel()
+            await asyncio.wait({following})
+    finally:
+        await asyncio.to_thread(store.close)
+
+
+def main() -> int:
+    """Run the service."""
+    return run("api", serve)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

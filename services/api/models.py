@@ -1,0 +1,253 @@
+"""What the interface answers: the stable contract. Times are UTC ISO 8601 with microseconds."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Generic, TypeVar
+
+from pydantic import BaseModel, Field, PlainSerializer
+
+from services.api.views import Milestone, PlanState, Result
+from shared.plans import Layout, Response, Trigger
+from shared.severities import ErrorKind, Method, Severity
+from shared.tasks import TaskSpec, TaskState
+
+
+def iso(at: datetime) -> str:
+    """Return a time as text, always in UTC and always with microseconds."""
+    return at.astimezone(UTC).isoformat(timespec="microseconds")
+
+
+Time = Annotated[datetime, PlainSerializer(iso, return_type=str, when_used="json-unless-none")]
+
+T = TypeVar("T")
+
+
+class Page(BaseModel, Generic[T]):
+    """A part of a list. ``next_cursor``: hand it in as ``cursor`` for the next part; null at the end."""
+
+    items: list[T]
+    next_cursor: str | None
+
+
+class Rank(BaseModel):
+    """A rank of a task. ``worker`` stays when ranks are renumbered. ``state``: as its agent reports it."""
+
+    rank: int
+    worker: str
+    node: str
+    pid: int | None
+    state: str
+
+
+class Task(BaseModel):
+    """A task. ``step``: updates applied. ``throughput_flop_per_s``: model FLOP/s of all workers; ``waf``: weighted."""
+
+    name: str
+    id: str
+    state: TaskState
+    reason: str
+    step: int
+    steps: int
+    weight: float
+    workers: int
+    layout: Layout | None
+    ranks: list[Rank]
+    generation: int
+    loss: float | None
+    step_s: float | None
+    throughput_flop_per_s: float
+    waf_flop_per_s: float
+    plan: str | None
+    checkpoint: str | None
+    submitted_at: Time
+    started_at: Time | None
+    ended_at: Time | None
+    result: Result | None
+    traceback: str | None
+    spec: TaskSpec
+
+
+class IncidentCost(BaseModel):
+    """Cost of one incident so far; formulas in ``shared/cost.py``. ``recompute`` is shown apart from ``transition``."""
+
+    detection_worker_s: float
+    transition_worker_s: float
+    recompute_worker_s: float
+    sub_healthy_worker_s: float
+    lost_flop: float
+    money: float
+
+
+class Incident(BaseModel):
+    """A fault. ``resumed_at``: end of the interrupted step; ``restored_at``: return to planned strength."""
+
+    id: str
+    kind: ErrorKind
+    severity: Severity
+    method: Method
+    node: str | None
+    worker: str | None
+    task: str | None
+    tasks: list[str]
+    rank: int | None
+    step: int | None
+    occurred_at: Time
+    detected_at: Time
+    planned_at: Time | None
+    resumed_at: Time | None
+    restored_at: Time | None
+    response: str | None
+    plans: list[str]
+    state_source: str | None
+    steps_recomputed: int
+    cost: IncidentCost
+    evidence: dict[str, Any]
+
+
+class PlanSummary(BaseModel):
+    """A plan without what it was worked out from."""
+
+    id: str
+    trigger: Trigger
+    cause: str
+    incident: str | None
+    response: Response
+    state: PlanState
+    supersedes: list[str]
+    superseded_by: str | None
+    tasks: list[str]
+    queued: dict[str, str]
+    decided_at: Time
+    position: int
+
+
+class PlanDetail(PlanSummary):
+    """A plan with its words, its milestones and the event as it is in the log."""
+
+    words: list[str]
+    milestones: list[Milestone]
+    event: dict[str, Any]
+
+
+class NodeWorker(BaseModel):
+    """A worker slot."""
+
+    worker: str
+    task: str | None
+    rank: int | None
+    state: str
+
+
+class Node(BaseModel):
+    """A node. ``state``: ready, lost or isolated."""
+
+    name: str
+    state: str
+    reason: str
+    agent_pid: int
+    domain: str
+    workers: list[NodeWorker]
+    joined_at: Time
+    last_heartbeat_at: Time | None
+
+
+class TaskCost(BaseModel):
+    """Where a task's worker-seconds went; ``worker_s`` (held) = training + planned + the four failure parts.
+
+    ``goodput_fraction``: training / held. ``flop``: model FLOP of the updates applied. ``money``: of all that
+    was held; ``failure_money``: of the failure parts.
+    """
+
+    task: str
+    worker_s: float
+    training_worker_s: float
+    planned_worker_s: float
+    detection_worker_s: float
+    transition_worker_s: float
+    recompute_worker_s: float
+    sub_healthy_worker_s: float
+    flop: float
+    lost_flop: float
+    goodput_fraction: float | None
+    money: float
+    failure_money: float
+
+
+class IncidentCostRow(IncidentCost):
+    """An incident in the cost report."""
+
+    incident: str
+    kind: ErrorKind
+    severity: Severity
+    tasks: list[str]
+
+
+class CostTotals(IncidentCost):
+    """Sums over all tasks. ``failure_worker_s``: the four failure parts."""
+
+    worker_s: float
+    training_worker_s: float
+    planned_worker_s: float
+    failure_worker_s: float
+    flop: float
+    goodput_fraction: float | None
+    failure_money: float
+
+
+class SumCheck(BaseModel):
+    """The same failures summed by task and by incident, and the parts against the time held, worked out apart."""
+
+    by_task_worker_s: float
+    by_incident_worker_s: float
+    parts_worker_s: float
+    held_worker_s: float
+    ok: bool
+
+
+class Costs(BaseModel):
+    """The cost report."""
+
+    as_of: Time
+    currency: str
+    price_per_worker_hour: float
+    tasks: list[TaskCost]
+    incidents: list[IncidentCostRow]
+    totals: CostTotals
+    sum_check: SumCheck
+
+
+class EventRecord(BaseModel):
+    """An event with its place in the log."""
+
+    position: int
+    stream: str
+    stream_version: int
+    recorded_at: Time
+    type: str
+    event: dict[str, Any]
+    previous_hash: str
+    hash: str
+
+
+class Stopping(BaseModel):
+    """Answer to a stop request."""
+
+    name: str
+    state: TaskState
+    reason: str
+
+
+class Check(BaseModel):
+    """One thing that readiness asks for."""
+
+    name: str
+    ok: bool
+    detail: str = Field(default="")
+
+
+class Readiness(BaseModel):
+    """Whether tasks can be taken."""
+
+    ready: bool
+    checks: list[Check]

@@ -1,0 +1,125 @@
+"""From views and live state to what the interface answers. Pure."""
+
+from __future__ import annotations
+
+from services.api.live import Live
+from services.api.models import (
+    Incident,
+    IncidentCost,
+    Node,
+    NodeWorker,
+    PlanSummary,
+    Rank,
+    Task,
+)
+from services.api.views import IncidentView, NodeView, PlanView, TaskView
+from shared.plans import Member
+from shared.signals import WorkerStatus
+from shared.tasks import ENDED, TaskState
+
+_TRAINS = frozenset({TaskState.RUNNING, TaskState.DEGRADED, TaskState.TRANSITIONING, TaskState.STOPPING})
+
+
+def task(view: TaskView, live: Live) -> Task:
+    """Return a task; step, loss and step time are the agents' newest where they have some."""
+    ended = view.state in ENDED
+    now = None if ended else live.task(view.name, view.generation)
+    step_s = (now.step_s if now else 0.0) or view.step_s
+    loss = now.loss if now is not None and now.loss is not None else view.loss
+    step = max(view.step, now.step if now else 0)
+    active = view.state in _TRAINS and bool(view.members)
+    throughput = update_flop(view) / step_s if active and step_s > 0.0 else 0.0
+    return Task(
+        name=view.name,
+        id=view.submission_id,
+        state=view.state,
+        reason=view.reason,
+        step=min(step, view.spec.steps),
+        steps=view.spec.steps,
+        weight=view.spec.weight,
+        workers=0 if ended else len(view.members),
+        layout=view.layout,
+        ranks=[] if ended else [_rank(member, view, live) for member in view.members],
+        generation=view.generation,
+        loss=loss,
+        step_s=step_s or None,
+        throughput_flop_per_s=throughput,
+        waf_flop_per_s=throughput * view.spec.weight,
+        plan=view.plan or None,
+        checkpoint=view.checkpoint or None,
+        submitted_at=view.submitted_at,
+        started_at=view.started_at,
+        ended_at=view.ended_at,
+        result=view.result,
+        traceback=view.traceback or None,
+        spec=view.spec,
+    )
+
+
+def update_flop(view: TaskView) -> float:
+    """Return the model FLOP of one update."""
+    return view.spec.batch.global_ * view.spec.model.flop_per_sample()
+
+
+def _rank(member: Member, view: TaskView, live: Live) -> Rank:
+    status = live.worker(member.worker)
+    mine = status if status is not None and status.task == view.name else None
+    state: str = mine.state if mine else "unknown"
+    if member.worker in view.failed_workers and (mine is None or mine.state != "training"):
+        state = "failed"
+    pid = mine.pid if mine and mine.pid is not None else view.pids.get(member.worker)
+    return Rank(rank=member.rank, worker=member.worker, node=member.node, pid=pid, state=state)
+
+
+def incident(view: IncidentView, cost: IncidentCost) -> Incident:
+    """Return an incident with its cost."""
+    fields = view.model_dump(exclude={"position", "response", "state_source"})
+    return Incident(**fields, response=view.response or None, state_source=view.state_source or None, cost=cost)
+
+
+def plan_summary(view: PlanView) -> PlanSummary:
+    """Return a plan without its milestones."""
+    return PlanSummary(
+        id=view.id,
+        trigger=view.trigger,
+        cause=view.cause,
+        incident=view.incident,
+        response=view.response,
+        state=view.state,
+        supersedes=view.supersedes,
+        superseded_by=view.superseded_by,
+        tasks=sorted({*view.impacts, *view.queued}),
+        queued=view.queued,
+        decided_at=view.decided_at,
+        position=view.position,
+    )
+
+
+def node(view: NodeView, live: Live, tasks: list[TaskView]) -> Node:
+    """Return a node; its workers' tasks come from its heartbeat, or from the log while there is none."""
+    assigned = {
+        member.worker: (task.name, member.rank) for task in tasks if task.state not in ENDED for member in task.members
+    }
+    workers = []
+    for worker in view.workers:
+        status = live.worker(worker) if view.state == "ready" else None
+        workers.append(_worker(worker, view, status, assigned.get(worker)))
+    return Node(
+        name=view.name,
+        state=view.state,
+        reason=view.reason,
+        agent_pid=view.agent_pid,
+        domain=view.domain,
+        workers=workers,
+        joined_at=view.joined_at,
+        last_heartbeat_at=live.last_heartbeat_at(view.name),
+    )
+
+
+def _worker(worker: str, node: NodeView, status: WorkerStatus | None, assigned: tuple[str, int] | None) -> NodeWorker:
+    if node.state != "ready":
+        return NodeWorker(worker=worker, task=None, rank=None, state=node.state)
+    if status is not None:
+        return NodeWorker(worker=worker, task=status.task, rank=status.rank, state=status.state)
+    task_name, rank = assigned if assigned is not None else (None, None)
+    return NodeWorker(worker=worker, task=task_name, rank=rank, state="unknown")

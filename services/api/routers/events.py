@@ -1,0 +1,71 @@
+"""``/v1/events``: the log itself, as pages or as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query
+from fastapi.responses import StreamingResponse
+
+from services.api.gateway import Api, Gateway
+from services.api.models import EventRecord, Page
+from services.api.routers.parameters import MAX_LIMIT, PROBLEMS, Limit
+from shared.events import Recorded
+
+router = APIRouter(prefix="/v1/events", tags=["events"], responses=PROBLEMS)
+
+KEEP_ALIVE_S = 15.0
+"""A comment goes out after this long without an event, so that proxies (60 s is usual) keep the connection."""
+
+After = Annotated[int | None, Query(ge=0, lt=2**63, description="only events behind this position")]
+
+
+@router.get("", response_model=None, responses={200: {"model": Page[EventRecord]}})
+async def events(
+    api: Api,
+    limit: Limit = 100,
+    after: After = None,
+    cursor: After = None,
+    follow: Annotated[bool, Query(description="server-sent events, without end")] = False,
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Page[EventRecord] | StreamingResponse:
+    """List events in log order; with ``follow=true`` stream them as they are appended."""
+    start = cursor if cursor is not None else after or 0
+    if follow:
+        if last_event_id is not None and last_event_id.isdecimal():
+            start = max(start, int(last_event_id))
+        return StreamingResponse(_stream(api, start), media_type="text/event-stream")
+    records = await asyncio.to_thread(api.journal.log.read, after=start, limit=limit + 1)
+    more = len(records) > limit
+    items = [show(record) for record in records[:limit]]
+    return Page(items=items, next_cursor=str(items[-1].position) if more else None)
+
+
+def show(recorded: Recorded) -> EventRecord:
+    """Return a record as the interface shows it."""
+    event: dict[str, Any] = recorded.event.model_dump(mode="json", by_alias=True)
+    return EventRecord(
+        position=recorded.position,
+        stream=recorded.stream,
+        stream_version=recorded.stream_version,
+        recorded_at=recorded.recorded_at,
+        type=event["type"],
+        event=event,
+        previous_hash=recorded.previous_hash,
+        hash=recorded.hash,
+    )
+
+
+async def _stream(api: Gateway, position: int) -> AsyncIterator[str]:
+    """Yield events behind ``position``: ``id`` is the position, so a client that reconnects misses nothing."""
+    yield ": unicron events\n\n"
+    while not api.feed.closed:
+        records = await asyncio.to_thread(api.journal.log.read, after=position, limit=MAX_LIMIT)
+        for record in records:
+            shown = show(record)
+            yield f"id: {shown.position}\nevent: {shown.type}\ndata: {shown.model_dump_json()}\n\n"
+            position = shown.position
+        if not records and not await api.feed.wait_beyond(position, timeout_s=KEEP_ALIVE_S):
+            yield ": keep-alive\n\n"

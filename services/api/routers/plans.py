@@ -1,0 +1,54 @@
+"""``/v1/plans``: decisions, with everything they used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from services.api import present
+from services.api.gateway import Api
+from services.api.models import Page, PlanDetail, PlanSummary
+from services.api.routers.parameters import PROBLEMS, Cursor, Limit, TaskFilter, page
+from services.api.store import PLANS
+from services.api.views import PlanState
+from shared.errors import Corrupt
+from shared.events import PlanDecided
+
+router = APIRouter(prefix="/v1/plans", tags=["plans"], responses=PROBLEMS)
+
+
+@router.get("")
+def plans(
+    api: Api,
+    limit: Limit = 100,
+    cursor: Cursor = 0,
+    task: TaskFilter = None,
+    state: Annotated[list[PlanState] | None, Query(description="only these states")] = None,
+) -> Page[PlanSummary]:
+    """List plans, the oldest first."""
+    states = [value.value for value in state or []]
+    views = api.store.page(PLANS, after=cursor, limit=limit + 1, states=states, task=task or "")
+    return page([present.plan_summary(view) for view in views], [view.position for view in views], limit)
+
+
+@router.get("/{plan}")
+def one(plan: str, api: Api) -> PlanDetail:
+    """Show a plan: the decision in words, its milestones, and the event with the problem and the alternatives."""
+    view = api.plan(plan)
+    records = api.journal.log.read(after=view.position - 1, limit=1)
+    if not records or not isinstance(event := records[0].event, PlanDecided) or event.plan != plan:
+        raise Corrupt(f"position {view.position} of the log does not hold plan {plan}")
+    return PlanDetail(
+        **present.plan_summary(view).model_dump(),
+        words=_words(event),
+        milestones=view.milestones,
+        event=event.model_dump(mode="json", by_alias=True),
+    )
+
+
+def _words(event: PlanDecided) -> list[str]:
+    """Return the plan in sentences."""
+    explained = importlib.import_module("shared.plan_words").explain(event)
+    return explained.splitlines() if isinstance(explained, str) else list(explained)

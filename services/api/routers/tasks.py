@@ -1,0 +1,139 @@
+"""``/v1/tasks``: submit, look at, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Path, Query, Request, Response, status
+from fastapi.responses import StreamingResponse
+
+from services.api import present
+from services.api.gateway import Api, Gateway
+from services.api.logs import read_lines
+from services.api.models import Page, Stopping, Task
+from services.api.problems import TooLarge
+from services.api.routers.parameters import PROBLEMS, Cursor, Limit, page
+from services.api.store import TASKS
+from shared.errors import InvalidInput, NotFound
+from shared.tasks import ENDED, MAX_SPEC_BYTES, TaskSpec, TaskState, load_spec, parse_spec
+
+router = APIRouter(prefix="/v1/tasks", tags=["tasks"], responses=PROBLEMS)
+
+Name = Annotated[str, Path(max_length=64, description="the task's name or id")]
+
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": TaskSpec.model_json_schema(by_alias=True)},
+            "application/yaml": {"schema": {"type": "string", "description": "the same fields as YAML"}},
+        },
+    }
+}
+
+
+@router.post("", status_code=status.HTTP_201_CREATED, openapi_extra=_BODY)
+async def submit(
+    request: Request,
+    response: Response,
+    api: Api,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+) -> Task:
+    """Submit a task. With an ``Idempotency-Key``, the same submission again returns the task it made (200)."""
+    spec = _parse(await _body(request), request.headers.get("content-type", ""))
+    view, new = await api.submit(spec, key=idempotency_key or "")
+    if not new:
+        response.status_code = status.HTTP_200_OK
+    response.headers["Location"] = f"/v1/tasks/{view.name}"
+    return present.task(view, api.live)
+
+
+async def _body(request: Request) -> bytes:
+    """Return the body.
+
+    Raises:
+        TooLarge: it is larger than a specification can be; the rest is not read.
+    """
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_SPEC_BYTES:
+            raise TooLarge(f"the body is larger than {MAX_SPEC_BYTES} bytes, the most that is allowed")
+    return body
+
+
+def _parse(body: bytes, content_type: str) -> TaskSpec:
+    """Return the specification in a body: YAML if the content type says so, else JSON."""
+    try:
+        text = body.decode()
+        return load_spec(text) if "yaml" in content_type.lower() else parse_spec(json.loads(text))
+    except UnicodeDecodeError as err:
+        raise InvalidInput(f"the body is not UTF-8: {err}") from err
+    except RecursionError as err:
+        raise InvalidInput("the body is nested too deeply") from err
+    except ValueError as err:
+        raise InvalidInput(f"the body is not JSON: {err}; for YAML set Content-Type: application/yaml") from err
+
+
+@router.get("")
+def tasks(
+    api: Api,
+    limit: Limit = 100,
+    cursor: Cursor = 0,
+    state: Annotated[list[TaskState] | None, Query(description="only these states")] = None,
+) -> Page[Task]:
+    """List tasks in the order of their submission."""
+    states = [value.value for value in state or []]
+    views = api.store.page(TASKS, after=cursor, limit=limit + 1, states=states)
+    return page([present.task(view, api.live) for view in views], [view.position for view in views], limit)
+
+
+@router.get("/{name}")
+def task(name: Name, api: Api) -> Task:
+    """Show a task."""
+    return present.task(api.task(name), api.live)
+
+
+@router.post("/{name}/stop", status_code=status.HTTP_202_ACCEPTED)
+async def stop(name: Name, api: Api) -> Stopping:
+    """Ask a task to finish its step, write a checkpoint and stop. A later submission of its name goes on from there."""
+    view = await api.stop(api.task(name).name)
+    return Stopping(name=view.name, state=view.state, reason=view.reason)
+
+
+@router.get("/{name}/logs", response_class=StreamingResponse)
+async def logs(
+    name: Name,
+    api: Api,
+    rank: Annotated[int | None, Query(ge=0, le=1_000_000, description="only the worker of this rank")] = None,
+    follow: Annotated[bool, Query(description="wait for more until the task ends")] = False,
+    accept: Annotated[str, Header()] = "text/plain",
+) -> StreamingResponse:
+    """Stream what the task's ranks print: text, or with ``Accept: application/x-ndjson`` one object for each line."""
+    view = api.task(name)
+    as_json = "ndjson" in accept
+    if rank is not None and rank not in {member.rank for member in view.members}:
+        known = sorted(member.rank for member in view.members)
+        raise NotFound(f"task {name!r} has no rank {rank}; its ranks: {known}", field="rank", value=rank)
+    lines = _lines(api, view.name, rank, follow, as_json)
+    return StreamingResponse(lines, media_type="application/x-ndjson" if as_json else "text/plain")
+
+
+async def _lines(api: Gateway, name: str, rank: int | None, follow: bool, as_json: bool) -> AsyncIterator[str]:
+    async def workers() -> frozenset[str] | None:
+        if rank is None:
+            return None
+        view = await asyncio.to_thread(api.task, name)
+        return frozenset(member.worker for member in view.members if member.rank == rank)
+
+    async def going_on() -> bool:
+        if not follow or api.feed.closed:
+            return False
+        return (await asyncio.to_thread(api.task, name)).state not in ENDED
+
+    directory = api.settings.run_dir / "tasks" / name / "output"
+    async for line in read_lines(directory, workers, going_on=going_on):
+        yield line.json() if as_json else line.plain(named=rank is None)

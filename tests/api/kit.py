@@ -1,0 +1,261 @@
+"""Hand-written histories: real events in a real log, with times of the test's choosing; and the gateway over it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from services.api.main import serve
+from services.api.projections import evolve
+from services.api.views import Views
+from shared.bus import Bus
+from shared.events import (
+    ClusterConfigured,
+    ErrorDetected,
+    Event,
+    NodeJoined,
+    PlanDecided,
+    Recorded,
+    StateMoved,
+    TaskProgressed,
+    TaskSubmitted,
+)
+from shared.journal import Journal
+from shared.log import EventLog
+from shared.plans import Layout, Member, Response, Stage, TaskChange, Trigger
+from shared.service import Context
+from shared.settings import Settings
+from shared.severities import ErrorKind, Method, Severity
+from shared.tasks import TaskSpec, parse_spec
+
+START = datetime(2025, 3, 1, 12, 0, 0, tzinfo=UTC)
+PRICE = 3.6
+"""Per worker-hour: a worker-second is a thousandth of the currency."""
+
+
+def spec_dict(name: str = "gpt", data: str = "corpus.txt", **changes: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "model": {"layers": 2, "hidden": 32, "heads": 2, "sequence_length": 16},
+        "batch": {"global": 8, "micro": 1},
+        "steps": 100,
+        "data": data,
+        **changes,
+    }
+
+
+def spec(name: str = "gpt", **changes: Any) -> TaskSpec:
+    return parse_spec(spec_dict(name, **changes))
+
+
+def stage(generation: int, workers: list[str], *, kind: Any = "boundary", source: Any = "live") -> Stage:
+    return Stage(
+        kind=kind,
+        generation=generation,
+        layout=Layout(tensor=1, pipeline=1, data=len(workers), micro_batch=1),
+        members=[
+            Member(rank=rank, worker=worker, node=worker.split("/")[0], source=source)
+            for rank, worker in enumerate(workers)
+        ],
+    )
+
+
+class Story:
+    """Appends events at times given in seconds after ``START``."""
+
+    def __init__(self, path: Path) -> None:
+        self.seconds = 0.0
+        self.log = EventLog(f"sqlite:///{path}", clock=lambda: self.time())
+        self.records: list[Recorded] = []
+
+    def time(self, seconds: float | None = None) -> datetime:
+        return START + timedelta(seconds=self.seconds if seconds is None else seconds)
+
+    def at(self, seconds: float) -> Story:
+        self.seconds = seconds
+        return self
+
+    def add(self, kind: type[Any], /, **fields: Any) -> Recorded:
+        fields = {"event_id": str(uuid.uuid4()), "occurred_at": self.time(), **fields}
+        return self.append(kind(**fields))
+
+    def append(self, event: Event) -> Recorded:
+        (recorded,) = self.log.append([event])
+        self.records.append(recorded)
+        return recorded
+
+    def views(self) -> Views:
+        views = Views()
+        for recorded in self.records:
+            evolve(views, recorded)
+        return views
+
+    def cluster(self) -> Recorded:
+        return self.add(
+            ClusterConfigured,
+            mtbf_node_s=1e6,
+            throughput_hysteresis=0.2,
+            transition_prior_s=2.0,
+            worker_flop_per_s=1e9,
+            price_per_worker_hour=PRICE,
+            currency="EUR",
+        )
+
+    def node(self, name: str, workers: int = 2) -> Recorded:
+        return self.add(
+            NodeJoined,
+            node=name,
+            incarnation=str(uuid.uuid4()),
+            agent_pid=100,
+            domain="default",
+            workers=[f"{name}/{slot}" for slot in range(workers)],
+        )
+
+    def submit(self, name: str = "gpt", **changes: Any) -> Recorded:
+        return self.add(TaskSubmitted, task=name, spec=spec(name, **changes))
+
+    def plan(
+        self, plan: str, *changes: TaskChange, trigger: Trigger = Trigger.TASK_SUBMITTED, **fields: Any
+    ) -> Recorded:
+        response = fields.pop("response", Response.RECONFIGURE)
+        return self.add(
+            PlanDecided, plan=plan, trigger=trigger, cause="cause", response=response, changes=list(changes), **fields
+        )
+
+    def moved(self, plan: str, task: str, phase: str, generation: int, **fields: Any) -> Recorded:
+        fields = {"started_at": self.time(), **fields}
+        return self.add(StateMoved, plan=plan, task=task, phase=phase, generation=generation, **fields)
+
+    def progress(self, task: str, step: int, step_s: float, *, generation: int = 1, workers: int = 4) -> Recorded:
+        return self.add(
+            TaskProgressed, task=task, generation=generation, step=step, workers=workers, step_s=step_s, loss=2.5
+        )
+
+    def error(self, incident: str, occurred: float, **fields: Any) -> Recorded:
+        fields = {
+            "kind": ErrorKind.PROCESS_EXIT,
+            "severity": Severity.SEV2,
+            "method": Method.PROCESS_SUPERVISION,
+            "detected_at": self.time(),
+            **fields,
+        }
+        return self.add(ErrorDetected, incident=incident, occurred_at=self.time(occurred), **fields)
+
+    # The story that most tests begin with: one task trains on four workers of two nodes from second 10 on.
+    def running(self, name: str = "gpt", *, step_s: float = 1.0) -> Story:
+        workers = ["n0/0", "n0/1", "n1/0", "n1/1"]
+        self.at(0).cluster()
+        self.node("n0")
+        self.node("n1")
+        self.at(1).submit(name)
+        change = TaskChange(
+            task=name,
+            reason="submitted",
+            action="move",
+            from_generation=0,
+            prepare=workers,
+            target=stage(1, workers, source="initial"),
+        )
+        self.at(2).plan("start", change)
+        self.at(5).moved("start", name, "prepared", 1)
+        sources = dict.fromkeys(workers, "initial")
+        pids = {worker: 200 + index for index, worker in enumerate(workers)}
+        self.at(10).moved("start", name, "restored", 1, step=1, sources=sources, pids=pids, complete=True)
+        self.at(20).progress(name, 11, step_s)
+        return self
+
+    # Worker n1/1's process dies at second 100 and is started again.
+    def process_exit(self, incident: str = "i1", plan: str = "p1", name: str = "gpt") -> Story:
+        survivors = ["n0/0", "n0/1", "n1/0"]
+        self.at(100.5).error(incident, 100, task=name, node="n1", worker="n1/1", rank=3, generation=1, step=90)
+        self.at(101).plan(plan, restart(name), trigger=Trigger.ERROR, response=Response.RESTART, incident=incident)
+        self.at(101.2).moved(plan, name, "held", 1, incident=incident)
+        own = dict.fromkeys(survivors, "own")
+        self.at(103).moved(plan, name, "resumed", 2, incident=incident, step=91, sources=own)
+        return self
+
+    def process_restored(self, incident: str = "i1", plan: str = "p1", name: str = "gpt") -> Story:
+        self.at(106).moved(plan, name, "drained", 2, incident=incident, step=94)
+        sources = {"n0/0": "own", "n0/1": "own", "n1/0": "own", "n1/1": "live"}
+        self.at(108).moved(
+            plan, name, "restored", 3, incident=incident, step=95, sources=sources, pids={"n1/1": 300}, complete=True
+        )
+        return self
+
+
+def restart(name: str = "gpt") -> TaskChange:
+    survivors = ["n0/0", "n0/1", "n1/0"]
+    return TaskChange(
+        task=name,
+        reason="a process ended",
+        action="move",
+        from_generation=1,
+        survivors=survivors,
+        failed=["n1/1"],
+        hold=True,
+        interrupted=stage(2, survivors, kind="interrupted"),
+        prepare=["n1/1"],
+        target=stage(3, [*survivors, "n1/1"]),
+    )
+
+
+@dataclass
+class Server:
+    """A gateway on a free port."""
+
+    url: str
+    http: httpx.AsyncClient
+    journal: Journal
+    data: Path
+    """A text file that a task can train on."""
+
+    def spec(self, name: str = "gpt", **changes: Any) -> dict[str, Any]:
+        return spec_dict(name, **{"data": str(self.data), **changes})
+
+    async def append(self, kind: type[Any], /, **fields: Any) -> Recorded:
+        """Append an event as another service would."""
+        fields = {"event_id": str(uuid.uuid4()), "occurred_at": datetime.now(UTC), **fields}
+        (recorded,) = await self.journal.append([kind(**fields)])
+        return recorded
+
+    async def projected(self, position: int) -> None:
+        """Wait until the gateway has folded ``position``."""
+        async with asyncio.timeout(20):
+            while await self._position() < position:
+                await asyncio.sleep(0.01)
+
+    async def _position(self) -> int:
+        checks = {check["name"]: check["detail"] for check in (await self.http.get("/readyz")).json()["checks"]}
+        return int(checks["log"].rsplit(" ", 1)[1])
+
+
+@asynccontextmanager
+async def serving(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterator[Server]:
+    """Run the real service in this event loop."""
+    run_dir = settings.run_dir
+    data = run_dir / "corpus.txt"
+    data.write_text("the cat sat on the mat. " * 50)
+    context = Context(settings, bus, journal, asyncio.Event(), "api")
+    port_file = run_dir / "services" / "api.port"
+    port_file.unlink(missing_ok=True)
+    task = asyncio.create_task(serve(context))
+    try:
+        async with asyncio.timeout(20):
+            while not context.is_ready and not task.done():
+                await asyncio.sleep(0.01)
+        if task.done():
+            task.result()
+        url = f"http://127.0.0.1:{port_file.read_text().strip()}"
+        async with httpx.AsyncClient(base_url=url, timeout=20) as http:
+            yield Server(url, http, journal, data)
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
