@@ -34,7 +34,8 @@ class TaskProblem(Model):
 
     ``throughput``: achieved aggregate FLOP/s at each worker count; a count that is absent has zero. ``transition_s``:
     D_transition(t, x -> x') for any changed count. ``running_s``: D_running capped by the task's remaining work.
-    ``current``: the count before the fault. ``maximum``: most workers the task may have.
+    ``current``: the count before the fault. ``maximum``: most workers the task may have. ``required``: it must get a
+    count at which F is positive: a light task is not paused because a heavy one would make more of its workers.
     """
 
     name: str
@@ -46,6 +47,7 @@ class TaskProblem(Model):
     transition_s: float = Field(ge=0)
     running_s: float = Field(ge=0)
     throughput: dict[int, float]
+    required: bool = False
 
 
 class Problem(Model):

@@ -1,0 +1,206 @@
+"""decide: one plan for each trigger. Pure; the state already contains the event (``folding.evolve``).
+
+    SEV3                    retry: all ranks finish the interrupted step in place
+    SEV2                    restart of the process on its node; survivors finish the step meanwhile
+    SEV1                    its node is isolated; the solver re-plans the cluster
+    submitted, ended, node  the solver re-plans the cluster
+    stop requested          the task drains, writes a checkpoint and ends
+
+Every trigger is answered, if only by a plan that changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from services.planner.changes import can_save, end, leave, move
+from services.planner.folding import blamed_node, blamed_task, evolve, is_stale
+from services.planner.reconfigure import Reconfiguration, reconfigure, worker_order
+from services.planner.state import State, Task
+from shared.events import (
+    ErrorDetected,
+    Event,
+    EventBase,
+    NodeJoined,
+    PlanDecided,
+    TaskFailed,
+    TaskFinished,
+    TaskStopped,
+    TaskStopRequested,
+    TaskSubmitted,
+    derived_id,
+)
+from shared.plans import Response, TaskChange, Trigger
+from shared.severities import Severity
+
+__all__ = ["SERVICE", "decide", "evolve"]
+
+SERVICE = "planner"
+"""Part of the ids of the events that follow from a cause (``derived_id``)."""
+
+
+@dataclass
+class _Draft:
+    """A plan in the making. ``response``: what it is called if it changes anything."""
+
+    trigger: Trigger
+    response: Response = Response.RECONFIGURE
+    incident: str | None = None
+    changes: list[TaskChange] = field(default_factory=list)
+    solved: Reconfiguration | None = None
+    stopped: list[Task] = field(default_factory=list)
+
+
+def decide(state: State, event: EventBase, at: datetime) -> list[Event]:
+    """Return the events that follow from ``event``: none, or a plan and what it settles at once.
+
+    Args:
+        state: the fold of everything up to and with ``event``.
+        event: what happened.
+        at: when it was recorded.
+    """
+    draft = _draft(state, event, at)
+    return [] if draft is None else _events(state, event, at, draft)
+
+
+def _draft(state: State, event: EventBase, at: datetime) -> _Draft | None:
+    match event:
+        case TaskSubmitted():
+            return _solve(state, at, _Draft(Trigger.TASK_SUBMITTED), f"task {event.task} was submitted")
+        case TaskStopRequested():
+            return _stop(state, event, at)
+        case TaskFinished() | TaskFailed() | TaskStopped():
+            return _task_ended(state, event, at)
+        case NodeJoined():
+            draft = _Draft(Trigger.NODE_JOINED)
+            _leave_again(state, draft)
+            return _solve(state, at, draft, f"node {event.node} joined")
+        case ErrorDetected():
+            return _error(state, event, at)
+        case _:
+            return None
+
+
+def _stop(state: State, event: TaskStopRequested, at: datetime) -> _Draft:
+    draft = _Draft(Trigger.STOP_REQUESTED)
+    task = state.tasks.get(event.task)
+    if task is None or task.life != "stopping" or (task.change is not None and task.change.action == "stop"):
+        return draft
+    _stop_task(state, draft, task, "its stop was requested")
+    return _solve(state, at, draft, f"task {task.name} stopped") if draft.changes and draft.stopped else draft
+
+
+def _stop_task(state: State, draft: _Draft, task: Task, reason: str) -> None:
+    """Add what stops the task: by a checkpoint, or at once if it has no live state to save."""
+    if can_save(task):
+        draft.changes.append(leave(state, task, "stop", reason))
+        return
+    if task.occupied:
+        draft.changes.append(end(state, task, f"{reason}; no live state to save"))
+    draft.stopped.append(task)
+
+
+def _task_ended(state: State, event: TaskFinished | TaskFailed | TaskStopped, at: datetime) -> _Draft | None:
+    task = state.tasks.get(event.task)
+    draft = _Draft(Trigger.TASK_ENDED)
+    if task is None:
+        return draft
+    if task.life != "ended":
+        return None  # a paused task said that it had saved its state
+    what = {"task.finished": "finished", "task.failed": "failed", "task.stopped": "stopped"}[event.type]
+    if task.occupied:
+        draft.changes.append(end(state, task, f"it {what}"))
+    return _solve(state, at, draft, f"task {task.name} {what}")
+
+
+def _error(state: State, event: ErrorDetected, at: datetime) -> _Draft:
+    draft = _Draft(Trigger.ERROR, incident=event.incident)
+    where = event.worker or event.node or event.task or "the cluster"
+    what = f"{event.kind.value} of {where}"
+    if event.severity is Severity.SEV1:
+        if blamed_node(event) is None and blamed_task(state, event) is None:
+            return draft
+        _leave_again(state, draft)
+        return _solve(state, at, draft, what)
+    task = blamed_task(state, event)
+    if task is None or is_stale(task, event) or not task.broken:
+        return draft
+    draft.response = Response.RETRY if event.severity is Severity.SEV3 else Response.RESTART
+    if task.leaving:
+        _leave_again(state, draft)
+        return _solve(state, at, draft, f"task {task.name} stopped") if draft.stopped else draft
+    verb = "retried in place" if event.severity is Severity.SEV3 else "restarted on its node"
+    draft.changes.append(move(state, task, worker_order(state, task), f"{what}; {verb}"))
+    return draft
+
+
+def _leave_again(state: State, draft: _Draft) -> None:
+    """Add what becomes of tasks that were being stopped or paused and lost a process in the midst of it."""
+    for name in sorted(state.tasks):
+        task = state.tasks[name]
+        if not task.broken or not task.leaving:
+            continue
+        if task.life == "stopping":
+            _stop_task(state, draft, task, "a worker was lost while it stopped")
+        else:
+            draft.changes.append(leave(state, task, "pause", "a worker was lost while it paused"))
+
+
+def _solve(state: State, at: datetime, draft: _Draft, why: str) -> _Draft:
+    """Ask the solver; tasks that the draft stops at once are over for it."""
+    for task in draft.stopped:
+        ended = task.model_copy(update={"life": "ended", "members": (), "holders": (), "broken": False, "lost": ()})
+        state = state.model_copy(update={"tasks": {**state.tasks, task.name: ended}})
+    draft.solved = reconfigure(state, at, why)
+    draft.changes += draft.solved.changes
+    return draft
+
+
+def _events(state: State, event: EventBase, at: datetime, draft: _Draft) -> list[Event]:
+    changes = sorted(draft.changes, key=lambda change: change.task)
+    unfinished = [state.tasks[c.task].plan for c in changes if state.tasks[c.task].change is not None]
+    solved = draft.solved
+    plan = PlanDecided(
+        event_id=derived_id(event.event_id, SERVICE, 0),
+        occurred_at=at,
+        plan=f"p{state.plans + 1}",
+        trigger=draft.trigger,
+        cause=event.event_id,
+        incident=draft.incident,
+        response=draft.response if changes else Response.NONE,
+        supersedes=list(dict.fromkeys(unfinished)),
+        changes=changes,
+        queued=_queued(state, draft),
+        problem=solved.problem if solved else None,
+        solution=solved.solution if solved else None,
+        alternatives=solved.alternatives if solved else [],
+    )
+    return [plan, *_stops(event, at, draft.stopped)]
+
+
+def _queued(state: State, draft: _Draft) -> dict[str, str]:
+    """Return all tasks that are without workers once the plan is made."""
+    paused = {c.task: f"paused: {c.reason}" for c in draft.changes if c.action == "pause"}
+    solved = draft.solved.queued if draft.solved else {}
+    leaving = [
+        t for t in state.tasks.values() if t.life == "active" and t.queued and (draft.solved is None or t.leaving)
+    ]
+    found = {t.name: t.queued for t in leaving} | paused | solved
+    return {name: found[name] for name in sorted(found)}
+
+
+def _stops(event: EventBase, at: datetime, tasks: Sequence[Task]) -> list[Event]:
+    """Return the end of tasks that stop without any process writing a checkpoint: the newest one stands."""
+    return [
+        TaskStopped(
+            event_id=derived_id(event.event_id, SERVICE, index),
+            occurred_at=at,
+            task=task.name,
+            generation=task.generation,
+            step=task.checkpoint_step,
+            path=task.checkpoint,
+        )
+        for index, task in enumerate(tasks, start=1)
+    ]

@@ -1,0 +1,313 @@
+"""evolve: the planner's state after one event. Pure; time comes in with the event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Any
+
+from services.planner.state import Node, State, Task, node_of
+from services.planner.throughput import corrected_exponent, flop_per_step, modelled_flop_per_s
+from shared.events import (
+    ClusterConfigured,
+    ErrorDetected,
+    EventBase,
+    NodeJoined,
+    PlanDecided,
+    StateMoved,
+    TaskCheckpointed,
+    TaskFailed,
+    TaskFinished,
+    TaskProgressed,
+    TaskStopped,
+    TaskStopRequested,
+    TaskSubmitted,
+)
+from shared.plans import TaskChange
+from shared.severities import Severity
+
+
+def evolve(state: State, event: EventBase, at: datetime) -> State:
+    """Return the state after ``event``, which was recorded at ``at`` (for a plan: when its cause was)."""
+    fold = _FOLDS.get(type(event))
+    return state if fold is None else fold(state, event, at)
+
+
+def _with_task(state: State, task: Task) -> State:
+    return state.model_copy(update={"tasks": {**state.tasks, task.name: task}})
+
+
+def _update(state: State, name: str, **changes: Any) -> State:
+    task = state.tasks.get(name)
+    return state if task is None else _with_task(state, task.model_copy(update=changes))
+
+
+def _configured(state: State, event: ClusterConfigured, at: datetime) -> State:
+    return state.model_copy(update={"config": event})
+
+
+def _submitted(state: State, event: TaskSubmitted, at: datetime) -> State:
+    old = state.tasks.get(event.spec.name)
+    task = Task(spec=event.spec, step=event.step, checkpoint=event.checkpoint, checkpoint_step=event.step)
+    if old is not None:
+        same = old.spec.model == event.spec.model and old.spec.batch == event.spec.batch
+        task = task.model_copy(
+            update={
+                "generation": old.generation,
+                "occupied": old.occupied,
+                "plan": old.plan,
+                "planned_at": old.planned_at,
+                "change": old.change,
+                "exponent": old.exponent if same else None,
+            }
+        )
+    return _with_task(state, task)
+
+
+def _stop_requested(state: State, event: TaskStopRequested, at: datetime) -> State:
+    task = state.tasks.get(event.task)
+    if task is None or task.life != "active":
+        return state
+    return _update(state, event.task, life="stopping")
+
+
+def _ended(state: State, event: TaskFinished | TaskFailed, at: datetime) -> State:
+    return _update(
+        state, event.task, life="ended", members=(), holders=(), lost=(), broken=False, queued="", step=event.step
+    )
+
+
+def _stopped(state: State, event: TaskStopped, at: datetime) -> State:
+    task = state.tasks.get(event.task)
+    if task is None or task.life == "ended":
+        return state
+    saved = {"checkpoint": event.path, "checkpoint_step": event.step} if event.path else {}
+    if task.life == "active" and task.change is not None and task.change.action == "pause":
+        return _update(state, event.task, step=event.step, **saved)
+    ended = {"life": "ended", "members": (), "holders": (), "lost": (), "broken": False, "queued": ""}
+    return _update(state, event.task, step=event.step, **ended, **saved)
+
+
+def _progressed(state: State, event: TaskProgressed, at: datetime) -> State:
+    task = state.tasks.get(event.task)
+    if task is None or task.life == "ended":
+        return state
+    changes: dict[str, Any] = {"step": event.step}
+    if event.step_s > 0.0:
+        changes["step_s"] = event.step_s
+        modelled = modelled_flop_per_s(task.spec, event.workers, state.parameter("worker_flop_per_s"))
+        if modelled > 0.0:
+            ratio = flop_per_step(task.spec) / event.step_s / modelled
+            hysteresis = state.parameter("throughput_hysteresis")
+            changes["exponent"] = corrected_exponent(task.exponent, ratio, hysteresis)
+    state = _update(state, event.task, **changes)
+    return _formed(state, event.task, event.generation)
+
+
+def _checkpointed(state: State, event: TaskCheckpointed, at: datetime) -> State:
+    task = state.tasks.get(event.task)
+    if task is None or event.step < task.checkpoint_step:
+        return state
+    return _update(state, event.task, checkpoint=event.path, checkpoint_step=event.step)
+
+
+def _formed(state: State, name: str, generation: int) -> State:
+    """Return the state knowing that this generation trains: its members hold the task's state."""
+    task = state.tasks[name]
+    if task.change is None or task.change.target is None or task.change.target.generation != generation:
+        return state
+    return _update(state, name, holders=tuple(member.worker for member in task.change.target.members))
+
+
+def _joined(state: State, event: NodeJoined, at: datetime) -> State:
+    old = state.nodes.get(event.node)
+    if old is not None and old.usable and old.incarnation == event.incarnation:
+        return state
+    if old is not None and old.usable:
+        state = _lose_workers(_observe(state, old, at), old.workers)
+    node = Node(
+        name=event.node,
+        incarnation=event.incarnation,
+        domain=event.domain,
+        workers=tuple(event.workers),
+        usable=True,
+        since=at,
+    )
+    tasks = {
+        name: task.model_copy(update={"occupied": _without(task.occupied, node.workers)})
+        for name, task in state.tasks.items()
+    }
+    return state.model_copy(update={"nodes": {**state.nodes, node.name: node}, "tasks": tasks})
+
+
+def _observe(state: State, node: Node, at: datetime) -> State:
+    return state.model_copy(update={"node_s": state.node_s + (at - node.since).total_seconds()})
+
+
+def _error(state: State, event: ErrorDetected, at: datetime) -> State:
+    name = blamed_node(event)
+    if event.severity is Severity.SEV1 and name is not None:
+        return _lose_node(state, name, event, at)
+    task = blamed_task(state, event)
+    if task is None or is_stale(task, event):
+        return state
+    if event.severity is Severity.SEV3:
+        return _update(state, task.name, broken=bool(task.members or task.holders))
+    return _lose_workers(state, blamed_workers(task, event), task.name)
+
+
+def _lose_node(state: State, name: str, event: ErrorDetected, at: datetime) -> State:
+    node = state.nodes.get(name)
+    if node is None or not node.usable:
+        return state
+    state = _observe(state, node, at)
+    gone = node.model_copy(update={"usable": False, "since": at, "reason": f"{event.kind.value} ({event.incident})"})
+    state = state.model_copy(update={"nodes": {**state.nodes, name: gone}, "losses": state.losses + 1})
+    return _lose_workers(state, node.workers)
+
+
+def _lose_workers(state: State, workers: Iterable[str], name: str | None = None) -> State:
+    """Return the state with these workers' processes lost to the named task, or to whatever task has them."""
+    gone = set(workers)
+    for task in state.tasks.values():
+        if name is not None and task.name != name:
+            continue
+        hit = tuple(worker for worker in dict.fromkeys((*task.holders, *task.members)) if worker in gone)
+        if hit and task.life != "ended":
+            state = _update(state, task.name, lost=(*task.lost, *_without(hit, task.lost)), broken=True)
+    return state
+
+
+def blamed_node(event: ErrorDetected) -> str | None:
+    """Return the node that an error names, by itself or by its worker."""
+    if event.node is not None:
+        return event.node
+    return node_of(event.worker) if event.worker is not None else None
+
+
+def blamed_task(state: State, event: ErrorDetected) -> Task | None:
+    """Return the task that an error is about: the one named, else the one that has the worker."""
+    task = state.tasks.get(event.task) if event.task is not None else None
+    if event.task is None and event.worker is not None:
+        having = [t for t in state.tasks.values() if event.worker in (*t.holders, *t.members)]
+        task = having[0] if having else None
+    return task if task is not None and task.life != "ended" else None
+
+
+def blamed_workers(task: Task, event: ErrorDetected) -> list[str]:
+    """Return the workers of the task whose processes an error condemns.
+
+    Those it names (``worker``, and ``workers`` in the evidence). Where it names none: at SEV2 all but the lowest
+    rank, so that the state survives if the cause lies elsewhere; at SEV1 all, since that has failed too.
+    """
+    named = event.evidence.get("workers")
+    workers = [event.worker] if event.worker is not None else []
+    if isinstance(named, list):
+        workers += [worker for worker in named if isinstance(worker, str) and worker not in workers]
+    if workers:
+        return workers
+    everyone = list(dict.fromkeys((*task.holders, *task.members)))
+    spare_lowest = event.severity is Severity.SEV2 and task.replica == 1
+    return [w for w in everyone if not (spare_lowest and w in task.kept[:1])]
+
+
+def is_stale(task: Task, event: ErrorDetected) -> bool:
+    """Return whether a broken link belongs to a generation that has been replaced already: it broke with that."""
+    return event.severity is Severity.SEV3 and event.generation is not None and event.generation < oldest_live(task)
+
+
+def oldest_live(task: Task) -> int:
+    """Return the oldest generation that may still count: that of the newest plan's first stage."""
+    stages = [s for s in (task.change.interrupted, task.change.target) if s is not None] if task.change else []
+    return stages[0].generation if stages else task.generation
+
+
+def _planned(state: State, event: PlanDecided, at: datetime) -> State:
+    state = state.model_copy(update={"plans": state.plans + 1})
+    for change in event.changes:
+        task = state.tasks.get(change.task)
+        if task is not None:
+            state = _with_task(state, _changed(task, change, event.plan, at))
+    for task in state.tasks.values():
+        reason = event.queued.get(task.name, "")
+        if task.queued != reason:
+            state = _update(state, task.name, queued=reason)
+    return state
+
+
+def _changed(task: Task, change: TaskChange, plan: str, at: datetime) -> Task:
+    """Return the task once the plan is made. What was lost is answered now."""
+    stage = change.target or change.interrupted
+    moves = change.action in ("move", "none") and stage is not None
+    members = tuple(member.worker for member in stage.members) if stage is not None and moves else ()
+    numbers = [s.generation for s in (change.interrupted, change.target) if s is not None]
+    processes = dict.fromkeys((*members, *change.survivors, *change.failed, *change.release))
+    return task.model_copy(
+        update={
+            "generation": max((task.generation, *numbers)),
+            "members": members,
+            "holders": tuple(change.survivors),
+            "occupied": tuple(sorted(processes)),
+            "lost": (),
+            "broken": False,
+            "plan": plan,
+            "planned_at": at,
+            "change": change,
+        }
+    )
+
+
+def _moved(state: State, event: StateMoved, at: datetime) -> State:
+    task = state.tasks.get(event.task)
+    if task is None or task.change is None or task.plan != event.plan:
+        return state
+    change = task.change
+    if event.phase in ("resumed", "restored", "ended") and event.step > 0 and task.life != "ended":
+        state = _update(state, event.task, step=event.step)
+    if event.phase == "restored":
+        state = _formed(state, event.task, event.generation)
+    if event.phase == "released":
+        staying = _without(task.occupied, [w for w in change.release if w not in task.members])
+        state = _update(state, event.task, occupied=staying)
+    if not event.complete or event.phase == "failed":
+        return state
+    if event.phase in ("resumed", "restored"):
+        state = _measure(state, task, event)
+    state = _update(state, event.task, change=None, occupied=tuple(sorted(task.members)))
+    return state if state.tasks[event.task].members else _update(state, event.task, holders=())
+
+
+def _measure(state: State, task: Task, event: StateMoved) -> State:
+    """Return the state with one more measured transition: from the plan to the end of its last step, seconds.
+
+    Starts from nothing do not count: they are not what moving a running task costs.
+    """
+    if task.planned_at is None or task.change is None or not task.change.survivors:
+        return state
+    duration_s = (event.occurred_at - task.planned_at).total_seconds()
+    if duration_s <= 0.0:
+        return state
+    return state.model_copy(
+        update={"transitions": state.transitions + 1, "transition_s": state.transition_s + duration_s}
+    )
+
+
+def _without(workers: Iterable[str], gone: Iterable[str]) -> tuple[str, ...]:
+    left_out = set(gone)
+    return tuple(worker for worker in workers if worker not in left_out)
+
+
+_FOLDS: dict[type[EventBase], Callable[[State, Any, datetime], State]] = {
+    ClusterConfigured: _configured,
+    TaskSubmitted: _submitted,
+    TaskStopRequested: _stop_requested,
+    TaskFinished: _ended,
+    TaskFailed: _ended,
+    TaskStopped: _stopped,
+    TaskProgressed: _progressed,
+    TaskCheckpointed: _checkpointed,
+    NodeJoined: _joined,
+    ErrorDetected: _error,
+    PlanDecided: _planned,
+    StateMoved: _moved,
+}

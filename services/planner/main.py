@@ -1,0 +1,88 @@
+"""The planner's shell: follows the log, answers each trigger with a plan.
+
+python -P -m services.planner.main
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import uuid
+
+from services.planner.fold import Fold, answers_to, recorded_answers
+from services.planner.replay import read_all
+from shared.events import ClusterConfigured, PlanDecided, Recorded
+from shared.model import Clock, utc_now
+from shared.service import Context, run
+from shared.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+class Planner:
+    """Folds records and answers them."""
+
+    def __init__(self, context: Context, answers: dict[str, Recorded]) -> None:
+        """Start from an empty state; ``answers``: what the log held when the service started."""
+        self.fold = Fold()
+        self._journal = context.journal
+        self._answers = answers
+
+    async def handle(self, record: Recorded) -> None:
+        """Fold a record; append the answer to it unless the log already has one."""
+        if not self.fold.take(record):
+            return
+        recorded = answers_to(record, self._answers)
+        if recorded:
+            self.fold.answer(record, [r.event for r in recorded])
+            return
+        decided = self.fold.decide(record)
+        if not decided:
+            return
+        self.fold.answer(record, decided)
+        await self._journal.append(decided)
+        for event in decided:
+            if isinstance(event, PlanDecided):
+                logger.info("%s: %s, %s (position %d)", event.plan, event.trigger, event.response, record.position)
+
+
+def configuration(settings: Settings, *, event_id: str, clock: Clock) -> ClusterConfigured:
+    """Return the settings that decisions use, as an event."""
+    return ClusterConfigured(
+        event_id=event_id,
+        occurred_at=clock(),
+        mtbf_node_s=settings.mtbf_node_s,
+        throughput_hysteresis=settings.throughput_hysteresis,
+        transition_prior_s=settings.transition_prior_s,
+        worker_flop_per_s=settings.worker_flop_per_s,
+        price_per_worker_hour=settings.price_per_worker_hour,
+        currency=settings.currency,
+    )
+
+
+def has_changed(last: ClusterConfigured | None, now: ClusterConfigured) -> bool:
+    """Return whether the parameters differ from the last logged ones."""
+    identity = {"event_id", "occurred_at"}
+    return last is None or last.model_dump(exclude=identity) != now.model_dump(exclude=identity)
+
+
+async def serve(context: Context, clock: Clock = utc_now) -> None:
+    """Run until cancelled."""
+    records = await asyncio.to_thread(lambda: list(read_all(context.journal.log)))
+    configured = [r.event for r in records if isinstance(r.event, ClusterConfigured)]
+    now = configuration(context.settings, event_id=str(uuid.uuid4()), clock=clock)
+    if has_changed(configured[-1] if configured else None, now):
+        await context.journal.append([now])
+    planner = Planner(context, recorded_answers(records))
+    context.ready()
+    await context.journal.follow(planner.handle, consumer="planner", after=0)
+
+
+def main() -> int:
+    """Run the service; return its exit code."""
+    return run("planner", serve)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

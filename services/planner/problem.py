@@ -1,0 +1,123 @@
+"""The planning problem of a moment, from the planner's state (DESIGN section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from services.planner.state import State, Task
+from services.planner.throughput import flop_per_step, throughput_table
+from services.planner.waf import waf_flop_per_s
+from shared.plans import Problem, TaskProblem
+
+
+def build_problem(state: State, at: datetime) -> Problem:
+    """Return the problem: all tasks that want workers, and all usable workers but those of tasks that are leaving."""
+    workers = len(available_workers(state))
+    failure_s = running_s(state, at)
+    tasks = [_task_problem(state, task, workers, failure_s) for task in wanting(state)]
+    admitted = admit(tasks, workers)
+    return Problem(
+        workers=workers,
+        tasks=[task.model_copy(update={"required": task.name in admitted}) for task in tasks],
+    )
+
+
+def admit(tasks: Sequence[TaskProblem], workers: int) -> set[str]:
+    """Return the tasks that are to have workers whatever others would make of them.
+
+    Running tasks come before queued ones, then heavy before light, then by name; each is admitted if the least
+    count at which it runs still fits. What is not admitted gets what the admitted ones leave, if that is enough.
+    """
+    admitted: set[str] = set()
+    left = workers
+    for task in sorted(tasks, key=lambda t: (t.current == 0, -t.weight, t.name)):
+        least = least_count(task)
+        if least is not None and least <= left:
+            admitted.add(task.name)
+            left -= least
+    return admitted
+
+
+def least_count(task: TaskProblem) -> int | None:
+    """Return the smallest count at which the task achieves anything; None if there is none."""
+    return min((k for k in task.throughput if k <= task.maximum and waf_flop_per_s(task, k) > 0.0), default=None)
+
+
+def wanting(state: State) -> list[Task]:
+    """Return the tasks among which workers are divided, by name."""
+    tasks = (state.tasks[name] for name in sorted(state.tasks))
+    return [task for task in tasks if task.life == "active" and not task.leaving]
+
+
+def available_workers(state: State) -> list[str]:
+    """Return the usable workers but those on which a stopping task still has a process, unless promised to another."""
+    taken = {w for task in state.tasks.values() if task.life == "stopping" for w in task.occupied}
+    taken -= {w for task in state.tasks.values() for w in task.members}
+    return [worker for worker in state.usable_workers() if worker not in taken]
+
+
+def running_s(state: State, at: datetime) -> float:
+    """Return D_running: expected time until the next failure of any usable node, seconds.
+
+    Failures are taken as a Poisson process with a Gamma prior worth one failure: the rate of one node is
+    (1 + failures seen) / (prior mean time + node time observed), and n nodes fail n times as often.
+    """
+    usable = [state.nodes[name] for name in sorted(state.nodes) if state.nodes[name].usable]
+    observed_s = state.node_s
+    for node in usable:
+        observed_s = observed_s + (at - node.since).total_seconds()
+    mtbf_s = (state.parameter("mtbf_node_s") + max(0.0, observed_s)) / (1 + state.losses)
+    return mtbf_s / max(1, len(usable))
+
+
+def transition_s(state: State, task: Task) -> float:
+    """Return D_transition: the mean of the measured transitions, with the prior as one more, seconds.
+
+    A task that moves by its checkpoint also computes again what it did since.
+    """
+    measured = (state.parameter("transition_prior_s") + state.transition_s) / (1 + state.transitions)
+    if task.replica == 1:
+        return measured
+    return measured + max(0, task.step - task.checkpoint_step) * task.step_s
+
+
+def exponent_of(state: State, task: Task) -> int:
+    """Return the correction of the task's throughput: its own, else the mean of all measured tasks, else none."""
+    if task.exponent is not None:
+        return task.exponent
+    measured = [t.exponent for t in state.tasks.values() if t.exponent is not None]
+    return sum(measured) // len(measured) if measured else 0
+
+
+def _task_problem(state: State, task: Task, workers: int, failure_s: float) -> TaskProblem:
+    current = len(task.members)
+    maximum = workers if task.spec.workers.max is None else task.spec.workers.max
+    # The count before the fault may be more than is left; its rate still says what the transition costs.
+    table = throughput_table(
+        task.spec, max(workers, current), state.parameter("worker_flop_per_s"), exponent_of(state, task)
+    )
+    return TaskProblem(
+        name=task.name,
+        weight=task.spec.weight,
+        necessary=task.spec.workers.min,
+        maximum=maximum,
+        current=current,
+        faulted=bool(task.lost) or task.broken,
+        transition_s=transition_s(state, task),
+        running_s=min(failure_s, _remaining_s(task, table, workers)),
+        throughput=table,
+    )
+
+
+def _remaining_s(task: Task, table: dict[int, float], workers: int) -> float:
+    """Return the time the task's remaining work takes at the rate expected of it, seconds.
+
+    The rate is that of its present count; of a task that has none, the best within reach. At least one step remains.
+    """
+    rate = table.get(len(task.members), 0.0)
+    if rate <= 0.0:
+        rate = max((table[x] for x in sorted(table) if x <= workers), default=0.0)
+    if rate <= 0.0:
+        return 0.0
+    return max(1, task.spec.steps - task.step) * flop_per_step(task.spec) / rate

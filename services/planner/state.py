@@ -1,0 +1,113 @@
+"""What the planner knows: the fold of the log. Immutable; tuples keep the order that decisions use."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import Field
+
+from shared.events import ClusterConfigured
+from shared.model import Model
+from shared.plans import TaskChange
+from shared.settings import Settings
+from shared.tasks import TaskSpec
+
+
+class Node(Model):
+    """A node. ``usable`` is false once it is lost or isolated; only a new incarnation makes it usable again."""
+
+    name: str
+    incarnation: str
+    domain: str
+    workers: tuple[str, ...]
+    usable: bool
+    since: datetime
+    reason: str = ""
+
+
+class Task(Model):
+    """A task.
+
+    ``generation``: the newest number given to one of its stages; it only rises, also over resubmission.
+    ``members``: workers planned for it, in rank order; empty while it is queued, pausing or stopping.
+    ``holders``: workers whose process is known to hold its state, in rank order (for tensor or pipeline layouts: its
+    own shard). A process that is to take its state becomes a holder when its stage is known to have formed.
+    ``occupied``: workers that may still have a process of it.
+    ``lost``: workers whose process ended, or must end, since the newest plan; ``broken``: its step was interrupted.
+    ``change``: what the newest plan does to it, while that is not complete.
+    ``exponent``: its measured throughput is 1.1 ** exponent times the model's; None: not measured yet.
+    """
+
+    spec: TaskSpec
+    life: Literal["active", "stopping", "ended"] = "active"
+    generation: int = 0
+    members: tuple[str, ...] = ()
+    holders: tuple[str, ...] = ()
+    occupied: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    broken: bool = False
+    plan: str = ""
+    planned_at: datetime | None = None
+    change: TaskChange | None = None
+    queued: str = ""
+    step: int = 0
+    step_s: float = 0.0
+    checkpoint: str = ""
+    checkpoint_step: int = 0
+    exponent: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The task's name, its identity."""
+        return self.spec.name
+
+    @property
+    def replica(self) -> int:
+        """Workers of one model replica."""
+        return self.spec.tensor * self.spec.pipeline
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Holders that have not been lost, in rank order."""
+        return tuple(worker for worker in self.holders if worker not in self.lost)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it is being stopped or paused: its workers are not yet free, and it is given none."""
+        return self.life == "stopping" or (self.change is not None and self.change.action == "pause")
+
+
+class State(Model):
+    """The whole cluster. ``losses`` and ``node_s``: node failures seen, over the time nodes were seen usable.
+
+    ``transitions`` and ``transition_s``: how many transitions of running tasks were measured, and their sum.
+    """
+
+    config: ClusterConfigured | None = None
+    nodes: dict[str, Node] = Field(default_factory=dict)
+    tasks: dict[str, Task] = Field(default_factory=dict)
+    plans: int = 0
+    losses: int = 0
+    node_s: float = 0.0
+    transitions: int = 0
+    transition_s: float = 0.0
+
+    def parameter(self, name: str) -> float:
+        """Return a parameter of decisions: as logged, or its default where no configuration was logged yet."""
+        value = getattr(self.config, name) if self.config is not None else Settings.model_fields[name].default
+        return float(value)
+
+    def usable_workers(self) -> list[str]:
+        """Return the workers of usable nodes, in the order of nodes' names and slots."""
+        return [worker for name in sorted(self.nodes) if self.nodes[name].usable for worker in self.nodes[name].workers]
+
+    def usable(self, worker: str) -> bool:
+        """Return whether the worker's node is usable."""
+        node = self.nodes.get(node_of(worker))
+        return node is not None and node.usable and worker in node.workers
+
+
+def node_of(worker: str) -> str:
+    """Return the node of a worker id, ``<node>/<slot>``."""
+    return worker.rpartition("/")[0]

@@ -1,0 +1,38 @@
+"""The objective: weighted achieved aggregate FLOP/s F and the worth G of a worker count (DESIGN sections 2 and 3).
+
+Floats see only + - * / and comparisons in a fixed order, so that any machine computes the same bits.
+"""
+
+from __future__ import annotations
+
+from shared.plans import TaskProblem, Term
+
+
+def waf_flop_per_s(task: TaskProblem, workers: int) -> float:
+    """Return F(t, x), weighted FLOP/s: ``weight * T(t, x)`` from ``necessary`` workers on (at least 1), else 0."""
+    if workers < max(1, task.necessary):
+        return 0.0
+    return task.weight * task.throughput.get(workers, 0.0)
+
+
+def touches(task: TaskProblem, workers: int) -> bool:
+    """Return whether giving the task this count disturbs it: the count changes, or it has lost a worker anyway."""
+    return task.faulted or workers != task.current
+
+
+def term(task: TaskProblem, workers: int) -> Term:
+    """Return the task's part of the objective, in weighted FLOP.
+
+    G(t, x') = F(t, x') * D_running - [touched] * F(t, x) * D_transition, with x the count before the fault.
+    """
+    rate = waf_flop_per_s(task, workers)
+    reward = rate * task.running_s
+    penalty = waf_flop_per_s(task, task.current) * task.transition_s if touches(task, workers) else 0.0
+    return Term(
+        name=task.name,
+        workers=workers,
+        waf_flop_per_s=rate,
+        reward=reward,
+        penalty=penalty,
+        objective=reward - penalty,
+    )

@@ -1,0 +1,246 @@
+"""A log in memory that the planner answers: events with increasing times, folded as the service folds them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from services.planner.fold import Fold
+from services.planner.state import State, Task, node_of
+from shared.events import (
+    EVENT,
+    ClusterConfigured,
+    ErrorDetected,
+    Event,
+    NodeJoined,
+    PlanDecided,
+    Recorded,
+    StateMoved,
+    TaskCheckpointed,
+    TaskFailed,
+    TaskFinished,
+    TaskProgressed,
+    TaskStopped,
+    TaskStopRequested,
+    TaskSubmitted,
+)
+from shared.plans import TaskChange
+from shared.severities import SEVERITY, ErrorKind, Method, Severity
+from shared.tasks import TaskSpec, parse_spec
+
+START = datetime(2024, 1, 1, tzinfo=UTC)
+
+
+def spec(name: str = "a", **fields: Any) -> TaskSpec:
+    """A small task; fields replace those of the specification."""
+    return parse_spec(
+        {
+            "name": name,
+            "model": {"layers": 2, "hidden": 32, "heads": 4, "sequence_length": 32},
+            "batch": {"global": 24, "micro": 1},
+            "steps": 100_000,
+            "data": "corpus",
+            **fields,
+        }
+    )
+
+
+class World:
+    """Events in, plans out. Time advances by 10 ms with every record."""
+
+    def __init__(self) -> None:
+        self.fold = Fold()
+        self.records: list[Recorded] = []
+        self.log(
+            ClusterConfigured(
+                **self.base(),
+                mtbf_node_s=1e6,
+                throughput_hysteresis=0.2,
+                transition_prior_s=2.0,
+                worker_flop_per_s=5e9,
+                price_per_worker_hour=2.0,
+                currency="USD",
+            )
+        )
+
+    @property
+    def state(self) -> State:
+        return self.fold.state
+
+    @property
+    def now(self) -> datetime:
+        return START + timedelta(milliseconds=10 * (len(self.records) + 1))
+
+    def task(self, name: str = "a") -> Task:
+        return self.state.tasks[name]
+
+    def base(self) -> dict[str, Any]:
+        return {"event_id": f"e{len(self.records)}", "occurred_at": self.now}
+
+    def log(self, event: Event) -> PlanDecided | None:
+        """Append an event; return the plan that answers it. What was decided is appended after it."""
+        record = self._append(event)
+        assert self.fold.take(record)
+        decided = self.fold.decide(record)
+        self.fold.answer(record, decided)
+        for answer in decided:
+            assert not self.fold.take(self._append(answer))
+        plans = [answer for answer in decided if isinstance(answer, PlanDecided)]
+        assert len(plans) <= 1
+        return plans[0] if plans else None
+
+    def _append(self, event: Event) -> Recorded:
+        record = Recorded(
+            position=len(self.records) + 1,
+            stream=event.stream,
+            stream_version=1,
+            recorded_at=self.now,
+            event=EVENT.validate_json(event.canonical()),
+            previous_hash="",
+            hash="",
+        )
+        self.records.append(record)
+        return record
+
+    def must(self, event: Event) -> PlanDecided:
+        plan = self.log(event)
+        assert plan is not None
+        return plan
+
+    # ---- events
+
+    def join(self, node: str, workers: int = 2, domain: str = "default") -> PlanDecided:
+        return self.must(
+            NodeJoined(
+                **self.base(),
+                node=node,
+                incarnation=f"i{len(self.records)}",
+                agent_pid=1,
+                domain=domain,
+                workers=[f"{node}/{slot}" for slot in range(workers)],
+            )
+        )
+
+    def submit(self, name: str = "a", *, checkpoint: str = "", step: int = 0, **fields: Any) -> PlanDecided:
+        return self.must(
+            TaskSubmitted(**self.base(), task=name, spec=spec(name, **fields), checkpoint=checkpoint, step=step)
+        )
+
+    def stop(self, name: str = "a") -> PlanDecided:
+        return self.must(TaskStopRequested(**self.base(), task=name))
+
+    def stopped(self, name: str = "a", step: int = 5, path: str = "stop-checkpoint") -> PlanDecided | None:
+        generation = self.task(name).generation
+        return self.log(TaskStopped(**self.base(), task=name, generation=generation, step=step, path=path))
+
+    def finish(self, name: str = "a") -> PlanDecided:
+        return self.must(
+            TaskFinished(
+                **self.base(),
+                task=name,
+                generation=self.task(name).generation,
+                step=self.task(name).spec.steps,
+                samples_sha256="",
+                parameters_path="p",
+            )
+        )
+
+    def fail(self, name: str = "a") -> PlanDecided:
+        generation = self.task(name).generation
+        return self.must(TaskFailed(**self.base(), task=name, generation=generation, step=3, reason="bug"))
+
+    def checkpoint(self, name: str = "a", step: int = 5) -> None:
+        generation = self.task(name).generation
+        self.log(
+            TaskCheckpointed(**self.base(), task=name, generation=generation, step=step, path=f"checkpoint-{step}")
+        )
+
+    def progress(self, name: str, step: int, step_s: float, generation: int | None = None) -> None:
+        task = self.task(name)
+        self.log(
+            TaskProgressed(
+                **self.base(),
+                task=name,
+                generation=task.generation if generation is None else generation,
+                step=step,
+                workers=len(task.members),
+                step_s=step_s,
+            )
+        )
+
+    def error(
+        self,
+        kind: ErrorKind,
+        *,
+        node: str | None = None,
+        worker: str | None = None,
+        task: str | None = None,
+        severity: Severity | None = None,
+        **fields: Any,
+    ) -> PlanDecided:
+        return self.must(
+            ErrorDetected(
+                **self.base(),
+                incident=f"incident-{len(self.records)}",
+                kind=kind,
+                severity=severity or SEVERITY[kind],
+                method=Method.PROCESS_SUPERVISION,
+                detected_at=self.now,
+                node=node,
+                worker=worker,
+                task=task,
+                **fields,
+            )
+        )
+
+    def exit(self, worker: str, task: str = "a", **fields: Any) -> PlanDecided:
+        return self.error(ErrorKind.PROCESS_EXIT, worker=worker, node=node_of(worker), task=task, **fields)
+
+    def lose(self, node: str) -> PlanDecided:
+        return self.error(ErrorKind.NODE_LOST, node=node)
+
+    def moved(self, plan: PlanDecided, task: str, phase: str, generation: int, complete: bool = False) -> None:
+        self.log(
+            StateMoved(
+                **self.base(),
+                plan=plan.plan,
+                task=task,
+                generation=generation,
+                phase=phase,  # type: ignore[arg-type]
+                started_at=self.now,
+                step=7,
+                complete=complete,
+            )
+        )
+
+    def complete(self, plan: PlanDecided) -> PlanDecided:
+        """Report every change of the plan as carried out."""
+        for change in plan.changes:
+            self.resume(plan, change)
+            if change.action == "move":
+                assert change.target is not None
+                self.moved(plan, change.task, "restored", change.target.generation, complete=True)
+            elif change.action != "none":
+                self.moved(plan, change.task, "ended", change.from_generation, complete=True)
+        return plan
+
+    def resume(self, plan: PlanDecided, change: TaskChange) -> None:
+        """Report the interrupted stage as done, if the change has one."""
+        if change.interrupted is not None:
+            complete = change.action == "none"
+            self.moved(plan, change.task, "resumed", change.interrupted.generation, complete=complete)
+
+
+def change_of(plan: PlanDecided, task: str = "a") -> TaskChange:
+    """The plan's change of a task."""
+    return next(change for change in plan.changes if change.task == task)
+
+
+def running(nodes: int = 2, workers: int = 2, **fields: Any) -> World:
+    """A world in which task ``a`` runs on all workers it may have."""
+    world = World()
+    for index in range(nodes):
+        world.join(f"n{index}", workers)
+    world.complete(world.submit("a", **fields))
+    assert world.task().change is None
+    return world
