@@ -101,13 +101,14 @@ class Bus:
         while True:
             with contextlib.suppress(TimeoutError, nats.errors.Error, OSError), cancellation.kept():
                 await self._client.flush(timeout=1)
-                return
+                if self._client.is_connected:  # a connection that breaks ends the flush, too
+                    return
             if self._client.is_closed:
                 raise Unavailable(f"bus {self._name} is closed")
             await asyncio.sleep(RECONNECT_WAIT_S)
 
     async def wait_closed(self) -> None:
-        """Wait until the connection is gone for good: closed here, or refused by a server (another token)."""
+        """Wait until the connection is gone for good: closed here, or by the server with an error (token revoked)."""
         await self._closed.wait()
 
     async def publish(self, subject: str, data: bytes) -> None:

@@ -136,6 +136,17 @@ class NatsServer:
             process.kill()  # without effect on one that has ended
             process.wait()
 
+    def reload(self, *, token: str) -> None:
+        """Change the token of the running server; clients with the old one are cut off.
+
+        Raises:
+            Unavailable: it is not running.
+        """
+        pid = self.pid
+        self.token = token
+        self._write_config()
+        os.kill(pid, signal.SIGHUP)
+
     async def kill(self) -> None:
         """End the server with SIGKILL, as a crash would."""
         process, self._process = self._process, None
@@ -156,15 +167,15 @@ class NatsServer:
 
     def _write_config(self) -> Path:
         path = self.directory / "server.conf"
-        # JSON strings are valid in NATS's configuration language: no path can break out of its quotes.
+        # No path can break out of its quotes: NATS's strings know the escapes of JSON's, but for \u.
         text = "\n".join(
             [
-                f"listen: {json.dumps(f'127.0.0.1:{self.port or -1}')}",
-                f"ports_file_dir: {json.dumps(str(self.directory))}",
-                f"authorization {{ token: {json.dumps(self.token)} }}",
+                f"listen: {_quoted(f'127.0.0.1:{self.port or -1}')}",
+                f"ports_file_dir: {_quoted(str(self.directory))}",
+                f"authorization {{ token: {_quoted(self.token)} }}",
                 f"max_payload: {MAX_PAYLOAD_BYTES}",
                 # always: an acknowledged publish has been fsynced.
-                f"jetstream {{ store_dir: {json.dumps(str(self.directory / 'store'))}, sync_interval: always }}",
+                f"jetstream {{ store_dir: {_quoted(str(self.directory / 'store'))}, sync_interval: always }}",
                 "",
             ]
         )
@@ -186,6 +197,10 @@ class NatsServer:
 
     def _last_words(self) -> str:
         return (self.directory / "server.log").read_text(errors="replace")[-1000:].strip()
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _read_port(path: Path) -> int | None:

@@ -1,0 +1,207 @@
+"""The bus against a real server: order, concurrency, errors, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from shared.bus import Bus
+from shared.errors import Unavailable
+from shared.nats_server import NatsServer
+
+
+async def test_messages_come_one_at_a_time_in_order(bus: Bus) -> None:
+    got: list[tuple[str, bytes]] = []
+    running = 0
+    done = asyncio.Event()
+
+    async def handle(subject: str, data: bytes) -> None:
+        nonlocal running
+        running += 1
+        assert running == 1
+        await asyncio.sleep(0)
+        got.append((subject, data))
+        running -= 1
+        if len(got) == 100:
+            done.set()
+
+    await bus.subscribe("test.>", handle)
+    for number in range(100):
+        await bus.publish(f"test.{number % 3}", str(number).encode())
+    async with asyncio.timeout(10):
+        await done.wait()
+    assert got == [(f"test.{number % 3}", str(number).encode()) for number in range(100)]
+
+
+async def test_a_handler_that_fails_gets_the_next_message(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
+    got: list[bytes] = []
+    done = asyncio.Event()
+
+    async def handle(_: str, data: bytes) -> None:
+        got.append(data)
+        if data == b"bad":
+            raise ValueError("bad message")
+        done.set()
+
+    await bus.subscribe("test", handle)
+    await bus.publish("test", b"bad")
+    await bus.publish("test", b"good")
+    async with asyncio.timeout(10):
+        await done.wait()
+    assert got == [b"bad", b"good"]
+    assert "ValueError: bad message" in caplog.text
+
+
+async def test_requests_are_served_concurrently(bus: Bus, nats: NatsServer) -> None:
+    both = asyncio.Barrier(2)
+
+    async def handle(data: bytes) -> bytes:
+        await both.wait()  # the first answer waits for the second request
+        return data.upper()
+
+    await bus.serve("test", handle)
+    other = await Bus.connect(nats.url, token=nats.token, name="other")
+    answers = await asyncio.gather(*(other.request("test", text, timeout_s=10) for text in (b"a", b"b")))
+    assert answers == [b"A", b"B"]
+    await other.close()
+
+
+async def test_requests_without_an_answer(bus: Bus) -> None:
+    async def fail(data: bytes) -> bytes:
+        raise ValueError(data)
+
+    await bus.serve("test.fails", fail)
+    with pytest.raises(Unavailable, match=r"nobody answers on test\.nobody"):
+        await bus.request("test.nobody", b"", timeout_s=10)
+    with pytest.raises(Unavailable, match=r"no answer on test\.fails within 0\.1 s"):
+        await bus.request("test.fails", b"", timeout_s=0.1)
+
+
+async def test_a_cancelled_request_is_cancelled_even_if_the_answer_is_there(bus: Bus) -> None:
+    """``asyncio.wait_for`` of Python 3.11 drops a cancellation that meets its result."""
+    answered = asyncio.Event()
+
+    async def handle(data: bytes) -> bytes:
+        answered.set()
+        return data
+
+    await bus.serve("test", handle)
+    finished = 0
+
+    async def ask() -> None:
+        nonlocal finished
+        await bus.request("test", b"", timeout_s=10)
+        finished += 1
+
+    async def cancel_after(turns: int) -> None:
+        answered.clear()
+        task = asyncio.create_task(ask())
+        await answered.wait()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        before = finished
+        if task.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert finished == before
+
+    for turns in range(200):
+        await cancel_after(turns % 40)
+
+
+async def test_a_restart_of_the_server(nats: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
+    bus = await Bus.connect(nats.url, token=nats.token, name="test")
+    other = await Bus.connect(nats.url, token=nats.token, name="other")
+
+    async def echo(data: bytes) -> bytes:
+        return data
+
+    await bus.serve("echo", echo)
+    await nats.kill()
+    await nats.start()
+    await bus.wait_connected()
+    await other.wait_connected()
+    assert bus.connected
+    assert await other.request("echo", b"x", timeout_s=5) == b"x"
+    assert "bus test: connection lost" in caplog.text
+    assert "bus test: connected again" in caplog.text
+    await bus.close()
+    await other.close()
+
+
+async def test_a_wrong_token(nats: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.bus.CONNECT_TIMEOUT_S", 0.5)
+    with pytest.raises(Unavailable, match="Authorization Violation"):
+        await Bus.connect(nats.url, token="wrong", name="test")
+
+
+async def test_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.bus.CONNECT_TIMEOUT_S", 0.5)
+    server = NatsServer(tmp_path)
+    await server.start()
+    await server.stop()
+    with pytest.raises(Unavailable, match="no NATS server at"):
+        await Bus.connect(server.url, token=server.token, name="test")
+
+
+async def test_a_server_that_starts_late(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path)
+    await server.start()
+    await server.stop()
+    connecting = asyncio.create_task(Bus.connect(server.url, token=server.token, name="test"))
+    await server.start()
+    bus = await connecting
+    assert bus.connected
+    await bus.close()
+    await server.stop()
+
+
+async def test_a_token_that_is_revoked_closes_the_bus(tmp_path: Path) -> None:
+    async with NatsServer(tmp_path) as server:
+        bus = await Bus.connect(server.url, token=server.token, name="test")
+        server.reload(token="another")
+        async with asyncio.timeout(20):
+            await bus.wait_closed()
+        assert bus.closed
+        with pytest.raises(Unavailable):
+            await bus.publish("test", b"")
+        with pytest.raises(Unavailable):
+            await bus.request("test", b"", timeout_s=1)
+        other = await Bus.connect(server.url, token="another", name="test")
+        await other.close()
+
+
+async def test_closing(bus: Bus, nats: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
+    """What was published is sent, what is being served is cancelled, and nothing is logged as trouble."""
+    caplog.set_level(logging.WARNING)
+    other = await Bus.connect(nats.url, token=nats.token, name="other")
+    begun, cancelled, got = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def hang(_: bytes) -> bytes:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return b""
+
+    async def handle(_: str, data: bytes) -> None:
+        got.set()
+
+    await other.serve("hang", hang)
+    await bus.subscribe("last", handle)
+    request = asyncio.create_task(bus.request("hang", b"", timeout_s=0.5))
+    await begun.wait()
+    await other.publish("last", b"words")
+    await other.close()
+    await other.close()
+    assert cancelled.is_set()
+    assert other.closed
+    with pytest.raises(Unavailable):
+        await request
+    async with asyncio.timeout(10):
+        await got.wait()
+    assert caplog.text == ""

@@ -1,0 +1,202 @@
+"""The frame of a service, as a real process: ready, health, signals, exit codes, death of its parent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+
+from shared.bus import Bus
+from shared.errors import Conflict, InvalidInput, Unavailable
+from shared.log import EventLog
+from shared.nats_server import NatsServer
+from tests.shared.samples import event_id
+
+ROOT = Path(__file__).parents[2]
+
+_SERVICE = """
+import asyncio, sys
+from shared.errors import Conflict
+from shared.service import run
+from tests.shared.samples import node_joined
+
+async def main(context):
+    how = sys.argv[1]
+    if how == "conflict":
+        raise Conflict("already there")
+    if how == "error":
+        raise ZeroDivisionError("oh")
+    if how == "return":
+        return
+    if how == "agent":
+        try:
+            await context.journal.append([node_joined(1)])
+        except RuntimeError:
+            print("no journal", flush=True)
+    else:
+        await context.journal.append([node_joined(1)])
+    context.ready()
+    context.ready()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        print("stopping", context.stop.is_set(), flush=True)
+
+sys.exit(run("thing", main, journal=sys.argv[1] != "agent"))
+"""
+
+Process = asyncio.subprocess.Process
+Start = Callable[..., AbstractAsyncContextManager[Process]]
+
+
+@pytest.fixture
+def start(nats: NatsServer, tmp_path: Path) -> Start:
+    """Starts the service above in a process of its own."""
+
+    @contextlib.asynccontextmanager
+    async def _start(how: str, **environment: str) -> AsyncIterator[Process]:
+        variables = {
+            "PYTHONPATH": str(ROOT),
+            "UNICRON_RUN_DIR": str(tmp_path),
+            "UNICRON_NATS_URL": nats.url,
+            "UNICRON_NATS_TOKEN": nats.token,
+        }
+        process = await asyncio.create_subprocess_exec(
+            *[sys.executable, "-c", _SERVICE, how],
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=os.environ | variables | environment,
+        )
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.communicate()
+
+    return _start
+
+
+async def line(process: Process) -> str:
+    assert process.stdout is not None
+    return (await process.stdout.readline()).decode().strip()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+async def test_a_service_lives_and_is_stopped(start: Start, bus: Bus, tmp_path: Path, signum: signal.Signals) -> None:
+    async with start("run") as process:
+        assert await line(process) == "ready"
+        health = json.loads(await bus.request("unicron.health.thing", b"", timeout_s=10))
+        assert health == {"name": "thing", "pid": process.pid, "ready": True}
+        process.send_signal(signum)
+        output, errors = await process.communicate()
+        assert output == b"stopping True\n"
+        assert process.returncode == 0
+        assert f"{signum.name}: stopping".encode() in errors
+    with pytest.raises(Unavailable):
+        await bus.request("unicron.health.thing", b"", timeout_s=1)
+    log = EventLog(f"sqlite:///{tmp_path / 'log.db'}", read_only=True)
+    assert [record.event.event_id for record in log.read()] == [event_id(1)]
+    log.close()
+    assert (await bus.jetstream.stream_info("UNICRON_LOG")).state.last_seq == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "words"),
+    [
+        ("conflict", Conflict.exit_code, "conflict: already there"),
+        ("error", 1, "ZeroDivisionError: oh"),
+        ("return", 0, ""),
+    ],
+)
+async def test_exit_codes(start: Start, how: str, code: int, words: str) -> None:
+    async with start(how) as process:
+        output, errors = await process.communicate()
+        assert process.returncode == code
+        assert words in errors.decode()
+        assert output == b""
+
+
+async def test_settings_that_cannot_be_used(start: Start) -> None:
+    async with start("run", UNICRON_PORT="none") as process:
+        _, errors = await process.communicate()
+        assert process.returncode == InvalidInput.exit_code
+        assert "port" in errors.decode()
+
+
+async def test_a_log_that_is_none(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "log.db").write_text("something else" * 100)
+    async with start("run") as process:
+        _, errors = await process.communicate()
+        assert process.returncode == 6
+        assert "file is not a database" in errors.decode()
+
+
+async def test_an_agent_has_no_journal(start: Start, tmp_path: Path) -> None:
+    async with start("agent") as process:
+        assert await line(process) == "no journal"
+        assert await line(process) == "ready"
+        assert not (tmp_path / "log.db").exists()
+
+
+async def test_a_bus_that_is_gone_for_good_ends_the_service(start: Start, nats: NatsServer) -> None:
+    async with start("run") as process:
+        assert await line(process) == "ready"
+        nats.reload(token="another")
+        _, errors = await process.communicate()
+        assert process.returncode == Unavailable.exit_code
+        assert "closed for good" in errors.decode()
+
+
+_PARENT = """
+import subprocess, sys, os, time
+environment = dict(os.environ)
+environment["UNICRON_PARENT_DEATH"] = str(os.getpid()) if sys.argv[1] == "pid" else "1"
+child = subprocess.Popen(sys.argv[2:], stdout=subprocess.PIPE, env=environment)
+assert child.stdout.readline() == b"ready\\n"
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("value", ["1", "pid"])
+def test_it_ends_with_its_parent(nats: NatsServer, tmp_path: Path, value: str) -> None:
+    variables = {
+        "PYTHONPATH": str(ROOT),
+        "UNICRON_RUN_DIR": str(tmp_path),
+        "UNICRON_NATS_URL": nats.url,
+        "UNICRON_NATS_TOKEN": nats.token,
+    }
+    parent = subprocess.Popen(
+        [sys.executable, "-c", _PARENT, value, sys.executable, "-c", _SERVICE, "run"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | variables,
+    )
+    try:
+        assert parent.stdout is not None
+        service = os.pidfd_open(int(parent.stdout.readline()))
+    finally:
+        parent.kill()
+        parent.communicate()
+    ended, _, _ = select.select([service], [], [], 10)
+    os.close(service)
+    assert ended
+
+
+async def test_a_parent_that_is_gone_already(start: Start) -> None:
+    async with start("run", UNICRON_PARENT_DEATH=str(2**22)) as process:  # above Linux's largest pid
+        _, errors = await process.communicate()
+        assert process.returncode == 1
+        assert "the parent is gone" in errors.decode()
