@@ -67,26 +67,36 @@ class Transition:
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Fold the log, go on with what is unfinished, and serve until cancelled."""
+        """Fold the log, go on with what is unfinished, and serve until cancelled.
+
+        Raises:
+            UnicronError: the log or the bus is gone.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                await self._run(tasks)
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from group
+
+    async def _run(self, tasks: asyncio.TaskGroup) -> None:
         journal = self._context.journal
         last = await asyncio.to_thread(journal.log.last_position)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(journal.follow(self._logged, consumer="transition", after=0), name="follow")
-            if last == 0:
+        tasks.create_task(journal.follow(self._logged, consumer="transition", after=0), name="follow")
+        if last == 0:
+            self._context.ready()
+        while True:
+            item = await self._inputs.get()
+            self._state = evolve(self._state, item)
+            position = item.record.position if isinstance(item, Logged) else None
+            if position is not None and position < last:
+                continue
+            # What is resumed starts now, not when the last record was written.
+            at = self._clock() if position == last else _time(item)
+            self._state, effects = decide(self._state, at)
+            for effect in effects:
+                await self._perform(effect, tasks)
+            if position == last:
                 self._context.ready()
-            while True:
-                item = await self._inputs.get()
-                self._state = evolve(self._state, item)
-                position = item.record.position if isinstance(item, Logged) else None
-                if position is not None and position < last:
-                    continue
-                # What is resumed starts now, not when the last record was written.
-                at = self._clock() if position == last else _time(item)
-                self._state, effects = decide(self._state, at)
-                for effect in effects:
-                    await self._perform(effect, tasks)
-                if position == last:
-                    self._context.ready()
 
     async def _logged(self, record: Recorded) -> None:
         await self._inputs.put(Logged(record))

@@ -39,12 +39,6 @@ _WALL: dict[Phase, tuple[tuple[str, Phase], ...]] = {
 }
 """Wall times that a stage's event carries beside those of its ranks: of every phase that led to it."""
 
-_BEGIN: dict[Phase, Phase] = {
-    Phase.CONFIGURE_INTERRUPTED: Phase.STORE_INTERRUPTED,
-    Phase.CONFIGURE_TARGET: Phase.STORE_TARGET,
-}
-"""A stage begins with its store."""
-
 
 def name_of(part: Part, phase: Phase) -> Moved | None:
     """Return what the end of the phase is called in the log; None if it is not told of."""
@@ -117,7 +111,7 @@ def event_id(part: Part, moved: Moved) -> str:
 
 
 def _began(part: Part, phase: Phase, at: datetime) -> datetime:
-    run = part.runs.get(_BEGIN.get(phase, phase)) or part.runs.get(phase)
+    run = part.runs.get(phase)
     return min(run.started_at, at) if run else at
 
 

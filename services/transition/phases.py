@@ -27,15 +27,19 @@ AFTER: dict[Phase, frozenset[Phase]] = {
     Phase.HOLD: frozenset(),
     Phase.FREE: frozenset(),
     Phase.PREPARE: frozenset({Phase.FREE}),
-    Phase.STORE_INTERRUPTED: frozenset({Phase.HOLD}),
-    Phase.CONFIGURE_INTERRUPTED: frozenset({Phase.STORE_INTERRUPTED}),
+    Phase.STORE_INTERRUPTED: frozenset(),
+    Phase.CONFIGURE_INTERRUPTED: frozenset({Phase.HOLD, Phase.STORE_INTERRUPTED}),
     Phase.DRAIN: frozenset({Phase.CONFIGURE_INTERRUPTED, Phase.FREE}),
     Phase.STOP: frozenset({Phase.CONFIGURE_INTERRUPTED, Phase.FREE}),
     Phase.RELEASE: frozenset({Phase.DRAIN, Phase.STOP}),
-    Phase.STORE_TARGET: frozenset({Phase.RELEASE, Phase.PREPARE}),
-    Phase.CONFIGURE_TARGET: frozenset({Phase.STORE_TARGET}),
+    Phase.STORE_TARGET: frozenset({Phase.CONFIGURE_INTERRUPTED, Phase.FREE, Phase.PREPARE}),
+    Phase.CONFIGURE_TARGET: frozenset({Phase.STORE_TARGET, Phase.RELEASE}),
 }
-"""A phase starts when these are done. ``DRAIN`` has a further condition: ``may_drain``."""
+"""A phase starts when these are done. ``DRAIN`` has a further condition: ``may_drain``.
+
+Stores open beside holding and draining, so that no rank stands still for the start of one. The target's waits until
+its node has a process of the task that stays: an agent closes the stores of a task that has left the node.
+"""
 
 INTERRUPTED = frozenset({Phase.HOLD, Phase.STORE_INTERRUPTED, Phase.CONFIGURE_INTERRUPTED})
 """What the survivors do to finish the step that broke; a failure beside it does not disturb it."""

@@ -33,13 +33,13 @@ def test_retry_holds_all_and_finishes_the_step() -> None:
     d = Drive()
     d.error(ErrorKind.CONNECTION, task="a", step=7)
     d.plan("p", change(action="none", survivors=THREE, hold=True, interrupted=stage(2, THREE, interrupted=True)))
-    assert d.kinds() == ["hold@n0", "hold@n1", "hold@n2"]
+    assert d.kinds() == ["hold@n0", "hold@n1", "hold@n2", "open-store@n0"]
+    d.reply(d.one("open-store"), host="h", port=5)
     d.reply(d.one("hold", node="n1"))
     d.reply(d.one("hold", node="n0"))
     assert d.phases() == []
+    assert d.kinds() == ["hold@n2"]
     d.reply(d.one("hold", node="n2"))
-    assert d.kinds() == ["open-store@n0"]
-    d.reply(d.one("open-store"), host="h", port=5)
     assert d.kinds() == ["configure@n0", "configure@n1", "configure@n2"]
     command = d.one("configure", node="n1").command
     assert isinstance(command, ConfigureTask)
@@ -57,14 +57,14 @@ def test_retry_holds_all_and_finishes_the_step() -> None:
     assert resumed.durations_s.keys() >= {"hold", "store", "configure", "rebuild", "agree"}
     assert resumed.durations_s["rebuild"] == pytest.approx(0.1)
     assert resumed.durations_s["store"] == pytest.approx(0.01)
-    assert held.occurred_at <= resumed.started_at < resumed.occurred_at
+    assert held.started_at < held.occurred_at <= resumed.started_at < resumed.occurred_at
     assert d.outcomes == {("p", "a"): Outcome.DONE}
 
 
 def test_restart_prepares_beside_the_survivors_and_then_joins() -> None:
     d = Drive()
     d.plan("p", restart_change(), incident="i")
-    assert d.kinds() == ["hold@n0", "hold@n1", "release@n2"]
+    assert d.kinds() == ["hold@n0", "hold@n1", "open-store@n0", "release@n2"]
     d.reply(d.one("release"))
     prepare = d.one("prepare").command
     assert isinstance(prepare, Prepare)
@@ -79,11 +79,12 @@ def test_restart_prepares_beside_the_survivors_and_then_joins() -> None:
     assert not d.moved[-1].complete
     assert d.kinds() == ["prepare@n2"], "no drain before the process is up"
     d.reply(d.one("prepare"))
-    assert d.kinds() == ["drain@n0", "drain@n1"]
+    assert d.kinds() == ["drain@n0", "drain@n1", "open-store@n0"], "the store opens while the step is finished"
     assert {s.command.generation for s in d.open()} == {3}
-    for _ in range(2):
-        d.reply(d.open("drain")[0])
     d.reply(d.one("open-store"))
+    for _ in range(2):
+        assert d.open("configure") == []
+        d.reply(d.open("drain")[0])
     assert d.kinds() == ["configure@n0", "configure@n1", "configure@n2"]
     d.answer_all()
     assert d.phases() == ["held", "resumed", "prepared", "drained", "restored"]
@@ -125,7 +126,7 @@ def test_node_lost_with_survivors_and_nothing_to_add() -> None:
         "p",
         change(action="none", survivors=TWO, failed=["n2/0"], hold=True, interrupted=stage(2, TWO, interrupted=True)),
     )
-    assert d.kinds() == ["hold@n0", "hold@n1"], "nothing is sent to a lost node"
+    assert d.kinds() == ["hold@n0", "hold@n1", "open-store@n0"], "nothing is sent to a lost node"
     d.answer_all()
     assert d.phases() == ["held", "resumed"]
     assert d.moved[-1].complete
@@ -146,7 +147,7 @@ def test_node_lost_and_a_worker_elsewhere_joins() -> None:
             target=target,
         ),
     )
-    assert d.kinds() == ["hold@n0", "hold@n1", "prepare@n1"]
+    assert d.kinds() == ["hold@n0", "hold@n1", "open-store@n0", "prepare@n1"]
     d.answer_all()
     assert d.phases()[-1] == "restored"
     assert d.moved[-1].complete

@@ -1,0 +1,281 @@
+"""The shell over the real bus and the real log, with agents that answer commands over NATS."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from services.transition.main import Transition
+from services.transition.state import Send
+from shared.bus import Bus
+from shared.commands import COMMAND, COMMANDS, Command, Reply
+from shared.events import ErrorDetected, Event, PlanDecided, Recorded, StateMoved, TaskSubmitted
+from shared.journal import Journal
+from shared.log import EventLog
+from shared.model import utc_now
+from shared.nats_server import NatsServer
+from shared.plans import Response, TaskChange, Trigger
+from shared.service import Context
+from shared.settings import Settings
+from shared.severities import ErrorKind, Method, Severity
+from tests.transition.drive import answer, change, spec, stage
+
+THREE = ["n0/0", "n1/0", "n2/0"]
+NODES = ("n0", "n1", "n2")
+
+
+class Agents:
+    """Agents of some nodes: a repeated command joins the first one; ``hold_back`` keeps answers until it is set."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._answers: dict[str, asyncio.Future[Reply]] = {}
+        self.commands: list[tuple[str, Command]] = []
+        self.gates: dict[str, asyncio.Event] = {}
+        self.news = asyncio.Condition()
+
+    async def start(self, *nodes: str) -> None:
+        for node in nodes:
+            await self._bus.serve(f"{COMMANDS}.{node}", self._server(node))
+
+    def hold_back(self, kind: str) -> asyncio.Event:
+        self.gates[kind] = asyncio.Event()
+        return self.gates[kind]
+
+    async def until(self, predicate: Callable[[], bool]) -> None:
+        async with self.news:
+            await self.news.wait_for(predicate)
+
+    def count(self, kind: str) -> int:
+        """Return how many different commands of the kind have come."""
+        return len({c.command_id for _, c in self.commands if c.kind == kind})
+
+    def _server(self, node: str) -> Callable[[bytes], asyncio.Future[bytes]]:
+        async def serve(data: bytes) -> bytes:
+            command = COMMAND.validate_json(data)
+            async with self.news:
+                self.commands.append((node, command))
+                self.news.notify_all()
+            if command.command_id not in self._answers:
+                self._answers[command.command_id] = asyncio.ensure_future(self._do(node, command))
+            return (await asyncio.shield(self._answers[command.command_id])).model_dump_json().encode()
+
+        return lambda data: asyncio.ensure_future(serve(data))
+
+    async def _do(self, node: str, command: Command) -> Reply:
+        if command.kind in self.gates:
+            await self.gates[command.kind].wait()
+        return answer(Send(node, command, 0, ()))
+
+
+class Watch:
+    """Follows the log and waits for what it shall hold."""
+
+    def __init__(self) -> None:
+        self.moved: list[StateMoved] = []
+        self._news = asyncio.Condition()
+
+    async def take(self, record: Recorded) -> None:
+        async with self._news:
+            if isinstance(record.event, StateMoved):
+                self.moved.append(record.event)
+            self._news.notify_all()
+
+    async def until(self, *phases: str) -> list[StateMoved]:
+        async with self._news:
+            await self._news.wait_for(lambda: {*phases} <= {m.phase for m in self.moved})
+        return self.moved
+
+
+@pytest.fixture
+async def agents(bus: Bus) -> Agents:
+    return Agents(bus)
+
+
+@pytest.fixture
+async def watch(journal: Journal) -> AsyncIterator[Watch]:
+    watch = Watch()
+    task = asyncio.create_task(journal.follow(watch.take, consumer="watch", after=0))
+    yield watch
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+@contextlib.asynccontextmanager
+async def running(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterator[None]:
+    """Run the service; leaving ends it as abruptly as a task can be ended."""
+    context = Context(settings, bus, journal, asyncio.Event(), "transition")
+    task = asyncio.create_task(Transition(context).run())
+    try:
+        yield
+    finally:
+        if task.done():
+            task.result()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def plan(name: str, *changes: TaskChange) -> PlanDecided:
+    return PlanDecided(
+        event_id=f"event-{name}",
+        occurred_at=utc_now(),
+        plan=name,
+        trigger=Trigger.ERROR,
+        cause="cause",
+        response=Response.RESTART,
+        changes=list(changes),
+    )
+
+
+def restart_plan() -> PlanDecided:
+    survivors = THREE[:2]
+    return plan(
+        "p",
+        change(
+            survivors=survivors,
+            failed=["n2/0"],
+            hold=True,
+            interrupted=stage(2, survivors, interrupted=True),
+            prepare=["n2/0"],
+            target=stage(3, THREE, take=["n2/0"]),
+        ),
+    )
+
+
+def submitted() -> Event:
+    return TaskSubmitted(event_id="submit", occurred_at=utc_now(), task="a", spec=spec("a"))
+
+
+async def test_plan_is_executed_over_the_bus(
+    settings: Settings, bus: Bus, journal: Journal, agents: Agents, watch: Watch
+) -> None:
+    await agents.start(*NODES)
+    hold = agents.hold_back("hold")
+    prepare = agents.hold_back("prepare")
+    async with running(settings, bus, journal):
+        await journal.append([submitted(), restart_plan()])
+        await agents.until(lambda: agents.count("hold") == 2 and agents.count("prepare") == 1)
+        hold.set()
+        await watch.until("resumed")
+        assert agents.count("drain") == 0
+        prepare.set()
+        moved = await watch.until("restored")
+    assert [m.phase for m in moved] == ["held", "resumed", "prepared", "drained", "restored"]
+    assert [m.complete for m in moved] == [False, False, False, False, True]
+    assert all(m.started_at <= m.occurred_at for m in moved)
+    assert moved[-1].durations_s["prepare"] >= moved[1].durations_s["configure"]
+    spec_sent = next(c for _, c in agents.commands if c.kind == "prepare").spec
+    assert spec_sent == spec("a")
+
+
+async def test_agent_that_comes_late_is_asked_again(
+    settings: Settings, bus: Bus, journal: Journal, agents: Agents, watch: Watch
+) -> None:
+    await agents.start("n0")
+    async with running(settings, bus, journal):
+        await journal.append([submitted(), restart_plan()])
+        await agents.until(lambda: agents.count("hold") == 1)
+        await agents.start("n1", "n2")
+        await watch.until("restored")
+
+
+async def test_restarted_service_goes_on_and_repeats_nothing_that_is_done(
+    settings: Settings, bus: Bus, journal: Journal, agents: Agents, watch: Watch
+) -> None:
+    await agents.start(*NODES)
+    configure = agents.hold_back("configure")
+    async with running(settings, bus, journal):
+        await journal.append([submitted(), restart_plan()])
+        await agents.until(lambda: agents.count("configure") == 2)
+        await watch.until("held", "prepared")
+    holds = len([c for _, c in agents.commands if c.kind == "hold"])
+    async with running(settings, bus, journal):
+        configure.set()
+        await watch.until("restored")
+    assert len({m.phase for m in watch.moved}) == len(watch.moved) == 5
+    assert agents.count("configure") == 2 + 3, "the same commands again, with the same ids"
+    assert len([c for _, c in agents.commands if c.kind == "hold"]) == holds
+    done = len(agents.commands)
+    async with running(settings, bus, journal):
+        ending = plan("q", change(action="end", release=THREE))
+        await journal.append([ending])
+        await watch.until("ended")
+    assert {c.kind for _, c in agents.commands[done:]} == {"release"}
+
+
+async def test_silence_is_reported_with_the_workers(
+    settings: Settings, bus: Bus, journal: Journal, agents: Agents, watch: Watch
+) -> None:
+    await agents.start(*NODES)
+    agents.hold_back("hold")
+    impatient = settings.model_copy(update={"command_timeout_s": 0.3})
+    async with running(impatient, bus, journal):
+        await journal.append([submitted(), restart_plan()])
+        failed = (await watch.until("failed"))[-1]
+    assert failed.failed_workers == ["n0/0", "n1/0"]
+    assert failed.detail.startswith("timeout")
+
+
+async def test_lost_node_is_asked_no_more(
+    settings: Settings, bus: Bus, journal: Journal, agents: Agents, watch: Watch
+) -> None:
+    await agents.start("n0", "n2")  # nobody on n1
+    async with running(settings, bus, journal):
+        await journal.append([submitted(), restart_plan()])
+        await agents.until(lambda: agents.count("hold") == 1)
+        lost = ErrorDetected(
+            event_id="lost",
+            occurred_at=utc_now(),
+            detected_at=utc_now(),
+            incident="lost",
+            kind=ErrorKind.NODE_LOST,
+            severity=Severity.SEV1,
+            method=Method.NODE_HEALTH,
+            node="n1",
+        )
+        alone = change(
+            action="none",
+            survivors=["n0/0"],
+            failed=["n1/0", "n2/0"],
+            hold=True,
+            interrupted=stage(4, ["n0/0"], interrupted=True),
+        )
+        await journal.append([lost, plan("q", alone)])
+        moved = await watch.until("resumed")
+    assert moved[-1].complete
+    assert moved[-1].plan == "q"
+
+
+async def test_process_starts_and_stops(tmp_path: object, nats: NatsServer, log: EventLog, settings: Settings) -> None:
+    environment = {
+        **os.environ,
+        "UNICRON_RUN_DIR": str(settings.run_dir),
+        "UNICRON_NATS_URL": nats.url,
+        "UNICRON_NATS_TOKEN": nats.token,
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-P",
+        "-m",
+        "services.transition.main",
+        env={**environment, "PYTHONPATH": os.getcwd()},
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert (await process.stdout.readline()).strip() == b"ready"
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
