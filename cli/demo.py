@@ -1,0 +1,73 @@
+"""``unicron demo``: two tasks share a cluster, things break, both tasks end with the failure-free result."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cli.demo_report import Report, print_report
+from cli.demo_run import DemoRun
+from shared.errors import Conflict, UnicronError
+
+MARKER = "demo-run"
+"""File that marks a folder as one that an earlier demo made, so that the next may replace it."""
+
+
+class DemoFailed(UnicronError):
+    """Something the demo promises did not hold."""
+
+    code = "demo-failed"
+
+
+class Format(StrEnum):
+    """How the result is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def fresh_directory(path: Path) -> Path:
+    """Return ``path`` as an empty folder, replacing what an earlier demo left there.
+
+    Raises:
+        Conflict: it holds something that no demo made.
+    """
+    if path.exists() and any(path.iterdir()):
+        if not (path / MARKER).exists():
+            raise Conflict(f"{path} is not empty and no demo made it; give another --run-dir")
+        shutil.rmtree(path)
+    path.mkdir(parents=True, exist_ok=True)
+    (path / MARKER).touch()
+    return path.resolve()
+
+
+async def _run(run_dir: Path, seed: int, console: Console) -> Report:
+    return await DemoRun(run_dir, seed, console).run()
+
+
+def demo(
+    run_dir: Annotated[Path, typer.Option(help="Folder for everything the run writes.")] = Path(".unicron/demo"),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the corpus and of both tasks.")] = 1234,
+    output: Annotated[
+        Format, typer.Option("--output", "-o", help="text, or json: one object as last line.")
+    ] = Format.TEXT,
+) -> None:
+    """Train two tasks through a killed process, an exception, a hang and a lost node; prove the result unchanged."""
+    console = Console(file=sys.stderr if output is Format.JSON else sys.stdout)
+    started = time.monotonic()
+    report = asyncio.run(_run(fresh_directory(run_dir), seed, console))
+    report.wall_s = time.monotonic() - started
+    print_report(report, console)
+    if output is Format.JSON:
+        print(json.dumps(report.summary()))
+    if not report.ok:
+        raise DemoFailed("; ".join(f"{c.name}: {c.detail}" for c in report.checks if not c.ok))

@@ -1,0 +1,1 @@
+"""The whole system, out of real parts."""

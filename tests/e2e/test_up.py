@@ -1,0 +1,142 @@
+"""``unicron up`` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.kit import Client, processes_of, small_task
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+UNICRON = [str(Path(sys.executable).parent / "unicron")]
+
+
+def cli(*arguments: str, server: str, code: int = 0) -> str:
+    """Run the command line; return what it printed."""
+    done = subprocess.run(
+        [*UNICRON, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "UNICRON_SERVER": server},
+        check=False,
+    )
+    assert done.returncode == code, (arguments, done.returncode, done.stdout, done.stderr)
+    return done.stdout
+
+
+def start(run_dir: Path) -> tuple[subprocess.Popen[str], str]:
+    """Start ``unicron up`` and wait until it is ready."""
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    process = subprocess.Popen(
+        [*UNICRON, "up", "--run-dir", str(run_dir), "--port", "0", "--nodes", "2", "--workers-per-node", "1"],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("ready http://127.0.0.1:"), line
+    return process, line.split()[1]
+
+
+def until_gone(run_dir: Path, limit_s: float = 20.0) -> None:
+    """Wait until no process of the run directory is left."""
+    deadline = time.monotonic() + limit_s
+    while left := processes_of(run_dir):
+        assert time.monotonic() < deadline, f"left: {left}"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Iterator[Path]:
+    """A run directory with a path far longer than a Unix socket's 108 bytes."""
+    path = tmp_path / "/".join(["a-rather-long-folder-name"] * 6) / "run"
+    yield path
+    for pid in processes_of(path):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_by_hand(run_dir: Path, corpus: Path, tmp_path: Path) -> None:
+    """Submit, look, stop, replay; a second stack is refused; Ctrl-C stops everything."""
+    process, url = start(run_dir)
+    try:
+        second = subprocess.run(
+            [*UNICRON, "up", "--run-dir", str(run_dir), "--port", "0"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert second.returncode == 4
+        assert "in use" in second.stderr
+        assert second.stdout == ""
+        spec = tmp_path / "task.yaml"
+        spec.write_text(yaml.safe_dump(small_task("hand", corpus, steps=12)))
+        cli("submit", str(spec), server=url)
+        Client(url).until_state("hand", "succeeded")
+        task = json.loads(cli("show", "hand", "-o", "json", server=url))
+        assert (task["state"], task["step"]) == ("succeeded", 12)
+        assert Path(task["result"]["parameters_path"]).exists()
+        for verb in (["ps"], ["nodes"], ["incidents"], ["plan", "list"], ["events"], ["cost"], ["logs", "hand"]):
+            cli(*verb, server=url)
+            if verb[0] != "logs":
+                json.loads(cli(*verb, "-o", "json", server=url))
+        plans: list[Any] = json.loads(cli("plan", "list", "-o", "json", server=url))["items"]
+        assert "hand" in cli("plan", "show", plans[0]["id"], server=url)
+        report = json.loads(cli("replay", str(run_dir / "log.db"), "--verify", "-o", "json", server=url))
+        assert report["chain_ok"]
+        assert report["mismatches"] == []
+        assert report["verified"] == report["plans"] > 0
+        before = len(Client(url).items("/v1/events"))
+        spec.write_text(yaml.safe_dump(small_task("bad", corpus, steps=0, colour="red")))
+        cli("submit", str(spec), server=url, code=2)
+        assert len(Client(url).items("/v1/events")) == before
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 0
+    until_gone(run_dir, 1.0)
+
+
+def test_sigkill_of_up_leaves_nothing(run_dir: Path, corpus: Path) -> None:
+    """The stack's own death ends every process it started, ranks included."""
+    process, url = start(run_dir)
+    client = Client(url)
+    client.submit(small_task("orphan", corpus, steps=10_000))
+    client.until_step("orphan", 2)
+    process.kill()
+    process.wait()
+    until_gone(run_dir)
+
+
+def test_next_up_goes_on(run_dir: Path, corpus: Path) -> None:
+    """A task that was running when the stack stopped goes on from its checkpoint in the next one."""
+    process, url = start(run_dir)
+    client = Client(url)
+    client.submit(small_task("again", corpus, steps=60, checkpoint={"every": 5}))
+    client.until_step("again", 12)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == 0
+    process, url = start(run_dir)
+    try:
+        task = Client(url).until_state("again", "succeeded")
+        assert task["result"]["steps"] == 60
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=30)
+
+
+def test_unreachable_server() -> None:
+    """No server: a clear message and its own exit code."""
+    cli("ps", server="http://127.0.0.1:9", code=5)
