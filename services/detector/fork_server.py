@@ -129,7 +129,7 @@ class ForkServer:
         """Fork a rank process.
 
         Raises:
-            Unavailable: the fork server is gone.
+            Unavailable: the fork server is gone, or could not.
         """
         paths = {"spec": str(spec), "output": str(output)}
         answer = await self._ask({"do": "fork", "id": process_id, "task": task, "worker": worker, **paths, "env": env})
@@ -209,6 +209,10 @@ class ForkServer:
                 answer = self._answers.get(event["id"])
                 if answer is not None and not answer.done():
                     answer.set_result(event)
+            case "error":
+                answer = self._answers.get(event["id"])
+                if answer is not None and not answer.done():
+                    answer.set_exception(Unavailable(f"the fork server could not do it: {event['detail']}"))
             case "exited":
                 answer = self._answers.get(event["id"])
                 if answer is not None and not answer.done():

@@ -1,0 +1,171 @@
+"""The cluster monitor on a real bus and a real log, with real agents."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from services.detector.agent import Agent
+from shared.bus import Bus
+from shared.events import ErrorDetected, Event, NodeJoined, TaskFinished, TaskSubmitted
+from shared.journal import Journal
+from shared.nats_server import NatsServer
+from shared.plans import TaskChange
+from shared.settings import Settings
+from shared.severities import ErrorKind, Severity
+from shared.tasks import parse_spec
+from tests.detector.conftest import Driver, LogWatch, watching
+from tests.detector.kit import SPEC, moved, plan, stage
+
+
+def of(events: list[Event], kind: type[Any]) -> list[Any]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+async def train(journal: Journal, driver: Driver, behaviour: str = "train") -> dict[str, int]:
+    """Have the log say what the processes do: ``gpt`` trains in generation 1 on both workers."""
+    spec = parse_spec(SPEC)
+    target = stage(1, driver.workers, source="initial")
+    change = TaskChange(
+        task="gpt", reason="new", action="move", from_generation=0, prepare=driver.workers, target=target
+    )
+    now = datetime.now(UTC)
+    submitted = TaskSubmitted(event_id="submitted", occurred_at=now, task="gpt", spec=spec)
+    await journal.append([submitted, plan("p1", "submitted", change)])
+    assert (await driver.prepare(behaviour=behaviour)).ok
+    configured = await driver.configure()
+    assert configured.ok
+    await journal.append([moved("p1", 1, "restored", complete=True)])
+    return {worker: result.pid or 0 for worker, result in configured.workers.items()}
+
+
+async def test_a_killed_rank_is_in_the_log_within_a_tenth_of_a_second(
+    monitor: LogWatch, agent: Agent, driver: Driver
+) -> None:
+    events = await monitor.until(lambda found: bool(of(found, NodeJoined)))
+    assert of(events, NodeJoined)[0].workers == driver.workers
+    pids = await train(monitor.journal, driver)
+    killed_at, killed_s = datetime.now(UTC), time.monotonic()
+    os.kill(pids["n0/1"], signal.SIGKILL)
+    events = await monitor.until(lambda found: bool(of(found, ErrorDetected)))
+    took_s = time.monotonic() - killed_s
+    [error] = of(events, ErrorDetected)
+    assert (error.kind, error.severity, error.worker) == (ErrorKind.PROCESS_EXIT, Severity.SEV2, "n0/1")
+    assert error.evidence["exit"] == "SIGKILL"
+    assert -0.05 < (error.occurred_at - killed_at).total_seconds() < 1.0
+    assert took_s < 2.0  # about 30 ms on an idle machine; the limit is for a busy one
+
+
+async def test_an_exception_is_one_incident_for_each_rank(monitor: LogWatch, agent: Agent, driver: Driver) -> None:
+    await train(monitor.journal, driver, behaviour="raise")
+    events = await monitor.until(lambda found: len(of(found, ErrorDetected)) >= 2)
+    errors = of(events, ErrorDetected)
+    assert {e.worker for e in errors} == set(driver.workers)
+    assert {e.kind for e in errors} == {ErrorKind.EXCEPTION}
+    assert "bad sample" in errors[0].evidence["detail"]
+
+
+async def test_a_finished_task_is_in_the_log(monitor: LogWatch, agent: Agent, driver: Driver) -> None:
+    await train(monitor.journal, driver, behaviour="finish")
+    events = await monitor.until(lambda found: bool(of(found, TaskFinished)))
+    assert of(events, TaskFinished)[0].samples_sha256 == "abc"
+    assert not of(events, ErrorDetected)
+
+
+async def test_stopped_ranks_are_found_by_their_silence(
+    settings: Settings, bus: Bus, journal: Journal, agent: Agent, driver: Driver
+) -> None:
+    impatient = settings.model_copy(update={"hang_floor_s": 1.0})
+    async with watching(impatient, bus, journal) as monitor:
+        pids = await train(journal, driver)
+        await monitor.until(lambda found: any(event.type == "task.progressed" for event in found))
+        for pid in pids.values():
+            os.kill(pid, signal.SIGSTOP)
+        events = await monitor.until(lambda found: bool(of(found, ErrorDetected)))
+    [error] = of(events, ErrorDetected)
+    assert (error.kind, error.severity, error.task) == (ErrorKind.HANG, Severity.SEV2, "gpt")
+    assert error.evidence["workers"] == driver.workers
+    assert error.evidence["ranks"]["n0/0"]["process_state"] == "T"
+    # Release kills at once what cannot listen.
+    released = await driver.ask("release", 2, workers=driver.workers)
+    assert released.ok
+    assert released.seconds < 1.0
+
+
+async def test_without_nats_nobody_is_blamed(
+    monitor: LogWatch, agent: Agent, driver: Driver, nats: NatsServer, settings: Settings
+) -> None:
+    await monitor.until(lambda found: bool(of(found, NodeJoined)))
+    pids = await train(monitor.journal, driver)
+    await nats.stop()
+    await asyncio.sleep(settings.node_timeout_s + 0.5)  # the silence itself is what is tested
+    await nats.start()
+    os.kill(pids["n0/1"], signal.SIGKILL)
+    events = await monitor.until(lambda found: bool(of(found, ErrorDetected)))
+    assert [(e.kind, e.worker) for e in of(events, ErrorDetected)] == [(ErrorKind.PROCESS_EXIT, "n0/1")]
+
+
+async def test_a_silent_node_is_lost_and_comes_back_clean(
+    monitor: LogWatch, settings: Settings, bus: Bus, nats: NatsServer
+) -> None:
+    """A real agent process is stopped for longer than the time-out and goes on afterwards."""
+    environment = {**os.environ, "UNICRON_NATS_URL": nats.url, "UNICRON_NATS_TOKEN": nats.token}
+    environment |= {"UNICRON_RUN_DIR": str(settings.run_dir), "UNICRON_NODE": "n0"}
+    program = (
+        "from services.detector import agent; from shared.service import run; import functools, sys;"
+        "agent.fork_server.COMMAND = (sys.executable, '-m', 'tests.detector.stand_in');"
+        "agent.Agent = functools.partial(agent.Agent, command=agent.fork_server.COMMAND); sys.exit(agent.main())"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, env=environment, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"ready\n"
+        await monitor.until(lambda found: bool(of(found, NodeJoined)))
+        driver = Driver(bus)
+        pids = await train(monitor.journal, driver)
+        stopped_s = time.monotonic()
+        process.send_signal(signal.SIGSTOP)
+        events = await monitor.until(lambda found: bool(of(found, ErrorDetected)))
+        took_s = time.monotonic() - stopped_s
+        [lost] = of(events, ErrorDetected)
+        assert (lost.kind, lost.severity, lost.node) == (ErrorKind.NODE_LOST, Severity.SEV1, "n0")
+        assert lost.evidence["tasks"]["gpt"]["workers"] == driver.workers
+        assert settings.node_timeout_s - 0.3 < took_s < settings.node_timeout_s + 3.0
+        process.send_signal(signal.SIGCONT)
+        await monitor.until(lambda found: len(of(found, NodeJoined)) == 2)
+        for pid in pids.values():
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+        process.terminate()
+        assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_a_restarted_monitor_adds_nothing(
+    settings: Settings, nats: NatsServer, journal: Journal, agent: Agent
+) -> None:
+    bus = await Bus.connect(settings.nats_url, token=settings.nats_token, name="first")
+    driver = Driver(bus)
+    async with watching(settings, bus, journal) as monitor:
+        first = await monitor.until(lambda found: bool(of(found, NodeJoined)))
+    pids = await train(journal, driver)
+    await bus.close()  # its subscriptions end with the connection
+    os.kill(pids["n0/0"], signal.SIGKILL)  # nobody listens: the agent repeats it
+    successor = await Bus.connect(settings.nats_url, token=settings.nats_token, name="successor")
+    async with watching(settings, successor, journal) as monitor:
+        events = await monitor.until(lambda found: bool(of(found, ErrorDetected)))
+    await successor.close()
+    assert len(of(events, NodeJoined)) == len(of(first, NodeJoined)) == 1
+    assert [e.worker for e in of(events, ErrorDetected)] == ["n0/0"]
