@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import sys
 import time
@@ -87,7 +88,7 @@ class DemoRun:
     async def _course(self, stack: Stack, specs: list[Record]) -> None:
         large, small = (s["name"] for s in specs)
         for spec in specs:
-            (self._run_dir / f"{spec['name']}.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
+            (self._run_dir / f"{spec['name']}.json").write_text(json.dumps(spec))
             (await self._client.post("/v1/tasks", json=spec)).raise_for_status()
         await self._training(large, 4, "both tasks train")
         await self._training(small, 4, "both tasks train")
@@ -261,7 +262,8 @@ class DemoRun:
             difference = compare_parameters(
                 Path(result["parameters_path"]), reference / "result" / "parameters.safetensors"
             )
-            samples = (reference / "result" / "samples.sha256").read_text().strip() == result["samples_sha256"]
+            summary = json.loads((reference / "result" / "summary.json").read_text())
+            samples = summary["samples_sha256"] == result["samples_sha256"]
             comparison = TaskComparison(name, result["steps"], difference, samples)
             self._report.comparisons.append(comparison)
             self._check(
@@ -273,7 +275,7 @@ class DemoRun:
     async def _reference(self, spec: Record) -> None:
         directory = self._run_dir / "reference" / spec["name"]
         directory.mkdir(parents=True)
-        path = self._run_dir / f"{spec['name']}.yaml"
+        path = self._run_dir / f"{spec['name']}.json"
         await self._python("unicron.train", "--spec", str(path), "--directory", str(directory))
 
     async def _python(self, module: str, *arguments: str) -> None:

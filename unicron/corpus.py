@@ -6,7 +6,10 @@ model's loss falls visibly within a hundred steps. Same seed and size, same byte
 
 from __future__ import annotations
 
+import argparse
 import random
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 DEFAULT_BYTES = 1_000_000
@@ -55,3 +58,18 @@ def write(path: str | Path, seed: int = 1234, size_bytes: int = DEFAULT_BYTES) -
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(generate(seed, size_bytes), encoding="ascii")
     return target
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``python -m unicron.corpus PATH [--seed N] [--bytes N]``; return the exit code."""
+    parser = argparse.ArgumentParser(prog="unicron.corpus", description="Write a generated text to train on.")
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--seed", type=int, default=1234)
+    parser.add_argument("--bytes", type=int, default=DEFAULT_BYTES)
+    options = parser.parse_args(arguments)
+    write(options.path, options.seed, options.bytes)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

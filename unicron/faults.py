@@ -2,8 +2,9 @@
 
 ``at`` counts the rank's own micro-batches of that step from 0 (the fault comes before it), or is ``reduce`` (all
 computed, gradients not yet reduced) or ``update`` (reduced, not yet applied). ``kind``: ``exception``, ``kill``
-(SIGKILL) or ``hang`` (SIGSTOP). A fault happens once in a process, and only in a process that started the task:
-one that replaces a failed process does not repeat it unless ``always`` is appended.
+(SIGKILL) or ``hang`` (SIGSTOP). ``rank`` is the one the process has in its first generation, whatever it becomes. A
+fault happens once in a process, and only in a process that started the task: one that replaces a failed process does
+not repeat it unless ``always`` is appended.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ import signal
 from dataclasses import dataclass
 
 VARIABLE = "UNICRON_FAIL_AT"
+
+SIGNALS_VARIABLE = "UNICRON_FAULT_SIGNALS"
+"""Set to 1, a process that gets SIGUSR1 raises ``InjectedFault`` at the next place in a step that can fail."""
+
 KINDS = ("exception", "kill", "hang")
 
 
@@ -45,15 +50,38 @@ class Fault:
             raise ValueError(f"{VARIABLE}={text}: rank:step:at:kind[:always] is needed, kind one of {', '.join(KINDS)}")
         return cls(rank=int(parts[0]), step=int(parts[1]), at=parts[2], kind=parts[3], always=len(parts) == 5)
 
-    def reached(self, rank: int, step: int, at: str) -> None:
+    def reached(self, step: int, at: str) -> None:
         """Fail if this is the place.
 
         Raises:
             InjectedFault: for kind ``exception``.
         """
-        if (self.rank, self.step, self.at) != (rank, step, at):
+        if (self.step, self.at) != (step, at):
             return
         self.step = -1  # once
         if self.kind == "exception":
-            raise InjectedFault(f"injected at rank {rank}, step {step}, {at}")
+            raise InjectedFault(f"injected at rank {self.rank}, step {step}, {at}")
         os.kill(os.getpid(), signal.SIGKILL if self.kind == "kill" else signal.SIGSTOP)
+
+
+class SignalledFault:
+    """A fault that is asked for from outside, by SIGUSR1, where the environment allows it."""
+
+    def __init__(self) -> None:
+        """Listen; to be called from the main thread."""
+        self._asked = False
+        if os.environ.get(SIGNALS_VARIABLE) == "1":
+            signal.signal(signal.SIGUSR1, self._ask)
+
+    def _ask(self, number: int, frame: object) -> None:
+        self._asked = True
+
+    def reached(self, step: int, at: str) -> None:
+        """Fail if it was asked for.
+
+        Raises:
+            InjectedFault: once for each time it was asked for.
+        """
+        if self._asked:
+            self._asked = False
+            raise InjectedFault(f"injected by SIGUSR1 at step {step}, {at}")

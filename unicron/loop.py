@@ -30,7 +30,7 @@ import torch.distributed as dist
 
 from unicron import agreement, checkpoint, generation
 from unicron.errors import CommunicationFailed, Interrupted, NonFiniteValue, SampleAccountingError
-from unicron.faults import Fault
+from unicron.faults import Fault, SignalledFault
 from unicron.protocol import Checkpointed, Configure, Finished, Raised, Resumed, Stopped
 from unicron.replica import Replica
 from unicron.runtime import DRAIN, STOP, Runtime
@@ -176,6 +176,7 @@ class Run:
         self._build, self._initialise = build, initialise
         self._every, self._checkpoints = checkpoint_every, checkpoint_directory
         self._fault = Fault.from_environment()
+        self._signalled_fault = SignalledFault()
         self._replica: Replica | None = None
         self._current: Configure | None = None
         self._joined = generation.Joined()
@@ -205,8 +206,9 @@ class Run:
 
     def fault(self, step: int, at: str) -> None:
         """Let an injected fault happen here."""
+        self._signalled_fault.reached(step, at)
         if self._fault is not None:
-            self._fault.reached(self.configure.rank, step, at)
+            self._fault.reached(step, at)
 
     def steps(self) -> Iterator[Step]:
         """Yield the steps to do, through all generations, until the last one is applied everywhere."""
@@ -250,10 +252,11 @@ class Run:
     # Between steps.
 
     def _begin_life(self, configure: Configure) -> None:
-        """A process that replaces another does not repeat the injected fault, unless told to."""
-        if self._current is None and self._fault is not None and not self._fault.always:
+        """Keep the injected fault if it is this process's: one that replaces another repeats it only if told to."""
+        if self._current is None and self._fault is not None:
             source = next((m[2] for m in configure.members if m[0] == configure.rank), "initial")
-            if source == "take" or configure.fault_step:
+            replaces = source == "take" or configure.fault_step > 0
+            if configure.rank != self._fault.rank or (replaces and not self._fault.always):
                 self._fault = None
 
     def _enter(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -124,7 +125,7 @@ def reference(spec_path: Path, directory: Path) -> tuple[Path, str]:
         stdout=subprocess.DEVNULL,
     )
     result = directory / "result"
-    return result / "parameters.safetensors", (result / "samples.sha256").read_text().strip()
+    return result / "parameters.safetensors", json.loads((result / "summary.json").read_text())["samples_sha256"]
 
 
 def processes_of(run_dir: Path) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -10,7 +11,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 
 from cli.demo_report import TOLERANCE, compare_parameters
 from cli.stack import Stack
@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 def check_result(client: Client, name: str, spec: dict[str, object], tmp_path: Path) -> None:
     """The finished task has the parameters and samples of a run without failures."""
     task = client.task(name)
-    path = tmp_path / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(spec))
+    path = tmp_path / f"{name}.json"
+    path.write_text(json.dumps(spec))
     parameters, samples = reference(path, tmp_path / f"reference-{name}")
     assert task["result"]["steps"] == spec["steps"]
     assert task["result"]["samples_sha256"] == samples
