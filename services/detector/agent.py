@@ -112,10 +112,8 @@ class Agent:
         directory = self._settings.run_dir.resolve() / "tasks" / process.task
         output = directory / "output" / f"{process.generation}-{process.worker.replace('/', '-')}.log"
         process.output = str(output)
-        server = self._fork_server
         try:
-            if server is None:
-                raise Unavailable("the fork server is starting")
+            server = await self._server()
             spec_path = await asyncio.to_thread(_write_spec, directory, spec, self.node.name)
             forked = await server.fork(
                 process.id,
@@ -170,14 +168,13 @@ class Agent:
 
     async def open_store(self, task: str, generation: int) -> tuple[str, int]:
         """Run a rendezvous store in a process of its own; return its address."""
-        if self._fork_server is None:
-            raise Unavailable("the fork server is starting")
+        server = await self._server()
         output = self._settings.run_dir.resolve() / "tasks" / task / "output"
         output.mkdir(parents=True, exist_ok=True)
         store_id = f"store-{uuid.uuid4().hex}"
         host = self._settings.store_host
         name = f"{generation}-store-{self.node.name}.log"
-        forked, port = await self._fork_server.store(store_id, host=host, output=output / name)
+        forked, port = await server.store(store_id, host=host, output=output / name)
         previous = self._stores.pop((task, generation), None)
         if previous is not None:
             previous[1].kill()
@@ -272,6 +269,13 @@ class Agent:
             await server.stop()
             raise
         self._fork_server = server
+        self._changes.notify()
+
+    async def _server(self) -> ForkServer:
+        """Return the fork server; wait while it is being replaced (callers have limits of their own)."""
+        await self._changes.until(lambda: self._fork_server is not None)
+        assert self._fork_server is not None
+        return self._fork_server
 
     def _environment(self, process: Process, spec: TaskSpec, directory: Path) -> dict[str, str]:
         return {
@@ -333,7 +337,8 @@ async def serve(context: Context) -> None:
 
 def main() -> int:
     """Run the node agent."""
-    return run(f"agent-{Settings().node}", serve, journal=False)
+    # Settings are read, and complained of, by ``run``.
+    return run(f"agent-{os.environ.get('UNICRON_NODE', 'n0')}", serve, journal=False)
 
 
 if __name__ == "__main__":

@@ -6,30 +6,19 @@ at once; the shell appends them and skips them when the log delivers them.
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from services.detector import faults, stalls
+from services.detector import facts, faults, stalls
 from services.detector.view import NodeView, Suspicion, TaskView, View, evolve
 from shared.events import (
-    ErrorDetected,
     Event,
-    NodeJoined,
-    TaskCheckpointed,
-    TaskFinished,
-    TaskProgressed,
-    TaskStopped,
-    derived_id,
 )
 from shared.severities import ErrorKind
 from shared.signals import (
     Heartbeat,
     ProcessExited,
-    RankCheckpointed,
-    RankFinished,
     RankRaised,
-    RankStopped,
     Signal,
 )
 
@@ -150,7 +139,7 @@ class Monitor:
                 if task.accepts(signal.worker, signal.generation) and not merged:
                     self._fault(decision, task, faults.of_exception(signal), now)
             case _ if task.current(signal.generation):
-                self._decide(decision, _effect(signal, now))
+                self._decide(decision, facts.effect(signal, now))
             case _:
                 pass
         return decision
@@ -166,9 +155,9 @@ class Monitor:
                 self._lose(decision, node, now, "a new incarnation of the agent")
         node = self.view.nodes.get(heartbeat.node)
         if node is None or node.incarnation != heartbeat.incarnation:
-            self._decide(decision, _joined(heartbeat, heartbeat.incarnation, now))
+            self._decide(decision, facts.joined(heartbeat, heartbeat.incarnation, now))
         elif node.lost is not None and not self._clean(decision, node, heartbeat, now):
-            self._decide(decision, _joined(heartbeat, node.lost, now))
+            self._decide(decision, facts.joined(heartbeat, node.lost, now))
         node = self.view.nodes[heartbeat.node]
         node.heard_at = now if node.heard_at is None else max(now, node.heard_at)
         node.heartbeat = heartbeat
@@ -315,9 +304,9 @@ class Monitor:
             known = task.timed >= TIMED_STEPS and task.progressed_generation != task.generation
             last = task.progressed_at
             due = last is None or (now - last).total_seconds() >= self.limits.progress_interval_s
-            if task.change is None and task.timed >= TIMED_STEPS and status.step > task.progressed_step:
-                if known or due:
-                    self._decide(decision, _progressed(task, status.loss, now))
+            moved = status.step > task.progressed_step or task.generation != task.progressed_generation
+            if task.change is None and task.timed >= TIMED_STEPS and moved and (known or due):
+                self._decide(decision, facts.progressed(task, status.loss, now))
 
     def _ranks(self, task: TaskView) -> dict[str, dict[str, object]]:
         """Return where each rank stood, for the reader of an incident."""
@@ -333,72 +322,3 @@ class Monitor:
         if event is not None:
             self.fold(event)
             decision.events.append(event)
-
-
-def is_decision(event: Event) -> bool:
-    """Whether the detector writes events of this type."""
-    own = (ErrorDetected, NodeJoined, TaskProgressed, TaskCheckpointed, TaskStopped, TaskFinished)
-    return isinstance(event, own) or event.type == "task.failed"
-
-
-def _joined(heartbeat: Heartbeat, cause: str, now: datetime) -> NodeJoined:
-    return NodeJoined(
-        event_id=derived_id(cause, faults.SERVICE, "joined"),
-        occurred_at=now,
-        node=heartbeat.node,
-        incarnation=heartbeat.incarnation,
-        agent_pid=heartbeat.agent_pid,
-        domain=heartbeat.domain,
-        workers=[w.worker for w in heartbeat.workers],
-    )
-
-
-def _progressed(task: TaskView, loss: float | None, now: datetime) -> TaskProgressed:
-    return TaskProgressed(
-        event_id=derived_id(f"{task.name}/{task.generation}/{task.step}", faults.SERVICE, "progressed"),
-        occurred_at=now,
-        task=task.name,
-        generation=task.generation,
-        step=task.step,
-        workers=len(task.members),
-        step_s=statistics.median(task.durations_s),
-        loss=loss,
-    )
-
-
-def _effect(signal: Signal, now: datetime) -> Event | None:
-    """Return the event of a checkpoint, a stop or a result of the current generation."""
-    at = min(signal.occurred_at, now)
-    # Several agents' word for the same thing is one event: the id comes from the thing.
-    cause = f"{signal.task}/{signal.generation}/{signal.step}"
-    match signal:
-        case RankCheckpointed():
-            return TaskCheckpointed(
-                event_id=derived_id(f"{cause}/{signal.path}", faults.SERVICE, "checkpointed"),
-                occurred_at=at,
-                task=signal.task,
-                generation=signal.generation,
-                step=signal.step,
-                path=signal.path,
-            )
-        case RankStopped():
-            return TaskStopped(
-                event_id=derived_id(cause, faults.SERVICE, "stopped"),
-                occurred_at=at,
-                task=signal.task,
-                generation=signal.generation,
-                step=signal.step,
-                path=signal.path,
-            )
-        case RankFinished():
-            return TaskFinished(
-                event_id=derived_id(cause, faults.SERVICE, "finished"),
-                occurred_at=at,
-                task=signal.task,
-                generation=signal.generation,
-                step=signal.step,
-                samples_sha256=signal.samples_sha256,
-                parameters_path=signal.parameters_path,
-                loss=signal.loss,
-            )
-    return None

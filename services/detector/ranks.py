@@ -121,7 +121,9 @@ class RankServer:
                 self._heard(process, protocol.decode(line))
         finally:
             closed.set()
-            del self._writers[process.id], self._closed[process.id]
+            # A process that lost its connection may have a new one by now.
+            if self._writers.get(process.id) is writer:
+                del self._writers[process.id], self._closed[process.id]
 
 
 def _check(hello: protocol.Message, process: Process) -> None:
