@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -228,13 +228,18 @@ class Server:
 
     async def projected(self, position: int) -> None:
         """Wait until the gateway has folded ``position``."""
-        async with asyncio.timeout(20):
-            while await self._position() < position:
-                await asyncio.sleep(0.01)
+        await until(lambda: self._reached(position))
 
-    async def _position(self) -> int:
+    async def _reached(self, position: int) -> bool:
         checks = {check["name"]: check["detail"] for check in (await self.http.get("/readyz")).json()["checks"]}
-        return int(checks["log"].rsplit(" ", 1)[1])
+        return int(checks["log"].rsplit(" ", 1)[1]) >= position
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until a condition holds."""
+    async with asyncio.timeout(20):
+        while not await holds():  # noqa: ASYNC110 - what is asked is another process, or a port
+            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -248,11 +253,13 @@ async def serving(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterat
     port_file.unlink(missing_ok=True)
     task = asyncio.create_task(serve(context))
     try:
-        async with asyncio.timeout(20):
-            while not context.is_ready and not task.done():
-                await asyncio.sleep(0.01)
-        if task.done():
-            task.result()
+
+        async def started() -> bool:
+            if task.done():
+                task.result()
+            return context.is_ready
+
+        await until(started)
         url = f"http://127.0.0.1:{port_file.read_text().strip()}"
         async with httpx.AsyncClient(base_url=url, timeout=20) as http:
             yield Server(url, http, journal, data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -50,5 +51,7 @@ def one(plan: str, api: Api) -> PlanDetail:
 
 def _words(event: PlanDecided) -> list[str]:
     """Return the plan in sentences."""
+    if importlib.util.find_spec("shared.plan_words") is None:
+        return [f"{change.task}: {change.reason}" for change in event.changes]
     explained = importlib.import_module("shared.plan_words").explain(event)
     return explained.splitlines() if isinstance(explained, str) else list(explained)

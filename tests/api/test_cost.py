@@ -1,0 +1,284 @@
+"""Costs: the formulas on cases worked out by hand, and the laws that hold for all."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.api.costs import held_worker_s, ledger, report
+from services.api.views import ClusterView
+from shared.cost import (
+    FAILURE_PARTS,
+    Claim,
+    Fault,
+    Impact,
+    Part,
+    failure_claims,
+    money,
+    planned_claims,
+    settle,
+    start_claims,
+    total,
+    training_claims,
+    worker_s,
+)
+from shared.plans import TaskChange, Trigger
+from shared.severities import ErrorKind, Severity
+from tests.api.kit import START, Story, stage
+
+WORKERS = ["n0/0", "n0/1", "n1/0", "n1/1"]
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+FAULT = Fault("i1", at(100), at(101))
+
+
+def charge(claims: list[Claim]) -> dict[Part, float]:
+    charges = settle(claims)
+    return {part: worker_s(charges, part) for part in Part}
+
+
+def test_a_restarted_worker_pays_until_restored_and_survivors_until_resumed() -> None:
+    impact = Impact(
+        task="gpt",
+        before=WORKERS,
+        after=WORKERS,
+        survivors=WORKERS[:3],
+        faulted=True,
+        planned_at=at(102),
+        resumed_at=at(105),
+        drained_at=at(110),
+        restored_at=at(112),
+        closed_at=at(112),
+        waf_flop_per_s=400.0,
+    )
+    claims = failure_claims(impact, FAULT, first=True, as_of=at(200))
+    parts = charge(claims)
+    assert parts[Part.DETECTION] == 4 * 1
+    assert parts[Part.TRANSITION] == 3 * 4 + 1 * 11 + 3 * 2
+    assert parts[Part.SUB_HEALTHY] == parts[Part.RECOMPUTE] == 0
+    cost = total(settle(claims), 3600.0)
+    assert cost.lost_flop == pytest.approx(100.0 * cost.worker_s)
+    assert cost.money == pytest.approx(cost.worker_s)
+
+
+def test_a_worker_the_plan_does_without_is_sub_healthy_from_resumed_to_restored() -> None:
+    impact = Impact(
+        task="gpt",
+        before=WORKERS,
+        after=WORKERS[:2],
+        survivors=WORKERS[:3],
+        faulted=True,
+        planned_at=at(102),
+        resumed_at=at(105),
+        drained_at=at(110),
+        restored_at=at(112),
+        closed_at=at(112),
+    )
+    parts = charge(failure_claims(impact, FAULT, first=True, as_of=at(200)))
+    assert parts[Part.SUB_HEALTHY] == 7
+    assert parts[Part.TRANSITION] == 4 * 4 + 3 * 2
+
+
+def test_recomputed_steps_are_apart_and_the_first_is_not_also_transition() -> None:
+    impact = Impact(
+        task="gpt",
+        before=WORKERS,
+        after=WORKERS,
+        faulted=True,
+        planned_at=at(102),
+        restored_at=at(110),
+        closed_at=at(110),
+        steps_recomputed=5,
+        step_s=2.0,
+    )
+    parts = charge(failure_claims(impact, FAULT, first=True, as_of=at(200)))
+    assert parts[Part.RECOMPUTE] == 4 * 5 * 2
+    assert parts[Part.TRANSITION] == 4 * (110 - 101 - 2)
+    assert charge(failure_claims(impact, FAULT, first=True, as_of=at(114)))[Part.RECOMPUTE] == 4 * (2 + 4)
+
+
+def test_a_healthy_task_that_a_plan_moves_pays_only_its_pause() -> None:
+    impact = Impact(
+        task="other",
+        before=WORKERS,
+        after=[*WORKERS, "n2/0"],
+        survivors=WORKERS,
+        planned_at=at(102),
+        drained_at=at(110),
+        restored_at=at(112),
+        closed_at=at(112),
+    )
+    assert charge(failure_claims(impact, FAULT, first=True, as_of=at(200)))[Part.TRANSITION] == 4 * 2
+    assert charge(planned_claims(impact, at(200)))[Part.PLANNED] == 4 * 2
+    assert charge(start_claims(impact, "", at(200)))[Part.PLANNED] == 10
+    assert charge(training_claims(impact, at(200)))[Part.TRAINING] == 5 * (200 - 112)
+
+
+def test_what_is_not_over_counts_up_to_now() -> None:
+    impact = Impact(task="gpt", before=WORKERS, after=WORKERS, survivors=WORKERS[:3], faulted=True, planned_at=at(102))
+    assert charge(failure_claims(impact, FAULT, first=True, as_of=at(107)))[Part.TRANSITION] == 4 * 6
+
+
+def test_money_is_worker_hours_times_the_price() -> None:
+    assert money(7200.0, 2.5) == 5.0
+
+
+def test_two_incidents_that_overlap_share_no_second(story: Story) -> None:
+    story.running().process_exit()
+    story.at(103.5).error("i2", 102.5, task="gpt", worker="n1/0", node="n1", kind=ErrorKind.EXCEPTION)
+    survivors = ["n0/0", "n0/1"]
+    change = TaskChange(
+        task="gpt",
+        reason="another process ended",
+        action="move",
+        from_generation=2,
+        survivors=survivors,
+        failed=["n1/0", "n1/1"],
+        hold=True,
+        interrupted=stage(4, survivors, kind="interrupted"),
+        prepare=["n1/0", "n1/1"],
+        target=stage(5, WORKERS),
+    )
+    story.at(104).plan("p2", change, trigger=Trigger.ERROR, incident="i2", supersedes=["p1"])
+    story.at(106).moved("p2", "gpt", "resumed", 4, step=92)
+    story.at(109).moved("p2", "gpt", "drained", 4, step=94)
+    story.at(110).moved("p2", "gpt", "restored", 5, step=95, complete=True)
+    views = story.views()
+    plans, incidents = list(views.plans.values()), list(views.incidents.values())
+    book = ledger(plans, incidents, views.cluster["cluster"], story.time(120))
+    first, second = book.incident("i1"), book.incident("i2")
+    # From 100 to 110 there are 40 worker-seconds; only the last two survivors trained in them, from 106 to 109.
+    lost = sum(
+        cost.detection_worker_s + cost.transition_worker_s + cost.sub_healthy_worker_s for cost in (first, second)
+    )
+    assert lost == pytest.approx(40 - 2 * 3)
+    # i2 occurred at 102.5, but until 103 that time is i1's already, and so is all time of the worker i1 lost.
+    assert second.detection_worker_s == pytest.approx(3 * 0.5)
+    costs = report(list(views.tasks.values()), incidents, plans, views.cluster["cluster"], story.time(120))
+    assert costs.sum_check.ok
+    # Everything from the first plan at 2 to 120 is accounted for.
+    assert costs.totals.worker_s == pytest.approx(4 * (120 - 2))
+
+
+def test_a_worker_that_trains_elsewhere_until_it_is_released_costs_its_new_task_nothing(story: Story) -> None:
+    story.running()
+    story.at(50).submit("other")
+    give = TaskChange(
+        task="gpt",
+        reason="another task",
+        action="move",
+        from_generation=1,
+        survivors=WORKERS[:2],
+        release=WORKERS[2:],
+        target=stage(2, WORKERS[:2]),
+    )
+    take = TaskChange(
+        task="other",
+        reason="submitted",
+        action="move",
+        from_generation=0,
+        prepare=WORKERS[2:],
+        target=stage(1, WORKERS[2:], source="initial"),
+    )
+    story.at(60).plan("p2", give, take)
+    story.at(62).moved("p2", "gpt", "drained", 1, step=60)
+    story.at(63).moved("p2", "gpt", "released", 1, step=60)
+    story.at(65).moved("p2", "gpt", "restored", 2, step=61, complete=True)
+    story.at(70).moved("p2", "other", "restored", 1, step=1, complete=True)
+    views = story.views()
+    costs = report(
+        list(views.tasks.values()), [], list(views.plans.values()), views.cluster["cluster"], story.time(100)
+    )
+    by_task = {cost.task: cost for cost in costs.tasks}
+    assert by_task["gpt"].training_worker_s == pytest.approx(4 * (62 - 10) + 2 * (100 - 65))
+    assert by_task["gpt"].planned_worker_s == pytest.approx(4 * 8 + 2 * (65 - 62))
+    assert by_task["other"].planned_worker_s == pytest.approx(2 * (70 - 62))
+    assert by_task["other"].training_worker_s == pytest.approx(2 * 30)
+    assert costs.totals.worker_s == pytest.approx(4 * (100 - 2))
+    assert costs.sum_check.ok
+
+
+def test_a_lost_node_that_had_no_task_costs_nothing(story: Story) -> None:
+    story.running()
+    story.node("n2")
+    story.at(100).error("i1", 98.5, node="n2", kind=ErrorKind.NODE_LOST, severity=Severity.SEV1)
+    story.at(101).plan("p1", trigger=Trigger.ERROR, incident="i1")
+    views = story.views()
+    book = ledger(list(views.plans.values()), list(views.incidents.values()), ClusterView(), story.time(200))
+    assert book.by_incident() == {}
+
+
+spans = st.tuples(st.integers(0, 50), st.integers(0, 50))
+claims = st.builds(
+    lambda worker, span, part: Claim(worker, float(span[0]), float(span[1]), part, "gpt", "i1"),
+    st.sampled_from(["a", "b"]),
+    spans,
+    st.sampled_from(list(Part)),
+)
+
+
+@settings(deadline=None)  # a busy machine is no failure
+@given(st.lists(claims, max_size=30))
+def test_every_second_is_charged_once_to_the_first_claim_on_it(given_claims: list[Claim]) -> None:
+    expected = [0] * len(given_claims)
+    taken: set[tuple[str, int]] = set()
+    for index, claim in enumerate(given_claims):
+        for second in range(int(claim.start_s), int(claim.end_s)):
+            if (claim.worker, second) not in taken:
+                taken.add((claim.worker, second))
+                expected[index] += 1
+    assert [charge.worker_s for charge in settle(given_claims)] == expected
+    assert held_worker_s(given_claims) == len(taken)
+
+
+moments = st.floats(0, 1e4, allow_nan=False).map(at)
+maybe = st.none() | moments
+some_workers = st.lists(st.sampled_from(WORKERS), unique=True)
+impacts = st.builds(
+    Impact,
+    task=st.just("gpt"),
+    before=some_workers,
+    after=some_workers,
+    survivors=some_workers,
+    faulted=st.booleans(),
+    planned_at=moments,
+    drained_at=maybe,
+    resumed_at=maybe,
+    restored_at=maybe,
+    closed_at=maybe,
+    until=maybe,
+    steps_recomputed=st.integers(0, 100),
+    step_s=st.floats(0, 100),
+    waf_flop_per_s=st.floats(0, 1e15),
+)
+
+
+@settings(deadline=None)  # a busy machine is no failure
+@given(st.lists(st.tuples(impacts, moments, moments), max_size=4), moments)
+def test_no_part_is_negative_and_the_parts_add_up(
+    plans: list[tuple[Impact, datetime, datetime]], as_of: datetime
+) -> None:
+    everything: list[Claim] = []
+    for index, (impact, occurred, detected) in enumerate(plans):
+        everything += failure_claims(impact, Fault(f"i{index}", occurred, detected), first=True, as_of=as_of)
+        everything += [*training_claims(impact, as_of), *start_claims(impact, "", as_of)]
+    charges = settle(everything)
+    assert all(charge.worker_s >= 0 for charge in charges)
+    parts = sum(worker_s(charges, part) for part in Part)
+    assert parts == pytest.approx(held_worker_s(everything), abs=1e-3)
+    cost = total(charges, 2.0)
+    assert cost.worker_s == pytest.approx(sum(worker_s(charges, part) for part in FAILURE_PARTS))
+    by_incident = [
+        total((charge for charge in charges if charge.claim.incident == f"i{index}"), 2.0)
+        for index in range(len(plans))
+    ]
+    assert sum(one.worker_s for one in by_incident) == pytest.approx(cost.worker_s)
+    assert sum(one.money for one in by_incident) == pytest.approx(cost.money)
+    assert sum(one.lost_flop for one in by_incident) == pytest.approx(cost.lost_flop)

@@ -1,0 +1,244 @@
+"""The other resources, over a history that other services wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import pytest
+
+from services.api.main import projections_url
+from services.api.routers.health import SERVICES
+from services.api.store import Store
+from shared.bus import Bus
+from shared.events import NodeJoined, TaskStopped
+from shared.journal import Journal
+from shared.service import HEALTH
+from shared.settings import Settings
+from shared.signals import HEARTBEATS, Heartbeat, WorkerStatus
+from tests.api.kit import Server, Story, serving, until
+
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00")
+
+
+@pytest.fixture
+async def healed(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterator[Server]:
+    """The gateway over the story of a process that was lost and restarted."""
+    story = Story(settings.run_dir / "log.db")
+    story.running().process_exit().process_restored()
+    story.log.close()
+    async with serving(settings, bus, journal) as server:
+        yield server
+
+
+async def test_an_incident_has_all_of_its_contract(healed: Server) -> None:
+    page = (await healed.http.get("/v1/incidents")).json()
+    (incident,) = page["items"]
+    assert page["next_cursor"] is None
+    assert incident["restored_at"] == "2025-03-01T12:01:48.000000+00:00"
+    assert all(TIME.fullmatch(value) for name, value in incident.items() if name.endswith("_at"))
+    expected = {
+        "id": "i1",
+        "kind": "process-exit",
+        "severity": "SEV2",
+        "method": "process-supervision",
+        "node": "n1",
+        "worker": "n1/1",
+        "task": "gpt",
+        "rank": 3,
+        "step": 90,
+        "response": "restart",
+        "state_source": "live",
+        "steps_recomputed": 0,
+        "evidence": {},
+    }
+    assert {name: incident[name] for name in expected} == expected
+    cost = incident["cost"]
+    # Detection 4 x 0.5 s; transition 3 x (103 - 100.5), 3 x (108 - 106) and 1 x (108 - 100.5).
+    assert cost["detection_worker_s"] == pytest.approx(2.0)
+    assert cost["transition_worker_s"] == pytest.approx(7.5 + 6.0 + 7.5)
+    assert cost["recompute_worker_s"] == cost["sub_healthy_worker_s"] == 0.0
+    assert cost["money"] == pytest.approx(23.0 / 1000)
+    assert (await healed.http.get("/v1/incidents/i1")).json() == incident
+    for query, count in (("task=gpt", 1), ("task=gp", 0), ("state=closed", 1), ("state=open", 0)):
+        assert len((await healed.http.get(f"/v1/incidents?{query}")).json()["items"]) == count
+
+
+async def test_costs_add_up(healed: Server) -> None:
+    costs = (await healed.http.get("/v1/costs")).json()
+    (task,) = costs["tasks"]
+    assert costs["currency"] == "EUR"
+    assert costs["sum_check"]["ok"]
+    assert costs["totals"]["failure_worker_s"] == pytest.approx(23.0)
+    failure = ("detection_worker_s", "transition_worker_s", "recompute_worker_s", "sub_healthy_worker_s")
+    parts = sum(task[part] for part in (*failure, "training_worker_s", "planned_worker_s"))
+    assert parts == pytest.approx(task["worker_s"])
+    assert task["planned_worker_s"] == pytest.approx(4 * 8.0)  # planned at 2, first step done at 10
+    assert 0 < task["goodput_fraction"] < 1
+
+
+async def test_plans_and_events(healed: Server) -> None:
+    plans = (await healed.http.get("/v1/plans")).json()["items"]
+    assert [(plan["id"], plan["state"], plan["tasks"]) for plan in plans] == [
+        ("start", "done", ["gpt"]),
+        ("p1", "done", ["gpt"]),
+    ]
+    plan = (await healed.http.get("/v1/plans/p1")).json()
+    assert plan["words"]
+    assert plan["event"]["changes"][0]["failed"] == ["n1/1"]
+    assert [milestone["phase"] for milestone in plan["milestones"]] == ["held", "resumed", "drained", "restored"]
+    everything = (await healed.http.get("/v1/events", params={"limit": 1000})).json()
+    assert [item["position"] for item in everything["items"]] == list(range(1, len(everything["items"]) + 1))
+    page = (await healed.http.get("/v1/events", params={"limit": 3})).json()
+    rest = (await healed.http.get("/v1/events", params={"cursor": page["next_cursor"], "limit": 1000})).json()
+    assert page["items"] + rest["items"] == everything["items"]
+    assert rest["next_cursor"] is None
+    assert everything["items"][0]["type"] == "cluster.configured"
+
+
+async def test_the_event_stream_goes_on_with_new_events(healed: Server) -> None:
+    last = (await healed.http.get("/v1/events?limit=1000")).json()["items"][-1]["position"]
+    async with healed.http.stream("GET", "/v1/events", params={"follow": True, "after": last - 1}) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = response.aiter_lines()
+        seen: list[tuple[int, str]] = []
+        async with asyncio.timeout(20):
+            async for line in lines:
+                if line.startswith("data:"):
+                    record = json.loads(line.removeprefix("data:"))
+                    seen.append((record["position"], record["type"]))
+                    if len(seen) == 1:
+                        await healed.append(TaskStopped, task="gpt", generation=3, step=99, path="")
+                    if len(seen) == 2:
+                        break
+    assert seen == [(last, "state.moved"), (last + 1, "task.stopped")]
+
+
+def beat(node: str, sequence: int, *workers: WorkerStatus) -> bytes:
+    heartbeat = Heartbeat(
+        node=node,
+        incarnation="one",
+        agent_pid=4,
+        sequence=sequence,
+        sent_at=datetime(2025, 3, 1, 13, tzinfo=UTC),
+        interval_s=0.25,
+        workers=list(workers),
+    )
+    return heartbeat.model_dump_json().encode()
+
+
+async def test_heartbeats_show_live_state(healed: Server, bus: Bus) -> None:
+    await bus.publish(f"{HEARTBEATS}.n0", b"no heartbeat")
+    for count in range(1, 4):
+        status = WorkerStatus(
+            worker="n0/0",
+            state="training",
+            task="gpt",
+            generation=3,
+            rank=0,
+            pid=999,
+            step=95 + count,
+            step_s=0.5,
+            steps_timed=count,
+            loss=1.25,
+        )
+        await bus.publish(f"{HEARTBEATS}.n0", beat("n0", count, status))
+
+    async def heard() -> bool:
+        return bool((await healed.http.get("/v1/tasks/gpt")).json()["step"] == 98)
+
+    await until(heard)
+    task = (await healed.http.get("/v1/tasks/gpt")).json()
+    assert (task["loss"], task["state"], task["workers"]) == (1.25, "running", 4)
+    assert task["ranks"][0] == {"rank": 0, "worker": "n0/0", "node": "n0", "pid": 999, "state": "training"}
+    assert task["ranks"][3]["pid"] == 300
+    model = task["spec"]["model"]
+    s, h, n, v = model["sequence_length"], model["hidden"], model["layers"], model["vocabulary"]
+    flop = 72 * s * n * h * h * (1 + s / (6 * h) + v / (12 * n * h))
+    assert task["throughput_flop_per_s"] == pytest.approx(8 * flop / 0.5)
+    assert task["waf_flop_per_s"] == task["throughput_flop_per_s"]
+    nodes = (await healed.http.get("/v1/nodes")).json()["items"]
+    assert [node["name"] for node in nodes] == ["n0", "n1"]
+    assert nodes[0]["last_heartbeat_at"] == "2025-03-01T13:00:00.000000+00:00"
+    assert nodes[0]["workers"][0] == {"worker": "n0/0", "task": "gpt", "rank": 0, "state": "training"}
+    assert nodes[1]["workers"][1] == {"worker": "n1/1", "task": "gpt", "rank": 3, "state": "unknown"}
+    assert (nodes[1]["state"], nodes[1]["agent_pid"], nodes[1]["last_heartbeat_at"]) == ("ready", 100, None)
+
+
+async def names(server: Server) -> list[str]:
+    return [task["name"] for task in (await server.http.get("/v1/tasks")).json()["items"]]
+
+
+async def test_projections_outlive_the_process(settings: Settings, bus: Bus, journal: Journal) -> None:
+    async with serving(settings, bus, journal) as server:
+        await server.http.post("/v1/tasks", json=server.spec("first"))
+    story = Story(settings.run_dir / "log.db")
+    story.submit("second")
+    story.log.close()
+    async with serving(settings, bus, journal) as server:
+        assert await names(server) == ["first", "second"]
+
+
+async def test_projections_of_another_log_are_folded_again(settings: Settings, bus: Bus, journal: Journal) -> None:
+    other, story = Story(settings.run_dir / "other.db"), Story(settings.run_dir / "log.db")
+    other.submit("other")
+    story.submit("mine")
+    store = Store(projections_url(settings))
+    store.fold(other.records)
+    for closed in (store, other.log, story.log):
+        closed.close()
+    async with serving(settings, bus, journal) as server:
+        assert await names(server) == ["mine"]
+
+
+async def test_readiness_names_what_is_missing(api: Server, bus: Bus) -> None:
+    assert (await api.http.get("/healthz")).json() == {"status": "ok"}
+    response = await api.http.get("/readyz")
+    assert response.status_code == 503
+    missing = {check["name"] for check in response.json()["checks"] if not check["ok"]}
+    assert missing == {"nodes", *SERVICES}
+
+    async def ready(_: bytes) -> bytes:
+        return json.dumps({"ready": True}).encode()
+
+    for name in SERVICES:
+        await bus.serve(f"{HEALTH}.{name}", ready)
+    recorded = await api.append(NodeJoined, node="n0", incarnation="x", agent_pid=1, domain="default", workers=["n0/0"])
+    await api.projected(recorded.position)
+    response = await api.http.get("/readyz")
+    assert (response.status_code, response.json()["ready"]) == (200, True)
+
+
+async def test_output_is_streamed_until_the_task_ends(healed: Server, settings: Settings) -> None:
+    output = settings.run_dir / "tasks" / "gpt" / "output"
+    output.mkdir(parents=True)
+    (output / "1-n0-0.log").write_text("old\n")
+    (output / "3-n1-1.log").write_text("hello\nno end")
+    (output / "3-store-n0.log").write_text("not a rank's\n")
+    everything = await healed.http.get("/v1/tasks/gpt/logs")
+    assert everything.text == "n0/0 | old\nn1/1 | hello\nn1/1 | no end\n"
+    assert (await healed.http.get("/v1/tasks/gpt/logs?rank=3")).text == "hello\nno end\n"
+    headers = {"Accept": "application/x-ndjson"}
+    lines = (await healed.http.get("/v1/tasks/gpt/logs?rank=0", headers=headers)).text.splitlines()
+    assert [json.loads(line) for line in lines] == [{"worker": "n0/0", "generation": 1, "line": "old"}]
+    assert (await healed.http.get("/v1/tasks/gpt/logs?rank=4")).status_code == 404
+    async with healed.http.stream("GET", "/v1/tasks/gpt/logs", params={"rank": 3, "follow": True}) as response:
+        followed = []
+        async with asyncio.timeout(20):
+            async for line in response.aiter_lines():
+                followed.append(line)
+                if line == "hello":
+                    (output / "3-n1-1.log").write_text("hello\nno end yet\n")
+                    (output / "4-n1-1.log").write_text("a new generation\n")
+                if line == "a new generation":
+                    await healed.append(TaskStopped, task="gpt", generation=4, step=99, path="")
+    assert followed == ["hello", "no end yet", "a new generation"]
+
+
+async def test_the_interface_is_described(api: Server) -> None:
+    assert (await api.http.get("/docs")).status_code == 200
+    paths = (await api.http.get("/openapi.json")).json()["paths"]
+    assert "application/yaml" in paths["/v1/tasks"]["post"]["requestBody"]["content"]

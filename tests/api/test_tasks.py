@@ -1,0 +1,186 @@
+"""``/v1/tasks`` over a real server, bus and log."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from shared.events import TaskFinished, TaskStopped, TaskStopRequested, TaskSubmitted
+from shared.tasks import MAX_SPEC_BYTES
+from tests.api.kit import Server
+
+
+def refused(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    assert response.headers["content-type"] == "application/problem+json"
+    problem: dict[str, Any] = response.json()
+    assert (response.status_code, problem["status"], problem["code"]) == (status, status, code)
+    assert problem["type"] == f"urn:unicron:{code}"
+    return problem
+
+
+async def test_a_submitted_task_can_be_read_at_once(api: Server) -> None:
+    response = await api.http.post("/v1/tasks", json=api.spec(weight=2.0))
+    assert response.status_code == 201
+    assert response.headers["location"] == "/v1/tasks/gpt"
+    task = (await api.http.get("/v1/tasks/gpt")).json()
+    assert task == response.json()
+    assert (task["name"], task["state"], task["step"], task["steps"], task["weight"]) == ("gpt", "pending", 0, 100, 2.0)
+    assert task["spec"]["batch"]["global"] == 8
+    fields = "layout ranks generation loss throughput_flop_per_s waf_flop_per_s reason workers".split()
+    assert set(fields) <= task.keys()
+    (recorded,) = api.journal.log.read()
+    assert isinstance(recorded.event, TaskSubmitted)
+    assert recorded.event.spec.data == str(api.data)
+
+
+async def test_yaml_is_taken_too(api: Server) -> None:
+    text = yaml.safe_dump(api.spec())
+    headers = {"Content-Type": "application/yaml"}
+    assert (await api.http.post("/v1/tasks", content=text, headers=headers)).status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"steps": 0}, "steps"),
+        ({"colour": "red"}, "colour"),
+        ({"batch": {"global": "many"}}, "batch.global"),
+        ({"data": "/no/such/corpus.txt"}, "data"),
+        ({"data": "/dev/null"}, "data"),
+        ({"data": "nul\0byte"}, "data"),
+        ({"script": "/no/such/script.py"}, "script"),
+        ({"name": "No Such Name"}, "name"),
+    ],
+)
+async def test_a_refused_field_is_named_and_nothing_is_logged(api: Server, changes: dict[str, Any], field: str) -> None:
+    problem = refused(await api.http.post("/v1/tasks", json=api.spec(**changes)), 422, "invalid-input")
+    assert [error["field"] for error in problem["errors"]] == [field]
+    assert all(error["problem"] for error in problem["errors"])
+    assert api.journal.log.last_position() == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        (b"{", "application/json"),
+        (b"\xff\xfe", "application/json"),
+        (b"[1, 2]", "application/json"),
+        (b"[" * 100_000, "application/json"),
+        (b"a: [", "application/yaml"),
+        (b"[" * 100_000, "application/yaml"),
+        (b"", "application/json"),
+    ],
+)
+async def test_a_body_that_is_no_specification_is_refused(api: Server, body: bytes, content_type: str) -> None:
+    response = await api.http.post("/v1/tasks", content=body, headers={"Content-Type": content_type})
+    refused(response, 422, "invalid-input")
+
+
+async def test_a_body_above_the_limit_is_refused(api: Server) -> None:
+    body = b"#" * (MAX_SPEC_BYTES + 1)
+    refused(await api.http.post("/v1/tasks", content=body), 413, "too-large")
+
+
+async def test_a_name_in_use_is_refused_and_free_again_once_stopped(api: Server) -> None:
+    await api.http.post("/v1/tasks", json=api.spec())
+    problem = refused(await api.http.post("/v1/tasks", json=api.spec()), 409, "conflict")
+    assert "gpt" in problem["detail"]
+    recorded = await api.append(TaskStopped, task="gpt", generation=1, step=40, path="/c40")
+    await api.projected(recorded.position)
+    problem = refused(await api.http.post("/v1/tasks", json=api.spec(steps=40)), 422, "invalid-input")
+    assert problem["errors"][0]["field"] == "steps"
+    model = {**api.spec()["model"], "layers": 4}
+    problem = refused(await api.http.post("/v1/tasks", json=api.spec(model=model)), 422, "invalid-input")
+    assert problem["errors"][0]["field"] == "model"
+    assert (await api.http.post("/v1/tasks", json=api.spec())).status_code == 201
+    event = api.journal.log.read()[-1].event
+    assert isinstance(event, TaskSubmitted)
+    assert (event.checkpoint, event.step) == ("/c40", 40)
+
+
+async def test_the_name_of_a_task_that_succeeded_stays_taken(api: Server) -> None:
+    await api.http.post("/v1/tasks", json=api.spec())
+    recorded = await api.append(
+        TaskFinished, task="gpt", generation=1, step=100, samples_sha256="ab", parameters_path="/p"
+    )
+    await api.projected(recorded.position)
+    refused(await api.http.post("/v1/tasks", json=api.spec()), 409, "conflict")
+    task = (await api.http.get("/v1/tasks/gpt")).json()
+    assert task["result"] == {"steps": 100, "samples_sha256": "ab", "parameters_path": "/p"}
+    refused(await api.http.post("/v1/tasks/gpt/stop"), 409, "conflict")
+
+
+async def test_of_racing_submissions_one_wins(api: Server) -> None:
+    responses = await asyncio.gather(*(api.http.post("/v1/tasks", json=api.spec(seed=n)) for n in range(8)))
+    assert sorted(response.status_code for response in responses) == [201] + [409] * 7
+    assert api.journal.log.last_position() == 1
+
+
+async def test_a_repeated_idempotency_key_returns_the_same_task(api: Server) -> None:
+    async def submit(**changes: Any) -> httpx.Response:
+        return await api.http.post("/v1/tasks", json=api.spec(**changes), headers={"Idempotency-Key": "k1"})
+
+    responses = await asyncio.gather(*(submit() for _ in range(4)))
+    assert sorted(response.status_code for response in responses) == [200, 200, 200, 201]
+    assert len({response.json()["id"] for response in responses}) == 1
+    assert api.journal.log.last_position() == 1
+    refused(await submit(seed=7), 409, "conflict")
+    refused(await submit(name="other"), 409, "conflict")
+    assert api.journal.log.last_position() == 1
+
+
+async def test_stopping_is_accepted_once_and_idempotent(api: Server) -> None:
+    refused(await api.http.post("/v1/tasks/gpt/stop"), 404, "not-found")
+    await api.http.post("/v1/tasks", json=api.spec())
+    responses = await asyncio.gather(*(api.http.post("/v1/tasks/gpt/stop") for _ in range(4)))
+    assert [response.status_code for response in responses] == [202] * 4
+    assert responses[0].json()["state"] == "stopping"
+    events = [recorded.event for recorded in api.journal.log.read()]
+    assert sum(isinstance(event, TaskStopRequested) for event in events) == 1
+
+
+async def test_lists_have_pages_and_filters(api: Server) -> None:
+    for name in ("a", "b", "c"):
+        await api.http.post("/v1/tasks", json=api.spec(name))
+    await api.http.post("/v1/tasks/b/stop")
+    first = (await api.http.get("/v1/tasks", params={"limit": 2})).json()
+    assert [task["name"] for task in first["items"]] == ["a", "b"]
+    second = (await api.http.get("/v1/tasks", params={"limit": 2, "cursor": first["next_cursor"]})).json()
+    assert [task["name"] for task in second["items"]] == ["c"]
+    assert second["next_cursor"] is None
+    found = (await api.http.get("/v1/tasks", params={"state": ["stopping", "failed"]})).json()
+    assert [task["name"] for task in found["items"]] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/tasks?limit=0", "limit"),
+        ("/v1/tasks?limit=5000", "limit"),
+        ("/v1/tasks?cursor=x", "cursor"),
+        ("/v1/tasks?state=sleeping", "state.0"),
+        ("/v1/events?after=-1", "after"),
+        ("/v1/events?after=99999999999999999999999", "after"),
+        ("/v1/incidents?state=x", "state"),
+    ],
+)
+async def test_a_wrong_parameter_is_named(api: Server, path: str, field: str) -> None:
+    problem = refused(await api.http.get(path), 422, "invalid-input")
+    assert [error["field"] for error in problem["errors"]] == [field]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/tasks/none", "/v1/tasks/none/logs", "/v1/nodes/none", "/v1/incidents/none", "/v1/plans/none", "/v2", "/v1/x"],
+)
+async def test_what_is_not_there_is_a_problem(api: Server, path: str) -> None:
+    refused(await api.http.get(path), 404, "not-found")
+
+
+async def test_a_wrong_method_is_a_problem(api: Server) -> None:
+    problem = refused(await api.http.delete("/v1/tasks"), 405, "method-not-allowed")
+    assert "DELETE" in problem["detail"]

@@ -1,0 +1,89 @@
+"""The command itself: verbs, usage, exit codes without a server."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+
+from cli.main import VERBS, load, wants_json
+from tests.cli.conftest import call_unicron, run_unicron
+
+HEAVY = ("httpx", "pydantic", "fastapi", "nats", "sqlalchemy", "torch", "yaml", "cli.up", "cli.demo", "cli.submit")
+"""What listing the verbs must not import: it would take longer than the answer."""
+
+
+def test_help_imports_no_verb_and_nothing_heavy() -> None:
+    code = (
+        "import sys; from cli.main import main; main(['--help']);"
+        f"print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
+    assert done.stderr.strip() == "[]"
+    assert all(f" {verb} " in done.stdout for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_can_be_loaded_and_takes_output_formats(verb: str) -> None:
+    command = load(verb)
+    assert command.name == verb
+    if verb == "plan":
+        assert sorted(command.commands) == ["list", "show"]
+    elif verb != "up":
+        options = [option for parameter in command.params for option in parameter.opts]
+        assert {"--output", "-o"} <= set(options)
+
+
+@pytest.mark.parametrize("verb", [v for v in VERBS if v not in {"plan", "up", "demo", "replay"}])
+def test_the_line_in_the_list_is_that_of_the_verb(verb: str) -> None:
+    module = sys.modules.get(VERBS[verb][0]) or __import__(VERBS[verb][0], fromlist=[verb])
+    assert inspect.getdoc(getattr(module, verb)).splitlines()[0] == VERBS[verb][1]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["ps", "-o", "json"], True),
+        (["ps", "-ojson"], True),
+        (["ps", "--output=json"], True),
+        (["ps", "--output", "json"], True),
+        (["ps", "-o", "text"], False),
+        (["show", "json"], False),
+        ([], False),
+    ],
+)
+def test_errors_know_the_format_before_parsing(arguments: list[str], expected: bool) -> None:
+    assert wants_json(arguments) is expected
+
+
+@pytest.mark.parametrize("arguments", [["--no-such"], ["no-verb"], ["ps", "--colour"], ["show"], ["ps", "-o", "xml"]])
+async def test_wrong_usage_exits_2_with_a_sentence(arguments: list[str]) -> None:
+    outcome = await call_unicron(*arguments, server="http://127.0.0.1:9")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("unicron: ")
+    assert "Traceback" not in outcome.err
+
+
+async def test_version() -> None:
+    outcome = await run_unicron("--version")
+    assert (outcome.code, outcome.out.startswith("unicron ")) == (0, True)
+
+
+async def test_a_server_that_is_not_there_exits_5_with_a_hint() -> None:
+    outcome = await run_unicron("ps", "--server", "http://127.0.0.1:9")
+    assert (outcome.code, outcome.out) == (5, "")
+    assert "unicron up" in outcome.err
+    assert "UNICRON_SERVER" in outcome.err
+    outcome = await run_unicron("ps", "-o", "json", server="http://127.0.0.1:9")
+    assert (outcome.code, outcome.out) == (5, "")
+    assert json.loads(outcome.err)["code"] == "unavailable"
+
+
+@pytest.mark.parametrize("server", ["nonsense", "ftp://x", "http://", "http://[::1"])
+async def test_an_address_that_is_none_exits_2(server: str) -> None:
+    outcome = await call_unicron("ps", server=server)
+    assert outcome.code == 2
+    assert "--server" in outcome.err

@@ -1,0 +1,205 @@
+"""The verbs against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cli.events import line, records
+from shared.bus import Bus
+from shared.events import TaskFailed, TaskFinished, TaskStopped, TaskStopRequested
+from shared.journal import Journal
+from shared.settings import Settings
+from tests.api.kit import Server, Story, serving, until
+from tests.cli.conftest import Unicron, call_unicron, end, run_unicron, start_unicron
+
+
+def write_spec(folder: Path, server: Server, **changes: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "corpus.txt").write_text("the dog ran")
+    path = folder / "spec.yaml"
+    path.write_text(yaml.safe_dump(server.spec(**{"data": "corpus.txt", **changes})))
+    return path
+
+
+async def test_submit_takes_paths_from_the_specifications_folder(api: Server, unicron: Unicron, tmp_path: Path) -> None:
+    path = write_spec(tmp_path / "mine", api, checkpoint={"directory": "checkpoints"})
+    outcome = await unicron("submit", str(path), "-o", "json")
+    assert (outcome.code, outcome.err) == (0, "")
+    task = json.loads(outcome.out)
+    assert task["spec"]["data"] == str(tmp_path / "mine" / "corpus.txt")
+    assert task["spec"]["checkpoint"]["directory"] == str(tmp_path / "mine" / "checkpoints")
+    outcome = await unicron("submit", str(path))
+    assert (outcome.code, outcome.out) == (4, "")
+    assert "gpt" in outcome.err
+
+
+async def test_submit_reads_standard_input(api: Server) -> None:
+    outcome = await run_unicron("submit", "-", server=api.url, stdin=yaml.safe_dump(api.spec()))
+    assert (outcome.code, outcome.out) == (0, "submitted gpt (pending)\n")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [({"steps": -1}, "steps"), ({"colour": 1}, "colour"), ({"batch": {"global": 3, "micro": 2}}, "batch.micro")],
+)
+async def test_a_wrong_field_exits_2_and_is_named_without_asking_the_server(
+    api: Server, tmp_path: Path, changes: dict[str, Any], field: str
+) -> None:
+    path = write_spec(tmp_path / "mine", api, **changes)
+    outcome = await call_unicron("submit", str(path), server="http://127.0.0.1:9")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert field in outcome.err
+    outcome = await call_unicron("submit", str(path), "-o", "json", server="http://127.0.0.1:9")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert json.loads(outcome.err)["code"] == "invalid-input"
+
+
+async def test_data_that_is_not_there_exits_2_and_nothing_is_logged(
+    api: Server, unicron: Unicron, tmp_path: Path
+) -> None:
+    path = write_spec(tmp_path / "mine", api, data="no-such.txt")
+    outcome = await unicron("submit", str(path), "-o", "json")
+    assert outcome.code == 2
+    assert json.loads(outcome.err)["errors"][0]["field"] == "data"
+    assert api.journal.log.last_position() == 0
+
+
+@pytest.mark.parametrize("content", [b"a: [", b"\xff\xfe\x00", b"just text", b""])
+async def test_a_file_that_is_no_specification_exits_2(unicron: Unicron, tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_bytes(content)
+    for target in (path, tmp_path / "missing.yaml", tmp_path):
+        outcome = await unicron("submit", str(target))
+        assert (outcome.code, outcome.out) == (2, "")
+        assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize("good", [True, False])
+async def test_submit_can_wait_for_the_end(api: Server, tmp_path: Path, good: bool) -> None:
+    path = write_spec(tmp_path / "mine", api)
+    waiting = asyncio.create_task(run_unicron("submit", str(path), "--wait", "-o", "json", server=api.url))
+
+    async def submitted() -> bool:
+        return api.journal.log.last_position() == 1
+
+    await until(submitted)
+    if good:
+        await api.append(TaskFinished, task="gpt", generation=1, step=100, samples_sha256="a", parameters_path="/p")
+    else:
+        await api.append(TaskFailed, task="gpt", generation=1, step=3, reason="it is broken")
+    outcome = await waiting
+    task = json.loads(outcome.out)
+    assert (outcome.code, task["state"]) == ((0, "succeeded") if good else (1, "failed"))
+
+
+async def test_stop_waits_until_the_task_has_stopped(api: Server, unicron: Unicron) -> None:
+    assert (await unicron("stop", "gpt")).code == 3
+    await api.http.post("/v1/tasks", json=api.spec())
+    outcome = await unicron("stop", "gpt")
+    assert (outcome.code, outcome.out) == (0, "gpt: stopping\n")
+    await api.http.post("/v1/tasks", json=api.spec("other"))
+    waiting = asyncio.create_task(run_unicron("stop", "other", "--wait", server=api.url))
+
+    async def asked() -> bool:
+        event = api.journal.log.read()[-1].event
+        return isinstance(event, TaskStopRequested) and event.task == "other"
+
+    await until(asked)
+    await api.append(TaskStopped, task="other", generation=1, step=7, path="/c")
+    outcome = await waiting
+    assert (outcome.code, outcome.out) == (0, "other: stopped at step 7\n")
+    assert (await unicron("stop", "other")).code == 4
+
+
+@pytest.fixture
+async def healed(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterator[Server]:
+    """The gateway over the story of a process that was lost and restarted."""
+    story = Story(settings.run_dir / "log.db")
+    story.running().process_exit().process_restored()
+    story.log.close()
+    async with serving(settings, bus, journal) as server:
+        yield server
+
+
+VERBS = {
+    ("ps",): ("gpt", "running", "95/100"),
+    ("show", "gpt"): ("gpt", "running", "95 of 100", "n1/1", "tensor 1, pipeline 1, data 4"),
+    ("nodes",): ("n0", "ready", "n1/1", "rank 3"),
+    ("incidents",): ("process-exit", "SEV2", "n1/1", "0.500", "2.500", "7.500", "live"),
+    ("plan", "list"): ("start", "p1", "restart"),
+    ("plan", "show", "p1"): ("restart", "i1", "resumed", "restored"),
+    ("events",): ("cluster.configured", "state.moved"),
+    ("cost",): ("gpt", "total", "process-exit", "sum check ok", "EUR"),
+}
+
+
+async def test_text_and_json_of_every_verb(healed: Server) -> None:
+    output = healed.data.parent / "tasks" / "gpt" / "output"
+    output.mkdir(parents=True)
+    (output / "1-n0-0.log").write_text("hello\n")
+    for arguments, words in VERBS.items():
+        text = await call_unicron(*arguments, server=healed.url)
+        assert (text.code, text.err) == (0, "")
+        assert [word for word in words if word not in text.out] == [], text.out
+        as_json = await call_unicron(*arguments, "-o", "json", server=healed.url)
+        assert (as_json.code, as_json.err) == (0, "")
+        document = json.loads(as_json.out)
+        if arguments[-1] in {"ps", "nodes", "incidents", "list", "events"}:
+            assert set(document) == {"items", "next_cursor"}
+            assert document["items"]
+    text = await call_unicron("logs", "gpt", server=healed.url)
+    assert text.out == "n0/0 | hello\n"
+    as_json = await call_unicron("logs", "gpt", "--rank", "0", "-o", "json", server=healed.url)
+    assert json.loads(as_json.out) == {"worker": "n0/0", "generation": 1, "line": "hello"}
+
+
+async def test_what_is_not_there_exits_3(unicron: Unicron) -> None:
+    for arguments in (["show", "x"], ["logs", "x"], ["plan", "show", "x"], ["show", "a/../b"]):
+        outcome = await unicron(*arguments, "-o", "json")
+        assert (outcome.code, outcome.out) == (3, "")
+        assert json.loads(outcome.err)["status"] == 404
+
+
+async def test_events_are_followed_until_the_server_ends(settings: Settings, bus: Bus, journal: Journal) -> None:
+    async with serving(settings, bus, journal) as server:
+        process = await start_unicron("events", "--follow", "-o", "json", server=server.url)
+        assert process.stdout is not None
+        seen = []
+        async with asyncio.timeout(40):
+            for name in ("a", "b"):
+                await server.http.post("/v1/tasks", json=server.spec(name))
+                seen.append(json.loads(await process.stdout.readline())["event"]["task"])
+    outcome = await end(process)
+    assert (seen, outcome.code, outcome.out, outcome.err) == (["a", "b"], 0, "", "")
+
+
+async def test_ctrl_c_ends_following_quietly(api: Server) -> None:
+    process = await start_unicron("events", "--follow", "-o", "json", server=api.url)
+    assert process.stdout is not None
+    await api.http.post("/v1/tasks", json=api.spec())
+    await asyncio.wait_for(process.stdout.readline(), 40)
+    process.send_signal(signal.SIGINT)
+    outcome = await end(process)
+    assert (outcome.code, outcome.err) == (130, "")
+
+
+def test_a_line_of_an_event_is_short_and_names_it() -> None:
+    record = {
+        "position": 7,
+        "recorded_at": "2025-03-01T12:00:00.000000+00:00",
+        "type": "task.submitted",
+        "event": {"event_id": "x", "type": "task.submitted", "task": "gpt", "spec": "y" * 1000},
+    }
+    text = line(record)
+    assert "task.submitted" in text
+    assert '"gpt"' in text
+    assert len(text) < 300
+    assert list(records([": comment", "id: 7", f"data: {json.dumps(record)}", ""])) == [record]
