@@ -127,7 +127,8 @@ class Joined:
         roles = groups.roles()
         if replica is None or layout != self._layout:
             replica = None  # before the new one is built: two do not fit memory
-            replica = Replica(*build(*layout))
+            with groups.building_alone():
+                replica = Replica(*build(*layout))
         else:
             groups.regroup([replica.model, replica.optimizer], self._roles, roles)
         self._roles, self._layout = roles, layout

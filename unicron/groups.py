@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -75,6 +75,28 @@ def join(configure: Configure, runtime: Runtime) -> None:
         dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, group)
     mine = sockets.connected() - before - store_sockets
     runtime.breaks(lambda inode: inode in mine, _abort)
+
+
+@contextlib.contextmanager
+def building_alone() -> Iterator[None]:
+    """Answer the collectives of a model's construction locally: members that already have a model take no part.
+
+    Megatron's optimizer gathers the keys of the parameter groups (the same on every rank of a GPT), and its tied
+    embeddings are summed over a pipeline's ends (the state that follows the construction overwrites them).
+    """
+    distributed: Any = dist
+    replaced = {name: getattr(dist, name) for name in ("all_gather_object", "all_reduce", "barrier")}
+
+    def all_gather_object(into: list[Any], value: Any, group: Any = None) -> None:
+        into[:] = [value] * len(into)
+
+    distributed.all_gather_object = all_gather_object
+    distributed.all_reduce = distributed.barrier = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        for name, function in replaced.items():
+            setattr(distributed, name, function)
 
 
 def _abort() -> None:

@@ -69,14 +69,18 @@ class Agent:
         await self._task
         self._fs_writer.close()
         self._server.close()
-        for writer in self.writers.values():
-            writer.close()
         self.log.close()
 
-    async def until(self, condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-        async with self._changed:
-            async with asyncio.timeout(timeout_s):
-                await self._changed.wait_for(condition)
+    async def until(self, condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+        """Wait for a condition on what was heard; tell what was heard when it does not come."""
+        try:
+            async with self._changed:
+                async with asyncio.timeout(timeout_s):
+                    await self._changed.wait_for(condition)
+        except TimeoutError:
+            told = "\n".join(f"{t:.3f} {w} {m}" for t, w, m in self.messages[-40:])
+            logs = "\n".join(f"{path.name}: {path.read_text()[-3000:]}" for path in self.folder.glob("*.log"))
+            raise AssertionError(f"waited {timeout_s} s\n{told}\n{self.events}\n{logs}") from None
         return condition()
 
     async def _notify(self) -> None:
@@ -96,7 +100,7 @@ class Agent:
 
     async def _attach(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         worker = ""
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
             async for line in reader:
                 message = decode(line)
                 if isinstance(message, Hello):

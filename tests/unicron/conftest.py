@@ -1,0 +1,65 @@
+"""What the tests of real training processes share."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unicron.harness import ROOT
+from unicron import corpus
+
+SpecFile = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small corpus."""
+    return corpus.write(tmp_path_factory.mktemp("corpus") / "corpus.txt", size_bytes=50_000)
+
+
+@pytest.fixture
+def spec_file(tmp_path: Path, text: Path) -> SpecFile:
+    """Writes a specification: a tiny model, 12 micro-batches a step; fields can be replaced."""
+
+    def write(**fields: Any) -> Path:
+        spec = {
+            "name": "a",
+            "model": {"layers": 2, "hidden": 32, "heads": 2, "sequence_length": 32},
+            "batch": {"global": 12},
+            "steps": 6,
+            "data": str(text),
+            "checkpoint": {"every": 0},
+        }
+        path = tmp_path / "spec.json"
+        path.write_text(json.dumps(spec | fields))
+        return path
+
+    return write
+
+
+def train_alone(spec: Path, directory: Path) -> dict[str, Any]:
+    """Train without an agent, in one process; return the summary of the result."""
+    subprocess.run(
+        [sys.executable, "-P", "-m", "unicron.train", "--spec", str(spec), "--directory", str(directory)],
+        check=True,
+        env=dict(os.environ, PYTHONPATH=str(ROOT), PYTHONWARNINGS="ignore", OMP_NUM_THREADS="1"),
+        stdout=subprocess.DEVNULL,
+    )
+    summary: dict[str, Any] = json.loads((directory / "result" / "summary.json").read_text())
+    return summary | {"parameters": directory / "result" / "parameters.safetensors"}
+
+
+def largest_difference(one: Path | str, other: Path | str) -> float:
+    """Return the largest absolute difference between two files of parameters."""
+    from safetensors.torch import load_file
+
+    a, b = load_file(one), load_file(other)
+    assert a.keys() == b.keys()
+    return max(float((a[k] - b[k]).abs().max()) for k in a)
