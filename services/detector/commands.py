@@ -42,11 +42,15 @@ ANSWERS_KEPT = 512
 
 
 class Refused(Exception):
-    """A command cannot be done. ``code``: ``fenced``, ``process-exited``, ``rank-raised``, ``busy``, ``not-found``."""
+    """A command cannot be done. ``code``: ``fenced``, ``process-exited``, ``rank-raised``, ``busy``, ``not-found``.
 
-    def __init__(self, code: str, detail: str) -> None:
+    ``blameless``: workers that are not why; the answer lists them, so that the others are the ones to blame.
+    """
+
+    def __init__(self, code: str, detail: str, blameless: Iterable[Process] = ()) -> None:
         super().__init__(detail)
         self.code, self.detail = code, detail
+        self.blameless = {p.worker: WorkerResult(pid=p.pid, step=p.step) for p in blameless}
 
 
 class Host(Protocol):
@@ -112,7 +116,7 @@ class Commands:
             return reply(True, **await self._do(command))
         except Refused as err:
             logger.info("%s of %s refused: %s: %s", command.kind, command.task, err.code, err.detail)
-            return reply(False, code=err.code, detail=err.detail)
+            return reply(False, code=err.code, detail=err.detail, workers=err.blameless)
         except Unavailable as err:
             logger.warning("%s of %s: %s", command.kind, command.task, err.detail)
             return reply(False, code=err.code, detail=err.detail)
@@ -262,10 +266,10 @@ class Commands:
             left = [p for p in processes if not done(p)]
             if dead := [p for p in left if not p.alive]:
                 text = "; ".join(f"{p.worker} (pid {p.pid}) exited with {p.exit_code}" for p in dead)
-                raise Refused("process-exited", text)
+                raise Refused("process-exited", text, [p for p in processes if p.alive])
             if raising and (raised := [p for p in left if p.raised is not None]):
                 said = [f"{p.worker}: {p.raised.error}: {p.raised.detail}" for p in raised if p.raised]
-                raise Refused("rank-raised", "; ".join(said))
+                raise Refused("rank-raised", "; ".join(said), [p for p in processes if p not in raised])
             if left and self._node.fenced(command.task, command.generation, command.plan):
                 raise Refused("fenced", self._fence_text(command))
             return not left
@@ -283,7 +287,7 @@ class Commands:
             else:
                 found.append(process)
         if missing:
-            raise Refused("process-exited", "; ".join(f"{worker}: no process of {task}" for worker in missing))
+            raise Refused("process-exited", "; ".join(f"{worker}: no process of {task}" for worker in missing), found)
         return found
 
     def _close_stores_if_last(self, task: str) -> None:

@@ -135,8 +135,7 @@ class Monitor:
             case RankRaised(cause="communication"):
                 self._suspect(task, signal, now)
             case RankRaised():
-                merged = signal.cause == "non_finite" and signal.generation in task.non_finite
-                if task.accepts(signal.worker, signal.generation) and not merged:
+                if task.accepts(signal.worker, signal.generation):
                     self._fault(decision, task, faults.of_exception(signal), now)
             case _ if task.current(signal.generation):
                 self._decide(decision, facts.effect(signal, now))

@@ -82,7 +82,6 @@ class TaskView:
     step: int = 0
     covered: dict[str, int] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
-    non_finite: set[int] = field(default_factory=set)
     unanswered: set[str] = field(default_factory=set)
     broken: StateMoved | None = None
     suspicion: Suspicion | None = None
@@ -226,8 +225,6 @@ def _error(view: View, event: ErrorDetected) -> None:
     generation = event.generation if event.generation is not None else task.generation
     if event.worker is not None:
         task.covered[event.worker] = max(task.covered.get(event.worker, -1), generation)
-    if event.kind is ErrorKind.NON_FINITE:
-        task.non_finite.add(generation)
     if (key := event.evidence.get("failure")) is not None:
         task.failures.append(Failure(key, event.detected_at, generation))
 

@@ -163,6 +163,16 @@ async def test_a_command_fails_at_once_when_its_process_dies(
     await ear.until(lambda: ear.kinds() == ["process-exited"])
 
 
+async def test_only_the_worker_that_failed_is_to_blame(agent: Agent, driver: Driver) -> None:
+    pids = await train(driver)
+    os.kill(pids["n0/0"], signal.SIGSTOP)
+    held = asyncio.create_task(driver.ask("hold", 2, workers=driver.workers))
+    os.kill(pids["n0/0"], signal.SIGKILL)
+    answer = await held
+    assert (answer.ok, answer.code) == (False, "process-exited")
+    assert set(answer.workers) == {"n0/1"}
+
+
 async def test_a_stop_leaves_a_checkpoint_and_no_process(agent: Agent, driver: Driver, ear: Ear) -> None:
     pids = await train(driver)
     answer = await driver.ask("stop", 2, workers=driver.workers)

@@ -195,12 +195,14 @@ def test_two_killed_ranks_are_two_incidents() -> None:
     assert events[0].incident != events[1].incident
 
 
-def test_non_finite_on_all_ranks_is_one_incident() -> None:
+def test_non_finite_numbers_are_told_once_for_each_process_they_end() -> None:
     cluster = Cluster()
     events = []
-    for worker in cluster.workers:
+    for worker in cluster.workers[:2]:
         events += cluster.signal(cluster.raised(worker, 1.0, "non_finite"), 1.0)
-    error = only_error(events)
+        events += cluster.signal(cluster.exited(worker, 1.1, code=1), 1.1)
+    assert [e.worker for e in events] == cluster.workers[:2]
+    error = events[0]
     assert (error.kind, error.severity, error.method) == (ErrorKind.NON_FINITE, Severity.SEV2, Method.STATISTICS)
 
 
