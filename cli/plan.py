@@ -59,28 +59,10 @@ def show_plan(
     names = ("id", "trigger", "cause", "incident", "response", "state", "supersedes", "superseded_by", "tasks")
     print_fields([*((name, shown[name]) for name in names), ("decided_at", clock(shown["decided_at"]))])
     print()
-    for words in shown["words"]:
-        print(words)
-    _print_solutions(shown["event"])
+    print(shown["words"])
     if shown["milestones"]:
         print()
         print_table(("TASK", "PHASE", "AFTER S", "GENERATION", "STEP", "DURATIONS S", "DETAIL"), _milestones(shown))
-
-
-def _print_solutions(event: dict[str, Any]) -> None:
-    """Print the solution and the alternatives with their objective terms."""
-    if event["solution"] is None:
-        return
-    rows: list[tuple[object, ...]] = []
-    for solution in (event["solution"], *event["alternatives"]):
-        rows.append((solution["label"], "", "", "", "", solution["objective"]))
-        for term in solution["terms"]:
-            waf = float(term["waf_flop_per_s"])
-            rows.append(
-                ("", f"{term['name']} x {term['workers']}", waf, term["reward"], term["penalty"], term["objective"])
-            )
-    print()
-    print_table(("SOLUTION", "TASK X WORKERS", "WAF FLOP/S", "REWARD", "PENALTY", "OBJECTIVE"), rows)
 
 
 def _milestones(plan: dict[str, Any]) -> list[tuple[object, ...]]:

@@ -128,10 +128,6 @@ def _task_cost(task: TaskView | None, name: str, charges: list[Charge], price: f
     failure = total(charges, price)
     training = worker_s(charges, Part.TRAINING)
     held = sum(charge.worker_s for charge in charges)
-    flop = 0.0
-    if task is not None:
-        updates = max(task.step - task.first_step, 0)
-        flop = updates * task.spec.batch.global_ * task.spec.model.flop_per_sample()
     return TaskCost(
         task=name,
         worker_s=held,
@@ -141,7 +137,7 @@ def _task_cost(task: TaskView | None, name: str, charges: list[Charge], price: f
         transition_worker_s=failure.transition_worker_s,
         recompute_worker_s=failure.recompute_worker_s,
         sub_healthy_worker_s=failure.sub_healthy_worker_s,
-        flop=flop,
+        flop=task.flop(task.step) if task is not None else 0.0,
         lost_flop=failure.lost_flop,
         goodput_fraction=_fraction(training, held),
         money=money(held, price),

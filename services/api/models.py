@@ -125,7 +125,7 @@ class PlanSummary(BaseModel):
 class PlanDetail(PlanSummary):
     """A plan with its words, its milestones and the event as it is in the log."""
 
-    words: list[str]
+    words: str
     milestones: list[Milestone]
     event: dict[str, Any]
 

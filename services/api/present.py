@@ -28,7 +28,7 @@ def task(view: TaskView, live: Live) -> Task:
     loss = now.loss if now is not None and now.loss is not None else view.loss
     step = max(view.step, now.step if now else 0)
     active = view.state in _TRAINS and bool(view.members)
-    throughput = update_flop(view) / step_s if active and step_s > 0.0 else 0.0
+    throughput = view.update_flop / step_s if active and step_s > 0.0 else 0.0
     return Task(
         name=view.name,
         id=view.submission_id,
@@ -54,11 +54,6 @@ def task(view: TaskView, live: Live) -> Task:
         traceback=view.traceback or None,
         spec=view.spec,
     )
-
-
-def update_flop(view: TaskView) -> float:
-    """Return the model FLOP of one update."""
-    return view.spec.batch.global_ * view.spec.model.flop_per_sample()
 
 
 def _rank(member: Member, view: TaskView, live: Live) -> Rank:

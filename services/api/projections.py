@@ -87,6 +87,7 @@ def _impact(views: Views, plan: str, task: str, **changes: Any) -> None:
 
 
 def _submitted(views: Views, recorded: Recorded, event: TaskSubmitted) -> None:
+    known = views.tasks.get(event.task)
     views.tasks[event.task] = TaskView(
         name=event.task,
         position=recorded.position,
@@ -97,6 +98,7 @@ def _submitted(views: Views, recorded: Recorded, event: TaskSubmitted) -> None:
         reason="waiting for the planner",
         step=event.step,
         first_step=event.step,
+        earlier_flop=known.flop(event.step) if known and event.checkpoint else 0.0,
         checkpoint=event.checkpoint,
         checkpoint_step=event.step if event.checkpoint else 0,
     )
@@ -246,8 +248,6 @@ def _is_open(views: Views, incident: str) -> bool:
 
 
 def _planned_impact(change: TaskChange, task: TaskView, at: datetime) -> Impact:
-    spec = task.spec
-    update_flop = spec.batch.global_ * spec.model.flop_per_sample()
     return Impact(
         task=change.task,
         before=task.planned,
@@ -256,7 +256,7 @@ def _planned_impact(change: TaskChange, task: TaskView, at: datetime) -> Impact:
         faulted=bool(change.failed or change.hold or change.interrupted),
         planned_at=at,
         step_s=task.step_s,
-        waf_flop_per_s=spec.weight * update_flop / task.step_s if task.step_s else 0.0,
+        waf_flop_per_s=task.spec.weight * task.update_flop / task.step_s if task.step_s else 0.0,
     )
 
 

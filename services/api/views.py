@@ -29,7 +29,9 @@ class Result(Model):
 
 
 class TaskView(Model):
-    """A task. ``position``: of its (latest) submission; ``version``: of its stream, for expected-version appends.
+    """A task. ``earlier_flop``: of updates under earlier submissions, up to ``first_step``.
+
+    ``position``: of its (latest) submission; ``version``: of its stream, for expected-version appends.
 
     ``stages``: of the newest plan; one counts from its milestone on. ``members``: ranks of the generation that trains
     (or last trained). ``planned``: workers the newest plan aims for. ``strength``: workers it had before a fault took
@@ -48,6 +50,7 @@ class TaskView(Model):
     reason: str = ""
     step: int = 0
     first_step: int = 0
+    earlier_flop: float = 0.0
     generation: int = 0
     layout: Layout | None = None
     stages: list[Stage] = Field(default_factory=list)
@@ -67,6 +70,15 @@ class TaskView(Model):
     traceback: str = ""
     started_at: datetime | None = None
     ended_at: datetime | None = None
+
+    @property
+    def update_flop(self) -> float:
+        """Model FLOP of one update."""
+        return self.spec.batch.global_ * self.spec.model.flop_per_sample()
+
+    def flop(self, step: int) -> float:
+        """Return the model FLOP of the updates up to ``step``, those under earlier submissions included."""
+        return self.earlier_flop + max(step - self.first_step, 0) * self.update_flop
 
 
 class IncidentView(Model):

@@ -25,9 +25,10 @@ from shared.cost import (
     training_claims,
     worker_s,
 )
+from shared.events import TaskFailed, TaskStopped, TaskSubmitted
 from shared.plans import TaskChange, Trigger
 from shared.severities import ErrorKind, Severity
-from tests.api.kit import START, Story, stage
+from tests.api.kit import START, Story, spec, stage
 
 WORKERS = ["n0/0", "n0/1", "n1/0", "n1/1"]
 
@@ -282,3 +283,16 @@ def test_no_part_is_negative_and_the_parts_add_up(
     assert sum(one.worker_s for one in by_incident) == pytest.approx(cost.worker_s)
     assert sum(one.money for one in by_incident) == pytest.approx(cost.money)
     assert sum(one.lost_flop for one in by_incident) == pytest.approx(cost.lost_flop)
+
+
+def test_flop_of_a_task_that_goes_on_from_its_checkpoint_count_each_update_once(story: Story) -> None:
+    story.running()
+    story.at(50).add(TaskStopped, task="gpt", generation=1, step=40, path="/c40")
+    story.at(60).add(TaskSubmitted, task="gpt", spec=spec("gpt"), checkpoint="/c40", step=40)
+    task = story.views().tasks["gpt"]
+    assert task.flop(60) == pytest.approx(60 * task.update_flop)
+    story.at(70).add(TaskFailed, task="gpt", generation=2, step=55, reason="broken")
+    story.at(80).add(TaskSubmitted, task="gpt", spec=spec("gpt", batch={"global": 16}), checkpoint="/c40", step=40)
+    again = story.views().tasks["gpt"]
+    assert again.update_flop == 2 * task.update_flop
+    assert again.flop(50) == pytest.approx(60 * task.update_flop)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -16,6 +14,7 @@ from services.api.store import PLANS
 from services.api.views import PlanState
 from shared.errors import Corrupt
 from shared.events import PlanDecided
+from shared.plan_words import explain
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"], responses=PROBLEMS)
 
@@ -43,15 +42,7 @@ def one(plan: str, api: Api) -> PlanDetail:
         raise Corrupt(f"position {view.position} of the log does not hold plan {plan}")
     return PlanDetail(
         **present.plan_summary(view).model_dump(),
-        words=_words(event),
+        words=explain(event),
         milestones=view.milestones,
         event=event.model_dump(mode="json", by_alias=True),
     )
-
-
-def _words(event: PlanDecided) -> list[str]:
-    """Return the plan in sentences."""
-    if importlib.util.find_spec("shared.plan_words") is None:
-        return [f"{change.task}: {change.reason}" for change in event.changes]
-    explained = importlib.import_module("shared.plan_words").explain(event)
-    return explained.splitlines() if isinstance(explained, str) else list(explained)
