@@ -1,0 +1,137 @@
+"""Laws of the fold that hold for every history, sensible or not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime, timedelta
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.api.costs import report
+from services.api.live import Live
+from services.api.present import task as show
+from services.api.projections import evolve
+from services.api.views import ClusterView, PlanState, Views
+from shared.events import (
+    ErrorDetected,
+    Event,
+    NodeJoined,
+    PlanDecided,
+    Recorded,
+    StateMoved,
+    TaskCheckpointed,
+    TaskFailed,
+    TaskFinished,
+    TaskProgressed,
+    TaskStopped,
+    TaskStopRequested,
+    TaskSubmitted,
+)
+from shared.plans import Response, TaskChange, Trigger
+from shared.severities import ErrorKind, Method, Severity
+from tests.api.kit import START, spec, stage
+
+TASKS = ["a", "b"]
+WORKERS = ["n0/0", "n0/1", "n1/0"]
+PLANS = ["p0", "p1", "p2", "p3"]
+PHASES = ["held", "prepared", "resumed", "drained", "released", "restored", "ended", "failed"]
+
+times = st.integers(0, 500).map(lambda seconds: START + timedelta(seconds=seconds))
+names = st.sampled_from(TASKS)
+generations = st.integers(1, 4)
+workers = st.lists(st.sampled_from(WORKERS), unique=True)
+
+
+def stages(kind: str) -> st.SearchStrategy[Any]:
+    members = st.lists(st.sampled_from(WORKERS), unique=True, min_size=1)
+    return st.none() | st.builds(lambda generation, who: stage(generation, who, kind=kind), generations, members)
+
+
+changes = st.builds(
+    TaskChange,
+    task=names,
+    reason=st.just("why"),
+    action=st.sampled_from(["move", "stop", "pause", "end", "none"]),
+    from_generation=generations,
+    survivors=workers,
+    failed=workers,
+    hold=st.booleans(),
+    interrupted=stages("interrupted"),
+    release=workers,
+    prepare=workers,
+    target=stages("boundary"),
+)
+base = {"event_id": st.just("x"), "occurred_at": times}
+events: st.SearchStrategy[Event] = st.one_of(
+    st.builds(lambda name, at: TaskSubmitted(event_id="x", occurred_at=at, task=name, spec=spec(name)), names, times),
+    st.builds(TaskStopRequested, task=names, **base),
+    st.builds(TaskProgressed, task=names, generation=generations, step=st.integers(0, 9), workers=st.just(1),
+              step_s=st.floats(0, 10), **base),
+    st.builds(TaskCheckpointed, task=names, generation=generations, step=st.integers(0, 9), path=st.just("/c"), **base),
+    st.builds(TaskStopped, task=names, generation=generations, step=st.integers(0, 9), path=st.just("/c"), **base),
+    st.builds(TaskFinished, task=names, generation=generations, step=st.just(9), samples_sha256=st.just("s"),
+              parameters_path=st.just("/p"), **base),
+    st.builds(TaskFailed, task=names, generation=generations, step=st.just(1), reason=st.just("r"),
+              incident=st.sampled_from(["", "i0"]), **base),
+    st.builds(NodeJoined, node=st.just("n0"), incarnation=st.just("x"), agent_pid=st.just(1), domain=st.just("d"),
+              workers=workers, **base),
+    st.builds(ErrorDetected, incident=st.sampled_from(["i0", "i1"]), kind=st.sampled_from(ErrorKind),
+              severity=st.sampled_from(Severity), method=st.sampled_from(Method), detected_at=times,
+              node=st.sampled_from(["n0", None]), task=st.none() | names, **base),
+    st.builds(PlanDecided, plan=st.just("set later"), trigger=st.sampled_from(Trigger), cause=st.just("c"),
+              incident=st.sampled_from(["i0", "i1", None]), response=st.sampled_from(Response),
+              supersedes=st.lists(st.sampled_from(PLANS), unique=True),
+              changes=st.lists(changes, max_size=2, unique_by=lambda change: change.task), **base),
+    st.builds(StateMoved, plan=st.sampled_from(PLANS), task=names, generation=generations,
+              phase=st.sampled_from(PHASES), started_at=times, step=st.integers(0, 9),
+              steps_recomputed=st.integers(0, 3), complete=st.booleans(), **base),
+)  # fmt: skip
+
+
+def record(history: list[Event]) -> list[Recorded]:
+    """Give events their places; a plan its id, which is never used twice."""
+    versions: Counter[str] = Counter()
+    records: list[Recorded] = []
+    plans = 0
+    for event in history:
+        if isinstance(event, PlanDecided):
+            event = event.model_copy(update={"plan": f"p{plans}"})
+            plans += 1
+        versions[event.stream] += 1
+        position = len(records) + 1
+        recorded_at: datetime = START + timedelta(seconds=10 * position)
+        records.append(
+            Recorded(
+                position=position,
+                stream=event.stream,
+                stream_version=versions[event.stream],
+                recorded_at=recorded_at,
+                event=event,
+                previous_hash="",
+                hash="",
+            )
+        )
+    return records
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(events, max_size=25))
+def test_every_history_folds_and_its_costs_add_up(history: list[Event]) -> None:
+    views = Views()
+    for recorded in record(history):
+        evolve(views, recorded)
+    for name, task in views.tasks.items():
+        assert show(task, Live()).state is task.state
+        assert task.version == sum(event.stream == f"task/{name}" for event in history)
+    for plan in views.plans.values():
+        # A plan that is still outstanding has some task to do, and each of its tasks knows it.
+        assert plan.state is not PlanState.OUTSTANDING or plan.outstanding
+        assert set(plan.outstanding) <= set(plan.impacts)
+    everything = (list(views.tasks.values()), list(views.incidents.values()), list(views.plans.values()))
+    costs = report(*everything, ClusterView(price_per_worker_hour=1.0), START + timedelta(seconds=600))
+    assert costs.sum_check.ok
+    assert all(row.worker_s >= 0 for row in costs.tasks)
+    held = costs.totals.worker_s
+    assert held <= len(WORKERS) * 600 + 100  # three workers, ten minutes, and a few steps before the first second
