@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from pydantic import ValidationError
 
+from services.api.views import SHORTEST_STEP_S
 from shared.signals import Heartbeat, WorkerStatus
 
 logger = logging.getLogger(__name__)
@@ -68,9 +69,14 @@ class Live:
             task.step = status.step
         if status.loss is not None:
             task.loss = status.loss
-        timed = (status.steps_timed, status.step_s or 0.0)
-        if status.step_s and all(count != status.steps_timed for count, _ in task.steps):
-            task.steps.append(timed)  # once for each step: ranks of one task take the same time for it
+        if (
+            status.step_s
+            and status.step_s >= SHORTEST_STEP_S
+            and all(count != status.steps_timed for count, _ in task.steps)
+        ):
+            task.steps.append(
+                (status.steps_timed, status.step_s)
+            )  # once for each step: ranks of one task take the same time for it
 
     def forget(self, task: str) -> None:
         """Drop a task's history (it was submitted again)."""

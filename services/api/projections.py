@@ -11,6 +11,7 @@ from typing import Any
 
 from services.api.incidents import detected, planned, refresh
 from services.api.views import (
+    SHORTEST_STEP_S,
     ClusterView,
     Milestone,
     NodeView,
@@ -112,7 +113,7 @@ def _progressed(views: Views, event: TaskProgressed) -> None:
         views,
         event.task,
         step=max(task.step, event.step),
-        step_s=event.step_s or task.step_s,
+        step_s=event.step_s if event.step_s >= SHORTEST_STEP_S else task.step_s,
         loss=task.loss if event.loss is None else event.loss,
     )
 

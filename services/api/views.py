@@ -19,6 +19,10 @@ from shared.tasks import TaskSpec, TaskState
 SCHEMA_VERSION = 1
 """Raised whenever a document or the fold changes; the projections are then folded again from position 0."""
 
+SHORTEST_STEP_S = 1e-6
+"""A step time below this is no measurement (a step is at least some kernel launches), and would give rates that no
+float holds."""
+
 
 class Result(Model):
     """What a task that succeeded leaves behind."""
