@@ -56,25 +56,33 @@ class Bus:
         """
         client = Client()
         bus = cls(client, name)
+        # In a task of its own, and with a float where whole seconds are declared: the client only adds and waits.
+        connecting = asyncio.create_task(
+            client.connect(
+                url,
+                token=token or None,
+                name=name,
+                error_cb=bus._on_error,
+                disconnected_cb=bus._on_lost,
+                reconnected_cb=bus._on_back,
+                closed_cb=bus._on_closed,
+                connect_timeout=2,
+                reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]
+                max_reconnect_attempts=-1,
+            )
+        )
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await client.connect(
-                    url,
-                    token=token or None,
-                    name=name,
-                    error_cb=bus._on_error,
-                    disconnected_cb=bus._on_lost,
-                    reconnected_cb=bus._on_back,
-                    closed_cb=bus._on_closed,
-                    connect_timeout=2,
-                    reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]  # seconds; a float is as good
-                    max_reconnect_attempts=-1,
-                )
-        except (OSError, TimeoutError, nats.errors.Error) as err:
-            with contextlib.suppress(Exception):
-                await client.close()
-            raise Unavailable(f"no NATS server at {url}: {bus._trouble or err}") from err
-        return bus
+            await asyncio.wait({connecting}, timeout=CONNECT_TIMEOUT_S)
+            if connecting.done():
+                connecting.result()
+                return bus
+        except (OSError, nats.errors.Error) as err:
+            raise Unavailable(f"no NATS server at {url}: {err}") from err
+        finally:
+            await cancellation.end(connecting)
+            if not client.is_connected:
+                await bus.close()
+        raise Unavailable(f"no NATS server at {url}: {bus._trouble}")
 
     @property
     def jetstream(self) -> JetStreamContext:
@@ -182,7 +190,15 @@ class Bus:
         if self._client.is_connected:
             with contextlib.suppress(TimeoutError, nats.errors.Error, OSError):
                 await self._client.flush(timeout=1)
-        await self._client.close()
+        # On Python 3.11 the client's attempt to reconnect can swallow the cancellation by close() (see the module
+        # ``cancellation``) and would go on for ever, or even connect again: insist.
+        while True:
+            await self._client.close()
+            attempt: asyncio.Task[None] | None = getattr(self._client, "_reconnection_task", None)
+            if attempt is None or attempt.done():
+                break
+            await cancellation.end(attempt)
+        await self._client.close()  # without effect unless that attempt had succeeded
 
     async def _on_error(self, err: Exception) -> None:
         # A publish to a forbidden subject, a slow consumer, a lost connection: nothing else tells of these. The same

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 
 @contextlib.contextmanager
@@ -28,3 +29,16 @@ def kept() -> Iterator[None]:
         raise
     if swallowed():
         raise asyncio.CancelledError
+
+
+async def end(task: asyncio.Task[Any]) -> None:
+    """Cancel a task until it is over; what it raised is left in it.
+
+    Not for a task that has cleaning up to do: every further cancellation would break into that. The pauses grow, so
+    that they cannot keep step with a loop in the task that swallows a cancellation at the same point each time.
+    """
+    pause_s = 0.0
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=pause_s)
+        pause_s = 1.5 * pause_s + 0.001

@@ -174,6 +174,22 @@ async def test_a_token_that_is_revoked_closes_the_bus(tmp_path: Path) -> None:
         await other.close()
 
 
+async def test_closing_while_reconnecting_leaves_nothing_running(
+    nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.bus.RECONNECT_WAIT_S", 0.001)  # so that closing meets every point of an attempt
+    buses = [await Bus.connect(nats.url, token=nats.token, name=f"test-{index}") for index in range(60)]
+    await nats.stop()
+    for index, bus in enumerate(buses):
+        for _ in range(index % 20):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            await bus.close()
+        assert bus.closed
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 async def test_closing(bus: Bus, nats: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
     """What was published is sent, what is being served is cancelled, and nothing is logged as trouble."""
     caplog.set_level(logging.WARNING)

@@ -226,7 +226,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 async def test_another_process_hears_within_milliseconds(journal: Journal, nats: NatsServer) -> None:
-    """Well under the time after which a follower would have asked the table: it was the stream that told."""
+    """Half the time after which a follower would have asked the table: it was the stream that told."""
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     process = await asyncio.create_subprocess_exec(
         *[sys.executable, "-c", _FOLLOWER, nats.url, nats.token, journal.log.url],
@@ -242,7 +242,7 @@ async def test_another_process_hears_within_milliseconds(journal: Journal, nats:
             position, heard = (await process.stdout.readline()).split()
             assert int(position) == number
             delays_s.append(float(heard) - began)
-        assert statistics.median(delays_s[1:]) < 0.1
+        assert statistics.median(delays_s[1:]) < 0.25
     finally:
         process.kill()
         await process.communicate()
