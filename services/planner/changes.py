@@ -25,8 +25,11 @@ def disturbed(task: Task) -> bool:
 
 
 def move(state: State, task: Task, workers: Sequence[str], reason: str) -> TaskChange:
-    """Return the change that brings the task onto ``workers``, given in rank order (those that hold state first)."""
-    if task.replica == 1 and task.kept:
+    """Return the change that brings the task onto ``workers``, given in rank order (those that hold state first).
+
+    The state is live only if one that stays holds it: a last holder may be one whose worker was given to another task.
+    """
+    if task.replica == 1 and any(worker in task.kept for worker in workers):
         return _move_live(state, task, workers, reason)
     return _move_from_storage(state, task, workers, reason)
 

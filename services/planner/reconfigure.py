@@ -38,7 +38,10 @@ def reconfigure(state: State, at: datetime, why: str) -> Reconfiguration:
     changes = []
     for task in touched:
         count = solution.assignment[task.name]
-        reason = f"{why}; {len(task.members)} -> {count} workers"
+        counts = (
+            f"{len(task.members)} -> {count} workers" if count != len(task.members) else f"{count} workers as before"
+        )
+        reason = f"{why}; {counts}"
         if count > 0:
             changes.append(move(state, task, workers[task.name], reason))
         elif task.members or task.kept:

@@ -540,3 +540,19 @@ def test_measured_transitions_replace_the_prior() -> None:
     problem = world.join("n9").problem
     assert problem is not None
     assert 3.4 < problem.tasks[0].transition_s < 3.6  # (2 + 5) / 2
+
+
+def test_the_last_holder_on_a_worker_given_away_leaves_the_checkpoint() -> None:
+    world = World()
+    world.join("n0")
+    world.join("n1")
+    world.complete(world.submit("a", workers={"min": 2}))
+    exchange = world.submit("b", weight=2.0, workers={"min": 2})
+    staying = world.task("a").members
+    for worker in staying:
+        plan = world.exit(worker, task="a")
+    change = change_of(plan, "a")
+    assert sources(change.target) == ["initial"] * 2
+    assert set(workers(change.target)) == set(staying)
+    assert set(change.release) == set(change_of(exchange, "a").release)
+    assert change.hold

@@ -1,0 +1,119 @@
+"""A plan in words and numbers: what ``unicron plan show`` and ``GET /v1/plans/{id}`` tell."""
+
+from __future__ import annotations
+
+from shared.events import PlanDecided
+from shared.plans import Problem, Response, Solution, Stage, TaskChange, TaskProblem
+
+_RESPONSES = {
+    Response.RETRY: "all ranks finish the interrupted step in place (no solver asked)",
+    Response.RESTART: "the process is started again on its node (no solver asked)",
+    Response.RECONFIGURE: "the cluster is divided anew",
+    Response.NONE: "nothing changes",
+}
+
+_SOURCES = {
+    "live": "keep their state",
+    "take": "take it from a live rank",
+    "checkpoint": "read the checkpoint",
+    "initial": "begin from the initial state",
+}
+
+_LABELS = {
+    "best": "chosen",
+    "second-best": "second best",
+    "keep": "keep all counts",
+    "only-faulted-shrinks": "only the faulted task shrinks",
+    "equal-split": "equal shares",
+}
+
+_PREFIXES = ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def explain(plan: PlanDecided) -> str:
+    """Return the plan as text: why, what was done to each task, what it was worth and what was turned down."""
+    incident = f" (incident {plan.incident})" if plan.incident else ""
+    lines = [f"Plan {plan.plan} answers {plan.trigger.value}{incident}: {_RESPONSES[plan.response]}."]
+    if plan.supersedes:
+        lines.append(f"It takes over from {', '.join(plan.supersedes)}, not yet done.")
+    for change in plan.changes:
+        lines += ["", *_change(change)]
+    if plan.queued:
+        lines += ["", *(f"Task {name} waits: {reason}." for name, reason in sorted(plan.queued.items()))]
+    if plan.problem is not None and plan.solution is not None:
+        lines += ["", *_objective(plan.problem, plan.solution), *_alternatives(plan.solution, plan.alternatives)]
+    return "\n".join(lines)
+
+
+def _change(change: TaskChange) -> list[str]:
+    lines = [f"Task {change.task}: {change.reason}."]
+    if change.failed:
+        lines.append(f"  lost, or ended first: {' '.join(change.failed)}")
+    if change.interrupted is not None:
+        lines.append(f"  finishes the interrupted step as {_stage(change.interrupted)}")
+    elif change.hold and change.survivors:
+        lines.append(f"  leaves the broken step: {' '.join(change.survivors)}")
+    if change.action == "stop":
+        lines.append("  then stops: at the next step boundary it writes a checkpoint and ends")
+    elif change.action == "pause":
+        lines.append("  then pauses: at the next step boundary it writes a checkpoint and gives up its workers")
+    elif change.action == "end":
+        lines.append("  is over: its processes end")
+    if change.release:
+        lines.append(f"  gives up: {' '.join(change.release)}")
+    if change.prepare:
+        lines.append(f"  starts processes on: {' '.join(change.prepare)}")
+    if change.target is not None:
+        lines.append(f"  from the next step boundary on: {_stage(change.target)}")
+    return lines
+
+
+def _stage(stage: Stage) -> str:
+    layout = stage.layout
+    sizes = f"tensor {layout.tensor} x pipeline {layout.pipeline} x data {layout.data}"
+    groups: dict[str, list[str]] = {}
+    for member in stage.members:
+        groups.setdefault(member.source, []).append(member.worker)
+    who = "; ".join(f"{' '.join(workers)} {_SOURCES[source]}" for source, workers in groups.items())
+    return f"generation {stage.generation}, {len(stage.members)} workers ({sizes}): {who}"
+
+
+def _objective(problem: Problem, solution: Solution) -> list[str]:
+    """Return the chosen assignment, each task with the terms of its objective."""
+    tasks = {task.name: task for task in problem.tasks}
+    used = sum(solution.assignment.values())
+    lines = [f"{used} of {problem.workers} workers are used; the plan is worth {_flop(solution.objective)}:"]
+    for term in solution.terms:
+        task = tasks[term.name]
+        count = f"{task.current} -> {term.workers}" if term.workers != task.current else f"{term.workers} as before"
+        lines.append(
+            f"  {term.name} (weight {task.weight:g}{_conditions(task)}): {count} workers, "
+            f"{_flop(term.waf_flop_per_s)}/s x {task.running_s:.4g} s = {_flop(term.reward)}, "
+            f"less {_flop(term.penalty)} for a transition of {task.transition_s:.3g} s"
+        )
+    return lines
+
+
+def _conditions(task: TaskProblem) -> str:
+    least = f", at least {task.necessary}" if task.necessary > 1 else ""
+    return least + (", lost a worker" if task.faulted else "")
+
+
+def _alternatives(best: Solution, alternatives: list[Solution]) -> list[str]:
+    if not alternatives:
+        return ["No other assignment was possible."]
+    lines = ["Turned down:"]
+    for other in alternatives:
+        counts = ", ".join(f"{name} {workers}" for name, workers in sorted(other.assignment.items()))
+        label = _LABELS.get(other.label, other.label)
+        less = best.objective - other.objective
+        lines.append(f"  {label} ({counts}): {_flop(other.objective)}, {_flop(less)} less")
+    return lines
+
+
+def _flop(value: float) -> str:
+    """Return weighted FLOP with a prefix, three digits."""
+    for factor, prefix in _PREFIXES:
+        if abs(value) >= factor:
+            return f"{value / factor:.3g} {prefix}FLOP"
+    return f"{value:.3g} FLOP"

@@ -1,0 +1,228 @@
+"""What holds after any sequence of events."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from services.planner.problem import available_workers
+from services.planner.replay import state_at, verify_records
+from services.planner.state import State, node_of
+from shared.events import PlanDecided
+from shared.plans import Stage, TaskChange
+from shared.severities import ErrorKind, Severity
+from tests.planner.kit import World
+
+NODES = st.sampled_from(["n0", "n1", "n2", "n3"])
+NAMES = st.sampled_from(["a", "b", "c"])
+PARALLEL = st.sampled_from([(1, 1), (1, 1), (1, 1), (2, 1), (1, 2)])
+
+
+class Planner(RuleBasedStateMachine):
+    """Throws events at the planner; each plan is checked against the state it was made in."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.world = World()
+        self.newest: dict[str, PlanDecided] = {}
+
+    def check(self, before: State, plan: PlanDecided | None) -> None:
+        if plan is None:
+            return
+        for change in plan.changes:
+            self.newest[change.task] = plan
+            _check_change(before, self.world.state, change)
+        _check_state(self.world.state, plan)
+
+    def tasks(self, life: str = "active") -> list[str]:
+        return [name for name, task in self.world.state.tasks.items() if task.life == life]
+
+    # ---- the cluster
+
+    @rule(node=NODES, workers=st.integers(1, 3), domain=st.sampled_from(["x", "y"]))
+    def join(self, node: str, workers: int, domain: str) -> None:
+        before = self.world.state
+        self.check(before, self.world.join(node, workers, domain))
+
+    @rule(node=NODES)
+    def lose(self, node: str) -> None:
+        before = self.world.state
+        self.check(before, self.world.lose(node))
+
+    # ---- tasks
+
+    @rule(
+        name=NAMES,
+        parallel=PARALLEL,
+        least=st.integers(1, 4),
+        more=st.integers(0, 5),
+        weight=st.sampled_from([1.0, 2.5]),
+        saved=st.booleans(),
+    )
+    def submit(self, name: str, parallel: tuple[int, int], least: int, more: int, weight: float, saved: bool) -> None:
+        task = self.world.state.tasks.get(name)
+        if task is not None and task.life != "ended":
+            return
+        before = self.world.state
+        plan = self.world.submit(
+            name,
+            checkpoint="saved" if saved else "",
+            step=3 if saved else 0,
+            weight=weight,
+            parallel={"tensor": parallel[0], "pipeline": parallel[1]},
+            workers={"min": least, "max": max(least + more, parallel[0] * parallel[1])},
+        )
+        self.check(before, plan)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.tasks())
+    def stop(self, data: st.DataObject) -> None:
+        before = self.world.state
+        self.check(before, self.world.stop(data.draw(st.sampled_from(self.tasks()))))
+
+    @rule(data=st.data(), how=st.sampled_from(["finish", "fail"]))
+    @precondition(lambda self: self.tasks())
+    def end(self, data: st.DataObject, how: str) -> None:
+        before = self.world.state
+        name = data.draw(st.sampled_from(self.tasks()))
+        self.check(before, self.world.finish(name) if how == "finish" else self.world.fail(name))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.tasks("stopping"))
+    def stopped(self, data: st.DataObject) -> None:
+        before = self.world.state
+        self.check(before, self.world.stopped(data.draw(st.sampled_from(self.tasks("stopping")))))
+
+    @rule(data=st.data(), step=st.integers(1, 50), step_s=st.sampled_from([0.0, 0.01, 0.5]))
+    @precondition(lambda self: self.tasks())
+    def progress(self, data: st.DataObject, step: int, step_s: float) -> None:
+        self.world.progress(data.draw(st.sampled_from(self.tasks())), step, step_s)
+
+    @rule(data=st.data(), step=st.integers(1, 50))
+    @precondition(lambda self: self.tasks())
+    def checkpoint(self, data: st.DataObject, step: int) -> None:
+        self.world.checkpoint(data.draw(st.sampled_from(self.tasks())), step)
+
+    # ---- faults
+
+    @rule(data=st.data(), severity=st.sampled_from([None, None, None, Severity.SEV1]))
+    def exit(self, data: st.DataObject, severity: Severity | None) -> None:
+        having = [
+            (name, worker)
+            for name, task in self.world.state.tasks.items()
+            for worker in sorted({*task.members, *task.holders})
+        ]
+        if not having:
+            return
+        name, worker = data.draw(st.sampled_from(having))
+        before = self.world.state
+        plan = self.world.exit(worker, task=name, severity=severity)
+        assert plan.changes or before.tasks[name].life == "ended"
+        self.check(before, plan)
+
+    @rule(name=NAMES, severity=st.sampled_from(list(Severity)))
+    def unnamed(self, name: str, severity: Severity) -> None:
+        before = self.world.state
+        self.check(before, self.world.error(ErrorKind.COLLECTIVE_TIMEOUT, task=name, severity=severity))
+
+    # ---- transitions
+
+    @rule(data=st.data(), whole=st.booleans())
+    def carry_out(self, data: st.DataObject, whole: bool) -> None:
+        under_way = [
+            (name, plan) for name, plan in self.newest.items() if self.world.state.tasks[name].plan == plan.plan
+        ]
+        if not under_way:
+            return
+        name, plan = data.draw(st.sampled_from(under_way))
+        change = next(c for c in plan.changes if c.task == name)
+        if whole:
+            self.world.complete(plan.model_copy(update={"changes": [change]}))
+        else:
+            self.world.resume(plan, change)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        report = verify_records(self.world.records)
+        assert report.mismatches == []
+        assert report.verified == report.plans
+        assert state_at(self.world.records) == self.world.state
+
+
+def _check_stage(stage: Stage, after: State) -> None:
+    assert [m.rank for m in stage.members] == list(range(len(stage.members)))
+    assert stage.layout.world_size == len(stage.members) > 0
+    assert len({m.worker for m in stage.members}) == len(stage.members)
+    for member in stage.members:
+        assert member.node == node_of(member.worker)
+        assert after.usable(member.worker)
+    sources = {m.source for m in stage.members}
+    if "take" in sources:
+        assert stage.members[0].source == "live"
+    assert not sources & {"checkpoint", "initial"} or len(sources) == 1
+    assert ("checkpoint" in sources) == (stage.checkpoint != "")
+
+
+def _check_change(before: State, after: State, change: TaskChange) -> None:
+    old = before.tasks.get(change.task)
+    stages = [s for s in (change.interrupted, change.target) if s is not None]
+    generations = [s.generation for s in stages]
+    first = old.generation if old is not None else 0
+    assert change.from_generation == first
+    assert generations == list(range(first + 1, first + 1 + len(generations)))
+    for stage in stages:
+        _check_stage(stage, after)
+    survivors, failed, release = set(change.survivors), set(change.failed), set(change.release)
+    assert not survivors & failed
+    assert not release & failed
+    assert all(after.usable(w) for w in change.release)
+    assert (change.action == "move") == (change.target is not None)
+    if change.interrupted is not None:
+        assert change.hold
+        assert [m.worker for m in change.interrupted.members] == change.survivors
+        assert {m.source for m in change.interrupted.members} == {"live"}
+    staying = {m.worker for m in stages[-1].members} if change.action in ("move", "none") else set()
+    assert not release & staying
+    assert set(change.prepare) == staying - survivors
+    if old is not None:
+        # No process of the task is forgotten: it stays, or it is ended.
+        unaccounted = {w for w in old.occupied if after.usable(w)} - staying - failed - release
+        assert unaccounted == set()
+        # A process whose state is not known is never taken for one that holds it.
+        assert survivors <= set(old.holders)
+        assert {w for w in change.prepare if w in old.occupied and before.usable(w)} <= failed
+
+
+def _check_state(state: State, plan: PlanDecided) -> None:
+    members = [w for task in state.tasks.values() for w in task.members]
+    assert len(members) == len(set(members)) <= len(state.usable_workers())
+    for task in state.tasks.values():
+        assert not task.lost
+        assert not task.broken
+        count = len(task.members)
+        assert count % task.replica == 0
+        if count:
+            assert task.life == "active"
+            assert task.spec.workers.min <= count <= (task.spec.workers.max or count)
+            assert task.name not in plan.queued
+        elif task.life == "active":
+            assert plan.queued[task.name]
+            least = -(-max(task.spec.workers.min, 1) // task.replica) * task.replica
+            possible = least <= (task.spec.workers.max or least)
+            free = len(available_workers(state)) - len(members)
+            if plan.problem is not None and possible and not task.leaving:
+                assert free < least
+
+
+# A failing sequence is not shrunk: that may take minutes, and its steps are printed as they are.
+Planner.TestCase.settings = settings(
+    max_examples=120,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+test_any_sequence_of_events = Planner.TestCase

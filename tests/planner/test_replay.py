@@ -1,0 +1,162 @@
+"""Deciding again: equal on what was logged, different on what was tampered with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from cli.replay import replay
+from services.planner.replay import state_at, verify, verify_records
+from shared.errors import NotFound
+from shared.events import EVENT, PlanDecided, Recorded
+from shared.log import EventLog
+from tests.planner.kit import World
+
+
+def course() -> World:
+    world = World()
+    for index in range(3):
+        world.join(f"n{index}")
+    world.complete(world.submit("a", workers={"min": 2}))
+    world.complete(world.submit("b", weight=2.0))
+    world.progress("a", step=9, step_s=0.123)
+    world.exit(world.task("a").members[0])
+    world.complete(world.lose("n1"))
+    world.complete(world.join("n1"))
+    world.submit("c", workers={"min": 20})
+    world.stop("c")
+    world.complete(world.finish("b"))
+    return world
+
+
+def changed(record: Recorded, **fields: object) -> Recorded:
+    event = EVENT.validate_python({**record.event.model_dump(by_alias=True), **fields})
+    return record.model_copy(update={"event": event})
+
+
+def index_of_plan(records: list[Recorded], number: int) -> int:
+    return [i for i, r in enumerate(records) if isinstance(r.event, PlanDecided)][number]
+
+
+def test_a_log_is_decided_again_to_the_byte() -> None:
+    records = course().records
+    report = verify_records(records)
+    assert report.mismatches == []
+    assert report.verified == report.plans == 11
+    assert report.events == len(records)
+    assert report.ok
+
+
+def test_a_changed_plan_is_seen_and_what_follows_it_is_judged_on_its_own() -> None:
+    records = course().records
+    at = index_of_plan(records, 5)
+    records[at] = changed(records[at], incident="another")
+    report = verify_records(records)
+    assert [m.position for m in report.mismatches] == [records[at].position]
+    assert "another" in report.mismatches[0].problem
+    assert report.verified == report.plans - 1
+    assert not report.ok
+
+
+def test_a_changed_input_is_seen_in_the_plans_that_used_it() -> None:
+    records = course().records
+    at = next(i for i, r in enumerate(records) if r.event.type == "task.progressed")
+    records[at] = changed(records[at], step_s=3.21)
+    assert not verify_records(records).ok
+
+
+def test_a_missing_plan_is_seen_but_not_at_the_very_end() -> None:
+    records = course().records
+    end = index_of_plan(records, -1)
+    assert verify_records(records[:end]).ok
+    at = index_of_plan(records, 6)
+    assert not verify_records(records[:at] + records[at + 1 :]).ok
+
+
+def test_a_plan_without_cause_is_seen() -> None:
+    records = course().records
+    at = index_of_plan(records, -1)
+    records.append(changed(records[at], event_id="forged", plan="p99"))
+    report = verify_records(records)
+    assert [m.plan for m in report.mismatches] == ["p99"]
+
+
+def test_the_order_of_an_answer_and_what_came_meanwhile_does_not_matter() -> None:
+    """An event that is recorded between a cause and its plan is decided upon after the plan, as the service did."""
+    world = course()
+    at = index_of_plan(world.records, 4)
+    records = world.records
+    records[at], records[at + 1] = records[at + 1], records[at]
+    assert not isinstance(records[at].event, PlanDecided)
+    assert verify_records(records).ok
+
+
+def test_the_state_at_a_position() -> None:
+    world = course()
+    records = world.records
+    assert state_at(records) == world.state
+    first = index_of_plan(records, 3)
+    # The plan is folded right after its cause.
+    assert state_at(records, records[first].position - 1) == state_at(records, records[first].position)
+    assert state_at(records, 0).nodes == {}
+    with pytest.raises(NotFound):
+        state_at(records, len(records) + 1)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A log file with the course in it. ``recorded_at`` is that of the course, since decisions used it."""
+    world = course()
+    times = iter([r.recorded_at for r in world.records])
+    log = EventLog(f"sqlite:///{tmp_path / 'log.db'}", clock=lambda: next(times))
+    for record in world.records:
+        log.append([record.event])
+    log.close()
+    return tmp_path / "log.db"
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    app = typer.Typer()
+    app.command()(replay)
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.stdout
+
+
+def test_the_command_verifies_a_file(path: Path) -> None:
+    code, output = run(str(path), "--verify", "-o", "json")
+    assert code == 0
+    assert json.loads(output) == {"events": 34, "plans": 11, "verified": 11, "mismatches": [], "chain_ok": True}
+    code, output = run("--run-dir", str(path.parent), "--verify")
+    assert code == 0
+    assert "hash chain: intact" in output
+
+
+def test_the_command_shows_a_state(path: Path) -> None:
+    code, output = run(str(path), "--at", "4")
+    assert code == 0
+    assert "3 plans" not in output
+    code, output = run(str(path), "-o", "json")
+    assert code == 0
+    assert json.loads(output)["plans"] == 11
+    assert run(str(path), "--at", "9999")[0] == 3
+    assert run(str(path.parent / "none.db"))[0] == 3
+
+
+def test_the_command_fails_on_a_log_that_does_not_verify(tmp_path: Path) -> None:
+    world = course()
+    records = world.records
+    at = index_of_plan(records, 5)
+    records[at] = changed(records[at], incident="another")
+    times = iter([r.recorded_at for r in records])
+    log = EventLog(f"sqlite:///{tmp_path / 'log.db'}", clock=lambda: next(times))
+    for record in records:
+        log.append([record.event])
+    assert verify(log).chain_ok
+    log.close()
+    code, output = run(str(tmp_path / "log.db"), "--verify", "-o", "json")
+    assert code == 6
+    assert len(json.loads(output)["mismatches"]) == 1

@@ -1,0 +1,122 @@
+"""The service on a real nats-server and a real log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from services.planner.main import serve
+from services.planner.replay import read_all, verify
+from shared.bus import Bus
+from shared.events import ClusterConfigured, Event, NodeJoined, PlanDecided, TaskSubmitted
+from shared.journal import Journal
+from shared.log import EventLog
+from shared.model import utc_now
+from shared.service import Context
+from shared.settings import Settings
+from tests.planner.kit import spec
+
+TIMEOUT_S = 10.0
+
+
+def node(name: str) -> NodeJoined:
+    return NodeJoined(
+        event_id=f"join-{name}",
+        occurred_at=utc_now(),
+        node=name,
+        incarnation="1",
+        agent_pid=1,
+        domain="default",
+        workers=[f"{name}/0", f"{name}/1"],
+    )
+
+
+def submission(name: str) -> TaskSubmitted:
+    return TaskSubmitted(event_id=f"submit-{name}", occurred_at=utc_now(), task=name, spec=spec(name))
+
+
+def events(log: EventLog) -> list[Event]:
+    return [record.event for record in read_all(log)]
+
+
+def plans(log: EventLog) -> list[PlanDecided]:
+    return [event for event in events(log) if isinstance(event, PlanDecided)]
+
+
+@contextlib.asynccontextmanager
+async def planner(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterator[asyncio.Task[None]]:
+    """The running service; it must not have ended by itself."""
+    context = Context(settings, bus, journal, asyncio.Event(), "planner")
+    task = asyncio.create_task(serve(context))
+    try:
+        yield task
+        assert not task.done() or task.exception() is None
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(holds: Callable[[], bool], journal: Journal, after: int = 0) -> None:
+    """Wait until a condition on the log holds; it is looked at after every record."""
+    met = asyncio.Event()
+
+    async def look(_: object) -> None:
+        if await asyncio.to_thread(holds):
+            met.set()
+
+    follower = asyncio.create_task(journal.follow(look, consumer="test", after=after))
+    try:
+        await asyncio.wait_for(met.wait(), TIMEOUT_S)
+    finally:
+        follower.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await follower
+
+
+async def test_each_trigger_gets_one_plan_and_the_log_verifies(
+    settings: Settings, bus: Bus, journal: Journal, log: EventLog
+) -> None:
+    async with planner(settings, bus, journal):
+        await journal.append([node("n0")])
+        await journal.append([submission("a"), submission("b")])
+        await until(lambda: len(plans(log)) == 3, journal)
+    assert [plan.cause for plan in plans(log)] == ["join-n0", "submit-a", "submit-b"]
+    assert sum(isinstance(event, ClusterConfigured) for event in events(log)) == 1
+    assert verify(log).ok
+
+
+async def test_a_restart_repeats_nothing_and_answers_what_came_meanwhile(
+    settings: Settings, bus: Bus, journal: Journal, log: EventLog
+) -> None:
+    async with planner(settings, bus, journal):
+        await journal.append([node("n0"), submission("a")])
+        await until(lambda: len(plans(log)) == 2, journal)
+    await journal.append([node("n1"), submission("b")])
+    async with planner(settings, bus, journal):
+        await until(lambda: len(plans(log)) == 4, journal)
+        await journal.append([submission("c")])
+        await until(lambda: len(plans(log)) == 5, journal)
+    assert [plan.plan for plan in plans(log)] == ["p1", "p2", "p3", "p4", "p5"]
+    assert sum(isinstance(event, ClusterConfigured) for event in events(log)) == 1
+    report = verify(log)
+    assert (report.ok, report.verified) == (True, 5)
+
+
+@pytest.mark.parametrize(("mtbf_s", "count"), [(1000.0, 2), (None, 1)])
+async def test_parameters_are_logged_when_they_have_changed(
+    settings: Settings, bus: Bus, journal: Journal, log: EventLog, mtbf_s: float | None, count: int
+) -> None:
+    async with planner(settings, bus, journal):
+        await until(lambda: bool(events(log)), journal)
+    changed = settings if mtbf_s is None else settings.model_copy(update={"mtbf_node_s": mtbf_s})
+    async with planner(changed, bus, journal):
+        await journal.append([node("n0")])
+        await until(lambda: len(plans(log)) == 1, journal)
+    configured = [event for event in events(log) if isinstance(event, ClusterConfigured)]
+    assert len(configured) == count
+    assert configured[-1].mtbf_node_s == changed.mtbf_node_s
+    assert verify(log).ok
