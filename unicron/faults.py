@@ -29,7 +29,7 @@ class InjectedFault(RuntimeError):
 class Fault:
     """One fault that will happen in this process."""
 
-    rank: int
+    rank: int | None
     step: int
     at: str
     kind: str
@@ -48,7 +48,13 @@ class Fault:
         parts = text.split(":")
         if len(parts) not in (4, 5) or parts[3] not in KINDS or (len(parts) == 5 and parts[4] != "always"):
             raise ValueError(f"{VARIABLE}={text}: rank:step:at:kind[:always] is needed, kind one of {', '.join(KINDS)}")
-        return cls(rank=int(parts[0]), step=int(parts[1]), at=parts[2], kind=parts[3], always=len(parts) == 5)
+        return cls(
+            rank=None if parts[0] == "*" else int(parts[0]),
+            step=int(parts[1]),
+            at=parts[2],
+            kind=parts[3],
+            always=len(parts) == 5,
+        )
 
     def reached(self, step: int, at: str) -> None:
         """Fail if this is the place.
@@ -60,7 +66,7 @@ class Fault:
             return
         self.step = -1  # once
         if self.kind == "exception":
-            raise InjectedFault(f"injected at rank {self.rank}, step {step}, {at}")
+            raise InjectedFault(f"injected at step {step}, {at}")
         os.kill(os.getpid(), signal.SIGKILL if self.kind == "kill" else signal.SIGSTOP)
 
 

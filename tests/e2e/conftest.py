@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,15 +24,17 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest_asyncio.fixture
-async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
-    """Four nodes of one worker each; whatever a test does, no process is left."""
-    async with Stack(tmp_path / "run", nodes=NODES, workers_per_node=1) as started:
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """Four nodes of one worker each, for all tests (a start takes ten seconds); no process is left at the end."""
+    run_dir = tmp_path_factory.mktemp("stack") / "run"
+    async with Stack(run_dir, nodes=NODES, workers_per_node=1) as started:
         yield started
-    assert processes_of(tmp_path) == []
+    assert processes_of(run_dir) == []
 
 
 @pytest.fixture
-def client(stack: Stack) -> Client:
+def client(stack: Stack) -> Iterator[Client]:
     """A client of the stack's API."""
-    return Client(stack.url)
+    with Client(stack.url) as client:
+        yield client

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import psutil
@@ -40,6 +40,12 @@ class Client:
     def __init__(self, url: str) -> None:
         self.http = httpx.Client(base_url=url, timeout=10.0)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+
     def submit(self, spec: Record) -> Record:
         """Submit a task that must be taken."""
         answer = self.http.post("/v1/tasks", json=spec)
@@ -56,6 +62,10 @@ class Client:
         """Return a list of the API."""
         items: list[Record] = self.http.get(path, params={"limit": 1000}).raise_for_status().json()["items"]
         return items
+
+    def incidents(self, task: str) -> list[Record]:
+        """Return the incidents of a task, oldest first."""
+        return [i for i in self.items("/v1/incidents") if i["task"] == task]
 
     def until(self, what: str, holds: Callable[[], Any], limit_s: float = 60.0) -> Any:
         """Wait until ``holds`` is true; return its value."""
@@ -93,11 +103,11 @@ class Client:
         record: Record = self.until(f"{name} is {state}", reached, limit_s)
         return record
 
-    def until_restored(self, kind: str, limit_s: float = 60.0) -> Record:
-        """Wait until the newest incident of this kind is over."""
+    def until_restored(self, kind: str, *, limit_s: float = 60.0, **where: str) -> Record:
+        """Wait until the newest incident of this kind, with these fields, is over."""
 
         def restored() -> Record | None:
-            found = [i for i in self.items("/v1/incidents") if i["kind"] == kind]
+            found = [i for i in self.items("/v1/incidents") if i["kind"] == kind and where.items() <= i.items()]
             return found[-1] if found and found[-1]["restored_at"] else None
 
         record: Record = self.until(f"{kind} is restored", restored, limit_s)

@@ -51,6 +51,12 @@ def start(run_dir: Path) -> tuple[subprocess.Popen[str], str]:
     return process, line.split()[1]
 
 
+def events(url: str) -> int:
+    """Return the number of events in the log."""
+    with Client(url) as client:
+        return len(client.items("/v1/events"))
+
+
 def until_gone(run_dir: Path, limit_s: float = 20.0) -> None:
     """Wait until no process of the run directory is left."""
     deadline = time.monotonic() + limit_s
@@ -85,7 +91,8 @@ def test_by_hand(run_dir: Path, corpus: Path, tmp_path: Path) -> None:
         spec = tmp_path / "task.yaml"
         spec.write_text(yaml.safe_dump(small_task("hand", corpus, steps=12)))
         cli("submit", str(spec), server=url)
-        Client(url).until_state("hand", "succeeded")
+        with Client(url) as client:
+            client.until_state("hand", "succeeded")
         task = json.loads(cli("show", "hand", "-o", "json", server=url))
         assert (task["state"], task["step"]) == ("succeeded", 12)
         assert Path(task["result"]["parameters_path"]).exists()
@@ -99,10 +106,10 @@ def test_by_hand(run_dir: Path, corpus: Path, tmp_path: Path) -> None:
         assert report["chain_ok"]
         assert report["mismatches"] == []
         assert report["verified"] == report["plans"] > 0
-        before = len(Client(url).items("/v1/events"))
+        before = events(url)
         spec.write_text(yaml.safe_dump(small_task("bad", corpus, steps=0, colour="red")))
         cli("submit", str(spec), server=url, code=2)
-        assert len(Client(url).items("/v1/events")) == before
+        assert events(url) == before
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 0
@@ -112,9 +119,9 @@ def test_by_hand(run_dir: Path, corpus: Path, tmp_path: Path) -> None:
 def test_sigkill_of_up_leaves_nothing(run_dir: Path, corpus: Path) -> None:
     """The stack's own death ends every process it started, ranks included."""
     process, url = start(run_dir)
-    client = Client(url)
-    client.submit(small_task("orphan", corpus, steps=10_000))
-    client.until_step("orphan", 2)
+    with Client(url) as client:
+        client.submit(small_task("orphan", corpus, steps=10_000))
+        client.until_step("orphan", 2)
     process.kill()
     process.wait()
     until_gone(run_dir)
@@ -123,14 +130,15 @@ def test_sigkill_of_up_leaves_nothing(run_dir: Path, corpus: Path) -> None:
 def test_next_up_goes_on(run_dir: Path, corpus: Path) -> None:
     """A task that was running when the stack stopped goes on from its checkpoint in the next one."""
     process, url = start(run_dir)
-    client = Client(url)
-    client.submit(small_task("again", corpus, steps=60, checkpoint={"every": 5}))
-    client.until_step("again", 12)
+    with Client(url) as client:
+        client.submit(small_task("again", corpus, steps=60, checkpoint={"every": 5}))
+        client.until_step("again", 12)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=30) == 0
     process, url = start(run_dir)
     try:
-        task = Client(url).until_state("again", "succeeded")
+        with Client(url) as client:
+            task = client.until_state("again", "succeeded")
         assert task["result"]["steps"] == 60
     finally:
         process.send_signal(signal.SIGINT)
