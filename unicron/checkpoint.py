@@ -1,7 +1,7 @@
-"""Checkpoints and results of a Megatron model, written by all ranks and complete or absent.
+"""Checkpoints and results, written by all ranks and complete or absent.
 
 A checkpoint is written under a temporary name and renamed by rank 0 when every rank has written its part, so that a
-folder with the final name is always complete. It can be read in another layout.
+folder with the final name is always complete. A Megatron model's can be read in another layout.
 """
 
 from __future__ import annotations
@@ -16,6 +16,13 @@ import torch.distributed as dist
 
 from unicron.model import CHECKPOINT_METADATA, sharded_parameters
 from unicron.replica import Replica
+
+PLAIN_FILE = "state.pt"
+"""What the checkpoint of a model that is not Megatron's holds: one file, written by rank 0."""
+
+
+def _is_sharded(replica: Replica) -> bool:
+    return hasattr(getattr(replica.model, "module", None), "sharded_state_dict")
 
 
 def _state(replica: Replica, *, loading: bool) -> dict[str, Any]:
@@ -37,9 +44,12 @@ def save(replica: Replica, path: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     dist.barrier()
-    state = _state(replica, loading=False)
-    state |= {"step": replica.applied, "digest": replica.digest.hex()}
-    dist_checkpointing.save(state, str(partial))
+    position = {"step": replica.applied, "digest": replica.digest.hex()}
+    if _is_sharded(replica):
+        dist_checkpointing.save(_state(replica, loading=False) | position, str(partial))
+    elif dist.get_rank() == 0:
+        state = {"model": replica.model.state_dict(), "optimizer": replica.optimizer.state_dict()}
+        torch.save(state | position, partial / PLAIN_FILE)
     dist.barrier()
     if dist.get_rank() == 0:
         shutil.rmtree(path, ignore_errors=True)
@@ -55,8 +65,12 @@ def load(replica: Replica, path: Path) -> None:
     """
     from megatron.core import dist_checkpointing
 
-    state = dist_checkpointing.load(_state(replica, loading=True), str(path))
-    replica.model.module.load_state_dict(state["model"])
+    if _is_sharded(replica):
+        state = dist_checkpointing.load(_state(replica, loading=True), str(path))
+        replica.model.module.load_state_dict(state["model"])
+    else:
+        state = torch.load(path / PLAIN_FILE, map_location="cpu")
+        replica.model.load_state_dict(state["model"])
     replica.optimizer.load_state_dict(state["optimizer"])
     replica.hold(int(state["step"]), bytes.fromhex(state["digest"]))
 
@@ -83,7 +97,7 @@ def export(replica: Replica, path: Path) -> None:
     """Write the full, unsharded parameters as a safetensors file; all ranks call it, rank 0 writes."""
     from safetensors.torch import save_file
 
-    full = gather(replica)
+    full = gather(replica) if _is_sharded(replica) else replica.model.state_dict()
     if dist.get_rank() == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.partial")

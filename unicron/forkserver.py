@@ -100,16 +100,20 @@ class ForkServer:
             if request["do"] == "exit":
                 return False
             try:
-                if request["do"] == "fork":
-                    pid = self._fork(request, lambda: _train(request))
-                    self._emit(event="forked", id=request["id"], pid=pid)
-                elif request["do"] == "store":
-                    self._store(request)
-                else:
-                    raise ValueError(f"unknown request {request['do']!r}")
+                self._handle(request)
             except (OSError, KeyError, ValueError) as err:
                 self._emit(event="error", id=request.get("id", ""), detail=f"{type(err).__name__}: {err}")
         return True
+
+    def _handle(self, request: dict[str, Any]) -> None:
+        match request["do"]:
+            case "fork":
+                pid = self._fork(request, lambda: _train(request))
+                self._emit(event="forked", id=request["id"], pid=pid)
+            case "store":
+                self._store(request)
+            case unknown:
+                raise ValueError(f"unknown request {unknown!r}")
 
     def _store(self, request: dict[str, Any]) -> None:
         reading, writing = os.pipe2(os.O_CLOEXEC)

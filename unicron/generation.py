@@ -93,8 +93,15 @@ def account(replica: Replica, micro_batches: int, request: int) -> Account:
 class Joined:
     """How this process came into its generation."""
 
-    def __init__(self) -> None:
-        """Start outside of any generation."""
+    def __init__(self, build: Callable[[int, int], tuple[Any, Any]], initialise: Callable[[Any], None] | None) -> None:
+        """Start outside of any generation.
+
+        Args:
+            build: makes model and optimizer for a tensor- and a pipeline-parallel size.
+            initialise: sets a model's first parameters, the same on every rank; without it rank 0's are used.
+        """
+        self._build, self._initialise = build, initialise
+        self.replica: Replica | None = None
         self.phases: dict[str, float] = {}
         self.source = ""
         self.deal: list[list[int]] = []
@@ -108,12 +115,9 @@ class Joined:
         self,
         configure: Configure,
         runtime: Runtime,
-        replica: Replica | None,
-        build: Callable[[int, int], tuple[Any, Any]],
-        initialise: Callable[[Any], None] | None,
         micro_batches: int,
-    ) -> Replica:
-        """Join; return the replica, holding the newest state of all members.
+    ) -> None:
+        """Join; the replica then holds the newest state of all members.
 
         Raises:
             RuntimeError: a member was lost meanwhile, or the generation was held.
@@ -125,10 +129,11 @@ class Joined:
         groups.leave()
         groups.join(configure, runtime)
         roles = groups.roles()
+        replica = self.replica
         if replica is None or layout != self._layout:
-            replica = None  # before the new one is built: two do not fit memory
+            replica = self.replica = None  # before the new one is built: two may not fit memory
             with groups.building_alone():
-                replica = Replica(*build(*layout))
+                replica = self.replica = Replica(*self._build(*layout))
         else:
             groups.regroup([replica.model, replica.optimizer], self._roles, roles)
         self._roles, self._layout = roles, layout
@@ -139,13 +144,12 @@ class Joined:
         agreed = agreement.newest_state(reports)
         agreed_at = time.monotonic()
         if agreed.step < 0:
-            self._restore(configure, replica, initialise)
+            self._restore(configure, replica)
         else:
             self._move(configure, replica, reports, agreed)
         self._deal(configure, replica, reports, micro_batches)
         moved = time.monotonic()
         self.phases = {"rebuild": rebuilt - began, "agree": agreed_at - rebuilt, "move": moved - agreed_at}
-        return replica
 
     def _report(self, replica: Replica, micro_batches: int, *, keep_partial: bool) -> list[Report]:
         partial = replica.partial if keep_partial else None
@@ -159,16 +163,16 @@ class Joined:
             for row in (tensor.tolist() for tensor in gathered)
         ]
 
-    def _restore(self, configure: Configure, replica: Replica, initialise: Callable[[Any], None] | None) -> None:
+    def _restore(self, configure: Configure, replica: Replica) -> None:
         """Take the state from the newest checkpoint or, where there is none, from the beginning."""
         if configure.checkpoint:
             checkpoint.load(replica, Path(configure.checkpoint))
             self.source = "checkpoint"
         elif any(source in ("live", "take", "checkpoint") for _, _, source in configure.members):
-            raise UnicronError(f"generation {configure.generation}: no member holds the state, and no checkpoint is given")
+            raise UnicronError(f"generation {configure.generation}: nobody holds the state, and no checkpoint is given")
         else:
-            if initialise is not None:
-                initialise(replica.model)
+            if self._initialise is not None:
+                self._initialise(replica.model)
             else:
                 for parameter in replica.model.parameters():
                     dist.broadcast(parameter.data, group=data_group(), group_src=0)
@@ -177,9 +181,7 @@ class Joined:
         if configure.fault_step:
             self.steps_recomputed = max(0, configure.fault_step - replica.applied)
 
-    def _move(
-        self, configure: Configure, replica: Replica, reports: list[Report], agreed: agreement.Agreement
-    ) -> None:
+    def _move(self, configure: Configure, replica: Replica, reports: list[Report], agreed: agreement.Agreement) -> None:
         """Give the newest state to those that are behind or hold none."""
         mine = coordinate()
         self.source = "live" if configure.rank in agreed.takers else "own"

@@ -144,6 +144,7 @@ def regroup(roots: Iterable[Any], old: dict[str, Any], new: dict[str, Any]) -> i
         if id(container) in seen:
             continue
         seen.add(id(container))
+        target: Any
         items: Iterable[tuple[Any, Any]]
         if isinstance(container, dict):
             target, items = container, list(container.items())

@@ -17,36 +17,23 @@ yields is the same one again, in a new generation, with the micro-batches that a
 from __future__ import annotations
 
 import json
-import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
-import torch
 import torch.distributed as dist
 
-from unicron import agreement, checkpoint, generation
-from unicron.errors import CommunicationFailed, Interrupted, NonFiniteValue, SampleAccountingError
+from unicron import checkpoint, failures, generation
+from unicron.errors import Interrupted, SampleAccountingError
 from unicron.faults import Fault, SignalledFault
-from unicron.protocol import Checkpointed, Configure, Finished, Raised, Resumed, Stopped
+from unicron.protocol import Checkpointed, Configure, Finished, Resumed, Stopped
 from unicron.replica import Replica
 from unicron.runtime import DRAIN, STOP, Runtime
 
-TRACEBACK_BYTES = 16 * 1024
-"""Longest traceback sent: the end is kept, where the error is."""
-
 Build = Callable[[int, int], tuple[Any, Any]]
 """(tensor, pipeline) -> (model, optimizer), built in the process groups that exist when it is called."""
-
-
-def is_communication(error: BaseException) -> bool:
-    """Return whether an error is a collective's: torch has types for some, gloo's is a plain RuntimeError."""
-    if isinstance(error, dist.DistError | CommunicationFailed):
-        return True
-    return isinstance(error, RuntimeError) and ("gloo" in str(error) or "Connection closed by peer" in str(error))
 
 
 class Step:
@@ -173,20 +160,22 @@ class Run:
         self.micro_batches = micro_batches
         self.request = 0
         self.source = ""
-        self._build, self._initialise = build, initialise
         self._every, self._checkpoints = checkpoint_every, checkpoint_directory
         self._fault = Fault.from_environment()
         self._signalled_fault = SignalledFault()
-        self._replica: Replica | None = None
         self._current: Configure | None = None
-        self._joined = generation.Joined()
+        self._joined = generation.Joined(build, initialise)
         self._loss: float | None = None
 
     @property
     def replica(self) -> Replica:
         """The rank's state."""
-        assert self._replica is not None
-        return self._replica
+        assert self._joined.replica is not None
+        return self._joined.replica
+
+    def _applied(self) -> int:
+        """Return the updates applied to the state held, 0 if none is held."""
+        return max(0, self._joined.replica.applied) if self._joined.replica is not None else 0
 
     @property
     def model(self) -> Any:
@@ -214,8 +203,7 @@ class Run:
         """Yield the steps to do, through all generations, until the last one is applied everywhere."""
         drained = False
         while True:
-            applied = max(0, self._replica.applied) if self._replica is not None else 0
-            configure = self.runtime.configure(applied, drained=drained)
+            configure = self.runtime.configure(self._applied(), drained=drained)
             if configure is None:
                 self._stopped("")
             drained = False
@@ -223,31 +211,34 @@ class Run:
             self._current = configure
             if not self._attempt(self._enter):
                 continue
-            first = True
-            while self.replica.applied < self.total:
-                step = self._next_step()
-                yield step
-                if not step.completed:
-                    break
-                self._loss = step.loss
-                if first:
-                    self._resumed(step)
-                    first = False
-                if self.replica.applied == self.total:
-                    break
-                if self.request == STOP:
-                    if not self._attempt(self._checkpoint_and_stop):
-                        break
-                elif self.request == DRAIN:
-                    drained = True
-                    break
-                elif self._every and self.replica.applied % self._every == 0 and not self._attempt(self._checkpoint):
-                    break
-            if self.replica.applied == self.total and not drained:
-                if first:
-                    self._resumed(None)
-                if self._attempt(self._finish):
-                    return
+            drained = yield from self._generation()
+            if self.replica.applied == self.total and self._attempt(self._finish):
+                return
+
+    def _generation(self) -> Generator[Step, None, bool]:
+        """Yield the steps of one generation until it ends; return whether it ended drained to a boundary."""
+        if self.replica.applied == self.total:
+            self._resumed(None)
+        first = True
+        while self.replica.applied < self.total:
+            step = self._next_step()
+            yield step
+            if not step.completed:
+                return False
+            self._loss = step.loss
+            if first:
+                self._resumed(step)
+                first = False
+            if self.replica.applied == self.total:
+                return False
+            if self.request == DRAIN:
+                return True
+            due = self._every > 0 and self.replica.applied % self._every == 0
+            if self.request == STOP and not self._attempt(self._checkpoint_and_stop):
+                return False
+            if due and not self._attempt(self._checkpoint):
+                return False
+        return False
 
     # Between steps.
 
@@ -256,14 +247,12 @@ class Run:
         if self._current is None and self._fault is not None:
             source = next((m[2] for m in configure.members if m[0] == configure.rank), "initial")
             replaces = source == "take" or configure.fault_step > 0
-            if configure.rank != self._fault.rank or (replaces and not self._fault.always):
+            if self._fault.rank not in (None, configure.rank) or (replaces and not self._fault.always):
                 self._fault = None
 
     def _enter(self) -> None:
-        self.runtime.progress(max(0, self._replica.applied if self._replica else 0) + 1, "setup")
-        self._replica = self._joined.enter(
-            self.configure, self.runtime, self._replica, self._build, self._initialise, self.micro_batches
-        )
+        self.runtime.progress(self._applied() + 1, "setup")
+        self._joined.enter(self.configure, self.runtime, self.micro_batches)
 
     def _next_step(self) -> Step:
         number = self.replica.applied + 1
@@ -313,10 +302,9 @@ class Run:
         self._checkpoint()
         self._stopped(str(self._checkpoint_path()))
 
-    def _stopped(self, path: str) -> None:
-        applied = max(0, self._replica.applied) if self._replica is not None else 0
-        rank = self._current.rank if self._current is not None else 0
-        self.runtime.send(Stopped(generation=self.runtime.generation, rank=rank, step=applied, path=path))
+    def _stopped(self, path: str) -> NoReturn:
+        runtime = self.runtime
+        runtime.send(Stopped(generation=runtime.generation, rank=runtime.rank, step=self._applied(), path=path))
         self.runtime.exit(0)
 
     def _finish(self) -> None:
@@ -360,43 +348,14 @@ class Run:
         if not isinstance(error, Exception):
             return False
         runtime = self.runtime
-        broken = is_communication(error)
+        broken = failures.is_communication(error)
         if runtime.supervised and (isinstance(error, Interrupted) or (broken and runtime.is_held())):
-            _forget_frames(error)
+            failures.forget_frames(error)
             return True
-        kind = "communication" if broken else "non_finite" if isinstance(error, NonFiniteValue) else "exception"
-        self.report(error, kind)
+        failures.report(runtime, error, step=self._applied() + 1)
         if broken and runtime.supervised:
-            _forget_frames(error)
+            failures.forget_frames(error)
             return True
         if runtime.supervised:
             runtime.exit(1)
         return False
-
-    def report(self, error: BaseException, kind: str) -> None:
-        """Tell the agent of an error, and print it."""
-        text = "".join(traceback.format_exception(error))
-        print(text, file=sys.stderr, flush=True)
-        self.runtime.send(
-            Raised(
-                generation=self.runtime.generation,
-                rank=self._current.rank if self._current is not None else 0,
-                step=(self._replica.applied if self._replica is not None else 0) + 1,
-                kind=kind,
-                error=type(error).__name__,
-                detail=str(error)[:1000],
-                traceback=text[-TRACEBACK_BYTES:],
-            )
-        )
-
-
-def _forget_frames(error: BaseException) -> None:
-    """Drop what the traceback's frames hold: autograd graphs, groups and their threads."""
-    traceback.clear_frames(error.__traceback__)
-    error.__traceback__ = None
-
-
-def synchronise() -> None:
-    """Wait for the device, so that times are of work done."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()

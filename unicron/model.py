@@ -228,7 +228,7 @@ def forward_backward(
 def reduce_tied_embeddings(model: Any) -> None:
     """Add the gradients of the tied embedding over a pipeline's first and last stage (Megatron's own function)."""
     from megatron.core import parallel_state
-    from megatron.core.distributed import finalize_model_grads
+    from megatron.core.distributed.finalize_model_grads import _allreduce_word_embedding_grads
 
     if parallel_state.get_pipeline_model_parallel_world_size() > 1:
-        finalize_model_grads._allreduce_word_embedding_grads([model], model.config)
+        _allreduce_word_embedding_grads([model], model.config)

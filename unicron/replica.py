@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -202,7 +202,3 @@ def _gradient_buffers(model: Any) -> list[torch.Tensor]:
             parameter.grad = torch.zeros_like(parameter)
             gradients.append(parameter.grad)
     return gradients
-
-
-Build = Callable[[int, int], Replica]
-"""Builds a replica for a tensor- and a pipeline-parallel size, in the groups that exist when it is called."""

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NoReturn
 
 from unicron import sockets
@@ -100,6 +100,11 @@ class Runtime:
     def generation(self) -> int:
         """The generation joined last; 0 before the first."""
         return self._generation
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in that generation."""
+        return self._rank
 
     @property
     def request(self) -> int:
@@ -262,6 +267,16 @@ class Runtime:
             time.sleep(BREAK_AGAIN_S)
 
 
-def from_environment(alone: Configure, environment: Mapping[str, str] = os.environ) -> Runtime:
-    """Return the runtime of this process: with the agent the environment names, or alone."""
-    return Runtime(None if environment.get(SOCKET_VARIABLE) else alone)
+_current: Runtime | None = None
+
+
+def from_environment(alone: Configure) -> Runtime:
+    """Make the runtime of this process: with the agent the environment names, or alone."""
+    global _current
+    _current = Runtime(None if os.environ.get(SOCKET_VARIABLE) else alone)
+    return _current
+
+
+def current() -> Runtime | None:
+    """Return the runtime of this process; None before there is one."""
+    return _current

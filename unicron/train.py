@@ -43,12 +43,12 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
     link = runtime.from_environment(
         generation.alone(directory, tensor=task.tensor, pipeline=task.pipeline, resume=resume)
     )
-    dropouts: dict[int, model.Dropout] = {}
+    dropout: model.Dropout
 
     def build(tensor: int, pipeline: int) -> tuple[Any, Any]:
+        nonlocal dropout
         built, optimizer = model.build(task, tensor, pipeline)
-        dropouts.clear()
-        dropouts[id(built)] = model.Dropout(task, built)
+        dropout = model.Dropout(task, built)
         return built, optimizer
 
     run = loop.Run(
@@ -64,7 +64,7 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
     def compute(step: loop.Step, ks: list[int]) -> None:
         ids = [samples.ids(step.number, k) for k in ks]
         batches = [(k, samples.batch(i)) for k, i in zip(ks, ids, strict=True)]
-        losses = model.forward_backward(task, run.model, dropouts[id(run.model)], step.number, batches)
+        losses = model.forward_backward(task, run.model, dropout, step.number, batches)
         step.commit_all(ks, losses, ids)
 
     for step in run.steps():
@@ -96,24 +96,36 @@ def imports() -> None:
     import megatron.core.dist_checkpointing
     import megatron.core.models.gpt.gpt_layer_specs
     import megatron.core.optimizer
-    import megatron.core.pipeline_parallel
+    import megatron.core.pipeline_parallel  # noqa: F401
     import safetensors.torch  # noqa: F401
 
     from unicron import data, loop, model, runtime  # noqa: F401
 
 
 def child() -> int:
-    """Train the task that the environment names, in a process an agent has had forked; return the exit code."""
-    from unicron import spec
+    """Train the task that the environment names, in a process an agent has had forked; return the exit code.
+
+    An error outside of a step is reported like one inside; before there is a generation to join, as generation 0's.
+    """
+    from unicron import failures, generation, runtime, spec
 
     megatron_cpu.enable()
     megatron_cpu.write_checkpoints_in_process()
     path = Path(os.environ[SPEC_VARIABLE])
-    script = spec.load(path).script
-    if script:
-        run_script(script)
-    else:
-        train(path)
+    try:
+        script = spec.load(path).script
+        if script:
+            run_script(script)
+        else:
+            train(path)
+    except Exception as error:
+        link = runtime.current() or runtime.from_environment(generation.alone(""))
+        failures.report(link, error, step=0)
+        link.exit(1)
+    attached = runtime.current()
+    if attached is not None:
+        # At once: no destructor of a group may wait for peers that are about to leave too.
+        attached.exit(0)
     return 0
 
 

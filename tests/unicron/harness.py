@@ -37,6 +37,7 @@ class Agent:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
         self.address = f"@unicron-test-{os.getpid()}-{id(self)}"
         self.messages: list[tuple[float, str, Message]] = []
         self.writers: dict[str, asyncio.StreamWriter] = {}
@@ -192,7 +193,8 @@ class Agent:
         await self.until(lambda: len(self.of(Finished)) == count)
         await self.until(lambda: all(worker in self.exits for worker in self.members))
         assert [self.exits[w][1] for w in self.members] == [0] * len(self.members)
-        return next(m for m in self.of(Finished) if m.samples_sha256)
+        first: Finished = next(m for m in self.of(Finished) if m.samples_sha256)
+        return first
 
     def kill(self, worker: str, number: int = signal.SIGKILL) -> float:
         now = time.monotonic()
@@ -209,7 +211,6 @@ class Agent:
 @contextlib.asynccontextmanager
 async def agent(folder: Path, *arguments: str) -> AsyncIterator[Agent]:
     """A started agent; its fork server and every rank are gone afterwards."""
-    folder.mkdir(parents=True, exist_ok=True)
     it = Agent(folder)
     await it.start(*arguments)
     try:

@@ -1,0 +1,163 @@
+"""The fork server: warm children, told of at once when they end, never outliving it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import statistics
+import time
+from functools import partial
+from pathlib import Path
+
+from tests.unicron.conftest import SpecFile, largest_difference, train_alone
+from tests.unicron.harness import agent
+from unicron.protocol import Hello, Progress, Raised
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists and is not a zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+async def gone(*pids: int) -> None:
+    """Wait until processes that are no children of this one have ended (the test's time limit bounds it)."""
+    for pid in pids:
+        if alive(pid):
+            ended = asyncio.Event()
+            descriptor = os.pidfd_open(pid)
+            asyncio.get_running_loop().add_reader(descriptor, ended.set)
+            await ended.wait()
+            asyncio.get_running_loop().remove_reader(descriptor)
+            os.close(descriptor)
+
+
+async def test_an_exit_is_reported_within_milliseconds(tmp_path: Path) -> None:
+    async with agent(tmp_path, "--no-preload") as a:
+        delays = []
+        for _ in range(5):
+            await a.store()
+            name, pid = a.events[-1]["id"], a.events[-1]["pid"]
+            assert os.getsid(pid) == pid
+            killed = time.monotonic()
+            os.kill(pid, signal.SIGKILL)
+            await a.until(partial(a.exits.__contains__, name))
+            assert a.exits[name][1] == -signal.SIGKILL
+            delays.append(a.exits[name][0] - killed)
+        assert statistics.median(delays) < 0.1
+
+
+async def test_children_die_with_a_killed_server(tmp_path: Path) -> None:
+    async with agent(tmp_path, "--no-preload") as a:
+        await a.store()
+        await a.store()
+        pids = [event["pid"] for event in a.events if event["event"] == "store"]
+        assert all(alive(pid) for pid in pids)
+        a.process.kill()
+        await gone(*pids)
+
+
+async def test_server_and_children_end_when_the_agent_is_gone(tmp_path: Path) -> None:
+    async with agent(tmp_path, "--no-preload") as a:
+        await a.store()
+        pid = a.events[-1]["pid"]
+        a._fs_writer.close()
+        assert await a.process.wait() == 0  # after the grace
+        await gone(pid)
+
+
+async def test_a_request_that_fails_is_answered(tmp_path: Path) -> None:
+    async with agent(tmp_path, "--no-preload") as a:
+        a.ask(do="store", id="x", host="127.0.0.1", output=str(tmp_path / "missing" / "log"))
+        await a.until(lambda: any(e["event"] == "error" and e["id"] == "x" for e in a.events))
+
+
+async def test_a_bad_specification_ends_the_process_with_its_reason(tmp_path: Path, spec_file: SpecFile) -> None:
+    async with agent(tmp_path / "run") as a:
+        await a.fork("w0", spec_file(data=str(tmp_path / "no-such-file")))
+        await a.until(lambda: "w0" in a.exits)
+        assert a.exits["w0"][1] == 1
+        (raised,) = a.of(Raised)
+        assert (raised.kind, raised.error) == ("exception", "InvalidSpec")
+        assert "no-such-file" in raised.detail
+
+
+SCRIPT = """
+import torch, unicron
+import shared, cli, services
+assert shared.MINE and cli.MINE and services.MINE
+
+torch.manual_seed(0)
+data, target = torch.randn(60, 4), torch.randn(60, 1)
+
+def build(tensor, pipeline):
+    model = torch.nn.Linear(4, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+run = unicron.attach(steps=10, micro_batches=6, build=build, checkpoint_every=4)
+for step in run.steps():
+    with step:
+        for k in step.micro_batches():
+            i = (step.number - 1) * 6 + k
+            loss = (run.model(data[i : i + 1]) - target[i]).square().sum()
+            (loss / 6).backward()
+            step.commit(k, float(loss), [i])
+        step.reduce()
+        run.optimizer.step()
+print("script done", run.replica.applied)
+"""
+
+
+async def test_a_users_own_loop_heals_and_keeps_its_own_packages(tmp_path: Path, spec_file: SpecFile) -> None:
+    project = tmp_path / "project"
+    for name in ("shared", "cli", "services"):
+        (project / name).mkdir(parents=True)
+        (project / name / "__init__.py").write_text("MINE = True\n")
+    (project / "script.py").write_text(SCRIPT)
+    spec = spec_file(script=str(project / "script.py"))
+    results = []
+    for fail_at in ("", "1:5:1:kill"):
+        async with agent(tmp_path / f"run{fail_at[:1]}") as a:
+            workers = ["w0", "w1", "w2"]
+            await asyncio.gather(*(a.fork(w, spec, {"UNICRON_FAIL_AT": fail_at}) for w in workers))
+            await a.configure(dict.fromkeys(workers, "initial"))
+            if fail_at:
+                await a.until(lambda: "w1" in a.exits)
+                await a.hold(["w0", "w2"])
+                resumed = await a.resumed(await a.configure({"w0": "live", "w2": "live"}, stage="interrupted"))
+                assert [r.step for r in resumed] == [5, 5]
+                results.append(await a.finished(2))
+            else:
+                results.append(await a.finished(3))
+            assert "script done 10" in a.output("w0")
+    assert results[0].samples_sha256 == results[1].samples_sha256
+    assert largest_difference(results[0].parameters_path, results[1].parameters_path) <= 1e-5
+
+
+async def test_a_rank_attaches_to_the_agents_successor(tmp_path: Path, spec_file: SpecFile) -> None:
+    spec = spec_file(steps=30)
+    async with agent(tmp_path / "run") as a:
+        await a.fork("w0", spec)
+        await a.configure({"w0": "initial"})
+        await a.resumed(1)
+        a._server.close()
+        a.writers["w0"].close()
+        a._server = await asyncio.start_unix_server(a._attach, "\0" + a.address[1:])
+        await a.until(lambda: len(a.of(Hello, "w0")) == 2)
+        finished = await a.finished(1)
+        assert max(m.step for m in a.of(Progress) if m.phase == "ended") == 30
+    reference = await asyncio.to_thread(train_alone, spec, tmp_path / "reference")
+    assert finished.samples_sha256 == reference["samples_sha256"]
+
+
+async def test_a_rank_without_an_agent_ends_after_the_grace(tmp_path: Path, spec_file: SpecFile) -> None:
+    async with agent(tmp_path / "run") as a:
+        await a.fork("w0", spec_file(), {"UNICRON_ORPHAN_GRACE_S": "0.3"})
+        a._server.close()
+        a.writers["w0"].close()
+        await a.until(lambda: "w0" in a.exits)
+        assert a.exits["w0"][1] == 75
