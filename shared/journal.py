@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 RELAY_INTERVAL_S = 1.0
 """Every service relays this often whatever happens: what one that died had appended reaches the others."""
 
+LAST_RELAY_S = 2.0
+"""How long closing waits for the last relay; what it leaves undone another service does within a second."""
+
 FETCH_TIMEOUT_S = 0.5
 """A pull that is lost in a restart of the server waits this long. Then the table is asked, so this also bounds how
 late a follower learns of an event while NATS is away."""
@@ -79,7 +82,7 @@ class Journal:
         self._task = None
         if self._bus.connected:
             with contextlib.suppress(UnicronError, TimeoutError):
-                async with asyncio.timeout(RELAY_INTERVAL_S):
+                async with asyncio.timeout(LAST_RELAY_S):
                     await self._relay.run()
 
     async def __aenter__(self) -> Self:

@@ -128,6 +128,7 @@ async def test_a_rebuild_of_the_stream(journal: Journal, bus: Bus) -> None:
     async with following(journal) as follower:
         await journal.append([node_joined(number) for number in range(1, 6)])
         await follower.until(5)
+        assert await journal.relay() == 5
         for number in range(6, 10):
             await bus.jetstream.delete_stream(STREAM)
             await journal.append([node_joined(number)])
