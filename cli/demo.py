@@ -22,6 +22,10 @@ MARKER = "demo-run"
 """File that marks a folder as one that an earlier demo made, so that the next may replace it."""
 
 
+FILE_COLUMNS = 140
+"""Width of the tables where the output is no terminal: none of their columns is cut."""
+
+
 class DemoFailed(UnicronError):
     """Something the demo promises did not hold."""
 
@@ -62,7 +66,8 @@ def demo(
     ] = Format.TEXT,
 ) -> None:
     """Train two tasks through a killed process, an exception, a hang and a lost node; prove the result unchanged."""
-    console = Console(file=sys.stderr if output is Format.JSON else sys.stdout)
+    stream = sys.stderr if output is Format.JSON else sys.stdout
+    console = Console(file=stream, width=None if stream.isatty() else FILE_COLUMNS)
     started = time.monotonic()
     report = asyncio.run(_run(fresh_directory(run_dir), seed, console))
     report.wall_s = time.monotonic() - started

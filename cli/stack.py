@@ -38,6 +38,10 @@ RESTARTS_PER_MINUTE = 5
 NODE_RETURN_S = 10.0
 """A dead agent is started again after this long, well past the time in which its node is declared lost."""
 
+RANK_NICE = 5
+"""Ranks of several nodes share this machine's cores with the services: these must answer in milliseconds, and a node
+that comes back must not wait for ranks to import what it needs. Five gives ranks a third of a contended core."""
+
 SERVICES = {
     "detector": "services.detector.monitor",
     "planner": "services.planner.main",
@@ -123,7 +127,7 @@ class Stack:
         self._children: dict[str, Child] = {}
         self._watchers: set[asyncio.Task[None]] = set()
         self._stopping = False
-        self.failed: asyncio.Future[str] | None = None
+        self._failed: asyncio.Future[str] | None = None
         self.url = ""
 
     async def __aenter__(self) -> Self:
@@ -147,7 +151,7 @@ class Stack:
             Unavailable: something did not start.
         """
         self.run_directory.acquire()
-        self.failed = asyncio.get_running_loop().create_future()
+        self._failed = asyncio.get_running_loop().create_future()
         await self._nats.start()
         for name, module in SERVICES.items():
             self._children[name] = Child(name, module, self._environment())
@@ -171,6 +175,12 @@ class Stack:
             await asyncio.gather(*(self._end(self._children[n]) for n in names if n in self._children))
         await self._nats.stop()
         self.run_directory.release()
+
+    @property
+    def failed(self) -> asyncio.Future[str]:
+        """Done, with the reason, when a part cannot be kept running."""
+        assert self._failed is not None, "not started"
+        return self._failed
 
     def node_processes(self, node: str) -> list[psutil.Process]:
         """Return the agent of a node and all processes below it, the agent first."""
@@ -203,6 +213,7 @@ class Stack:
             # One thread a process: workers share the cores, and sums come out the same everywhere.
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
+            "UNICRON_RANK_NICE": str(RANK_NICE),
             **self._extra,
             "UNICRON_PARENT_DEATH": "1",
             "UNICRON_RUN_DIR": str(self.run_dir),
@@ -249,7 +260,6 @@ class Stack:
             return
         now = time.monotonic()
         child.starts = [t for t in child.starts if now - t < 60.0]
-        assert self.failed is not None
         if len(child.starts) > RESTARTS_PER_MINUTE:
             if not self.failed.done():
                 self.failed.set_result(f"{child.name} ended {len(child.starts)} times in a minute (exit code {code})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,22 +21,25 @@ async def _serve(stack: Stack) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
+    starting = asyncio.create_task(stack.start())
+    stopping = asyncio.create_task(stop.wait())
     try:
-        starting = asyncio.create_task(stack.start())
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            starting.cancel()
-            return
-        await starting
-        print(f"ready {stack.url}", flush=True)
-        assert stack.failed is not None
-        await asyncio.wait({stopping, stack.failed}, return_when=asyncio.FIRST_COMPLETED)
-        if stack.failed.done():
-            raise Unavailable(stack.failed.result())
-        stopping.cancel()
+        await _first(starting, stopping)
+        if starting.done():
+            await starting
+            print(f"ready {stack.url}", flush=True)
+            await _first(stack.failed, stopping)
+            if stack.failed.done():
+                raise Unavailable(stack.failed.result())
     finally:
+        starting.cancel()
+        stopping.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)
         await stack.stop()
+
+
+async def _first(*waits: asyncio.Future[Any]) -> None:
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
 
 
 def up(

@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import json
 import os
@@ -40,6 +41,9 @@ for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 
 PR_SET_PDEATHSIG = 1
+
+NICE_VARIABLE = "UNICRON_RANK_NICE"
+"""Environment variable: how much less of a busy core ranks get than everything else (see nice(2))."""
 """From linux/prctl.h."""
 
 STORE_BACKLOG = 1024
@@ -167,6 +171,8 @@ class ForkServer:
                     os.close(descriptor)
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            # kill -USR2 writes every thread's Python stack to the output: what does a hanging rank do?
+            faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
             os.environ.update(request.get("env") or {})
             code = work()
         except SystemExit as exit_:
@@ -197,6 +203,7 @@ def _train(request: dict[str, Any]) -> int:
     """Be a training process."""
     from unicron import train
 
+    os.nice(int(os.environ.get(NICE_VARIABLE, "0")))
     os.environ[train.SPEC_VARIABLE] = request["spec"]
     os.environ["UNICRON_TASK"] = request["task"]
     os.environ["UNICRON_WORKER"] = request["worker"]
