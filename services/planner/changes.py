@@ -5,7 +5,7 @@ target stage starts, its newcomers taking the state from them. Other layouts: wh
 newest checkpoint, since no single survivor holds a whole model.
 
 A process that was to join a stage which is not known to have formed may stand anywhere between its start and its
-first step. It is ended and started again: that costs a second and is always right.
+first step. It is on ``prepare`` again: an agent keeps a process that has not been configured yet and replaces any other.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _move_live(state: State, task: Task, workers: Sequence[str], reason: str) ->
     if interrupted is None or list(workers) != list(kept):
         generation = (interrupted.generation if interrupted else task.generation) + 1
         target = _stage(task, "boundary", generation, sources)
-    failed = _failed(state, task, kept, workers)
+    failed = _failed(state, task, kept)
     return TaskChange(
         task=task.name,
         reason=reason,
@@ -63,7 +63,7 @@ def _move_from_storage(state: State, task: Task, workers: Sequence[str], reason:
     """All members take the newest checkpoint, or begin anew; processes that are known to be up are kept."""
     kept = task.kept if task.replica > 1 else ()
     source: Source = "checkpoint" if task.checkpoint else "initial"
-    failed = _failed(state, task, kept, workers)
+    failed = _failed(state, task, kept)
     return TaskChange(
         task=task.name,
         reason=reason,
@@ -92,7 +92,7 @@ def leave(state: State, task: Task, action: Literal["stop", "pause"], reason: st
         action=action,
         from_generation=task.generation,
         survivors=list(kept),
-        failed=_failed(state, task, kept, task.occupied),
+        failed=sorted({*task.lost, *task.occupied} - set(kept)),
         hold=disturbed(task),
         interrupted=_interrupted(task) if saves and disturbed(task) else None,
         release=[worker for worker in kept if state.usable(worker)],
@@ -139,16 +139,10 @@ def _stage(task: Task, kind: Literal["interrupted", "boundary"], generation: int
     )
 
 
-def _failed(state: State, task: Task, kept: Sequence[str], workers: Sequence[str]) -> list[str]:
-    """Return the workers whose process is gone, or must be ended before one is started there again."""
-    kept_set, wanted = set(kept), set(workers)
-    lost = [worker for worker in task.lost if worker not in kept_set]
-    stale = [
-        worker
-        for worker in task.occupied
-        if worker not in kept_set and worker not in task.lost and (worker in wanted or not state.usable(worker))
-    ]
-    return sorted({*lost, *stale})
+def _failed(state: State, task: Task, kept: Sequence[str]) -> list[str]:
+    """Return the workers whose process is gone, or must end in any case: lost ones, and all on isolated nodes."""
+    isolated = (worker for worker in task.occupied if not state.usable(worker))
+    return sorted({*task.lost, *isolated} - set(kept))
 
 
 def _release(state: State, task: Task, staying: Sequence[str]) -> list[str]:

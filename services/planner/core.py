@@ -17,7 +17,7 @@ from datetime import datetime
 
 from services.planner.changes import can_save, end, leave, move
 from services.planner.folding import blamed_node, blamed_task, evolve, is_stale
-from services.planner.reconfigure import Reconfiguration, reconfigure, worker_order
+from services.planner.reconfigure import Reconfiguration, reconfigure, same_workers
 from services.planner.state import State, Task
 from shared.events import (
     ErrorDetected,
@@ -132,7 +132,7 @@ def _error(state: State, event: ErrorDetected, at: datetime) -> _Draft:
         _leave_again(state, draft)
         return _solve(state, at, draft, f"task {task.name} stopped") if draft.stopped else draft
     verb = "retried in place" if event.severity is Severity.SEV3 else "restarted on its node"
-    draft.changes.append(move(state, task, worker_order(state, task), f"{what}; {verb}"))
+    draft.changes.append(move(state, task, same_workers(state, task), f"{what}; {verb}"))
     return draft
 
 

@@ -57,7 +57,7 @@ def _submitted(state: State, event: TaskSubmitted, at: datetime) -> State:
                 "occupied": old.occupied,
                 "plan": old.plan,
                 "planned_at": old.planned_at,
-                "change": old.change,
+                "change": old.change if old.change is not None and old.change.action == "end" else None,
                 "exponent": old.exponent if same else None,
             }
         )
@@ -134,7 +134,7 @@ def _joined(state: State, event: NodeJoined, at: datetime) -> State:
         since=at,
     )
     tasks = {
-        name: task.model_copy(update={"occupied": _without(task.occupied, node.workers)})
+        name: task.model_copy(update={"occupied": tuple(w for w in task.occupied if node_of(w) != node.name)})
         for name, task in state.tasks.items()
     }
     return state.model_copy(update={"nodes": {**state.nodes, node.name: node}, "tasks": tasks})
@@ -227,12 +227,20 @@ def _planned(state: State, event: PlanDecided, at: datetime) -> State:
     for change in event.changes:
         task = state.tasks.get(change.task)
         if task is not None:
-            state = _with_task(state, _changed(task, change, event.plan, at))
+            changed = _changed(task, change, event.plan, at)
+            there = tuple(worker for worker in changed.occupied if _exists(state, worker))
+            state = _with_task(state, changed.model_copy(update={"occupied": there}))
     for task in state.tasks.values():
         reason = event.queued.get(task.name, "")
         if task.queued != reason:
             state = _update(state, task.name, queued=reason)
     return state
+
+
+def _exists(state: State, worker: str) -> bool:
+    """Return whether its node has such a worker: a new incarnation may have fewer than the one before."""
+    node = state.nodes.get(node_of(worker))
+    return node is not None and worker in node.workers
 
 
 def _changed(task: Task, change: TaskChange, plan: str, at: datetime) -> Task:
@@ -273,8 +281,8 @@ def _moved(state: State, event: StateMoved, at: datetime) -> State:
         return state
     if event.phase in ("resumed", "restored"):
         state = _measure(state, task, event)
-    state = _update(state, event.task, change=None, occupied=tuple(sorted(task.members)))
-    return state if state.tasks[event.task].members else _update(state, event.task, holders=())
+    holders = tuple(worker for worker in state.tasks[event.task].holders if worker in task.members)
+    return _update(state, event.task, change=None, occupied=tuple(sorted(task.members)), holders=holders)
 
 
 def _measure(state: State, task: Task, event: StateMoved) -> State:

@@ -66,6 +66,20 @@ def worker_order(state: State, task: Task) -> list[str]:
     return [w for w in (*kept, *rest) if state.usable(w)]
 
 
+def same_workers(state: State, task: Task) -> list[str]:
+    """Return the workers of a task that keeps its count, in rank order: for a retry or a restart in place.
+
+    Those that were planned. Only where none of them holds the state, one that was to be released stays in their place.
+    """
+    members = [worker for worker in task.members if state.usable(worker)]
+    if task.replica > 1:
+        return members
+    kept = [worker for worker in task.kept if worker in members]
+    if not kept:
+        return worker_order(state, task)[: len(members)]
+    return kept + [worker for worker in members if worker not in kept]
+
+
 def _place(state: State, touched: list[Task], solution: Solution) -> dict[str, list[str]]:
     names = {task.name for task in touched}
     fixed = {w for task in state.tasks.values() if task.name not in names for w in task.members}

@@ -130,12 +130,12 @@ class Planner(RuleBasedStateMachine):
 
     @rule(data=st.data(), whole=st.booleans())
     def carry_out(self, data: st.DataObject, whole: bool) -> None:
-        under_way = [
-            (name, plan) for name, plan in self.newest.items() if self.world.state.tasks[name].plan == plan.plan
-        ]
+        tasks = self.world.state.tasks
+        under_way = [name for name, plan in self.newest.items() if tasks[name].plan == plan.plan]
         if not under_way:
             return
-        name, plan = data.draw(st.sampled_from(under_way))
+        name = data.draw(st.sampled_from(under_way))
+        plan = self.newest[name]
         change = next(c for c in plan.changes if c.task == name)
         if whole:
             self.world.complete(plan.model_copy(update={"changes": [change]}))
@@ -188,11 +188,16 @@ def _check_change(before: State, after: State, change: TaskChange) -> None:
     assert set(change.prepare) == staying - survivors
     if old is not None:
         # No process of the task is forgotten: it stays, or it is ended.
-        unaccounted = {w for w in old.occupied if after.usable(w)} - staying - failed - release
+        unaccounted = {w for w in old.occupied if _same_node(before, after, w)} - staying - failed - release
         assert unaccounted == set()
         # A process whose state is not known is never taken for one that holds it.
         assert survivors <= set(old.holders)
-        assert {w for w in change.prepare if w in old.occupied and before.usable(w)} <= failed
+
+
+def _same_node(before: State, after: State, worker: str) -> bool:
+    """Whether a process that was on the worker may still be there."""
+    old, new = (state.nodes[node_of(worker)] for state in (before, after))
+    return new.usable and old.incarnation == new.incarnation
 
 
 def _check_state(state: State, plan: PlanDecided) -> None:
