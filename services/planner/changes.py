@@ -5,7 +5,7 @@ target stage starts, its newcomers taking the state from them. Other layouts: wh
 newest checkpoint, since no single survivor holds a whole model.
 
 A process that was to join a stage which is not known to have formed may stand anywhere between its start and its
-first step. It is on ``prepare`` again: an agent keeps a process that has not been configured yet and replaces any other.
+first step. It is on ``prepare`` again: an agent keeps a process not yet configured and replaces any other.
 """
 
 from __future__ import annotations
