@@ -11,7 +11,7 @@ import typer
 
 from services.planner.replay import Report, read_all, state_at, verify
 from services.planner.state import State
-from shared.errors import Corrupt, UnicronError
+from shared.errors import Corrupt
 from shared.log import EventLog
 
 
@@ -33,22 +33,18 @@ def replay(
 ) -> None:
     """Rebuild the state at a position of a log, or verify every plan in it. Needs no server."""
     path = log if log is not None else run_dir / "log.db"
+    opened = EventLog(f"sqlite:///{path.resolve()}", read_only=True)
     try:
-        opened = EventLog(f"sqlite:///{path.resolve()}", read_only=True)
-        try:
-            if verify_plans:
-                report = verify(opened)
-                typer.echo(_report_json(report) if output is Output.JSON else _report_text(report))
-                if not report.ok:
-                    raise typer.Exit(Corrupt.exit_code)
-            else:
-                state = state_at(read_all(opened), at)
-                typer.echo(_state_json(state) if output is Output.JSON else _state_text(state))
-        finally:
-            opened.close()
-    except UnicronError as err:
-        typer.echo(f"{err.code}: {err.detail}", err=True)
-        raise typer.Exit(err.exit_code) from err
+        if verify_plans:
+            report = verify(opened)
+            typer.echo(_report_json(report) if output is Output.JSON else _report_text(report))
+            if not report.ok:
+                raise typer.Exit(Corrupt.exit_code)
+        else:
+            state = state_at(read_all(opened), at)
+            typer.echo(_state_json(state) if output is Output.JSON else _state_text(state))
+    finally:
+        opened.close()
 
 
 def _report_json(report: Report) -> str:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from cli.replay import replay
 from services.planner.replay import state_at, verify, verify_records
-from shared.errors import NotFound
+from shared.errors import NotFound, UnicronError
 from shared.events import EVENT, PlanDecided, Recorded
 from shared.log import EventLog
 from tests.planner.kit import World
@@ -123,6 +123,8 @@ def run(*arguments: str) -> tuple[int, str]:
     app = typer.Typer()
     app.command()(replay)
     result = CliRunner().invoke(app, list(arguments))
+    if isinstance(result.exception, UnicronError):
+        return result.exception.exit_code, result.stdout
     return result.exit_code, result.stdout
 
 
