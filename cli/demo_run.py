@@ -134,11 +134,9 @@ class DemoRun:
         await stack.start_node(node)
         await self._until(lambda: self._used(node, (large, small)), f"the workers of {node} are used again")
         self._remember_processes()
-        await self._until(lambda: self._state(large, "succeeded"), f"{large} finishes", 4 * WAIT_S)
+        have = await self._workers_until_end(large, small)
         self._view.say(f"{large} has finished; its workers go to {small}")
-        have = (await self._task(small))["workers"]
-        if (await self._task(small))["state"] != "succeeded":
-            await self._until(lambda: self._more_workers(small, have), f"{small} gets the workers of {large}")
+        await self._until(lambda: self._more_workers(small, have), f"{small} has more workers than before")
         grown = (await self._task(small))["workers"]
         self._check("the finished task's workers go to the other", grown > have, f"{have} -> {grown} workers")
         await self._until(lambda: self._state(small, "succeeded"), f"{small} finishes", 4 * WAIT_S)
@@ -188,6 +186,21 @@ class DemoRun:
         states = [(await self._task(t))["state"] for t in tasks]
         workers = next(n["workers"] for n in await self._items("/v1/nodes") if n["name"] == node)
         return all(w["task"] for w in workers) and all(s in ("running", "succeeded") for s in states)
+
+    async def _workers_until_end(self, ending: str, other: str) -> int:
+        """Wait until ``ending`` has finished; return how many workers ``other`` had while it still trained."""
+        have = 0
+
+        async def ended() -> bool:
+            nonlocal have
+            workers = (await self._task(other))["workers"]
+            if await self._state(ending, "succeeded"):
+                return True
+            have = workers
+            return False
+
+        await self._until(ended, f"{ending} finishes", 4 * WAIT_S)
+        return have
 
     async def _more_workers(self, task: str, have: int) -> bool:
         now = await self._task(task)
