@@ -22,7 +22,7 @@ MARKER = "demo-run"
 """File that marks a folder as one that an earlier demo made, so that the next may replace it."""
 
 
-FILE_COLUMNS = 140
+FILE_COLUMNS = 160
 """Width of the tables where the output is no terminal: none of their columns is cut."""
 
 

@@ -72,7 +72,7 @@ class DemoRun:
         self._seed = seed
         self._view = View(console)
         self._report = Report()
-        self._client = httpx.AsyncClient(timeout=10.0)
+        self._client = httpx.AsyncClient(timeout=10.0, trust_env=False)
         self._processes: dict[int, float] = {}
 
     async def run(self) -> Report:

@@ -32,7 +32,7 @@ class View:
         """Show the state of the stack at ``url`` until cancelled; nothing where the output is no terminal."""
         if not self._console.is_terminal:
             return
-        async with httpx.AsyncClient(base_url=url, timeout=5.0) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=5.0, trust_env=False) as client:
             with Live(console=self._console, auto_refresh=False, transient=True) as live:
                 while True:
                     with suppress(httpx.HTTPError):

@@ -215,7 +215,8 @@ class Stack:
             "OPENBLAS_NUM_THREADS": "1",
             "UNICRON_RANK_NICE": str(RANK_NICE),
             **self._extra,
-            "UNICRON_PARENT_DEATH": "1",
+            # The pid, not 1: a parent that ended while the child was starting is then noticed too.
+            "UNICRON_PARENT_DEATH": str(os.getpid()),
             "UNICRON_RUN_DIR": str(self.run_dir),
             "UNICRON_NATS_URL": self._nats.url,
             "UNICRON_NATS_TOKEN": self._nats.token,
@@ -290,7 +291,7 @@ class Stack:
     async def _wait_for_nodes(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         answer = "no answer"
-        async with httpx.AsyncClient(base_url=self.url, timeout=5.0) as client:
+        async with httpx.AsyncClient(base_url=self.url, timeout=5.0, trust_env=False) as client:
             while time.monotonic() < deadline:
                 with suppress(httpx.HTTPError):
                     ready = await client.get("/readyz")
