@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unicron.model import CHECKPOINT_METADATA, sharded_parameters
+from unicron.model import checkpoint_metadata, sharded_parameters
 from unicron.replica import Replica
 
 PLAIN_FILE = "state.pt"
@@ -26,8 +26,9 @@ def _is_sharded(replica: Replica) -> bool:
 
 
 def _state(replica: Replica, *, loading: bool) -> dict[str, Any]:
-    model = replica.model.module.sharded_state_dict(metadata=CHECKPOINT_METADATA)
-    optimizer = replica.optimizer.sharded_state_dict(model, is_loading=loading, metadata=CHECKPOINT_METADATA)
+    metadata = checkpoint_metadata()
+    model = replica.model.module.sharded_state_dict(metadata=metadata)
+    optimizer = replica.optimizer.sharded_state_dict(model, is_loading=loading, metadata=metadata)
     return {"model": model, "optimizer": optimizer}
 
 

@@ -57,7 +57,7 @@ class Account:
     request: int
 
 
-def account(replica: Replica, micro_batches: int, request: int) -> Account:
+def account(replica: Replica, micro_batches: int, runtime: Runtime) -> Account:
     """All-reduce losses, sample ids and requests of the step in progress over the world.
 
     Every micro-batch has a slot for its loss, its samples and a count; one that was not computed exactly once is an
@@ -72,8 +72,8 @@ def account(replica: Replica, micro_batches: int, request: int) -> Account:
     assert partial is not None
     width = max((len(ids) for ids in partial.samples.values()), default=0)
     # The number of samples in a micro-batch is the same on all ranks, but a rank may have none.
-    head = torch.tensor([width, request], dtype=torch.int64, device=_device())
-    dist.all_reduce(head, op=dist.ReduceOp.MAX)
+    head = torch.tensor([width, runtime.request], dtype=torch.int64, device=_device())
+    runtime.wait(dist.all_reduce(head, op=dist.ReduceOp.MAX, async_op=True))
     width, agreed = int(head[0]), int(head[1])
     slots = torch.zeros(micro_batches, 2 + width, dtype=torch.float64)
     # One rank speaks for a replica: the one that knows the loss.
@@ -81,7 +81,7 @@ def account(replica: Replica, micro_batches: int, request: int) -> Account:
         for k, ids in partial.samples.items():
             slots[k] = torch.tensor([1.0, partial.losses[k], *ids], dtype=torch.float64)
     slots = slots.to(_device())
-    dist.all_reduce(slots)
+    runtime.wait(dist.all_reduce(slots, async_op=True))
     rows = slots.tolist()
     wrong = {k: int(row[0]) for k, row in enumerate(rows) if row[0] != 1.0}
     if wrong:
@@ -126,7 +126,8 @@ class Joined:
         self.deal, self.assigned, self.steps_recomputed, self.source = [], None, 0, ""
         layout = (configure.tensor, configure.pipeline)
         began = time.monotonic()
-        groups.leave()
+        groups.leave(abandon=runtime.abandoned)
+        runtime.abandoned = False
         groups.join(configure, runtime)
         roles = groups.roles()
         replica = self.replica
@@ -140,24 +141,24 @@ class Joined:
         rebuilt = time.monotonic()
         if all(source in ("checkpoint", "initial") for _, _, source in configure.members):
             replica.forget()  # the plan says that no live state counts
-        reports = self._report(replica, micro_batches, keep_partial=layout == (1, 1))
+        reports = self._report(replica, runtime, micro_batches, keep_partial=layout == (1, 1))
         agreed = agreement.newest_state(reports)
         agreed_at = time.monotonic()
         if agreed.step < 0:
             self._restore(configure, replica)
         else:
-            self._move(configure, replica, reports, agreed)
+            self._move(configure, replica, runtime, reports, agreed)
         self._deal(configure, replica, reports, micro_batches)
         moved = time.monotonic()
         self.phases = {"rebuild": rebuilt - began, "agree": agreed_at - rebuilt, "move": moved - agreed_at}
 
-    def _report(self, replica: Replica, micro_batches: int, *, keep_partial: bool) -> list[Report]:
+    def _report(self, replica: Replica, runtime: Runtime, micro_batches: int, *, keep_partial: bool) -> list[Report]:
         partial = replica.partial if keep_partial else None
         states = partial.states(micro_batches) if partial is not None else [0] * micro_batches
         step = partial.step if partial is not None else 0
         mine = torch.tensor([*coordinate(), replica.applied, step, *states], dtype=torch.int64, device=_device())
         gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(gathered, mine)
+        runtime.wait(dist.all_gather(gathered, mine, async_op=True))
         return [
             Report(coordinate=(row[0], row[1]), applied=row[2], partial=row[3], micro_batches=tuple(row[4:]))
             for row in (tensor.tolist() for tensor in gathered)
@@ -181,12 +182,19 @@ class Joined:
         if configure.fault_step:
             self.steps_recomputed = max(0, configure.fault_step - replica.applied)
 
-    def _move(self, configure: Configure, replica: Replica, reports: list[Report], agreed: agreement.Agreement) -> None:
+    def _move(
+        self,
+        configure: Configure,
+        replica: Replica,
+        runtime: Runtime,
+        reports: list[Report],
+        agreed: agreement.Agreement,
+    ) -> None:
         """Give the newest state to those that are behind or hold none."""
         mine = coordinate()
         self.source = "live" if configure.rank in agreed.takers else "own"
         if any(reports[rank].coordinate == mine for rank in agreed.takers):
-            replica.take(agreed.sources[mine], agreed.step, data_group())
+            replica.take(agreed.sources[mine], agreed.step, data_group(), runtime.wait)
 
     def _deal(self, configure: Configure, replica: Replica, reports: list[Report], micro_batches: int) -> None:
         """Deal what is missing of the interrupted step; survivors keep what they have."""

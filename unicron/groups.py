@@ -20,9 +20,12 @@ from unicron import sockets
 from unicron.protocol import Configure
 from unicron.runtime import Runtime
 
-JOIN_TIMEOUT_S = 20.0
-"""For members to meet in a new generation. They are told at the same moment and take well under a second; a member
-that dies meanwhile may leave nothing to break for those that wait for its connection."""
+JOIN_TIMEOUT_VARIABLE = "UNICRON_JOIN_TIMEOUT_S"
+"""Environment variable: how long the members of a generation wait for one another when it begins."""
+
+DEFAULT_JOIN_TIMEOUT_S = 5.0
+"""Members are told at the same moment, when all of them wait, and meet in well under a second. A member that is lost
+just then leaves those that wait for its connection without a socket to break: this bounds their wait."""
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Torch's default. A peer that does not come is the detector's to find, from the rank's progress, long before."""
@@ -43,12 +46,14 @@ def join(configure: Configure, runtime: Runtime) -> None:
 
     Raises:
         RuntimeError: a member did not come, or the generation was held (torch's error types).
+        Interrupted: the generation was held.
     """
     from megatron.core import parallel_state
 
+    timeout = timedelta(seconds=float(os.environ.get(JOIN_TIMEOUT_VARIABLE, DEFAULT_JOIN_TIMEOUT_S)))
     before = sockets.connected()
-    runtime.breaks(lambda inode: inode not in before, _abort)
-    timeout = timedelta(seconds=JOIN_TIMEOUT_S)
+    # Not while it connects to the store: torch would try again and again until its time-out.
+    runtime.breaks(lambda inode: False, lambda: None)
     if configure.store_host in LOOPBACK:
         # gloo otherwise resolves the machine's name, which need not be reachable from itself.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -57,6 +62,8 @@ def join(configure: Configure, runtime: Runtime) -> None:
     else:
         store = dist.TCPStore(configure.store_host, configure.store_port, is_master=False, timeout=timeout)
     store_sockets = sockets.connected() - before
+    runtime.breaks(lambda inode: inode not in before, _abort)
+    runtime.check()
     dist.init_process_group(
         backend(),
         store=dist.PrefixStore(f"gen{configure.generation}", store),
@@ -68,13 +75,13 @@ def join(configure: Configure, runtime: Runtime) -> None:
         configure.tensor,
         configure.pipeline,
         # Megatron's groups otherwise have a time-out of 30 minutes whatever was given above.
-        distributed_timeout_minutes=JOIN_TIMEOUT_S / 60,
+        distributed_timeout_minutes=timeout.total_seconds() / 60,
         create_gloo_process_groups=False,
     )
     for group in list(dist.distributed_c10d._world.pg_map):
         dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, group)
     mine = sockets.connected() - before - store_sockets
-    runtime.breaks(lambda inode: inode in mine, _abort)
+    runtime.breaks(lambda inode: inode in mine, _abort, sliced=backend() == "gloo")
 
 
 @contextlib.contextmanager
@@ -106,14 +113,23 @@ def _abort() -> None:
             dist.distributed_c10d._abort_process_group()
 
 
-def leave() -> None:
-    """Destroy the process groups of the generation this process is in, if any."""
+_abandoned: list[dist.ProcessGroup] = []
+"""Groups with a collective that never ends: their destructors would wait for it."""
+
+
+def leave(*, abandon: bool = False) -> None:
+    """Destroy the process groups of the generation this process is in, if any; or leave them behind for good."""
     from megatron.core import parallel_state
 
+    if abandon:
+        _abandoned.extend(dist.distributed_c10d._world.pg_map)
     parallel_state.destroy_model_parallel()
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError):  # a broken group may refuse to say goodbye
             dist.destroy_process_group()
+    # Names of groups hold a count that torch resets only with a default group; members that were held at different
+    # moments of a join would look for one another under different names ever after.
+    dist.distributed_c10d._world.group_count = 0
     # Exceptions and autograd graphs hold groups in cycles; they must be gone before the next generation.
     gc.collect()
 

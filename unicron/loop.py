@@ -101,8 +101,8 @@ class Step:
         run.runtime.check()
         run.fault(self.number, "reduce")
         run.runtime.progress(self.number, "reduce")
-        run.replica.reduce(generation.data_group())
-        account = generation.account(run.replica, run.micro_batches, run.runtime.request)
+        run.replica.reduce(generation.data_group(), run.runtime.wait)
+        account = generation.account(run.replica, run.micro_batches, run.runtime)
         self.loss, self._ids, run.request = account.loss, account.ids, account.request
         self.computed_s = time.monotonic() - self._began
         run.fault(self.number, "update")

@@ -24,8 +24,13 @@ divided by sqrt(2 x layers) (GPT-2, section 2.3)."""
 _TRACKED = "model-parallel-rng"
 """Megatron's name for the generator of what tensor-parallel ranks split."""
 
-CHECKPOINT_METADATA = {"non_homogeneous_layers": True}
-"""One key for each layer in sharded state dicts: names that do not depend on the pipeline's size."""
+
+def checkpoint_metadata() -> dict[str, Any]:
+    """Return what sharded state dicts are made by: one key for each layer, so that names do not depend on the pipeline.
+
+    A new one each time: Megatron adds the present generation's process group to what it is given.
+    """
+    return {"non_homogeneous_layers": True}
 
 
 def padded_vocabulary(spec: Spec) -> int:
@@ -111,7 +116,7 @@ def sharded_parameters(model: Any) -> dict[str, Any]:
     """Return the rank's parameters as megatron ShardedTensors, by a name that is the same in every layout."""
     from megatron.core.dist_checkpointing.mapping import ShardedTensor
 
-    state = model.module.sharded_state_dict(metadata=CHECKPOINT_METADATA)
+    state = model.module.sharded_state_dict(metadata=checkpoint_metadata())
     return {value.key: value for value in state.values() if isinstance(value, ShardedTensor)}
 
 

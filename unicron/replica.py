@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,9 @@ import torch.distributed as dist
 
 from unicron.agreement import ASSIGNED, DONE, FREE
 from unicron.errors import NonFiniteValue
+
+Wait = Callable[[Any], None]
+"""Waits for a collective (torch's Work) and raises what it raised."""
 
 EMPTY_DIGEST = bytes(32)
 """The sample digest before the first update."""
@@ -117,7 +120,7 @@ class Replica:
         self.partial.losses.update(finished)
         self.partial.samples.update(samples)
 
-    def reduce(self, group: Any) -> None:
+    def reduce(self, group: Any, wait: Wait) -> None:
         """Put the sum over all ranks of ``group`` into the gradient buffers; the rank's own sum is kept.
 
         Raises:
@@ -127,7 +130,7 @@ class Replica:
         if not torch.isfinite(self._sum.sum()):
             raise NonFiniteValue(f"gradient in step {self.partial.step}")
         total = self._sum.clone()
-        dist.all_reduce(total, group=group)
+        wait(dist.all_reduce(total, group=group, async_op=True))
         for gradient, part in self._parts(total):
             gradient.copy_(part.reshape(gradient.shape))
 
@@ -145,7 +148,7 @@ class Replica:
 
     # The state.
 
-    def take(self, source: int, step: int, group: Any) -> None:
+    def take(self, source: int, step: int, group: Any, wait: Wait) -> None:
         """Take part in the broadcast of a state from global rank ``source`` to the other ranks of ``group``."""
         giver = dist.get_rank() == source
         optimizer = torch_optimizer(self.optimizer)
@@ -166,18 +169,18 @@ class Replica:
                 }
         tensors = [p.data for p in self.model.parameters()]
         tensors += [optimizer.state[p][k] for p, entries in zip(parameters, keys, strict=True) for k, _, _ in entries]
-        _broadcast(tensors, source, group)
+        _broadcast(tensors, source, group, wait)
         if not giver:
             self.hold(step, digest)
 
 
-def _broadcast(tensors: list[torch.Tensor], source: int, group: Any) -> None:
+def _broadcast(tensors: list[torch.Tensor], source: int, group: Any, wait: Wait) -> None:
     """Broadcast tensors in place, flattened into one for each dtype."""
     for dtype in sorted({t.dtype for t in tensors}, key=str):
         chosen = [t for t in tensors if t.dtype == dtype]
         device = next(t.device for t in chosen if t.dim()) if any(t.dim() for t in chosen) else chosen[0].device
         flat = torch.cat([t.reshape(-1).to(device) for t in chosen])
-        dist.broadcast(flat, src=source, group=group)
+        wait(dist.broadcast(flat, src=source, group=group, async_op=True))
         start = 0
         for tensor in chosen:
             tensor.copy_(flat[start : start + tensor.numel()].reshape(tensor.shape))

@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import NoReturn
+from datetime import timedelta
+from typing import Any, NoReturn
 
 from unicron import sockets
 from unicron.connection import AgentConnection
@@ -40,6 +41,13 @@ BREAK_AGAIN_S = 0.005
 
 FLUSH_S = 1.0
 """How long the last messages of a process may take to leave it."""
+
+WAIT_SLICE = timedelta(milliseconds=100)
+"""How long a wait for a collective lasts before it looks whether the collective has been left behind."""
+
+STUCK_S = 0.3
+"""After its sockets were shut a collective ends within 20 ms, but for a rare one (about 1 of 100 under stress) whose
+failure gloo does not pass on: with no socket left it waits out its time-out. After this long it is left behind."""
 
 NOTHING, DRAIN, STOP = 0, 1, 2
 """What is requested of a task at the next boundary; the larger wins when ranks agree."""
@@ -74,6 +82,10 @@ class Runtime:
         self._breakable: Callable[[int], bool] = lambda inode: False
         self._connection: AgentConnection | None = None
         self._breaker: threading.Thread | None = None
+        self._broken_at: float | None = None
+        self._sliced = False
+        self.abandoned = False
+        """Whether a collective of this generation was left behind: its group must never be destroyed."""
         if alone is None:
             hello = Hello(
                 version=VERSION,
@@ -195,7 +207,7 @@ class Runtime:
     def enter(self) -> None:
         """Tell that the training thread may block on its peers from here on: only then are sockets broken."""
         with self._changed:
-            self._inside = True
+            self._inside, self._broken_at = True, None
             self._changed.notify_all()
 
     def leave(self) -> None:
@@ -203,10 +215,35 @@ class Runtime:
         with self._changed:
             self._inside = False
 
-    def breaks(self, breakable: Callable[[int], bool], abort: Callable[[], None]) -> None:
-        """Set which sockets (by inode) carry this generation's collectives, and how to abort what has no sockets."""
+    def wait(self, work: Any) -> None:
+        """Wait for a collective (torch's Work), at most until the generation is held and its sockets are broken.
+
+        Raises:
+            RuntimeError: the collective failed.
+            Interrupted: it neither failed nor ended, though its sockets are gone.
+        """
+        if self._connection is None or not self._sliced:
+            work.wait()
+            return
+        while True:
+            try:
+                work.wait(WAIT_SLICE)
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    raise
+            broken_at = self._broken_at
+            if self.is_held() and broken_at is not None and time.monotonic() - broken_at > STUCK_S:
+                self.abandoned = True
+                raise Interrupted(f"generation {self._generation} is held; a collective of it does not end")
+
+    def breaks(self, breakable: Callable[[int], bool], abort: Callable[[], None], *, sliced: bool = False) -> None:
+        """Set which sockets (by inode) carry this generation's collectives, and how to abort what has no sockets.
+
+        ``sliced``: whether the backend's Work can be waited for in slices (gloo's can).
+        """
         with self._changed:
-            self._breakable, self._abort = breakable, abort
+            self._breakable, self._abort, self._sliced = breakable, abort, sliced
 
     def exit(self, code: int) -> NoReturn:
         """End the process at once, after the last messages have left: no destructor can block on a broken group."""
@@ -264,6 +301,7 @@ class Runtime:
                     self._changed.wait()
                 self._abort()
                 sockets.shut(self._breakable)
+                self._broken_at = self._broken_at or time.monotonic()
             time.sleep(BREAK_AGAIN_S)
 
 

@@ -84,6 +84,20 @@ async def test_shrink_grow_and_shrink_again(tmp_path: Path, spec_file: SpecFile)
         await check_result(a, spec, finished)
 
 
+async def test_ranks_are_renumbered_in_checkpoints_and_results_too(tmp_path: Path, spec_file: SpecFile) -> None:
+    """The lowest rank is lost: from then on another one writes what one rank writes for all."""
+    spec = spec_file(steps=8, checkpoint={"every": 3})
+    async with agent(tmp_path / "run") as a:
+        await begin(a, spec, ["w0", "w1", "w2"], "0:5:1:kill")
+        await a.until(lambda: "w0" in a.exits)
+        survivors = ["w1", "w2"]
+        await a.hold(survivors)
+        await a.resumed(await a.configure(dict.fromkeys(survivors, "live"), stage="interrupted"))
+        finished = await a.finished(2)
+        assert [m.step for m in a.of(Checkpointed)] == [3, 6]
+        await check_result(a, spec, finished)
+
+
 async def test_a_hanging_rank_is_left_behind(tmp_path: Path, spec_file: SpecFile) -> None:
     spec = spec_file()
     async with agent(tmp_path / "run") as a:
