@@ -46,6 +46,8 @@ class Bus:
         self._closed = asyncio.Event()
         self._closing = False
         self._requests: set[asyncio.Task[None]] = set()
+        self._lost = asyncio.Event()
+        """Set when the present connection breaks; a new one for each connection."""
 
     @classmethod
     async def connect(cls, url: str, *, token: str = "", name: str) -> Bus:
@@ -135,15 +137,23 @@ class Bus:
         """Send a message and return the answer.
 
         Raises:
-            Unavailable: nobody listens, or no answer came in time.
+            Unavailable: nobody listens, no answer came in time, or the connection broke meanwhile: the answer went
+                with it, most likely, and who asks again at once does not wait out the time.
         """
+        lost = asyncio.create_task(self._lost.wait())
+        asking = asyncio.create_task(self._client.request(subject, data, timeout=timeout_s))
         try:
-            with cancellation.kept():
-                return bytes((await self._client.request(subject, data, timeout=timeout_s)).data)
+            await asyncio.wait({asking, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                raise Unavailable(f"no answer on {subject}: the connection broke")
+            return bytes(asking.result().data)
         except nats.errors.NoRespondersError as err:
             raise Unavailable(f"nobody answers on {subject}") from err
         except (TimeoutError, nats.errors.Error) as err:
             raise Unavailable(f"no answer on {subject} within {timeout_s} s: {type(err).__name__} {err}") from err
+        finally:
+            await cancellation.end(lost)
+            await cancellation.end(asking)
 
     async def subscribe(self, subject: str, handle: Callable[[str, bytes], Awaitable[None]]) -> None:
         """Call ``handle(subject, data)`` for each message, one at a time, in order.
@@ -210,6 +220,8 @@ class Bus:
         logger.warning("bus %s: %s", self._name, text)
 
     async def _on_lost(self) -> None:
+        self._lost.set()
+        self._lost = asyncio.Event()
         if not self._closing:
             logger.warning("bus %s: connection lost", self._name)
 

@@ -132,6 +132,29 @@ async def test_a_restart_of_the_server(nats: NatsServer, caplog: pytest.LogCaptu
     await other.close()
 
 
+async def test_an_answer_that_went_with_the_connection_is_not_waited_for(bus: Bus, nats: NatsServer) -> None:
+    other = await Bus.connect(nats.url, token=nats.token, name="other")
+    begun = asyncio.Event()
+
+    async def hang(_: bytes) -> bytes:
+        begun.set()
+        await asyncio.Event().wait()
+        return b""
+
+    await other.serve("test", hang)
+    request = asyncio.create_task(bus.request("test", b"", timeout_s=3600))
+    await begun.wait()
+    await nats.kill()
+    async with asyncio.timeout(10):
+        with pytest.raises(Unavailable, match="the connection broke"):
+            await request
+    await nats.start()
+    await bus.wait_connected()
+    with pytest.raises(Unavailable, match="nobody answers"):
+        await bus.request("nobody", b"", timeout_s=10)
+    await other.close()
+
+
 async def test_a_wrong_token(nats: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shared.bus.CONNECT_TIMEOUT_S", 0.5)
     with pytest.raises(Unavailable, match="Authorization Violation"):
