@@ -46,7 +46,8 @@ def start(run_dir: Path) -> tuple[subprocess.Popen[str], str]:
         start_new_session=True,
     )
     assert process.stdout is not None
-    line = process.stdout.readline()
+    with process.stdout:
+        line = process.stdout.readline()
     assert line.startswith("ready http://127.0.0.1:"), line
     return process, line.split()[1]
 
@@ -101,7 +102,7 @@ def test_by_hand(run_dir: Path, corpus: Path, tmp_path: Path) -> None:
             if verb[0] != "logs":
                 json.loads(cli(*verb, "-o", "json", server=url))
         plans: list[Any] = json.loads(cli("plan", "list", "-o", "json", server=url))["items"]
-        assert "hand" in cli("plan", "show", plans[0]["id"], server=url)
+        assert "hand" in cli("plan", "show", plans[-1]["id"], server=url)
         report = json.loads(cli("replay", str(run_dir / "log.db"), "--verify", "-o", "json", server=url))
         assert report["chain_ok"]
         assert report["mismatches"] == []
