@@ -4,7 +4,8 @@
 
 ``fault_to_detected_s`` starts when the signal is sent, by this process's clock, and ends at the incident's
 ``detected_at``; ``fault_to_step_done_s`` ends when the interrupted step is done (``resumed_at``),
-``detected_to_training_s`` when all tasks train at the planned strength again (``restored_at``). The last line holds medians.
+``detected_to_training_s`` when all tasks train at the planned strength again (``restored_at``). The last line holds
+medians.
 """
 
 from __future__ import annotations
@@ -116,12 +117,10 @@ def summary(rows: list[Record]) -> Record:
     return result
 
 
-async def run(repeats: int, run_dir: Path) -> None:
+async def run(repeats: int, run_dir: Path, corpus: Path) -> None:
     """Measure and print."""
-    corpus = run_dir / "corpus.txt"
-    subprocess.run([sys.executable, "-P", "-m", "unicron.corpus", str(corpus)], check=True)
     rows = []
-    async with Stack(run_dir / "run", nodes=4, workers_per_node=2) as stack:
+    async with Stack(run_dir, nodes=4, workers_per_node=2) as stack:
         client = Client(stack.url)
         client.post("/v1/tasks", task("first", corpus))
         await until(client, "first", 5)
@@ -139,9 +138,12 @@ def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--run-dir", type=Path, help="keeps what the run writes")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="unicron-main-job-") as folder:
-        asyncio.run(run(options.repeats, Path(folder)))
+        corpus = Path(folder) / "corpus.txt"
+        subprocess.run([sys.executable, "-P", "-m", "unicron.corpus", str(corpus)], check=True)
+        asyncio.run(run(options.repeats, options.run_dir or Path(folder) / "run", corpus))
 
 
 if __name__ == "__main__":

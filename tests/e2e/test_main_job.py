@@ -198,3 +198,56 @@ async def test_services_may_die(stack: Stack, client: Client, corpus: Path, tmp_
 
     await asyncio.to_thread(course)
     check_replay(stack)
+
+
+SCRIPT = """
+import time
+import torch, unicron
+import shared, cli, services
+assert shared.MINE and cli.MINE and services.MINE
+
+torch.manual_seed(0)
+data, target = torch.randn(600, 4), torch.randn(600, 1)
+
+def build(tensor, pipeline):
+    model = torch.nn.Linear(4, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+run = unicron.attach(steps=100, micro_batches=6, build=build)
+for step in run.steps():
+    with step:
+        for k in step.micro_batches():
+            time.sleep(0.02)  # the work of a real model
+            i = (step.number - 1) * 6 + k
+            loss = (run.model(data[i : i + 1]) - target[i]).square().sum()
+            (loss / 6).backward()
+            step.commit(k, float(loss), [i])
+        step.reduce()
+        run.optimizer.step()
+"""
+
+
+async def test_own_loop(stack: Stack, client: Client, corpus: Path, tmp_path: Path) -> None:
+    """A user's script of plain PyTorch survives a killed process; its own shared/, cli/ and services/ are its own."""
+    for name in ("shared", "cli", "services"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("MINE = True\n")
+    script = tmp_path / "own_loop.py"
+    script.write_text(SCRIPT)
+
+    def course() -> None:
+        results = []
+        for name in ("own", "own-again"):
+            spec = small_task(name, corpus, steps=100, script=str(script), batch={"global": 6, "micro": 1})
+            client.submit(spec)
+            if name == "own":
+                task = client.until_step(name, 5)
+                os.kill(next(r["pid"] for r in task["ranks"] if r["rank"] == 1), signal.SIGKILL)
+                client.until_restored("process-exit", task=name)
+            results.append(client.until_state(name, "succeeded")["result"])
+        assert results[0]["samples_sha256"] == results[1]["samples_sha256"]
+        files = [Path(r["parameters_path"]) for r in results]
+        assert compare_parameters(*files) <= TOLERANCE
+
+    await asyncio.to_thread(course)
+    check_replay(stack)
