@@ -55,14 +55,14 @@ def tokenise(text: Path, prefix: Path) -> None:
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
     bin_path, idx_path = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
+    documents = [document for document in text.read_bytes().split(b"\n\n") if document.strip()]
+    if not documents:
+        raise InvalidSpec(f"data: {text} holds no text")
     partial = f".{os.getpid()}.tmp"
     builder = IndexedDatasetBuilder(str(bin_path) + partial, dtype=np.uint16)
-    for document in text.read_bytes().split(b"\n\n"):
-        if document.strip():
-            tokens = np.append(np.frombuffer(document, dtype=np.uint8).astype(np.uint16), np.uint16(END_OF_DOCUMENT))
-            builder.add_document(tokens, [len(tokens)])
-    if len(builder.document_indices) == 1:
-        raise InvalidSpec(f"data: {text} holds no text")
+    for document in documents:
+        tokens = np.append(np.frombuffer(document, dtype=np.uint8).astype(np.uint16), np.uint16(END_OF_DOCUMENT))
+        builder.add_document(tokens, [len(tokens)])
     builder.finalize(str(idx_path) + partial)
     os.replace(str(bin_path) + partial, bin_path)
     os.replace(str(idx_path) + partial, idx_path)

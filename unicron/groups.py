@@ -23,9 +23,8 @@ from unicron.runtime import Runtime
 JOIN_TIMEOUT_VARIABLE = "UNICRON_JOIN_TIMEOUT_S"
 """Environment variable: how long the members of a generation wait for one another when it begins."""
 
-DEFAULT_JOIN_TIMEOUT_S = 5.0
-"""Members are told at the same moment, when all of them wait, and meet in well under a second. A member that is lost
-just then leaves those that wait for its connection without a socket to break: this bounds their wait."""
+DEFAULT_JOIN_TIMEOUT_S = 20.0
+"""Members are told at the same moment, when all of them wait, and meet in well under a second."""
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Torch's default. A peer that does not come is the detector's to find, from the rank's progress, long before."""
@@ -62,7 +61,13 @@ def join(configure: Configure, runtime: Runtime) -> None:
     else:
         store = dist.TCPStore(configure.store_host, configure.store_port, is_master=False, timeout=timeout)
     store_sockets = sockets.connected() - before
-    runtime.breaks(lambda inode: inode not in before, _abort)
+    listening = sockets.listening()
+
+    def abort() -> None:
+        _abort()
+        sockets.answer(lambda inode: inode not in listening, configure.world_size)
+
+    runtime.breaks(lambda inode: inode not in before, abort)
     runtime.check()
     dist.init_process_group(
         backend(),

@@ -299,9 +299,10 @@ class Runtime:
             with self._changed:
                 while not (self._inside and self.is_held()):
                     self._changed.wait()
-                self._abort()
                 sockets.shut(self._breakable)
                 self._broken_at = self._broken_at or time.monotonic()
+                abort = self._abort
+            abort()  # without the lock: it may take a moment, and the training thread need not wait for it
             time.sleep(BREAK_AGAIN_S)
 
 

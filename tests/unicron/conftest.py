@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.unicron.harness import ROOT
-from unicron import corpus
+from unicron import corpus, train
 
 SpecFile = Callable[..., Path]
 
@@ -22,6 +23,14 @@ SpecFile = Callable[..., Path]
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small corpus."""
     return corpus.write(tmp_path_factory.mktemp("corpus") / "corpus.txt", size_bytes=50_000)
+
+
+@pytest.fixture(scope="session")
+def megatron() -> None:
+    """Import megatron-core once: what it imports warns of its own deprecations."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        train.imports()
 
 
 @pytest.fixture

@@ -10,9 +10,13 @@ import time
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from tests.unicron.conftest import SpecFile, largest_difference, train_alone
 from tests.unicron.harness import agent
 from unicron.protocol import Hello, Progress, Raised
+
+pytestmark = pytest.mark.timeout(120)
 
 
 def alive(pid: int) -> bool:

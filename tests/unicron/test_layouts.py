@@ -12,6 +12,8 @@ from tests.unicron.conftest import SpecFile, largest_difference, train_alone
 from tests.unicron.harness import Agent, agent
 from unicron.protocol import Checkpointed, Finished, Progress
 
+pytestmark = pytest.mark.timeout(180)
+
 LAYOUTS = [(2, 1, 2), (2, 2, 1), (2, 1, 1), (3, 1, 1), (4, 2, 1)]
 """(processes, tensor, pipeline)"""
 
@@ -36,7 +38,6 @@ def layout_spec() -> dict[str, object]:
     return {"steps": 5, "batch": {"global": 8, "micro": 2}}
 
 
-@pytest.mark.timeout(180)
 async def test_layouts_agree(tmp_path: Path, spec_file: SpecFile, layout_spec: dict[str, object]) -> None:
     spec = spec_file(**layout_spec)
     async with agent(tmp_path / "run") as a:

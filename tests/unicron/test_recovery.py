@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.unicron.harness import Agent, agent
 from unicron.protocol import Checkpointed, Finished, Hello, Progress, Raised, Stop, Stopped
 
 TOLERANCE = 1e-5
+pytestmark = pytest.mark.timeout(120)
 
 
 async def begin(a: Agent, spec: Path, workers: Sequence[str], fail_at: str = "", *, source: str = "initial") -> int:
@@ -191,6 +193,23 @@ async def test_stop_writes_a_checkpoint_that_a_later_run_resumes(tmp_path: Path,
         assert (resumed.step, resumed.source, resumed.steps_recomputed) == (one.step + 1, "checkpoint", 0)
         finished = await a.finished(1)
         await check_result(a, spec, finished)
+
+
+async def test_a_hold_at_any_moment_is_answered(tmp_path: Path, spec_file: SpecFile) -> None:
+    """While communicators are made, while the ranks agree, in a step: each has a place of its own to block at."""
+    spec = spec_file(steps=300)
+    workers = ["w0", "w1", "w2"]
+    rng = random.Random(1)
+    async with agent(tmp_path / "run") as a:
+        await begin(a, spec, workers)
+        await a.resumed(1)
+        for _ in range(15):
+            await a.hold(workers)
+            await a.configure(dict.fromkeys(workers, "live"), stage="interrupted")
+            await asyncio.sleep(rng.uniform(0.0, 0.3))
+        resumed = await a.resumed(a.generation)
+        assert len({(r.step, tuple(r.deal)) for r in resumed}) == 1
+        assert not [m for m in a.errors() if m.kind != "communication"]
 
 
 async def test_recoveries_leak_no_threads_and_no_sockets(tmp_path: Path, spec_file: SpecFile) -> None:
