@@ -14,12 +14,14 @@ from services.detector.view import NodeView, Suspicion, TaskView, View, evolve
 from shared.events import (
     Event,
 )
+from shared.plans import Layout
 from shared.severities import ErrorKind
 from shared.signals import (
     Heartbeat,
     ProcessExited,
     RankRaised,
     Signal,
+    WorkerStatus,
 )
 
 ECHO_TIMEOUT_S = 0.5
@@ -158,8 +160,7 @@ class Monitor:
         elif node.lost is not None and not self._clean(decision, node, heartbeat, now):
             self._decide(decision, facts.joined(heartbeat, node.lost, now))
         node = self.view.nodes[heartbeat.node]
-        node.heard_at = now if node.heard_at is None else max(now, node.heard_at)
-        node.heartbeat = heartbeat
+        node.hear(heartbeat, now)
         self._progress(decision, heartbeat, now)
         return decision
 
@@ -175,6 +176,8 @@ class Monitor:
         for task in list(self.view.running()):
             if not self._connection(decision, task, now):
                 self._stall(decision, task, now)
+        for task in list(self.view.moving()):
+            self._stall_on_the_way(decision, task, now)
         return decision
 
     # ---- nodes
@@ -227,7 +230,7 @@ class Monitor:
             return False
         for member in task.members.values():
             node = self.view.nodes.get(member.node)
-            status = self.view.status(member)
+            status = self.view.status(member.worker)
             heard_at = node.heard_at if node is not None else None
             settled = heard_at is not None and (heard_at - suspicion.at).total_seconds() >= SETTLE_S
             if not settled or status is None or status.task != task.name:
@@ -255,35 +258,94 @@ class Monitor:
         return True
 
     def _stall(self, decision: Decision, task: TaskView, now: datetime) -> None:
-        statuses = {w: s for w, m in task.members.items() if (s := self.view.status(m)) is not None}
+        """Look whether a task that trains stands still."""
+        statuses = {w: s for w in task.members if (s := self.view.status(w)) is not None}
         own = [s for s in statuses.values() if s.task == task.name and s.generation == task.generation]
         if len(own) < len(task.members):
             return
-        layout = task.layout
         stall = stalls.find(
             statuses,
             mean_s=task.mean_step_s(),
             previous_mean_s=task.previous_mean_s,
             growth=task.previous_size / len(task.members),
-            data_parallel_only=layout is not None and layout.tensor == layout.pipeline == 1,
+            data_parallel_only=_data_parallel_only(task.layout),
             limits=self.limits.stalls,
         )
-        if stall is None:
-            return
+        if stall is not None:
+            self._hang(decision, task, stall, statuses, now)
+
+    def _stall_on_the_way(self, decision: Decision, task: TaskView, now: datetime) -> None:
+        """Look whether a rank holds up a plan: its commands would wait for that rank for minutes."""
+        statuses = {
+            w: s
+            for w in sorted(task.concerned())
+            if (s := self.view.status(w)) is not None
+            and s.task == task.name
+            and s.generation is not None
+            and task.accepts(w, s.generation)
+        }
+        stopped_s = {w: self.view.stopped_s(w) for w in statuses}
+        limit_s = stalls.stopped_limit_s(task.mean_step_s() or task.previous_mean_s, self.limits.stalls)
+        stopped = tuple(w for w in statuses if stopped_s[w] > limit_s)
+        if stopped:
+            stall = stalls.Stall(ErrorKind.HANG, stopped, min(stopped_s[w] for w in stopped), limit_s)
+        else:
+            found = self._stall_of_stage(task, statuses)
+            if found is None:
+                return
+            stall = found
+        self._hang(decision, task, stall, statuses, now)
+
+    def _stall_of_stage(self, task: TaskView, statuses: dict[str, WorkerStatus]) -> stalls.Stall | None:
+        """Return the stall of those who drain, or who begin a stage of the plan, if all of them are at it."""
+        assert task.change is not None
+        newest = max((s.generation or 0 for s in statuses.values() if s.state == "training"), default=-1)
+        stage = next((s for s in task.stages() if s.generation == newest), None)
+        layout: Layout | None
+        if stage is not None:
+            workers, layout = [m.worker for m in stage.members], stage.layout
+            mean_s, previous_s, before = None, task.mean_step_s() or task.previous_mean_s, len(task.members)
+        elif newest == task.generation and not task.change.hold and task.change.interrupted is None:
+            workers, layout = list(task.members), task.layout
+            mean_s, previous_s, before = task.mean_step_s(), task.previous_mean_s, task.previous_size
+        else:
+            return None  # held: these leave their step, or the command times out
+        own = {w: statuses[w] for w in workers if w in statuses and statuses[w].generation == newest}
+        if len(own) < len(workers) or any(s.state != "training" for s in own.values()):
+            return None
+        return stalls.find(
+            own,
+            mean_s=mean_s,
+            previous_mean_s=previous_s,
+            growth=before / len(workers),
+            data_parallel_only=_data_parallel_only(layout),
+            limits=self.limits.stalls,
+        )
+
+    def _hang(
+        self,
+        decision: Decision,
+        task: TaskView,
+        stall: stalls.Stall,
+        statuses: dict[str, WorkerStatus],
+        now: datetime,
+    ) -> None:
         worker = stall.workers[0] if stall.workers else None
-        member = task.members[worker] if worker is not None else None
-        status = statuses[worker] if worker is not None else None
-        step = status.step if status is not None else task.step
+        status = statuses[worker] if worker is not None else next(iter(statuses.values()))
+        generation = status.generation if status.generation is not None else task.generation
+        step = status.step if worker is not None else task.step
+        # On the way from one stage to the next several ranks may hang at the same step, one after the other.
+        which = f"/{','.join(stall.workers)}" if task.change is not None else ""
         fault = faults.Fault(
-            cause=f"{task.name}/{task.generation}/{step}",
+            cause=f"{task.name}/{generation}/{step}{which}",
             kind=stall.kind,
-            error=status.phase or "" if status is not None else "",
+            error=(status.phase or "") if worker is not None else "",
             occurred_at=now - timedelta(seconds=stall.stalled_s),
-            generation=task.generation,
+            generation=generation,
             step=step,
             worker=worker,
-            node=member.node if member is not None else None,
-            rank=member.rank if member is not None else None,
+            node=worker.rpartition("/")[0] if worker is not None else None,
+            rank=status.rank if worker is not None else None,
             evidence={"workers": list(stall.workers), "stalled_s": stall.stalled_s, "limit_s": stall.limit_s},
         )
         self._fault(decision, task, fault, now)
@@ -311,7 +373,7 @@ class Monitor:
         """Return where each rank stood, for the reader of an incident."""
         ranks: dict[str, dict[str, object]] = {}
         for worker, member in task.members.items():
-            status = self.view.status(member)
+            status = self.view.status(worker)
             if status is not None and status.task == task.name:
                 fields = {"state", "phase", "step", "micro_batch", "progress_age_s", "process_state", "pid"}
                 ranks[worker] = {"rank": member.rank, **status.model_dump(include=fields)}
@@ -321,3 +383,7 @@ class Monitor:
         if event is not None:
             self.fold(event)
             decision.events.append(event)
+
+
+def _data_parallel_only(layout: Layout | None) -> bool:
+    return layout is not None and layout.tensor == layout.pipeline == 1

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from shared.severities import ErrorKind
 from shared.signals import WorkerStatus
 
+STOPPED = ("T", "t")
+"""The kernel's letters for a process that was stopped, by a signal or by a debugger (proc(5))."""
+
 SLOW_PHASES = frozenset({"setup", "checkpoint", "waiting"})
 """Regions in which no mean step applies."""
 
@@ -80,6 +83,11 @@ def find(
     return Stall(kind=kind, workers=late, stalled_s=stalled_s, limit_s=limit_s)
 
 
+def stopped_limit_s(mean_s: float | None, limits: Limits) -> float:
+    """Return how long a process may be stopped (kernel state T) before it counts as hanging, in whatever phase."""
+    return max(limits.hang_factor * (mean_s or 0.0), limits.hang_floor_s)
+
+
 def _limit_s(mean_s: float | None, previous_mean_s: float | None, growth: float, limits: Limits) -> float:
     if mean_s is not None:
         return max(limits.hang_factor * mean_s, limits.hang_floor_s)
@@ -91,7 +99,7 @@ def _limit_s(mean_s: float | None, previous_mean_s: float | None, growth: float,
 
 def _late(statuses: Mapping[str, WorkerStatus], data_parallel_only: bool) -> tuple[str, ...]:
     """Return the ranks that hold the others up; none if all have reached the collective."""
-    stopped = tuple(w for w, s in statuses.items() if s.process_state in ("T", "t"))
+    stopped = tuple(w for w, s in statuses.items() if s.process_state in STOPPED)
     if stopped:
         return stopped
     places = {w: (s.step, _ORDER.get(s.phase or "", 0), s.micro_batch or 0) for w, s in statuses.items()}

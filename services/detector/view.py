@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from services.detector.stalls import STOPPED
 from shared.events import (
     ErrorDetected,
     Event,
@@ -31,7 +32,8 @@ RECENT_STEPS = 32
 class NodeView:
     """A node. ``joined``: its newest join event; ``lost``: the error event that declared it lost, if one did.
 
-    ``heard_at`` and ``heartbeat`` are telemetry: the newest heartbeat and when the monitor received it.
+    ``heard_at`` and ``heartbeat`` are telemetry: the newest heartbeat and when the monitor received it. ``stopped``:
+    pid -> since when every heartbeat has shown that process stopped (kernel state T).
     """
 
     name: str
@@ -41,6 +43,19 @@ class NodeView:
     heard_at: datetime | None = None
     heartbeat: Heartbeat | None = None
     cleaned_at: datetime | None = None
+    stopped: dict[int, datetime] = field(default_factory=dict)
+
+    def hear(self, heartbeat: Heartbeat, now: datetime) -> None:
+        """Take in a heartbeat."""
+        self.heard_at = now if self.heard_at is None else max(now, self.heard_at)
+        self.heartbeat = heartbeat
+        stopped = [w.pid for w in heartbeat.workers if w.pid is not None and w.process_state in STOPPED]
+        self.stopped = {pid: self.stopped.get(pid, now) for pid in stopped}
+
+    def stopped_s(self, pid: int | None) -> float:
+        """Return for how long a process has been seen stopped; 0 if it was not."""
+        since = self.stopped.get(pid) if pid is not None else None
+        return (self.heard_at - since).total_seconds() if since is not None and self.heard_at is not None else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +115,7 @@ class TaskView:
             return set(self.members)
         change = self.change
         workers = {*change.survivors, *change.prepare, *change.release}
-        return workers | {m.worker for stage in self._stages() for m in stage.members}
+        return workers | {m.worker for stage in self.stages() for m in stage.members}
 
     def accepts(self, worker: str, generation: int) -> bool:
         """Whether what happens to the worker's process of that generation is news for this task."""
@@ -110,14 +125,15 @@ class TaskView:
 
     def newest_generation(self) -> int:
         """Return the newest generation that the outstanding plan leads to, else the present one."""
-        return max([self.generation, *(stage.generation for stage in self._stages())])
+        return max([self.generation, *(stage.generation for stage in self.stages())])
 
     def current(self, generation: int) -> bool:
         """Whether effects (checkpoints, results) of that generation count."""
-        known = {self.generation, *(stage.generation for stage in self._stages())}
+        known = {self.generation, *(stage.generation for stage in self.stages())}
         return not self.ended and generation in known
 
-    def _stages(self) -> list[Stage]:
+    def stages(self) -> list[Stage]:
+        """Return what the outstanding plan leads through, in order."""
         change = self.change
         return [s for s in (change.interrupted, change.target) if s is not None] if change is not None else []
 
@@ -142,18 +158,29 @@ class View:
     plans: dict[str, PlanNote] = field(default_factory=dict)
     errors: dict[str, ErrorDetected] = field(default_factory=dict)
 
-    def status(self, member: Member) -> WorkerStatus | None:
-        """Return the newest status of a member's worker."""
-        node = self.nodes.get(member.node)
+    def status(self, worker: str) -> WorkerStatus | None:
+        """Return the newest status of a worker."""
+        node = self.nodes.get(worker.rpartition("/")[0])
         if node is None or node.heartbeat is None:
             return None
-        return next((w for w in node.heartbeat.workers if w.worker == member.worker), None)
+        return next((w for w in node.heartbeat.workers if w.worker == worker), None)
 
     def running(self) -> Iterator[TaskView]:
         """Return the tasks that train and have no plan outstanding and no error unanswered."""
         for task in self.tasks.values():
             if not task.ended and task.members and task.change is None and not task.unanswered:
                 yield task
+
+    def moving(self) -> Iterator[TaskView]:
+        """Return the tasks with a plan under way and no error unanswered."""
+        for task in self.tasks.values():
+            if not task.ended and task.change is not None and task.broken is None and not task.unanswered:
+                yield task
+
+    def stopped_s(self, worker: str) -> float:
+        """Return for how long the worker's process has been seen stopped; 0 if it runs, or its node is lost."""
+        node, status = self.nodes.get(worker.rpartition("/")[0]), self.status(worker)
+        return node.stopped_s(status.pid) if node is not None and node.lost is None and status is not None else 0.0
 
 
 def evolve(view: View, event: Event) -> View:

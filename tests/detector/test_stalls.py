@@ -108,7 +108,9 @@ def test_a_stopped_rank_becomes_a_hang_with_its_evidence() -> None:
     assert cluster.tick(8.2) == []
 
 
-def test_a_task_in_transition_is_not_judged() -> None:
+@pytest.mark.parametrize("hold", [True, False])
+def test_ranks_that_a_plan_holds_are_not_judged_those_that_drain_are(hold: bool) -> None:
+    """A hold breaks the collectives on purpose; a drain needs every rank to finish its step."""
     cluster = Cluster()
     timed(cluster)
     change = TaskChange(
@@ -117,11 +119,12 @@ def test_a_task_in_transition_is_not_judged() -> None:
         action="move",
         from_generation=1,
         survivors=cluster.workers,
+        hold=hold,
         target=stage(2, ["n0/0"]),
     )
     cluster.fold(plan("p2", "joined", change))
     hang(cluster, 8.0)
-    assert cluster.tick(8.1) == []
+    assert [e.kind for e in cluster.tick(8.1)] == ([] if hold else [ErrorKind.HANG])
 
 
 def test_ranks_of_another_generation_are_not_judged() -> None:
