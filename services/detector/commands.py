@@ -269,7 +269,9 @@ class Commands:
                 raise Refused("process-exited", text, [p for p in processes if p.alive])
             if raising and (raised := [p for p in left if p.raised is not None]):
                 said = [f"{p.worker}: {p.raised.error}: {p.raised.detail}" for p in raised if p.raised]
-                raise Refused("rank-raised", "; ".join(said), [p for p in processes if p not in raised])
+                # One that lost its peers, or waited for them in vain, tells of another's failure.
+                guilty = [p for p in raised if p.raised is not None and p.raised.kind != "communication"]
+                raise Refused("rank-raised", "; ".join(said), [p for p in processes if p not in guilty])
             if left and self._node.fenced(command.task, command.generation, command.plan):
                 raise Refused("fenced", self._fence_text(command))
             return not left

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from services.transition.milestones import failed, milestone, name_of
+from services.transition.milestones import RANK_RAISED, failed, milestone, name_of
 from services.transition.phases import (
     AFTER,
     ENDINGS,
@@ -67,7 +67,7 @@ FENCED = "fenced"
 TIMEOUT = "timeout"
 NODE_LOST = "node-lost"
 
-KNOWN = frozenset({"process-exited", "rank-raised", NODE_LOST})
+KNOWN = frozenset({"process-exited", RANK_RAISED, NODE_LOST})
 """Codes of failures that an agent signals to the detector as well: the plan that answers the signal is likely on its
 way, and reporting them here would count one fault twice."""
 
@@ -230,9 +230,13 @@ def _answered(state: State, part: Part, phase: Phase, event: Replied) -> State:
 
 
 def _to_blame(workers: tuple[str, ...], reply: Reply | None) -> tuple[str, ...]:
-    """Return those of a command's workers that did not do it; all, if the answer does not tell."""
-    silent = tuple(w for w in workers if reply is None or w not in reply.workers)
-    return silent or workers
+    """Return those of a command's workers that did not do it; all, if the answer does not tell.
+
+    An answer that lists all of them clears them: they lost a peer.
+    """
+    if reply is None or not reply.workers:
+        return workers
+    return tuple(w for w in workers if w not in reply.workers)
 
 
 def _failing(part: Part, phase: Phase, code: str, detail: str, workers: tuple[str, ...]) -> Part:

@@ -12,6 +12,9 @@ from shared.events import StateMoved, derived_id
 
 Moved = Literal["held", "prepared", "resumed", "drained", "released", "restored", "ended", "failed"]
 
+RANK_RAISED = "rank-raised"
+"""Code of an answer about ranks that raised. One that names no worker: what they raised is that they lost a peer."""
+
 _NAMES: dict[Phase, Moved] = {
     Phase.HOLD: "held",
     Phase.PREPARE: "prepared",
@@ -81,9 +84,16 @@ def milestone(state: State, part: Part, phase: Phase, moved: Moved, at: datetime
 
 
 def failed(state: State, part: Part, at: datetime) -> StateMoved:
-    """Return the event that ends a part with its failures, the first one first."""
+    """Return the event that ends a part with its failures, the first one first.
+
+    Where all who answered only missed a peer, those who have not answered are to blame.
+    """
     phase = part.failures[0].phase
-    workers = sorted({worker for failure in part.failures for worker in failure.workers})
+    named = {worker for failure in part.failures for worker in failure.workers}
+    runs = [part.runs[f.phase] for f in part.failures if f.phase in part.runs]
+    unheard = {worker for run in runs for send in run.outstanding.values() for worker in send.workers}
+    missing_peers = all(failure.code == RANK_RAISED for failure in part.failures)
+    workers = sorted(named or (unheard if missing_peers else ()))
     return StateMoved(
         event_id=event_id(part, "failed"),
         occurred_at=at,

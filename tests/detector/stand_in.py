@@ -74,6 +74,9 @@ class Rank:
             case Configure():
                 if self.behaviour == "die-joining":
                     return 3
+                if self.behaviour == "miss-a-peer":
+                    self.miss_a_peer(message)
+                    return None
                 self.generation, self.rank, self.training = message.generation, message.rank, True
                 self.progress("setup")
                 source = {1: "initial"}.get(message.generation, "own")
@@ -91,6 +94,12 @@ class Rank:
             case Quit():
                 return 0
         return None
+
+    def miss_a_peer(self, configure: Configure) -> None:
+        """Slot 1 never joins; slot 0 says so."""
+        if configure.rank == 0:
+            about: dict[str, Any] = {"error": "DistStoreError", "detail": "wait timeout", "traceback": "Traceback ..."}
+            self.send(Raised(generation=configure.generation, rank=0, step=0, kind="communication", **about))
 
     def compute(self) -> int | None:
         if self.behaviour == "raise" and self.step == 2:

@@ -99,6 +99,14 @@ async def test_an_exception_is_signalled_before_the_end_of_its_process(agent: Ag
     assert exited.last_output.endswith("the end of the output\n")
 
 
+async def test_a_rank_that_missed_a_peer_is_not_to_blame(agent: Agent, driver: Driver) -> None:
+    assert (await driver.prepare(behaviour="miss-a-peer")).ok
+    refused = await driver.configure()
+    assert (refused.ok, refused.code) == (False, "rank-raised")
+    assert "n0/0: DistStoreError" in refused.detail
+    assert "n0/0" in refused.workers
+
+
 async def test_hold_and_configure_keep_the_process(agent: Agent, driver: Driver, ear: Ear) -> None:
     pids = await train(driver)
     held = await driver.ask("hold", 2, workers=["n0/0"])

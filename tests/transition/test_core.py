@@ -346,6 +346,20 @@ def test_death_of_a_process_that_nobody_answers_is_reported() -> None:
     assert not d.waiting
 
 
+def test_members_that_missed_a_peer_are_not_to_blame() -> None:
+    """Two of three could not join because the third never came: it is the third that is named."""
+    d = Drive()
+    d.plan("p", change(prepare=["n0/0", "n1/0", "n2/0"], target=stage(2, ["n0/0", "n1/0", "n2/0"], "initial")))
+    while not d.open("configure"):
+        d.reply(d.open()[0])
+    for node in ("n0", "n1"):
+        cleared = {f"{node}/0": {"step": 0}}
+        d.reply(d.one("configure", node=node), ok=False, code="rank-raised", detail="time-out", workers=cleared)
+    d.fire(d.timers[0])
+    assert d.phases()[-1] == "failed"
+    assert d.moved[-1].failed_workers == ["n2/0"]
+
+
 def test_fenced_ends_silently() -> None:
     d = Drive()
     d.plan("p", restart_change())
