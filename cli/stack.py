@@ -162,6 +162,8 @@ class Stack:
         await asyncio.gather(*(self._start(c) for n, c in self._children.items() if n != "detector"))
         port = (self.run_dir / "services" / "api.port").read_text().strip()
         self.url = f"http://127.0.0.1:{port}"
+        # Restarted, it must be where its clients know it to be.
+        self._children["api"].environment["UNICRON_PORT"] = port
         await self._wait_for_nodes()
 
     async def stop(self) -> None:
