@@ -1,0 +1,1 @@
+"""Measurements of the running system; not part of the tests."""
