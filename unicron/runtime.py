@@ -56,6 +56,22 @@ EXIT_ORPHANED = 75
 """Exit code of a process whose agent did not come back (EX_TEMPFAIL)."""
 
 
+def has_ended(work: Any) -> bool:
+    """Wait for a collective (torch's Work) for one slice; return whether it has ended.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    try:
+        work.wait(WAIT_SLICE)
+    except RuntimeError:
+        if not work.is_completed():
+            return False
+        # It may have ended after the slice did: what it raised itself, if anything, it keeps.
+        work.wait()
+    return True
+
+
 class Runtime:
     """The link of one training process to its node agent; without an agent, one generation given at the start."""
 
@@ -225,13 +241,7 @@ class Runtime:
         if self._connection is None or not self._sliced:
             work.wait()
             return
-        while True:
-            try:
-                work.wait(WAIT_SLICE)
-                return
-            except RuntimeError:
-                if work.is_completed():
-                    raise
+        while not has_ended(work):
             broken_at = self._broken_at
             if self.is_held() and broken_at is not None and time.monotonic() - broken_at > STUCK_S:
                 self.abandoned = True
