@@ -43,7 +43,8 @@ def detected(views: Views, recorded: Recorded, event: ErrorDetected) -> None:
     }
     evidence = {**known.evidence, "escalations": [*known.evidence.get("escalations", []), escalation]}
     views.incidents[event.incident] = known.model_copy(
-        update={"severity": event.severity, "evidence": evidence, "restored_at": None}
+        # The names of severities sort from the worst; what follows in an incident may be milder than what began it.
+        update={"severity": min(known.severity, event.severity), "evidence": evidence, "restored_at": None}
     )
 
 

@@ -146,6 +146,10 @@ def judge(view: View, task: TaskView, fault: Fault, *, window_s: float, now: dat
     )
 
 
+RELEASED = "released"
+"""How the detail of a failed transition begins that counted on a process which an earlier plan had ended."""
+
+
 def escalation(view: View, task: TaskView, *, window_s: float, now: datetime) -> Event | None:
     """Return what follows from a plan that could not be carried out; None if its cause is known already."""
     moved = task.broken
@@ -172,6 +176,9 @@ def escalation(view: View, task: TaskView, *, window_s: float, now: datetime) ->
     event = judge(view, task, fault, window_s=window_s, now=now)
     if isinstance(event, TaskFailed) or original is None:
         return event
+    if moved.detail.startswith(f"{RELEASED}:"):
+        # No response failed: two plans crossed. The process is to be started again, and no node is to blame.
+        return event.model_copy(update={"incident": original.incident})
     return event.model_copy(
         update={
             "incident": original.incident,

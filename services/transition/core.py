@@ -67,6 +67,9 @@ FENCED = "fenced"
 TIMEOUT = "timeout"
 NODE_LOST = "node-lost"
 
+RELEASED = "released"
+"""A plan counts on a process that an earlier plan has ended: it was made before that was known."""
+
 KNOWN = frozenset({"process-exited", RANK_RAISED, NODE_LOST})
 """Codes of failures that an agent signals to the detector as well: the plan that answers the signal is likely on its
 way, and reporting them here would count one fault twice."""
@@ -101,7 +104,7 @@ def _logged(state: State, event: Event) -> State:
             part = state.parts.get(task)
             if part is None or not part.active:
                 # A name that is used again starts with nothing.
-                state = state.with_occupied(task, ())
+                state = state.with_occupied(task, ()).with_leaving(task, drop=state.leaving.get(task, ()))
             specs, steps = {**state.specs, task: event.spec}, {**state.steps, task: event.step}
             return replace(state, specs=specs, steps=steps, ended=state.ended - {task})
         case TaskProgressed(task=task, step=step) | TaskCheckpointed(task=task, step=step):
@@ -124,6 +127,9 @@ def _planned(state: State, plan: PlanDecided, change: TaskChange) -> State:
     numbers = [stage.generation for stage in (change.interrupted, change.target) if stage]
     generation = max([*numbers, change.from_generation, state.generations.get(task, 0)])
     part = Part(plan=plan.plan, incident=plan.incident, change=change, generation=generation)
+    gone = sorted(state.leaving.get(task, frozenset()) & set(change.survivors))
+    if gone:
+        part = _failing(part, Phase.HOLD, RELEASED, f"an earlier plan released {', '.join(gone)}", tuple(gone))
     carrying = {*change.survivors, *change.failed, *change.release}
     alive = {w for w in carrying if node_of(w) not in state.lost}
     state = replace(state, generations={**state.generations, task: generation})
@@ -146,6 +152,9 @@ def _moved(state: State, event: StateMoved) -> State:
     if event.phase == "prepared":
         carrying |= {w for w in part.change.prepare if node_of(w) not in state.lost}
         part = replace(part, ready=part.ready | set(part.change.prepare))
+        state = state.with_leaving(event.task, drop=part.change.prepare)
+    elif event.phase == "drained":
+        state = state.with_leaving(event.task, add=to_release(state, part))  # that is what follows
     elif event.phase == "released":
         carrying -= set(to_release(state, part))
     if event.complete:
@@ -299,6 +308,8 @@ def _work(state: State, part: Part, phase: Phase, at: datetime) -> tuple[State, 
         if phase is Phase.DRAIN and Phase.DRAIN in promised(state, part) and not may_drain(state, part):
             return state, []
         run = Run(started_at=at, outstanding={s.command.command_id: s for s in sends(state, part, phase)})
+        if phase in (Phase.STOP, Phase.RELEASE):
+            state = state.with_leaving(task=part.task, add=(w for s in run.outstanding.values() for w in s.workers))
         return state.with_part(part.with_run(phase, run)), list(run.outstanding.values())
     if phase is Phase.PREPARE and phase in promised(state, part):
         new = prepare_sends(state, part)
@@ -306,6 +317,7 @@ def _work(state: State, part: Part, phase: Phase, at: datetime) -> tuple[State, 
             run = replace(run, outstanding={**run.outstanding, **{s.command.command_id: s for s in new}})
             asked = {w for send in new for w in send.workers}
             carrying = state.occupied.get(part.task, frozenset()) | asked
+            state = state.with_leaving(part.task, drop=asked)
             return state.with_part(part.with_run(phase, run)).with_occupied(part.task, carrying), list(new)
         waiting = [w for w in unready(part) if node_of(w) not in state.lost]
         if waiting and TimerName.WAIT not in part.timers and not preparing(part):

@@ -217,7 +217,8 @@ class Part:
 class State:
     """Everything decisions use.
 
-    ``occupied``: task -> workers that may carry a process of it. ``steps``: newest step known for a task.
+    ``occupied``: task -> workers that may carry a process of it. ``leaving``: task -> those whose process was told to
+    end by the newest or an earlier plan, and has no successor so far. ``steps``: newest step known for a task.
     ``cancelled``: commands whose answers no longer matter, to be told to the shell.
     """
 
@@ -229,6 +230,7 @@ class State:
     incarnations: Mapping[str, str] = field(default_factory=dict)
     lost: frozenset[str] = frozenset()
     occupied: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    leaving: Mapping[str, frozenset[str]] = field(default_factory=dict)
     parts: Mapping[str, Part] = field(default_factory=dict)
     cancelled: tuple[str, ...] = ()
 
@@ -244,6 +246,11 @@ class State:
     def with_occupied(self, task: str, workers: Iterable[str]) -> State:
         """Return the state with exactly these workers occupied by the task."""
         return replace(self, occupied={**self.occupied, task: frozenset(workers)})
+
+    def with_leaving(self, task: str, *, add: Iterable[str] = (), drop: Iterable[str] = ()) -> State:
+        """Return the state in which further workers of the task are leaving, and some are not any more."""
+        workers = (self.leaving.get(task, frozenset()) | frozenset(add)) - frozenset(drop)
+        return replace(self, leaving={**self.leaving, task: workers})
 
     def with_step(self, task: str, step: int) -> State:
         """Return the state in which the task is known to have reached ``step`` at least."""

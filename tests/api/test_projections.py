@@ -169,6 +169,24 @@ def test_an_escalation_raises_the_severity_and_adds_evidence(story: Story) -> No
     assert views.nodes["n1"].state == "isolated"
 
 
+def test_what_is_milder_in_an_incident_does_not_lower_its_severity(story: Story) -> None:
+    story.running()
+    lose_node(story)
+    story.at(104).error(
+        "i1",
+        103.5,
+        task="gpt",
+        worker="n0/1",
+        node="n0",
+        kind=ErrorKind.TRANSITION_FAILED,
+        severity=Severity.SEV2,
+        method=Method.TRANSITION,
+    )
+    views = story.views()
+    assert [i.severity for i in views.incidents.values()] == [Severity.SEV1]
+    assert views.nodes["n0"].state == "ready"
+
+
 def shrink(generation: int = 1) -> TaskChange:
     return TaskChange(
         task="gpt",

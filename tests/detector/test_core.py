@@ -290,6 +290,21 @@ def test_a_failed_retry_becomes_sev2() -> None:
     assert (escalated.severity, escalated.incident) == (Severity.SEV2, error.incident)
 
 
+def test_plans_that_crossed_blame_no_node() -> None:
+    cluster = Cluster()
+    lost = only_error(lose(cluster, "n1"))
+    survivors = ["n0/0", "n2/0"]
+    change = TaskChange(
+        task="gpt", reason="shrink", action="none", from_generation=1, survivors=survivors, hold=True,
+        interrupted=stage(2, survivors, kind="interrupted"),
+    )  # fmt: skip
+    cluster.fold(plan("p2", lost.event_id, change))
+    detail = "released: hold: an earlier plan released n2/0"
+    error = only_error(cluster.fold(moved("p2", 2, "failed", failed_workers=["n2/0"], detail=detail)).events)
+    assert (error.kind, error.severity) == (ErrorKind.TRANSITION_FAILED, Severity.SEV2)
+    assert (error.worker, error.incident, error.escalates) == ("n2/0", lost.incident, None)
+
+
 def test_a_start_that_fails_is_an_incident() -> None:
     cluster = Cluster()
     change = TaskChange(

@@ -360,6 +360,32 @@ def test_members_that_missed_a_peer_are_not_to_blame() -> None:
     assert d.moved[-1].failed_workers == ["n2/0"]
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_plan_that_counts_on_a_released_process_fails_at_once(restart: bool) -> None:
+    """The planner made it before it knew that the drain was over and the release had begun."""
+    d = Drive()
+    d.plan("p", change(survivors=["n0/0", "n1/0"], release=["n1/0"], target=stage(2, ["n0/0"])))
+    for node in ("n0", "n1"):
+        d.reply(d.one("drain", node=node))
+    assert d.open("release", node="n1")
+    if restart:
+        d = d.restarted()
+    both = ["n0/0", "n1/0"]
+    interrupted = stage(3, both, interrupted=True)
+    d.plan("q", change(action="none", from_generation=2, survivors=both, hold=True, interrupted=interrupted))
+    assert d.moved[-1].phase == "failed"
+    assert d.moved[-1].failed_workers == ["n1/0"]
+    assert d.moved[-1].detail.startswith("released: ")
+    # The next one starts it anew, and may then count on it.
+    again = change(survivors=["n0/0"], failed=["n1/0"], hold=True, prepare=["n1/0"], target=stage(4, both))
+    d.plan("r", again)
+    d.answer_all()
+    assert d.phases()[-1] == "restored"
+    d.plan("s", change(action="none", survivors=both, hold=True, interrupted=stage(5, both, interrupted=True)))
+    d.answer_all()
+    assert d.phases()[-1] == "resumed"
+
+
 def test_fenced_ends_silently() -> None:
     d = Drive()
     d.plan("p", restart_change())
