@@ -176,7 +176,7 @@ class Chaos:
             delay_s = self._random.uniform(0.0, LONGEST_DELAY_S)
             dice = [self._random.random() for _ in range(4)]
             await asyncio.sleep(delay_s)
-            if self._stack.failed is not None and self._stack.failed.done():
+            if self._stack.failed.done():
                 break
             fault = Injected(number, kind)
             await self._inject(fault, dice)
@@ -185,7 +185,7 @@ class Chaos:
             say("fault", **asdict(fault))
         ended = await self._until("both succeed", lambda: self._all_ended(specs), END_LIMIT_S)
         failed = self._stack.failed
-        self._expect("the stack keeps running", failed is None or not failed.done(), f"{failed}")
+        self._expect("the stack keeps running", not failed.done(), f"{failed}")
         await asyncio.gather(*self._background)
         if ended:
             await self._until("ended tasks leave no rank", self._no_ranks, QUIET_S)
