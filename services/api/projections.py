@@ -340,6 +340,8 @@ def _moved_impact(views: Views, task: TaskView, impact: Impact, event: StateMove
         changes["resumed_at"] = at
     if event.phase == "restored" or (event.phase == "resumed" and event.complete):
         changes["restored_at"] = at
+    if _cleaned_up(task, event):
+        changes["restored_at"] = impact.resumed_at or at
     if event.steps_recomputed:
         changes["steps_recomputed"] = max(impact.steps_recomputed, event.steps_recomputed)
     if event.phase in {"drained", "restored", "ended"} and task.training_plan not in {"", event.plan}:
@@ -348,6 +350,11 @@ def _moved_impact(views: Views, task: TaskView, impact: Impact, event: StateMove
     _impact(views, event.plan, event.task, **changes)
     if {"resumed_at", "restored_at"} & changes.keys():
         _task(views, event.task, training_plan=event.plan)
+
+
+def _cleaned_up(task: TaskView, event: StateMoved) -> bool:
+    """Tell whether this ends a plan whose members were at work already: what it released was all that was left."""
+    return event.phase == "released" and event.complete and bool(task.planned)
 
 
 def _moved_task(task: TaskView, event: StateMoved) -> TaskView:
@@ -365,7 +372,7 @@ def _moved_task(task: TaskView, event: StateMoved) -> TaskView:
         changes["started_at"] = event.started_at
     if stopping:
         return task.model_copy(update=changes)
-    if event.phase == "restored" or (event.phase == "resumed" and event.complete):
+    if event.phase == "restored" or (event.phase == "resumed" and event.complete) or _cleaned_up(task, event):
         count = len(task.planned)
         changes |= {"state": TaskState.RUNNING, "reason": "", "failed_workers": []}
         if count < task.strength:

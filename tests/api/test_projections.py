@@ -208,6 +208,23 @@ def lose_node(story: Story) -> None:
     story.at(103).moved("p1", "gpt", "resumed", 2, step=91, complete=True)
 
 
+def test_releasing_what_is_left_over_ends_the_incident_with_the_step(story: Story) -> None:
+    """A plan without a target, whose last milestone is a release: the members trained all the while."""
+    story.running()
+    story.at(100).error(
+        "i1", 98.5, node="n1", kind=ErrorKind.NODE_LOST, severity=Severity.SEV1, method=Method.NODE_HEALTH
+    )
+    change = shrink().model_copy(update={"release": ["n2/0"]})
+    story.at(100.1).plan("p1", change, trigger=Trigger.ERROR, incident="i1")
+    story.at(103).moved("p1", "gpt", "resumed", 2, step=91)
+    assert story.views().incidents["i1"].restored_at is None
+    story.at(104).moved("p1", "gpt", "released", 2, step=91, complete=True)
+    views = story.views()
+    assert views.incidents["i1"].restored_at == story.time(103)
+    assert views.plans["p1"].state is PlanState.DONE
+    assert (views.tasks["gpt"].state, "2 of 4" in views.tasks["gpt"].reason) == (TaskState.DEGRADED, True)
+
+
 def test_a_task_that_lost_workers_is_degraded_until_it_is_planned_anew(story: Story) -> None:
     story.running()
     lose_node(story)
