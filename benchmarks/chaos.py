@@ -41,6 +41,19 @@ Record = dict[str, Any]
 RANK_FAULTS = {"kill": signal.SIGKILL, "exception": signal.SIGUSR1, "hang": signal.SIGSTOP}
 KINDS = (*RANK_FAULTS, "two", "node", "service", "nats")
 
+FOUND_AS = {
+    "kill": ("process-exit", "transition-failed"),
+    "two": ("process-exit", "transition-failed"),
+    # A process that has not yet learned to raise is killed by the signal.
+    "exception": ("exception", "process-exit", "transition-failed"),
+    "hang": ("hang", "transition-failed"),
+    "node": ("node-lost", "transition-failed"),
+}
+"""Kinds of incidents that a fault may become. What hits services and the NATS server must not become any."""
+
+LONGEST_DETECTION_S = 15.0
+"""A stopped rank of a task that has just begun is judged by the limit for first steps."""
+
 LONGEST_DELAY_S = 3.0
 """Between two faults: healing takes about a second, so that about every third fault hits a transition."""
 
@@ -355,15 +368,12 @@ class Chaos:
     def _causes(self, incident: Record) -> list[Injected]:
         """Return the faults that may be behind an incident: of its worker or its node, not long before."""
         at = datetime.fromisoformat(incident["detected_at"]).timestamp()
-        names = {incident["worker"], incident["node"]} - {None}
+        kind = incident["kind"]
         found = []
         for fault in self._injected:
-            hit = {name for target in fault.targets for name in (target, target.partition("/")[0])}
-            if fault.at - 0.5 <= at and names & hit and (fault.kind in RANK_FAULTS or at - fault.at < 30.0):
-                if fault.kind != "node" and incident["kind"] == "node-lost":
-                    continue
-                if fault.kind not in ("node",) and incident["worker"] not in fault.targets:
-                    continue
+            if kind not in FOUND_AS.get(fault.kind, ()) or not -0.5 <= at - fault.at <= LONGEST_DETECTION_S:
+                continue
+            if incident["worker" if fault.kind in (*RANK_FAULTS, "two") else "node"] in fault.targets:
                 found.append(fault)
         return found
 
