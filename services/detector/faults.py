@@ -111,7 +111,7 @@ def judge(view: View, task: TaskView, fault: Fault, *, window_s: float, now: dat
 
     The same failure at the same step more than ``max_restarts`` times within ``window_s`` ends the task: that is a
     bug in the task. A repeat below that is answered as the first was. A fresh failure of a process that the
-    outstanding plan had just started is the failure of that plan's response: it escalates the plan's incident.
+    outstanding retry or restart had just started is the failure of that response: it escalates the incident.
     """
     # Ranks that fail alike in one generation are one occurrence.
     earlier = {
@@ -227,11 +227,16 @@ def node_lost(view: View, node: NodeView, *, now: datetime, reason: str, limit_s
 
 
 def _response_that_failed(view: View, task: TaskView, fault: Fault) -> ErrorDetected | None:
-    """Return the error whose response this fault is the failure of, if it is one."""
+    """Return the error whose response this fault is the failure of, if it is one.
+
+    A retry or a restart can fail. A process that a re-planned cluster starts on some other node has failed for the
+    first time: it is restarted there before that node is given up.
+    """
     if task.change is None or task.plan is None or fault.worker not in task.change.prepare:
         return None
     note = view.plans.get(task.plan)
-    return view.errors.get(note.cause) if note is not None else None
+    original = view.errors.get(note.cause) if note is not None else None
+    return original if original is not None and original.severity is not Severity.SEV1 else None
 
 
 def _failed(view: View, task: TaskView, fault: Fault, times: int, *, now: datetime, event_id: str) -> TaskFailed:

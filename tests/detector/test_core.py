@@ -275,6 +275,25 @@ def test_a_failed_restart_becomes_sev1_once(signal_first: bool) -> None:
     assert (escalated.node, escalated.worker) == ("n1", "n1/0")
 
 
+def test_the_first_failure_on_a_node_that_a_lost_one_made_join_is_no_reason_to_give_it_up() -> None:
+    cluster = Cluster(4)
+    lost = only_error(lose(cluster, "n1"))
+    workers = ["n0/0", "n2/0", "n3/0"]
+    change = TaskChange(
+        task="gpt", reason="replace", action="move", from_generation=1, survivors=workers[:2], hold=True,
+        interrupted=stage(2, workers[:2], kind="interrupted"), prepare=["n3/0"], target=stage(3, workers),
+    )  # fmt: skip
+    cluster.fold(plan("p2", lost.event_id, change, response=Response.RECONFIGURE))
+    first = only_error(cluster.signal(cluster.exited("n3/0", 12.0, code=1, generation=2, rank=None), 12.0))
+    assert (first.severity, first.escalates, first.incident) == (Severity.SEV2, None, first.event_id)
+    # Its restart may fail, too; then it is given up.
+    change = change.model_copy(update={"failed": ["n3/0"], "from_generation": 3, "target": stage(5, workers)})
+    change = change.model_copy(update={"interrupted": stage(4, workers[:2], kind="interrupted")})
+    cluster.fold(plan("p3", first.event_id, change))
+    second = only_error(cluster.signal(cluster.exited("n3/0", 13.0, code=2, generation=4, rank=None), 13.0))
+    assert (second.severity, second.escalates, second.node) == (Severity.SEV1, first.event_id, "n3")
+
+
 def test_a_failed_retry_becomes_sev2() -> None:
     cluster = Cluster()
     cluster.monitor.signal(cluster.raised("n0/0", 1.0, "communication"), at(1.0))
