@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.interrupt import end_at_once
 from cli.options import Format, Output, Server
 from cli.output import print_json, print_json_line
 
@@ -48,6 +49,7 @@ def events(
 
 def _follow(client: Any, after: int, output: Format) -> None:
     """Print events as they come; ends when the server ends."""
+    end_at_once()
     params = {"after": after, "follow": True}
     with client.lines("/v1/events", params, accept="text/event-stream") as lines:
         for record in records(lines):

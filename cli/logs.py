@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import typer
 
+from cli.interrupt import end_at_once
 from cli.options import Format, Output, Server, TaskName
 
 
@@ -23,6 +24,8 @@ def logs(
     """
     from cli.client import Client
 
+    if follow:
+        end_at_once()
     accept = "application/x-ndjson" if output is Format.JSON else "text/plain"
     path = f"/v1/tasks/{quote(task, safe='')}/logs"
     with Client(server) as client, client.lines(path, {"rank": rank, "follow": follow}, accept=accept) as lines:

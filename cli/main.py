@@ -20,6 +20,7 @@ import typer
 import typer.core
 import typer.main
 
+from cli.interrupt import INTERRUPTED
 from shared.errors import InvalidInput, UnicronError
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -38,9 +39,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "replay": ("cli.replay", "Rebuild the state from a log, and check it."),
 }
 """Verb -> its module, and what it does in a line (so that the list of verbs loads none of them)."""
-
-_INTERRUPTED = 130
-"""128 + SIGINT, as shells do."""
 
 
 class LazyGroup(typer.core.TyperGroup):
@@ -126,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report(err, as_json=as_json)
         return err.exit_code
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:
         return _broken_pipe()
     except Exception as err:
@@ -148,7 +146,7 @@ def _usage(error: Exception, *, as_json: bool) -> int:
     have: ``exit_code`` and, if there is something to say, ``format_message``.
     """
     if type(error).__name__ == "Abort":
-        return _INTERRUPTED
+        return INTERRUPTED
     message = getattr(error, "format_message", None)
     if message is None or not hasattr(error, "exit_code"):
         raise error
