@@ -106,8 +106,8 @@ async def test_exception_and_hang(stack: Stack, client: Client, corpus: Path, tm
 async def test_node_lost_and_back(stack: Stack, client: Client, corpus: Path, tmp_path: Path) -> None:
     """A killed node: SEV1, both tasks are planned again and go on; the node comes back and is used."""
     specs = [
-        small_task("heavy", corpus, weight=2.0, steps=400, workers={"min": 1, "max": 3}),
-        small_task("light", corpus, weight=1.0, steps=400, workers={"min": 1, "max": 3}),
+        small_task("heavy", corpus, weight=2.0, steps=300, workers={"min": 1, "max": 3}),
+        small_task("light", corpus, weight=1.0, steps=300, workers={"min": 1, "max": 3}),
     ]
     for spec in specs:
         await asyncio.to_thread(client.submit, spec)
