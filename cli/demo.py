@@ -16,11 +16,8 @@ from rich.console import Console
 
 from cli.demo_report import Report, print_report
 from cli.demo_run import DemoRun
+from cli.stack import DEMO_MARKER, LOCK, RunDirectory
 from shared.errors import Conflict, UnicronError
-
-MARKER = "demo-run"
-"""File that marks a folder as one that an earlier demo made, so that the next may replace it."""
-
 
 FILE_COLUMNS = 160
 """Width of the tables where the output is no terminal: none of their columns is cut."""
@@ -43,15 +40,22 @@ def fresh_directory(path: Path) -> Path:
     """Return ``path`` as an empty folder, replacing what an earlier demo left there.
 
     Raises:
-        Conflict: it holds something that no demo made.
+        Conflict: it holds something that no demo made, or a demo runs in it.
     """
-    if path.exists() and any(path.iterdir()):
-        if not (path / MARKER).exists():
-            raise Conflict(f"{path} is not empty and no demo made it; give another --run-dir")
-        shutil.rmtree(path)
-    path.mkdir(parents=True, exist_ok=True)
-    (path / MARKER).touch()
-    return path.resolve()
+    if path.exists() and any(path.iterdir()) and not (path / DEMO_MARKER).exists():
+        raise Conflict(f"{path} holds something else than a demo's run; give another folder, --run-dir {path / 'demo'}")
+    directory = RunDirectory(path)
+    directory.acquire()
+    try:
+        for entry in directory.path.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            elif entry.name != LOCK:
+                entry.unlink()
+        (directory.path / DEMO_MARKER).touch()
+    finally:
+        directory.release()
+    return directory.path
 
 
 async def _run(run_dir: Path, seed: int, console: Console) -> Report:
@@ -59,7 +63,7 @@ async def _run(run_dir: Path, seed: int, console: Console) -> Report:
 
 
 def demo(
-    run_dir: Annotated[Path, typer.Option(help="Folder for everything the run writes.")] = Path(".unicron/demo"),
+    run_dir: Annotated[Path, typer.Option(help="Folder for everything the run writes.")] = Path(".unicron"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of the corpus and of both tasks.")] = 1234,
     output: Annotated[
         Format, typer.Option("--output", "-o", help="text, or json: one object as last line.")

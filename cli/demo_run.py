@@ -55,6 +55,8 @@ def demo_specs(corpus: Path, seed: int) -> list[Record]:
         specs.append(
             {
                 **spec,
+                # Names of its own: the examples can be submitted to a stack that goes on in the same folder.
+                "name": f"demo-{name}",
                 "data": str(corpus),
                 "seed": seed,
                 "steps": round(steps * faster),

@@ -42,6 +42,12 @@ RANK_NICE = 5
 """Ranks of several nodes share this machine's cores with the services: these must answer in milliseconds, and a node
 that comes back must not wait for ranks to import what it needs. Five gives ranks a third of a contended core."""
 
+DEMO_MARKER = "made-by-demo"
+"""File in a run directory that only demos have used: the next demo may replace it."""
+
+LOCK = "lock"
+"""File in a run directory that the stack which uses it has locked; holds that stack's pid."""
+
 SERVICES = {
     "detector": "services.detector.monitor",
     "planner": "services.planner.main",
@@ -76,7 +82,7 @@ class RunDirectory:
             Conflict: another stack uses the folder.
         """
         (self.path / "services").mkdir(parents=True, exist_ok=True)
-        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as err:

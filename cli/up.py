@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.stack import Stack
+from cli.stack import DEMO_MARKER, Stack
 from shared.errors import Unavailable
 from shared.settings import Settings
 
@@ -27,6 +27,8 @@ async def _serve(stack: Stack) -> None:
         await _first(starting, stopping)
         if starting.done():
             await starting
+            # From here on the folder holds what no demo may replace.
+            (stack.run_dir / DEMO_MARKER).unlink(missing_ok=True)
             print(f"ready {stack.url}", flush=True)
             await _first(stack.failed, stopping)
             if stack.failed.done():

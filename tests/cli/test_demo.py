@@ -1,0 +1,59 @@
+"""What the demo does before it starts anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli.demo import fresh_directory
+from cli.demo_report import Check, Report
+from cli.demo_run import demo_specs
+from cli.stack import DEMO_MARKER, RunDirectory
+from shared.errors import Conflict
+from shared.tasks import parse_spec
+
+
+def test_an_earlier_demo_is_replaced(tmp_path: Path) -> None:
+    run_dir = fresh_directory(tmp_path / "run")
+    (run_dir / "tasks").mkdir()
+    (run_dir / "log.db").touch()
+    assert fresh_directory(tmp_path / "run") == run_dir
+    assert {p.name for p in run_dir.iterdir()} == {DEMO_MARKER, "lock"}
+
+
+def test_what_no_demo_made_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(Conflict, match="--run-dir"):
+        fresh_directory(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_folder_in_use_is_kept(tmp_path: Path) -> None:
+    run_dir = fresh_directory(tmp_path / "run")
+    (run_dir / "log.db").touch()
+    holder = RunDirectory(run_dir)
+    holder.acquire()
+    try:
+        with pytest.raises(Conflict, match="in use"):
+            fresh_directory(run_dir)
+    finally:
+        holder.release()
+    assert (run_dir / "log.db").exists()
+
+
+def test_its_tasks_are_valid_and_differ_in_weight(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    specs = [parse_spec(spec) for spec in demo_specs(corpus, 7)]
+    assert len({spec.name for spec in specs}) == len({spec.weight for spec in specs}) == 2
+    assert {(spec.data, spec.seed) for spec in specs} == {(str(corpus), 7)}
+
+
+def test_one_broken_promise_fails_it_all() -> None:
+    report = Report()
+    assert not report.ok  # nothing was checked
+    report.checks.append(Check("a", True, ""))
+    assert report.ok
+    report.checks.append(Check("b", False, ""))
+    assert not report.ok
+    assert report.summary()["ok"] is False
