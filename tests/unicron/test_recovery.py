@@ -59,8 +59,9 @@ async def test_survivors_finish_the_step_and_the_lost_rank_comes_back(
             assert {r.source for r in resumed} == {"own"}
             assert sorted(k for ks in deal.values() for k in ks) == list(range(12))
             assert [set(range(r, 12, 4)) <= set(deal[str(i)]) for i, r in enumerate((0, 1, 3))] == [True] * 3
-        await a.fork("w2", spec, {"UNICRON_FAIL_AT": f"2:3:{at}:kill"})
+        # First, so that the task is not at its end before the process is up.
         await a.drain(survivors)
+        await a.fork("w2", spec, {"UNICRON_FAIL_AT": f"2:3:{at}:kill"})
         generation = await a.configure({"w0": "live", "w1": "live", "w2": "take", "w3": "live"})
         resumed = await a.resumed(generation)
         assert sorted(r.source for r in resumed) == ["live", "own", "own", "own"]
@@ -74,8 +75,8 @@ async def test_shrink_grow_and_shrink_again(tmp_path: Path, spec_file: SpecFile)
     async with agent(tmp_path / "run") as a:
         await begin(a, spec, ["w0", "w1"])
         await a.resumed(1)
-        await asyncio.gather(a.fork("w2", spec), a.fork("w3", spec), a.fork("w4", spec))
         await a.drain(["w0", "w1"])
+        await asyncio.gather(a.fork("w2", spec), a.fork("w3", spec), a.fork("w4", spec))
         grown = {"w0": "live", "w1": "live", "w2": "take", "w3": "take", "w4": "take"}
         await a.resumed(await a.configure(grown))
         a.kill("w0")
