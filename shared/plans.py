@@ -33,9 +33,10 @@ class TaskProblem(Model):
     """One task of the planning problem (DESIGN section 3).
 
     ``throughput``: achieved aggregate FLOP/s at each worker count; a count that is absent has zero. ``transition_s``:
-    D_transition(t, x -> x') for any changed count. ``running_s``: D_running capped by the task's remaining work.
-    ``current``: the count before the fault. ``maximum``: most workers the task may have. ``required``: it must get a
-    count at which F is positive: a light task is not paused because a heavy one would make more of its workers.
+    D_transition(t, x -> x') for any changed count, unless ``transition_to_s`` has that of the new one. ``running_s``:
+    D_running capped by the task's remaining work. ``current``: the count before the fault. ``maximum``: most workers
+    the task may have. ``required``: it must get a count at which F is positive: a light task is not paused because a
+    heavy one would make more of its workers.
     """
 
     name: str
@@ -45,6 +46,7 @@ class TaskProblem(Model):
     current: int = Field(ge=0)
     faulted: bool = False
     transition_s: float = Field(ge=0)
+    transition_to_s: dict[int, float] = Field(default_factory=dict)
     running_s: float = Field(ge=0)
     throughput: dict[int, float]
     required: bool = False

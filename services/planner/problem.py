@@ -7,7 +7,7 @@ from datetime import datetime
 
 from services.planner.state import State, Task
 from services.planner.throughput import flop_per_step, throughput_table
-from services.planner.waf import waf_flop_per_s
+from shared.planning.waf import waf_flop_per_s
 from shared.plans import Problem, TaskProblem
 
 

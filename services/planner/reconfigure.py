@@ -8,9 +8,9 @@ from datetime import datetime
 from services.planner.changes import leave, move
 from services.planner.placement import Want, place
 from services.planner.problem import available_workers, build_problem, least_count, wanting
-from services.planner.solver import solve_with_alternatives
 from services.planner.state import State, Task
-from services.planner.waf import touches
+from shared.planning.solver import solve_with_alternatives
+from shared.planning.waf import touches
 from shared.plans import Problem, Solution, TaskChange, TaskProblem
 
 

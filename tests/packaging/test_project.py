@@ -69,7 +69,7 @@ def test_every_requirement_has_its_exact_version() -> None:
 
 def test_the_base_installation_has_no_torch() -> None:
     names = {Requirement(text).name for text in PROJECT["project"]["dependencies"]}
-    assert names.isdisjoint({"torch", "megatron-core", "safetensors", "numpy"})
+    assert names.isdisjoint({"torch", "megatron-core", "safetensors"})
 
 
 def test_torch_is_requested_by_the_version_that_is_constrained() -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from services.planner.solver import evaluate, solve, solve_with_alternatives
-from services.planner.waf import term, touches, waf_flop_per_s
 from shared.errors import InvalidInput
+from shared.planning.solver import evaluate, solve, solve_with_alternatives
+from shared.planning.waf import term, touches, waf_flop_per_s
 from shared.plans import Problem, TaskProblem
 
 

@@ -27,7 +27,8 @@ def term(task: TaskProblem, workers: int) -> Term:
     """
     rate = waf_flop_per_s(task, workers)
     reward = rate * task.running_s
-    penalty = waf_flop_per_s(task, task.current) * task.transition_s if touches(task, workers) else 0.0
+    move_s = task.transition_to_s.get(workers, task.transition_s)
+    penalty = waf_flop_per_s(task, task.current) * move_s if touches(task, workers) else 0.0
     return Term(
         name=task.name,
         workers=workers,

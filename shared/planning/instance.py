@@ -1,0 +1,122 @@
+"""A planning problem as flat arrays, tasks in the order of their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from shared.errors import InvalidInput
+from shared.planning import compiled
+from shared.planning.kernels.arrays import Floats, Ints
+from shared.plans import Problem, TaskProblem
+
+
+@dataclass
+class Tables:
+    """Throughput tables as arrays, remembered: problems that follow from one state share their dictionaries."""
+
+    _known: dict[int, tuple[Mapping[int, float], Ints, Floats]] = field(default_factory=dict)
+
+    def arrays(self, table: Mapping[int, float]) -> tuple[Ints, Floats]:
+        """Return counts, increasing, and FLOP/s. The table is kept alive, so its identity stays its own."""
+        found = self._known.get(id(table))
+        if found is None:
+            counts = np.fromiter(table.keys(), np.int64, len(table))
+            flop_per_s = np.fromiter(table.values(), np.float64, len(table))
+            if counts.size > 1 and not bool(np.all(counts[1:] > counts[:-1])):
+                order = np.argsort(counts)
+                counts, flop_per_s = counts[order], flop_per_s[order]
+            found = self._known[id(table)] = (table, counts, flop_per_s)
+        return found[1], found[2]
+
+
+@dataclass(frozen=True)
+class Instance:
+    """The tasks, and of each its useful counts ``starts[t] .. starts[t + 1]`` with what they are worth.
+
+    ``worth`` is G in units of ``2 ** exponent``. ``kernels``: those to solve it with.
+    """
+
+    tasks: Sequence[TaskProblem]
+    workers: int
+    starts: Ints
+    counts: Ints
+    worth: Ints
+    touched: Ints
+    moved: Ints
+    exponent: int
+    kernels: Any
+
+    @classmethod
+    def of(cls, problem: Problem, tables: Tables | None = None) -> Instance:
+        """Return the problem as arrays.
+
+        Raises:
+            InvalidInput: the objective is too large for a float64.
+        """
+        tables = tables or Tables()
+        tasks = sorted(problem.tasks, key=lambda task: task.name)
+        arrays = [tables.arrays(task.throughput) for task in tasks]
+        moves = [sorted(task.transition_to_s.items()) for task in tasks]
+        size = sum(counts.size for counts, _ in arrays) + 2 * len(tasks)
+        kernels = compiled.namespace(size * problem.workers)
+        # An overflow is refused below; compiled code does not warn of it either.
+        with np.errstate(over="ignore", invalid="ignore"):
+            starts, counts, objective, touched, moved = kernels.options(
+                _starts([counts.size for counts, _ in arrays]),
+                np.concatenate([counts for counts, _ in arrays] or [np.zeros(0, np.int64)]),
+                np.concatenate([flop_per_s for _, flop_per_s in arrays] or [np.zeros(0, np.float64)]),
+                np.array([task.weight for task in tasks], np.float64),
+                np.array([task.necessary for task in tasks], np.int64),
+                np.array([min(problem.workers, task.maximum) for task in tasks], np.int64),
+                np.array([task.current for task in tasks], np.int64),
+                np.array([task.faulted for task in tasks], np.int64),
+                np.array([task.required for task in tasks], np.int64),
+                np.array([task.running_s for task in tasks], np.float64),
+                np.array([task.transition_s for task in tasks], np.float64),
+                _starts([len(to) for to in moves]),
+                np.array([count for to in moves for count, _ in to], np.int64),
+                np.array([seconds for to in moves for _, seconds in to], np.float64),
+            )
+        return cls(tasks, problem.workers, starts, counts, *_fixed(kernels, starts, objective, touched, moved), kernels)
+
+    def chosen(self, choice: Ints) -> list[int]:
+        """Return the counts of a choice (an item a task)."""
+        return [int(count) for count in self.counts[choice]]
+
+    def useful(self, task: int) -> Ints:
+        """Return a task's useful counts, increasing."""
+        found: Ints = self.counts[self.starts[task] : self.starts[task + 1]]
+        return found
+
+    def only(self, allowed: Sequence[Ints]) -> Instance:
+        """Return the instance with a subset of each task's useful counts."""
+        keep = [np.isin(self.useful(t), counts) for t, counts in enumerate(allowed)]
+        mask = np.concatenate(keep or [np.zeros(0, bool)])
+        return Instance(
+            self.tasks,
+            self.workers,
+            _starts([int(np.count_nonzero(kept)) for kept in keep]),
+            self.counts[mask],
+            self.worth[mask],
+            self.touched[mask],
+            self.moved[mask],
+            self.exponent,
+            self.kernels,
+        )
+
+
+def _fixed(kernels: Any, starts: Ints, objective: Floats, touched: Ints, moved: Ints) -> tuple[Ints, Ints, Ints, int]:
+    worth, exponent = kernels.fixed_point(starts, objective)
+    if exponent == kernels.TOO_LARGE:
+        raise InvalidInput("the objective (weight x throughput x seconds) exceeds what a 64-bit float can hold")
+    return worth, touched, moved, int(exponent)
+
+
+def _starts(sizes: Sequence[int]) -> Ints:
+    starts = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=starts[1:])
+    return starts
