@@ -33,7 +33,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "stop": ("cli.stop", "Stop a task at the next step, with a checkpoint."),
     "nodes": ("cli.nodes", "List nodes and their workers."),
     "incidents": ("cli.incidents", "List faults and what was done about them."),
-    "plan": ("cli.plan", "Look at plans."),
+    "plan": ("cli.plan", "Look at plans, or make one."),
     "events": ("cli.events", "Print the event log."),
     "cost": ("cli.cost", "Report what failures cost."),
     "replay": ("cli.replay", "Rebuild the state from a log, and check it."),

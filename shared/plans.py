@@ -40,7 +40,7 @@ class TaskProblem(Model):
     """
 
     name: str
-    weight: float = Field(gt=0)
+    weight: float = Field(ge=0)
     necessary: int = Field(ge=0)
     maximum: int = Field(ge=0)
     current: int = Field(ge=0)

@@ -24,7 +24,7 @@ from services.api import problems
 from services.api.feed import Feed
 from services.api.gateway import Gateway
 from services.api.live import Live
-from services.api.routers import costs, events, health, incidents, nodes, plans, tasks
+from services.api.routers import costs, events, health, incidents, nodes, planning, plans, tasks
 from services.api.store import Store
 from shared.errors import Unavailable
 from shared.service import Context, run
@@ -46,7 +46,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     )
     app.state.gateway = gateway
     problems.install(app)
-    for module in (tasks, nodes, incidents, plans, events, costs, health):
+    for module in (tasks, nodes, incidents, plans, planning, events, costs, health):
         app.include_router(module.router)
 
     @app.get("/", include_in_schema=False)

@@ -22,6 +22,8 @@ from shared.plans import Problem, TaskProblem
 ROUNDING = 1e-13
 """Sums of up to some hundred float64 in different orders differ by less, relative to the sum of their amounts."""
 
+pytestmark = pytest.mark.timeout(300)  # once in a while, that is how long compiling takes on a busy machine
+
 SCALES = st.sampled_from([1e-12, 1e-3, 1.0, 1e15, 1e21])
 SHAPES = st.sampled_from(["any", "plateau", "linear", "concave", "steps", "noise"])
 

@@ -153,6 +153,7 @@ def test_only_faulted_shrinks_pins_the_healthy() -> None:
     assert all(a.label != "keep" for a in alternatives)
 
 
+@pytest.mark.timeout(300)  # compiles
 def test_medium_problem_equals_the_plain_dynamic_program() -> None:
     """128 workers, 6 tasks: the same objective as the paper's recursion written plainly."""
     tasks = [

@@ -14,7 +14,7 @@ from services.api import present
 from services.api.gateway import Api, Gateway
 from services.api.logs import read_lines
 from services.api.models import Page, Stopping, Task
-from services.api.problems import TooLarge
+from services.api.routers.bodies import read_body
 from services.api.routers.parameters import PROBLEMS, Cursor, Limit, page
 from services.api.store import TASKS
 from shared.errors import InvalidInput, NotFound
@@ -43,26 +43,12 @@ async def submit(
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> Task:
     """Submit a task. With an ``Idempotency-Key``, the same submission again returns the task it made (200)."""
-    spec = _parse(await _body(request), request.headers.get("content-type", ""))
+    spec = _parse(await read_body(request, MAX_SPEC_BYTES), request.headers.get("content-type", ""))
     view, new = await api.submit(spec, key=idempotency_key or "")
     if not new:
         response.status_code = status.HTTP_200_OK
     response.headers["Location"] = f"/v1/tasks/{view.name}"
     return present.task(view, api.live)
-
-
-async def _body(request: Request) -> bytes:
-    """Return the body.
-
-    Raises:
-        TooLarge: it is larger than a specification can be; the rest is not read.
-    """
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_SPEC_BYTES:
-            raise TooLarge(f"the body is larger than {MAX_SPEC_BYTES} bytes, the most that is allowed")
-    return body
 
 
 def _parse(body: bytes, content_type: str) -> TaskSpec:

@@ -99,8 +99,8 @@ def price(vertex: Ints, slope: Ints, vertex_starts: Ints, weight: Ints, capacity
     not fit, so price * capacity is no more than the worths these edges gain: below 2**60.
     """
     tasks = vertex_starts.size - 1
-    low = np.int64(-1)
-    high = np.int64(0)
+    low: Int = np.int64(-1)
+    high: Int = np.int64(0)
     for i in range(slope.size):
         high = max(high, slope[i])
     while high - low > 1:
