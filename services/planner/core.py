@@ -17,7 +17,7 @@ from datetime import datetime
 
 from services.planner.changes import can_save, end, leave, move
 from services.planner.folding import blamed_node, blamed_task, evolve, is_stale
-from services.planner.reconfigure import Reconfiguration, reconfigure, same_workers
+from services.planner.reconfigure import Reconfiguration, Solve, reconfigure, same_workers
 from services.planner.state import State, Task
 from shared.events import (
     ErrorDetected,
@@ -32,10 +32,11 @@ from shared.events import (
     TaskSubmitted,
     derived_id,
 )
+from shared.planning.solver import solve_with_alternatives
 from shared.plans import Response, TaskChange, Trigger
 from shared.severities import Severity
 
-__all__ = ["SERVICE", "decide", "evolve"]
+__all__ = ["SERVICE", "asked", "decide", "evolve"]
 
 SERVICE = "planner"
 """Part of the ids of the events that follow from a cause (``derived_id``)."""
@@ -43,53 +44,70 @@ SERVICE = "planner"
 
 @dataclass
 class _Draft:
-    """A plan in the making. ``response``: what it is called if it changes anything."""
+    """A plan in the making. ``response``: what it is called if it changes anything.
+
+    ``question``: the state in which the solver is to be asked, if it is, and why.
+    """
 
     trigger: Trigger
     response: Response = Response.RECONFIGURE
     incident: str | None = None
     changes: list[TaskChange] = field(default_factory=list)
+    question: tuple[State, str] | None = None
     solved: Reconfiguration | None = None
     stopped: list[Task] = field(default_factory=list)
 
 
-def decide(state: State, event: EventBase, at: datetime) -> list[Event]:
+def decide(state: State, event: EventBase, at: datetime, solve: Solve = solve_with_alternatives) -> list[Event]:
     """Return the events that follow from ``event``: none, or a plan and what it settles at once.
 
     Args:
         state: the fold of everything up to and with ``event``.
         event: what happened.
         at: when it was recorded.
+        solve: the solver, or what answers as it would (``lookahead.py``).
     """
-    draft = _draft(state, event, at)
-    return [] if draft is None else _events(state, event, at, draft)
+    draft = _draft(state, event)
+    if draft is None:
+        return []
+    if draft.question is not None:
+        posed, why = draft.question
+        draft.solved = reconfigure(posed, at, why, solve)
+        draft.changes += draft.solved.changes
+    return _events(state, event, at, draft)
 
 
-def _draft(state: State, event: EventBase, at: datetime) -> _Draft | None:
+def asked(state: State, event: EventBase) -> State | None:
+    """Return the state in which the solver is asked about ``event``, which ``state`` contains; None if it is not."""
+    draft = _draft(state, event)
+    return draft.question[0] if draft is not None and draft.question is not None else None
+
+
+def _draft(state: State, event: EventBase) -> _Draft | None:
     match event:
         case TaskSubmitted():
-            return _solve(state, at, _Draft(Trigger.TASK_SUBMITTED), f"task {event.task} was submitted")
+            return _ask(state, _Draft(Trigger.TASK_SUBMITTED), f"task {event.task} was submitted")
         case TaskStopRequested():
-            return _stop(state, event, at)
+            return _stop(state, event)
         case TaskFinished() | TaskFailed() | TaskStopped():
-            return _task_ended(state, event, at)
+            return _task_ended(state, event)
         case NodeJoined():
             draft = _Draft(Trigger.NODE_JOINED)
             _leave_again(state, draft)
-            return _solve(state, at, draft, f"node {event.node} joined")
+            return _ask(state, draft, f"node {event.node} joined")
         case ErrorDetected():
-            return _error(state, event, at)
+            return _error(state, event)
         case _:
             return None
 
 
-def _stop(state: State, event: TaskStopRequested, at: datetime) -> _Draft:
+def _stop(state: State, event: TaskStopRequested) -> _Draft:
     draft = _Draft(Trigger.STOP_REQUESTED)
     task = state.tasks.get(event.task)
     if task is None or task.life != "stopping" or (task.change is not None and task.change.action == "stop"):
         return draft
     _stop_task(state, draft, task, "its stop was requested")
-    return _solve(state, at, draft, f"task {task.name} stopped") if draft.changes and draft.stopped else draft
+    return _ask(state, draft, f"task {task.name} stopped") if draft.changes and draft.stopped else draft
 
 
 def _stop_task(state: State, draft: _Draft, task: Task, reason: str) -> None:
@@ -102,7 +120,7 @@ def _stop_task(state: State, draft: _Draft, task: Task, reason: str) -> None:
     draft.stopped.append(task)
 
 
-def _task_ended(state: State, event: TaskFinished | TaskFailed | TaskStopped, at: datetime) -> _Draft | None:
+def _task_ended(state: State, event: TaskFinished | TaskFailed | TaskStopped) -> _Draft | None:
     task = state.tasks.get(event.task)
     draft = _Draft(Trigger.TASK_ENDED)
     if task is None:
@@ -112,10 +130,10 @@ def _task_ended(state: State, event: TaskFinished | TaskFailed | TaskStopped, at
     what = {"task.finished": "finished", "task.failed": "failed", "task.stopped": "stopped"}[event.type]
     if task.occupied:
         draft.changes.append(end(state, task, f"it {what}"))
-    return _solve(state, at, draft, f"task {task.name} {what}")
+    return _ask(state, draft, f"task {task.name} {what}")
 
 
-def _error(state: State, event: ErrorDetected, at: datetime) -> _Draft:
+def _error(state: State, event: ErrorDetected) -> _Draft:
     draft = _Draft(Trigger.ERROR, incident=event.incident)
     where = event.worker or event.node or event.task or "the cluster"
     what = f"{event.kind.value} of {where}"
@@ -123,14 +141,14 @@ def _error(state: State, event: ErrorDetected, at: datetime) -> _Draft:
         if blamed_node(event) is None and blamed_task(state, event) is None:
             return draft
         _leave_again(state, draft)
-        return _solve(state, at, draft, what)
+        return _ask(state, draft, what)
     task = blamed_task(state, event)
     if task is None or is_stale(task, event) or not task.broken:
         return draft
     draft.response = Response.RETRY if event.severity is Severity.SEV3 else Response.RESTART
     if task.leaving:
         _leave_again(state, draft)
-        return _solve(state, at, draft, f"task {task.name} stopped") if draft.stopped else draft
+        return _ask(state, draft, f"task {task.name} stopped") if draft.stopped else draft
     verb = "retried in place" if event.severity is Severity.SEV3 else "restarted on its node"
     draft.changes.append(move(state, task, same_workers(state, task), f"{what}; {verb}"))
     return draft
@@ -148,13 +166,12 @@ def _leave_again(state: State, draft: _Draft) -> None:
             draft.changes.append(leave(state, task, "pause", "a worker was lost while it paused"))
 
 
-def _solve(state: State, at: datetime, draft: _Draft, why: str) -> _Draft:
-    """Ask the solver; tasks that the draft stops at once are over for it."""
+def _ask(state: State, draft: _Draft, why: str) -> _Draft:
+    """Have the solver asked; tasks that the draft stops at once are over for it."""
     for task in draft.stopped:
         ended = task.model_copy(update={"life": "ended", "members": (), "holders": (), "broken": False, "lost": ()})
         state = state.model_copy(update={"tasks": {**state.tasks, task.name: ended}})
-    draft.solved = reconfigure(state, at, why)
-    draft.changes += draft.solved.changes
+    draft.question = state, why
     return draft
 
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from services.planner.core import SERVICE, decide, evolve
+from services.planner.reconfigure import Solve
 from services.planner.state import State
 from shared.events import Event, PlanDecided, Recorded, TaskStopped, derived_id
+from shared.planning.solver import solve_with_alternatives
 
 
 class Fold:
     """A state that advances with the log."""
 
-    def __init__(self) -> None:
-        """Start before the first event."""
+    def __init__(self, solve: Solve = solve_with_alternatives) -> None:
+        """Start before the first event. ``solve``: the solver, or what answers as it would."""
         self.state = State()
+        self._solve = solve
         self._folded: set[str] = set()
 
     def take(self, record: Recorded) -> bool:
@@ -31,7 +34,7 @@ class Fold:
 
     def decide(self, record: Recorded) -> list[Event]:
         """Return what follows from the record just taken."""
-        return decide(self.state, record.event, record.recorded_at)
+        return decide(self.state, record.event, record.recorded_at, self._solve)
 
     def answer(self, cause: Recorded, events: Sequence[Event]) -> None:
         """Fold what was decided about the record just taken."""

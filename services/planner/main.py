@@ -11,7 +11,9 @@ import sys
 import uuid
 
 from services.planner.fold import Fold, answers_to, recorded_answers
+from services.planner.lookahead import LookAhead
 from services.planner.replay import read_all
+from services.planner.state import State
 from shared.events import ClusterConfigured, PlanDecided, Recorded
 from shared.model import Clock, utc_now
 from shared.service import Context, run
@@ -19,13 +21,18 @@ from shared.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+QUIET_S = 0.1
+"""Changes come in bursts (a plan's milestones): looking ahead begins once this long has passed after the first."""
+
 
 class Planner:
     """Folds records and answers them."""
 
     def __init__(self, context: Context, answers: dict[str, Recorded]) -> None:
         """Start from an empty state; ``answers``: what the log held when the service started."""
-        self.fold = Fold()
+        self.look_ahead = LookAhead()
+        self.fold = Fold(self.look_ahead.solve)
+        self._changed = asyncio.Event()
         self._journal = context.journal
         self._answers = answers
 
@@ -33,6 +40,7 @@ class Planner:
         """Fold a record; append the answer to it unless the log already has one."""
         if not self.fold.take(record):
             return
+        self._changed.set()
         recorded = answers_to(record, self._answers)
         if recorded:
             self.fold.answer(record, [r.event for r in recorded])
@@ -45,6 +53,27 @@ class Planner:
         for event in decided:
             if isinstance(event, PlanDecided):
                 logger.info("%s: %s, %s (position %d)", event.plan, event.trigger, event.response, record.position)
+
+    async def keep_looking_ahead(self) -> None:
+        """Solve what may come next, anew after every change, until cancelled. Deciding never waits for it."""
+        table = self.look_ahead
+        try:
+            while True:
+                await self._changed.wait()
+                await asyncio.sleep(QUIET_S)
+                self._changed.clear()
+                # Cancelled, it is left to the thread to end by itself, at the next answer.
+                await asyncio.shield(asyncio.to_thread(self._look_ahead, self.fold.state))
+                logger.debug("looked ahead: %d answers, %d hits, %d misses", len(table), table.hits, table.misses)
+        finally:
+            self._changed.set()
+
+    def _look_ahead(self, state: State) -> None:
+        try:
+            self.look_ahead.rebuild(state, utc_now(), lambda: not self._changed.is_set())
+        except Exception:
+            # Plans do not depend on it: without an answer ahead, the solver is asked.
+            logger.exception("could not look ahead")
 
 
 def configuration(settings: Settings, *, event_id: str, clock: Clock) -> ClusterConfigured:
@@ -76,7 +105,12 @@ async def serve(context: Context, clock: Clock = utc_now) -> None:
         await context.journal.append([now])
     planner = Planner(context, recorded_answers(records))
     context.ready()
-    await context.journal.follow(planner.handle, consumer="planner", after=0)
+    looking_ahead = asyncio.create_task(planner.keep_looking_ahead(), name="look-ahead")
+    try:
+        await context.journal.follow(planner.handle, consumer="planner", after=0)
+    finally:
+        looking_ahead.cancel()
+        await asyncio.wait({looking_ahead})
 
 
 def main() -> int:

@@ -6,15 +6,19 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from services.planner.state import State, Task
-from services.planner.throughput import flop_per_step, throughput_table
+from services.planner.throughput import flop_per_step, largest_count, throughput_table
 from shared.planning.waf import waf_flop_per_s
 from shared.plans import Problem, TaskProblem
+from shared.tasks import TaskSpec
+
+GRID = 1.1
+"""Step of D_running: finer than anyone knows the time between failures."""
 
 
 def build_problem(state: State, at: datetime) -> Problem:
     """Return the problem: all tasks that want workers, and all usable workers but those of tasks that are leaving."""
     workers = len(available_workers(state))
-    failure_s = running_s(state, at)
+    failure_s = on_grid(running_s(state, at))
     tasks = [_task_problem(state, task, workers, failure_s) for task in wanting(state)]
     admitted = admit(tasks, workers)
     return Problem(
@@ -41,7 +45,8 @@ def admit(tasks: Sequence[TaskProblem], workers: int) -> set[str]:
 
 def least_count(task: TaskProblem) -> int | None:
     """Return the smallest count at which the task achieves anything; None if there is none."""
-    return min((k for k in task.throughput if k <= task.maximum and waf_flop_per_s(task, k) > 0.0), default=None)
+    working = (k for k in sorted(task.throughput) if k <= task.maximum and waf_flop_per_s(task, k) > 0.0)
+    return next(working, None)
 
 
 def wanting(state: State) -> list[Task]:
@@ -71,6 +76,19 @@ def running_s(state: State, at: datetime) -> float:
     return mtbf_s / max(1, len(usable))
 
 
+def on_grid(value_s: float) -> float:
+    """Return the largest power of 1.1 that is not above the value, seconds (below 1: the value itself).
+
+    D_running changes by the moment; what was solved ahead for a moment ago has to hold for the event when it comes.
+    """
+    if value_s < 1.0:
+        return value_s
+    below = 1.0
+    while below * GRID <= value_s:
+        below = below * GRID
+    return below
+
+
 def transition_s(state: State, task: Task) -> float:
     """Return D_transition: the mean of the measured transitions, with the prior as one more, seconds.
 
@@ -94,10 +112,11 @@ def _task_problem(state: State, task: Task, workers: int, failure_s: float) -> T
     current = len(task.members)
     maximum = workers if task.spec.workers.max is None else task.spec.workers.max
     # The count before the fault may be more than is left; its rate still says what the transition costs.
-    table = throughput_table(
+    table = _remembered_table(
         task.spec, max(workers, current), state.parameter("worker_flop_per_s"), exponent_of(state, task)
     )
-    return TaskProblem(
+    # Not validated again: a table has thousands of entries, and all of it comes from what was validated.
+    return TaskProblem.model_construct(
         name=task.name,
         weight=task.spec.weight,
         necessary=task.spec.workers.min,
@@ -105,9 +124,28 @@ def _task_problem(state: State, task: Task, workers: int, failure_s: float) -> T
         current=current,
         faulted=bool(task.lost) or task.broken,
         transition_s=transition_s(state, task),
+        transition_to_s={},
         running_s=min(failure_s, _remaining_s(task, table, workers)),
         throughput=table,
+        required=False,
     )
+
+
+_MAX_TABLES = 4096
+"""Tables remembered; more than one planning problem and what follows from it can have."""
+
+_tables: dict[tuple[int, int, float, int], tuple[TaskSpec, dict[int, float]]] = {}
+
+
+def _remembered_table(spec: TaskSpec, workers: int, worker_flop_per_s: float, exponent: int) -> dict[int, float]:
+    """Return ``throughput_table``, the same object for the same arguments: the problems looked ahead at share it."""
+    key = (id(spec), largest_count(spec, workers), worker_flop_per_s, exponent)
+    found = _tables.get(key)
+    if found is None or found[0] is not spec:
+        if len(_tables) >= _MAX_TABLES:
+            _tables.clear()
+        found = _tables[key] = spec, throughput_table(spec, workers, worker_flop_per_s, exponent)
+    return found[1]
 
 
 def _remaining_s(task: Task, table: dict[int, float], workers: int) -> float:

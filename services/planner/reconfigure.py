@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -9,9 +10,11 @@ from services.planner.changes import leave, move
 from services.planner.placement import Want, place
 from services.planner.problem import available_workers, build_problem, least_count, wanting
 from services.planner.state import State, Task
-from shared.planning.solver import solve_with_alternatives
 from shared.planning.waf import touches
 from shared.plans import Problem, Solution, TaskChange, TaskProblem
+
+Solve = Callable[[Problem], tuple[Solution, list[Solution]]]
+"""What answers a problem with the best assignment and the alternatives (``solver.solve_with_alternatives``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +28,13 @@ class Reconfiguration:
     alternatives: list[Solution]
 
 
-def reconfigure(state: State, at: datetime, why: str) -> Reconfiguration:
+def reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfiguration:
     """Return the best assignment for the state, placed. ``why``: what happened, in words.
 
     Only tasks that are faulted, or whose count the solver changes, are touched.
     """
     problem = build_problem(state, at)
-    solution, alternatives = solve_with_alternatives(problem)
+    solution, alternatives = solve(problem)
     problems = {task.name: task for task in problem.tasks}
     touched = [task for task in wanting(state) if touches(problems[task.name], solution.assignment[task.name])]
     workers = _place(state, touched, solution)

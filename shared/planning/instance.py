@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,82 @@ class Tables:
 
 
 @dataclass(frozen=True)
+class Inputs:
+    """All that the solver reads of a problem, tasks by name, in the order in which ``worths.options`` takes it."""
+
+    tasks: Sequence[TaskProblem]
+    workers: int
+    table_starts: Ints
+    table_counts: Ints
+    table_flop_per_s: Floats
+    weight: Floats
+    necessary: Ints
+    limit: Ints
+    current: Ints
+    faulted: Ints
+    required: Ints
+    running_s: Floats
+    transition_s: Floats
+    moves_starts: Ints
+    moves_counts: Ints
+    moves_s: Floats
+
+    @classmethod
+    def of(cls, problem: Problem, tables: Tables | None = None) -> Inputs:
+        """Return a problem's inputs. ``tables``: remembers arrays between problems that share throughput tables."""
+        tables = tables or Tables()
+        tasks = sorted(problem.tasks, key=lambda task: task.name)
+        arrays = [tables.arrays(task.throughput) for task in tasks]
+        moves = [sorted(task.transition_to_s.items()) for task in tasks]
+        return cls(
+            tasks,
+            problem.workers,
+            _starts([counts.size for counts, _ in arrays]),
+            np.concatenate([counts for counts, _ in arrays] or [np.zeros(0, np.int64)]),
+            np.concatenate([flop_per_s for _, flop_per_s in arrays] or [np.zeros(0, np.float64)]),
+            np.array([task.weight for task in tasks], np.float64),
+            np.array([task.necessary for task in tasks], np.int64),
+            np.array([min(problem.workers, task.maximum) for task in tasks], np.int64),
+            np.array([task.current for task in tasks], np.int64),
+            np.array([task.faulted for task in tasks], np.int64),
+            np.array([task.required for task in tasks], np.int64),
+            np.array([task.running_s for task in tasks], np.float64),
+            np.array([task.transition_s for task in tasks], np.float64),
+            _starts([len(to) for to in moves]),
+            np.array([count for to in moves for count, _ in to], np.int64),
+            np.array([seconds for to in moves for _, seconds in to], np.float64),
+        )
+
+    @property
+    def arrays(self) -> tuple[Ints | Floats, ...]:
+        """Return the arrays alone."""
+        return (
+            self.table_starts,
+            self.table_counts,
+            self.table_flop_per_s,
+            self.weight,
+            self.necessary,
+            self.limit,
+            self.current,
+            self.faulted,
+            self.required,
+            self.running_s,
+            self.transition_s,
+            self.moves_starts,
+            self.moves_counts,
+            self.moves_s,
+        )
+
+    def key(self) -> bytes:
+        """Return a digest of everything the answer depends on: names only by their order."""
+        digest = hashlib.blake2b(f"{self.workers} {len(self.tasks)}".encode(), digest_size=16)
+        for array in self.arrays:
+            digest.update(len(array).to_bytes(8, "little"))
+            digest.update(array.tobytes())
+        return digest.digest()
+
+
+@dataclass(frozen=True)
 class Instance:
     """The tasks, and of each its useful counts ``starts[t] .. starts[t + 1]`` with what they are worth.
 
@@ -51,37 +128,21 @@ class Instance:
     kernels: Any
 
     @classmethod
-    def of(cls, problem: Problem, tables: Tables | None = None) -> Instance:
-        """Return the problem as arrays.
+    def of(cls, inputs: Inputs) -> Instance:
+        """Return the instance of these inputs.
 
         Raises:
             InvalidInput: the objective is too large for a float64.
         """
-        tables = tables or Tables()
-        tasks = sorted(problem.tasks, key=lambda task: task.name)
-        arrays = [tables.arrays(task.throughput) for task in tasks]
-        moves = [sorted(task.transition_to_s.items()) for task in tasks]
-        size = sum(counts.size for counts, _ in arrays) + 2 * len(tasks)
-        kernels = compiled.namespace(size * problem.workers)
+        size = inputs.table_counts.size + 2 * len(inputs.tasks)
+        kernels = compiled.namespace(size * inputs.workers)
         # An overflow is refused below; compiled code does not warn of it either.
         with np.errstate(over="ignore", invalid="ignore"):
-            starts, counts, objective, touched, moved = kernels.options(
-                _starts([counts.size for counts, _ in arrays]),
-                np.concatenate([counts for counts, _ in arrays] or [np.zeros(0, np.int64)]),
-                np.concatenate([flop_per_s for _, flop_per_s in arrays] or [np.zeros(0, np.float64)]),
-                np.array([task.weight for task in tasks], np.float64),
-                np.array([task.necessary for task in tasks], np.int64),
-                np.array([min(problem.workers, task.maximum) for task in tasks], np.int64),
-                np.array([task.current for task in tasks], np.int64),
-                np.array([task.faulted for task in tasks], np.int64),
-                np.array([task.required for task in tasks], np.int64),
-                np.array([task.running_s for task in tasks], np.float64),
-                np.array([task.transition_s for task in tasks], np.float64),
-                _starts([len(to) for to in moves]),
-                np.array([count for to in moves for count, _ in to], np.int64),
-                np.array([seconds for to in moves for _, seconds in to], np.float64),
-            )
-        return cls(tasks, problem.workers, starts, counts, *_fixed(kernels, starts, objective, touched, moved), kernels)
+            starts, counts, objective, touched, moved = kernels.options(*inputs.arrays)
+        worth, exponent = kernels.fixed_point(starts, objective)
+        if exponent == kernels.TOO_LARGE:
+            raise InvalidInput("the objective (weight x throughput x seconds) exceeds what a 64-bit float can hold")
+        return cls(inputs.tasks, inputs.workers, starts, counts, worth, touched, moved, int(exponent), kernels)
 
     def chosen(self, choice: Ints) -> list[int]:
         """Return the counts of a choice (an item a task)."""
@@ -107,13 +168,6 @@ class Instance:
             self.exponent,
             self.kernels,
         )
-
-
-def _fixed(kernels: Any, starts: Ints, objective: Floats, touched: Ints, moved: Ints) -> tuple[Ints, Ints, Ints, int]:
-    worth, exponent = kernels.fixed_point(starts, objective)
-    if exponent == kernels.TOO_LARGE:
-        raise InvalidInput("the objective (weight x throughput x seconds) exceeds what a 64-bit float can hold")
-    return worth, touched, moved, int(exponent)
 
 
 def _starts(sizes: Sequence[int]) -> Ints:

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shared.errors import InvalidInput
-from shared.planning.instance import Instance, Tables
+from shared.planning.instance import Inputs, Instance
 from shared.planning.waf import term, waf_flop_per_s
 from shared.plans import Problem, Solution, TaskProblem, Term
 
@@ -64,7 +64,7 @@ def solve_with_proof(problem: Problem) -> tuple[Solution, Proof]:
     Raises:
         InvalidInput: the required tasks need more workers than there are, or the objective overflows.
     """
-    instance = Instance.of(problem)
+    instance = Instance.of(Inputs.of(problem))
     counts, _, proof = _optimum(instance, alternatives=False)
     solution = _solution(instance.tasks, counts, "best")
     bound, price, worth, budget, states = (int(value) for value in proof)
@@ -74,31 +74,51 @@ def solve_with_proof(problem: Problem) -> tuple[Solution, Proof]:
     return solution, Proof(solution.objective + gap * unit, bound * unit, price * unit, budget * unit, states)
 
 
-def solve_with_alternatives(problem: Problem, tables: Tables | None = None) -> tuple[Solution, list[Solution]]:
+class Counts(NamedTuple):
+    """The best and the second best counts of all tasks, by name. ``second``: None if there is no other assignment."""
+
+    best: list[int]
+    second: list[int] | None
+
+
+def best_counts(inputs: Inputs) -> Counts:
+    """Return what takes time to find: all else about the answer follows from it.
+
+    Raises:
+        InvalidInput: the required tasks need more workers than there are, or the objective overflows.
+    """
+    best, second, _ = _optimum(Instance.of(inputs), alternatives=True)
+    return Counts(best, second)
+
+
+def solve_with_alternatives(problem: Problem) -> tuple[Solution, list[Solution]]:
     """Return the best assignment and those it was preferred to.
 
     ``second-best``: the best of all others. ``keep``: every task keeps its count. ``only-faulted-shrinks``: healthy
     tasks keep theirs, faulted ones share what is left. ``equal-split``: the same number for each, rounded down to a
     useful count. An alternative that is infeasible, or is the best itself, is left out.
 
-    Args:
-        problem: what to solve.
-        tables: remembers arrays between problems that share throughput tables.
-
     Raises:
         InvalidInput: the required tasks need more workers than there are, or the objective overflows.
     """
-    instance = Instance.of(problem, tables)
+    inputs = Inputs.of(problem)
+    return answer(inputs, best_counts(inputs))
+
+
+def answer(inputs: Inputs, found: Counts) -> tuple[Solution, list[Solution]]:
+    """Return the solutions that follow from the counts found for these inputs; see ``solve_with_alternatives``."""
+    instance = Instance.of(inputs)
     tasks = instance.tasks
-    counts, second, _ = _optimum(instance, alternatives=True)
     candidates = {
-        "second-best": second,
-        "keep": _fitting([task.current for task in tasks], tasks, problem.workers),
+        "second-best": found.second,
+        "keep": _fitting([task.current for task in tasks], tasks, inputs.workers),
         "only-faulted-shrinks": _only_faulted(instance),
         "equal-split": _equal_split(instance),
     }
-    return _solution(tasks, counts, "best"), [
-        _solution(tasks, found, label) for label, found in candidates.items() if found is not None and found != counts
+    return _solution(tasks, found.best, "best"), [
+        _solution(tasks, counts, label)
+        for label, counts in candidates.items()
+        if counts is not None and counts != found.best
     ]
 
 

@@ -40,7 +40,5 @@ async def test_a_bad_problem_is_refused_by_its_fields(api: Server) -> None:
 
 
 async def test_a_body_that_is_too_large_is_not_read(api: Server) -> None:
-    answer = await api.http.post(
-        "/v1/plan/solve", content=b"{}", headers={"Content-Length": str(MAX_PROBLEM_BYTES + 1)}
-    )
+    answer = await api.http.post("/v1/plan/solve", content=b" " * (MAX_PROBLEM_BYTES + 1))
     assert answer.status_code == 413

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from services.planner.fold import Fold
+from services.planner.reconfigure import Solve
 from services.planner.state import State, Task, node_of
 from shared.events import (
     EVENT,
@@ -24,6 +25,7 @@ from shared.events import (
     TaskStopRequested,
     TaskSubmitted,
 )
+from shared.planning.solver import solve_with_alternatives
 from shared.plans import TaskChange
 from shared.severities import SEVERITY, ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, parse_spec
@@ -48,8 +50,8 @@ def spec(name: str = "a", **fields: Any) -> TaskSpec:
 class World:
     """Events in, plans out. Time advances by 10 ms with every record."""
 
-    def __init__(self) -> None:
-        self.fold = Fold()
+    def __init__(self, solve: Solve = solve_with_alternatives) -> None:
+        self.fold = Fold(solve)
         self.records: list[Recorded] = []
         self.log(
             ClusterConfigured(

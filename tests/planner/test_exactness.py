@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shared.errors import InvalidInput
 from shared.planning import compiled
-from shared.planning.instance import Instance
+from shared.planning.instance import Inputs, Instance
 from shared.planning.solver import solve, solve_with_alternatives, solve_with_proof
 from shared.planning.waf import term, touches, waf_flop_per_s
 from shared.plans import Problem, TaskProblem
@@ -87,7 +87,7 @@ def assignments(problem: Problem) -> Iterator[tuple[int, ...]]:
 
 def in_units(problem: Problem) -> dict[tuple[str, int], int]:
     """G of every task and count in the whole units of the solver."""
-    instance = Instance.of(problem)
+    instance = Instance.of(Inputs.of(problem))
     return {
         (task.name, int(instance.counts[j])): int(instance.worth[j])
         for t, task in enumerate(instance.tasks)
@@ -227,7 +227,7 @@ def test_plain_and_compiled_kernels_agree() -> None:
     plain, quick = compiled.plain, compiled.compiled()
     assert plain.optimise is not quick.optimise
     for seed in range(3):
-        instance = Instance.of(random_problem(seed, 60, 4, (1, 2, 3), jagged=seed == 1))
+        instance = Instance.of(Inputs.of(random_problem(seed, 60, 4, (1, 2, 3), jagged=seed == 1)))
         arguments = (instance.starts, instance.counts, instance.worth, instance.touched, instance.moved, 60, True)
         for ours, theirs in zip(plain.optimise(*arguments), quick.optimise(*arguments), strict=True):
             assert np.array_equal(ours, theirs)
@@ -236,7 +236,7 @@ def test_plain_and_compiled_kernels_agree() -> None:
 def test_worths_are_those_of_the_formula() -> None:
     """The compiled float64 arithmetic is that of the terms, to the bit."""
     problem = random_problem(5, 4096, 8, (1, 3, 8))
-    instance = Instance.of(problem)
+    instance = Instance.of(Inputs.of(problem))
     scale = Fraction(2) ** -instance.exponent
     for t, task in enumerate(instance.tasks):
         for j in range(instance.starts[t], instance.starts[t + 1]):

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -193,12 +192,12 @@ def test_a_small_problem_loads_no_compiler() -> None:
 
 
 @pytest.fixture
-def unwritable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+def unwritable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    yield tmp_path
+    return tmp_path
 
 
 def test_compiled_code_is_kept_in_the_user_s_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,9 @@ MAX_BUDGET = 1 << 61
 BUDGET_STEP = 8
 """Factor between two budgets: the last search costs more than all before it, and is not far above what is needed."""
 
+SECOND_STEP = 2
+"""The same for the second best, which is often just beyond: searches grow faster than their budget."""
+
 FILLING_ROUNDS = 16
 """Steps of the greedy improvement of the first assignment. Each halves, about, what is left."""
 

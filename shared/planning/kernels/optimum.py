@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from shared.planning.kernels.arrays import BUDGET_STEP, MAX_BUDGET, Int, Ints, Items, Market, States
+from shared.planning.kernels.arrays import BUDGET_STEP, MAX_BUDGET, SECOND_STEP, Int, Ints, Items, Market, States
 from shared.planning.kernels.relaxation import fill, hulls, losses, price, relative, undominated
-from shared.planning.kernels.search import best_within, earlier_gets_more, search
+from shared.planning.kernels.search import best_within, earlier_gets_more, last_within, level, search
 
 
 def optimise(
@@ -59,7 +59,7 @@ def optimise(
         another, second = _second_best(chosen, items, market, budget, states)
         if another or budget >= enough:
             return True, chosen, another, second, proof
-        budget = min(enough, max(budget * BUDGET_STEP, enough // (BUDGET_STEP * BUDGET_STEP), np.int64(1)))
+        budget = min(enough, max(budget * SECOND_STEP, enough // (BUDGET_STEP * BUDGET_STEP), np.int64(1)))
         states = search(items, market, budget)
 
 
@@ -97,15 +97,20 @@ def _second_best(chosen: Ints, items: Items, market: Market, budget: Int, states
             left = room - items.weight[j]
             if j == chosen[t] or left < 0 or passed[0] + items.loss[j] > budget:
                 continue
-            prefix = chosen.copy()
-            prefix[t] = j
-            s, candidate = best_within(states, t + 1, left, prefix, market.price)
-            if s < 0:
+            first, end = level(states, t + 1)
+            s = last_within(states.weight, first, end, left)
+            if s < first:
                 continue
             new[0] = passed[0] + items.loss[j] + states.loss[s] + market.price * (left - states.weight[s])
             new[1] = passed[1] + items.touched[j] + states.touched[s]
             new[2] = passed[2] + items.moved[j] + states.moved[s]
-            if new[0] > budget or (found and not _preferred(new, candidate, best, second)):
+            order = _compare(new, best) if found else -1
+            if new[0] > budget or order > 0:
+                continue
+            prefix = chosen.copy()
+            prefix[t] = j
+            candidate = best_within(states, t + 1, left, prefix, market.price)[1]
+            if order == 0 and not earlier_gets_more(candidate, second):
                 continue
             found = True
             best[:] = new
@@ -118,9 +123,9 @@ def _second_best(chosen: Ints, items: Items, market: Market, budget: Int, states
     return found, second
 
 
-def _preferred(new: Ints, candidate: Ints, best: Ints, second: Ints) -> bool:
-    """Return whether the new choice comes before the best so far."""
-    for i in range(new.size):
-        if new[i] != best[i]:
-            return bool(new[i] < best[i])
-    return earlier_gets_more(candidate, second)
+def _compare(a: Ints, b: Ints) -> Int:
+    """Return -1, 0 or 1: whether ``a`` comes before, with or after ``b``, number by number."""
+    for i in range(a.size):
+        if a[i] != b[i]:
+            return -1 if a[i] < b[i] else 1
+    return 0

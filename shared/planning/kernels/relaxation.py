@@ -117,7 +117,7 @@ def price(vertex: Ints, slope: Ints, vertex_starts: Ints, weight: Ints, capacity
 
 def _weight_above(vertex: Ints, slope: Ints, vertex_starts: Ints, weight: Ints, least: Int) -> Int:
     """Return the workers that all edges steeper than ``least`` ask for."""
-    total = np.int64(0)
+    total: Int = np.int64(0)
     for t in range(vertex_starts.size - 1):
         total += weight[vertex[_last_above(slope, vertex_starts[t], vertex_starts[t + 1], least)]]
     return total

@@ -226,7 +226,7 @@ def best_within(states: States, task: Int, limit: Int, prefix: Ints, at_price: I
     """
     choice = prefix.copy()
     first, end = level(states, task)
-    last = _last_within(states.weight, first, end, limit)
+    last = last_within(states.weight, first, end, limit)
     if last < first:
         return np.int64(-1), choice
     walk(states, last, task, choice)
@@ -244,7 +244,7 @@ def best_within(states: States, task: Int, limit: Int, prefix: Ints, at_price: I
     return best, choice
 
 
-def _last_within(weight: Ints, first: Int, end: Int, limit: Int) -> Int:
+def last_within(weight: Ints, first: Int, end: Int, limit: Int) -> Int:
     """Return the last state no heavier than ``limit``; ``first - 1`` if there is none."""
     low = first - 1
     high = end
