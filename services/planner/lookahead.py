@@ -104,19 +104,22 @@ def foreseen(state: State, at: datetime, solved: Callable[[Inputs], Counts | Non
     tables = Tables()
     losses = loss_classes(state)
     firsts: list[tuple[Loss, State, Inputs]] = []
+    states: list[State] = []
     for loss in losses:
         after = _after(state, _lost(loss.node, at), at)
         if after is not None:
             firsts.append((loss, after, Inputs.of(build_problem(after, at), tables)))
+            states.append(after)
             yield firsts[-1][2]
     events: list[Event] = [*_joins(state, at), *_ends(state, at)]
-    later = at + timedelta(seconds=HORIZON_S)
     for event in events:
         if (after := _after(state, event, at)) is not None:
+            states.append(after)
             yield Inputs.of(build_problem(after, at), tables)
-    for event in [*(_lost(loss.node, at) for loss in losses), *events]:
+    later = at + timedelta(seconds=HORIZON_S)
+    for after in states:
         # The problem differs from that of now only if D_running takes a step on its grid.
-        if (after := _after(state, event, at)) is not None and _moves_on(after, at, later):
+        if on_grid(running_s(after, at)) != on_grid(running_s(after, later)):
             yield Inputs.of(build_problem(after, later), tables)
     for loss, after, inputs in firsts:
         counts = solved(inputs)
@@ -145,10 +148,6 @@ def loss_classes(state: State) -> list[Loss]:
 def _after(state: State, event: Event, at: datetime) -> State | None:
     """Return the state in which the solver would be asked about the event; None if it would not."""
     return asked(evolve(state, event, at), event)
-
-
-def _moves_on(state: State, at: datetime, later: datetime) -> bool:
-    return on_grid(running_s(state, at)) != on_grid(running_s(state, later))
 
 
 def _lost(node: str, at: datetime) -> ErrorDetected:

@@ -19,10 +19,10 @@ from shared.plans import Problem, TaskProblem
 class Tables:
     """Throughput tables as arrays, remembered: problems that follow from one state share their dictionaries."""
 
-    _known: dict[int, tuple[Mapping[int, float], Ints, Floats]] = field(default_factory=dict)
+    _known: dict[int, tuple[Mapping[int, float], Ints, Floats, bytes]] = field(default_factory=dict)
 
-    def arrays(self, table: Mapping[int, float]) -> tuple[Ints, Floats]:
-        """Return counts, increasing, and FLOP/s. The table is kept alive, so its identity stays its own."""
+    def arrays(self, table: Mapping[int, float]) -> tuple[Ints, Floats, bytes]:
+        """Return counts, increasing, FLOP/s, and a digest of both. The table is kept alive: its id stays its own."""
         found = self._known.get(id(table))
         if found is None:
             counts = np.fromiter(table.keys(), np.int64, len(table))
@@ -30,8 +30,9 @@ class Tables:
             if counts.size > 1 and not bool(np.all(counts[1:] > counts[:-1])):
                 order = np.argsort(counts)
                 counts, flop_per_s = counts[order], flop_per_s[order]
-            found = self._known[id(table)] = (table, counts, flop_per_s)
-        return found[1], found[2]
+            digest = hashlib.blake2b(counts.tobytes() + flop_per_s.tobytes(), digest_size=16).digest()
+            found = self._known[id(table)] = (table, counts, flop_per_s, digest)
+        return found[1:]
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Inputs:
 
     tasks: Sequence[TaskProblem]
     workers: int
+    table_digests: bytes
     table_starts: Ints
     table_counts: Ints
     table_flop_per_s: Floats
@@ -65,9 +67,10 @@ class Inputs:
         return cls(
             tasks,
             problem.workers,
-            _starts([counts.size for counts, _ in arrays]),
-            np.concatenate([counts for counts, _ in arrays] or [np.zeros(0, np.int64)]),
-            np.concatenate([flop_per_s for _, flop_per_s in arrays] or [np.zeros(0, np.float64)]),
+            b"".join(digest for _, _, digest in arrays),
+            _starts([counts.size for counts, _, _ in arrays]),
+            np.concatenate([counts for counts, _, _ in arrays] or [np.zeros(0, np.int64)]),
+            np.concatenate([flop_per_s for _, flop_per_s, _ in arrays] or [np.zeros(0, np.float64)]),
             np.array([task.weight for task in tasks], np.float64),
             np.array([task.necessary for task in tasks], np.int64),
             np.array([min(problem.workers, task.maximum) for task in tasks], np.int64),
@@ -104,7 +107,8 @@ class Inputs:
     def key(self) -> bytes:
         """Return a digest of everything the answer depends on: names only by their order."""
         digest = hashlib.blake2b(f"{self.workers} {len(self.tasks)}".encode(), digest_size=16)
-        for array in self.arrays:
+        digest.update(self.table_digests)
+        for array in self.arrays[3:]:  # all but the tables
             digest.update(len(array).to_bytes(8, "little"))
             digest.update(array.tobytes())
         return digest.digest()

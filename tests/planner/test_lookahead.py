@@ -11,7 +11,7 @@ from services.planner.replay import verify_records
 from shared.planning.instance import Inputs
 from shared.planning.solver import solve_with_alternatives
 from shared.plans import Problem, Solution
-from shared.severities import ErrorKind, Severity
+from shared.severities import ErrorKind
 from tests.planner.kit import World
 
 Step = Callable[[World], object]
@@ -43,7 +43,7 @@ NEXT: dict[str, Step] = {
     "a finished": lambda world: world.finish("a"),
     "b failed": lambda world: world.fail("b"),
     "c finished": lambda world: world.finish("c"),
-    "a worker lost for good": lambda world: world.error(ErrorKind.DEVICE, worker="n1/0", task="a", severity=Severity.SEV1),
+    "a worker lost for good": lambda world: world.error(ErrorKind.DEVICE, worker="n1/0", task="a"),
 }
 
 

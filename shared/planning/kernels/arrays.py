@@ -22,14 +22,20 @@ TOO_LARGE = -(10**6)
 MAX_BUDGET = 1 << 61
 """More than any feasible assignment can lose (2**58 of worth on either side of zero, and the price of all workers)."""
 
-BUDGET_STEP = 8
+BUDGET_STEP = 2
 """Factor between two budgets: the last search costs more than all before it, and is not far above what is needed."""
+
+FIRST_BUDGETS = 64
+"""The first budget is this part of what is known to be enough."""
 
 SECOND_STEP = 2
 """The same for the second best, which is often just beyond: searches grow faster than their budget."""
 
 FILLING_ROUNDS = 16
 """Steps of the greedy improvement of the first assignment. Each halves, about, what is left."""
+
+PRICES = 12
+"""Prices at which the tasks before are bound, besides the one of the relaxation."""
 
 FIRST_ROOM = 1024
 """States for which there is room at first; it doubles."""

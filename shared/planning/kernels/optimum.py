@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from shared.planning.kernels.arrays import BUDGET_STEP, MAX_BUDGET, SECOND_STEP, Int, Ints, Items, Market, States
+from shared.planning.kernels.arrays import (
+    BUDGET_STEP,
+    FIRST_BUDGETS,
+    MAX_BUDGET,
+    SECOND_STEP,
+    Int,
+    Ints,
+    Items,
+    Market,
+    States,
+)
 from shared.planning.kernels.relaxation import fill, hulls, losses, price, relative, undominated
 from shared.planning.kernels.search import best_within, earlier_gets_more, last_within, level, search
 
@@ -36,7 +46,7 @@ def optimise(
     enough = bound
     for t in range(choice.size):
         enough -= worth[choice[t]]
-    budget = enough // (BUDGET_STEP * BUDGET_STEP)
+    budget = enough // (FIRST_BUDGETS)
     while True:
         states = search(items, market, budget)
         proof[4] += states.levels[0]
@@ -59,7 +69,7 @@ def optimise(
         another, second = _second_best(chosen, items, market, budget, states)
         if another or budget >= enough:
             return True, chosen, another, second, proof
-        budget = min(enough, max(budget * SECOND_STEP, enough // (BUDGET_STEP * BUDGET_STEP), np.int64(1)))
+        budget = min(enough, max(budget * SECOND_STEP, enough // (FIRST_BUDGETS), np.int64(1)))
         states = search(items, market, budget)
 
 

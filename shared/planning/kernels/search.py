@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shared.planning.kernels.arrays import FIRST_ROOM, Int, Ints, Items, Market, States
+from shared.planning.kernels.arrays import FIRST_ROOM, PRICES, Int, Ints, Items, Market, States
 
 
 def search(items: Items, market: Market, budget: Int) -> States:
@@ -18,10 +18,10 @@ def search(items: Items, market: Market, budget: Int) -> States:
     tasks = items.starts.size - 1
     core, core_starts = _core(items, budget)
     lightest, heaviest = _reach(core, core_starts, items.weight)
-    prices = np.zeros(4, np.int64)
-    for i in range(4):
-        # An eighth and a 64th above and below.
-        prices[i] = at_price + (at_price >> (3 * (i // 2) + 3)) * (1 - 2 * (i % 2))
+    prices = np.zeros(PRICES, np.int64)
+    for i in range(PRICES):
+        # A half, a quarter ... above and below.
+        prices[i] = at_price + (at_price >> (i // 2 + 1)) * (1 - 2 * (i % 2))
     before = _bounds_before(items, capacity, prices)
     slots = _slots(capacity)
     states = _first_state(tasks)
@@ -45,7 +45,7 @@ def search(items: Items, market: Market, budget: Int) -> States:
                     continue
                 needed = bound - budget - (gained - loss + at_price * w)
                 hopeless = False
-                for q in range(4):
+                for q in range(PRICES):
                     if before[q, t] + prices[q] * (capacity - w) < needed:
                         hopeless = True
                         break
