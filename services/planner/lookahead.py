@@ -48,6 +48,7 @@ class LookAhead:
         self.hits = 0
         self.misses = 0
         self._known: dict[bytes, Counts] = {}
+        self._tables = Tables()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -58,7 +59,7 @@ class LookAhead:
         Raises:
             InvalidInput: as that does.
         """
-        inputs = Inputs.of(problem)
+        inputs = Inputs.of(problem, self._tables)
         found = self._known.get(inputs.key())
         if found is None:
             self.misses += 1
@@ -73,7 +74,8 @@ class LookAhead:
         What is known already is not solved again, and each answer counts from the moment it is found.
         """
         known: dict[bytes, Counts] = {}
-        for inputs in foreseen(state, at, self._counts):
+        self._tables = Tables()
+        for inputs in foreseen(state, at, self._counts, self._tables):
             if not going_on():
                 return False
             key = inputs.key()
@@ -93,15 +95,15 @@ class LookAhead:
             return None
 
 
-def foreseen(state: State, at: datetime, solved: Callable[[Inputs], Counts | None]) -> Iterator[Inputs]:
+def foreseen(state: State, at: datetime, solved: Callable[[Inputs], Counts | None], tables: Tables) -> Iterator[Inputs]:
     """Yield the problems of all next events, the likeliest first: node losses, joins, ends, second losses.
 
     Args:
         state: as it is.
         at: the present time.
         solved: the answer to a first loss, on which a second follows.
+        tables: remembers the arrays of tables.
     """
-    tables = Tables()
     losses = loss_classes(state)
     firsts: list[tuple[Loss, State, Inputs]] = []
     states: list[State] = []
