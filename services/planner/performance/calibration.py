@@ -1,0 +1,68 @@
+"""The few constants that are fitted rather than read from a data sheet; ``calibration.json`` holds their values.
+
+``benchmarks/calibrate_throughput.py`` fits them and writes that file. They describe a software stack on hardware whose
+data-sheet numbers are known, not single measurements.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+
+class Calibration(NamedTuple):
+    """Fitted constants and facts of one training stack.
+
+    matmul_fraction: share of the sustained matrix rate that a long chain of large products keeps inside training.
+    inner_half: inner dimension at which a tile reaches half of its rate (filling and draining its pipeline).
+    tile_half: side (elements) that halves a tile's rate by its operand traffic.
+    unaligned_fraction: share of the rate left where a dimension is odd (rows not aligned to 4 bytes).
+    memory_fraction: share of the data-sheet memory bandwidth that element-wise kernels reach.
+    kernel_s: time between one kernel's end and the next one's start on the device.
+    host_layer_s: time the host needs to launch one layer's forward pass; a backward pass takes twice that.
+    host_spread: share of the shorter of launching and running that a tensor group loses, per doubling of its size.
+    cross_entropy_bytes: bytes moved per logit, forward and backward.
+    optimizer_bytes: bytes moved per parameter by gradient norm, clipping, Adam and the copy back.
+    gradient_bytes: bytes per gradient element in the data-parallel reduction.
+    attention_scores: whether the s x s scores go through memory (unfused attention).
+    collective_s: fixed time of a collective.
+    intra_fraction, inter_fraction: share of the link bandwidth that large collectives reach.
+    contention: how many times longer a tensor-parallel collective takes between compute kernels than alone.
+    tensor_overlap: share of tensor-parallel communication hidden behind products.
+    pipeline_overlap: share of the interleaved schedule's transfers hidden behind compute.
+    data_overlap: share of the data-parallel reduction that the last backward pass may hide.
+    """
+
+    matmul_fraction: float
+    inner_half: float
+    tile_half: float
+    unaligned_fraction: float
+    memory_fraction: float
+    kernel_s: float
+    host_layer_s: float
+    host_spread: float
+    cross_entropy_bytes: float
+    optimizer_bytes: float
+    gradient_bytes: float
+    attention_scores: bool
+    collective_s: float
+    intra_fraction: float
+    inter_fraction: float
+    contention: float
+    tensor_overlap: float
+    pipeline_overlap: float
+    data_overlap: float
+
+
+@cache
+def stack(name: str) -> Calibration:
+    """Return the constants of that training stack; one that names a ``base`` states only what differs from it."""
+    text = files(__package__).joinpath("calibration.json").read_text(encoding="utf-8")
+    stacks = json.loads(text)
+    values = dict(stacks[name])
+    while "base" in values:
+        base = values.pop("base")
+        values = {**stacks[base], **values}
+    return Calibration(**values)

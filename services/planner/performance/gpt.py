@@ -1,0 +1,66 @@
+"""A GPT model as numbers: parameters of a stage, floating-point operations of an update.
+
+Symbols as in Narayanan et al. (SC'21) and Korthikanti et al. (MLSys'23): s sequence length, b micro-batch, h hidden
+size, a heads, l layers, v vocabulary, t tensor-parallel size.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shared.tasks import ModelShape
+
+
+class Shape(NamedTuple):
+    """The five sizes of a GPT model; hashable and cheap, for caches."""
+
+    layers: int
+    hidden: int
+    heads: int
+    sequence_length: int
+    vocabulary: int
+
+    @classmethod
+    def of(cls, model: ModelShape) -> Shape:
+        """Return the sizes of a task's model."""
+        return cls(model.layers, model.hidden, model.heads, model.sequence_length, model.vocabulary)
+
+
+def layer_parameters(shape: Shape, tensor: int) -> float:
+    """Parameters of one layer on one worker: 12 h^2 / t of matrices, 7 h / t of split biases, 6 h of the rest."""
+    h = shape.hidden
+    return (12.0 * h * h + 7.0 * h) / tensor + 6.0 * h
+
+
+def word_parameters(shape: Shape, tensor: int) -> float:
+    """Parameters of the word embedding on one worker: v h / t. The logits use the same weights."""
+    return shape.vocabulary * shape.hidden / tensor
+
+
+def position_parameters(shape: Shape) -> float:
+    """Parameters of the learned position embedding: s h, on every worker of the first stage."""
+    return float(shape.sequence_length * shape.hidden)
+
+
+def model_flop(shape: Shape, samples: int) -> float:
+    """Model FLOP of one update on ``samples`` sequences, no recomputation counted.
+
+    72 B s l h^2 (1 + s / 6h + v / 12 l h): SC'21, appendix, and Korthikanti et al., equation 7.
+    """
+    s, h, n, v = shape.sequence_length, shape.hidden, shape.layers, shape.vocabulary
+    return 72.0 * samples * s * n * h * h * (1.0 + s / (6.0 * h) + v / (12.0 * n * h))
+
+
+def hardware_flop(shape: Shape, samples: int, recompute: str) -> float:
+    """FLOP that the hardware does for one update, recomputation included.
+
+    ``full``: 96 B s l h^2 (1 + s / 6h + v / 16 l h), SC'21, equation 3: one more forward pass of the layers.
+    ``selective``: one more forward pass of the attention core, Korthikanti et al., equation 8.
+    """
+    s, h, n = shape.sequence_length, shape.hidden, shape.layers
+    extra = {
+        "none": 0.0,
+        "selective": 4.0 * samples * s * s * h * n,
+        "full": 24.0 * samples * s * n * h * h * (1.0 + s / (6.0 * h)),
+    }[recompute]
+    return model_flop(shape, samples) + extra

@@ -1,0 +1,109 @@
+"""Device memory of a worker: weights, gradients, optimizer, activations, and whether they fit."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from services.planner.performance.calibration import Calibration
+from services.planner.performance.gpt import Shape
+from services.planner.performance.hardware import Hardware
+from services.planner.performance.iteration import heaviest_parameters
+from services.planner.performance.layout import Layout
+
+STATE_BYTES = 18
+"""A parameter: weight 2, gradient 4, master copy 4, two Adam moments 8 (Megatron-LM, bf16 with fp32 gradients)."""
+
+SHARDED_BYTES = 12
+"""Of these, what the distributed optimizer divides by the data-parallel size (Megatron-LM: 6 + 12 / d)."""
+
+RESERVED_BYTES = 2.5 * 2**30
+"""CUDA context, communicator buffers, cuBLAS work space and what the allocator cannot use: about this much."""
+
+CPU_RESERVED_BYTES = 0.5 * 2**30
+"""Interpreter and libraries of a process without a GPU."""
+
+
+class Memory(NamedTuple):
+    """Bytes on the most loaded worker."""
+
+    weights_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    activations_bytes: float
+    working_bytes: float
+    reserved_bytes: float
+
+    @property
+    def total_bytes(self) -> float:
+        """Everything."""
+        return sum(self)
+
+
+def layer_activation_bytes(shape: Shape, layout: Layout, scores: bool) -> float:
+    """Activations that one layer keeps for one micro-batch, on one worker.
+
+    Korthikanti et al., table 2: s b h (10 + 24 / t + 5 a s / h t) with tensor parallelism alone, the 10 divided by t
+    too with sequence parallelism, the last term gone with selective recomputation (or fused attention), and only the
+    input, 2 s b h, with full recomputation (whole on every tensor rank unless sequence parallel).
+    """
+    s, h, t = shape.sequence_length, shape.hidden, layout.tensor
+    unit = float(s) * layout.micro_batch * h
+    sequence = t if layout.sequence_parallel else 1
+    if layout.recompute == "full":
+        return 2.0 * unit / sequence
+    core = 5.0 * shape.heads * s / h if layout.recompute == "none" and scores else 0.0
+    return unit * (10.0 / sequence + (24.0 + core) / t)
+
+
+def memory(
+    shape: Shape,
+    global_batch: int,
+    layout: Layout,
+    counts: tuple[int, ...],
+    hardware: Hardware,
+    constants: Calibration,
+) -> Memory:
+    """Memory of the most loaded worker; ``counts`` are the layers of each stage.
+
+    The first stage holds activations of min(p, m) micro-batches, (1 + (p - 1) / p v) times as much when interleaved
+    (Korthikanti et al., section 4.2.3).
+    """
+    t, p, v, d = layout.tensor, layout.pipeline, layout.interleave, layout.data
+    s, h, b = shape.sequence_length, shape.hidden, layout.micro_batch
+    parameters = heaviest_parameters(shape, layout, counts)
+    m = layout.micro_batches(global_batch)
+    sequence = t if layout.sequence_parallel else 1
+    unit = float(s) * b * h
+    kept = layer_activation_bytes(shape, layout, constants.attention_scores)
+    # Stage i of p keeps p - i micro-batches, so with uneven counts a later stage may hold more.
+    heaviest = 0.0
+    for stage, count in enumerate(counts):
+        flight = float(min(p - stage, m))
+        if v > 1:
+            flight = min(p * (1.0 + (p - 1.0 - 2.0 * stage) / (p * v)), float(m))
+        held = flight * count * kept
+        if stage == 0:
+            held += flight * unit / sequence  # Dropout mask of the embedding.
+        heaviest = max(heaviest, held)
+    # One layer's worth while it is recomputed; its gradient buffers otherwise.
+    working = 4.0 * unit / sequence + 8.0 * unit / t
+    if layout.recompute != "none":
+        again = layout._replace(recompute="none")
+        working += layer_activation_bytes(shape, again, constants.attention_scores) - kept
+    # Logits in 16 bits, their fp32 copy and its gradient: alive when the last stage holds one micro-batch.
+    logits = 10.0 * s * b * shape.vocabulary / t
+    last = counts[-1] * kept * (v if v > 1 else 1) * (1 if p > 1 else 0) / max(v, 1)
+    if p == 1:
+        heaviest += logits + 4.0 * unit / sequence
+    else:
+        heaviest = max(heaviest, last + logits)
+    shards = d if layout.distributed_optimizer else 1
+    gpu = hardware.multiprocessors > 1
+    return Memory(
+        2.0 * parameters,
+        4.0 * parameters,
+        SHARDED_BYTES * parameters / shards,
+        heaviest,
+        working,
+        RESERVED_BYTES if gpu else CPU_RESERVED_BYTES,
+    )
