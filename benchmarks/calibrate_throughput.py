@@ -19,11 +19,11 @@ from typing import Any
 
 from benchmarks import throughput_data
 from benchmarks.throughput_data import Row
-from services.planner.performance import calibration
-from services.planner.performance.calibration import Calibration
-from services.planner.performance.collectives import Group, all_reduce_s
-from services.planner.performance.hardware import Hardware, profile
-from services.planner.performance.iteration import iteration
+from shared.planning.performance import calibration
+from shared.planning.performance.calibration import Calibration
+from shared.planning.performance.collectives import Group, all_reduce_s
+from shared.planning.performance.hardware import Hardware, profile
+from shared.planning.performance.iteration import iteration
 
 FITTED_ON = ("korthikanti", "sc21", "megatron2020", "vtrain")
 STACK = "megatron-2021"

@@ -6,8 +6,8 @@ import csv
 from pathlib import Path
 from typing import NamedTuple
 
-from services.planner.performance.gpt import Shape
-from services.planner.performance.layout import Layout
+from shared.planning.performance.gpt import Shape
+from shared.planning.performance.layout import Layout
 
 DATA = Path(__file__).parent / "data" / "throughput"
 

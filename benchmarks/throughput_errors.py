@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from benchmarks import throughput_data
 from benchmarks.throughput_data import Row
-from services.planner.performance.calibration import stack
-from services.planner.performance.hardware import profile
-from services.planner.performance.search import Estimate, estimate
+from shared.planning.performance.calibration import stack
+from shared.planning.performance.hardware import profile
+from shared.planning.performance.search import Estimate, estimate
 
 TOLERANCE = 0.05
 """A choice counts as good within this of the best measured time."""

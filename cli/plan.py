@@ -1,4 +1,4 @@
-"""``unicron plan list`` and ``unicron plan show``; ``unicron plan solve`` is in a module of its own."""
+"""``unicron plan list`` and ``show``; ``solve`` and ``throughput`` are in modules of their own."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import typer
 from cli.options import Format, Output, Server
 from cli.output import clock, print_fields, print_json, print_table, seconds_between
 from cli.plan_solve import solve
+from cli.plan_throughput import throughput
 
 app = typer.Typer(help="Look at plans, or make one.", no_args_is_help=True, add_completion=False)
 app.command("solve")(solve)
+app.command("throughput")(throughput)
 
 
 @app.command("list")

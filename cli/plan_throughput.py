@@ -39,8 +39,8 @@ def throughput(
 
     A layout pinned in full is evaluated even where it does not fit. FLOP/s are model FLOP/s: no recomputation counted.
     """
-    from services.planner.performance import model_shape
-    from services.planner.performance import throughput as predict
+    from shared.planning.performance import model_shape
+    from shared.planning.performance import throughput as predict
 
     model = model_shape(
         layers=layers, hidden=hidden, heads=heads, sequence_length=sequence_length, vocabulary=vocabulary

@@ -31,7 +31,7 @@ def test_every_verb_can_be_loaded_and_takes_output_formats(verb: str) -> None:
     command = load(verb)
     assert command.name == verb
     if verb == "plan":
-        assert sorted(command.commands) == ["list", "show", "solve"]
+        assert sorted(command.commands) == ["list", "show", "solve", "throughput"]
     elif verb != "up":
         options = [option for parameter in command.params for option in parameter.opts]
         assert {"--output", "-o"} <= set(options)

@@ -4,9 +4,9 @@ import pytest
 
 from benchmarks import throughput_data
 from benchmarks.throughput_errors import Point, choice_quality, predict, summary
-from services.planner.performance.calibration import stack
-from services.planner.performance.collectives import Group, all_reduce_s
-from services.planner.performance.hardware import profile
+from shared.planning.performance.calibration import stack
+from shared.planning.performance.collectives import Group, all_reduce_s
+from shared.planning.performance.hardware import profile
 
 
 @pytest.fixture(scope="module")

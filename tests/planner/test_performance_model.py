@@ -3,16 +3,16 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.planner.performance import profile
-from services.planner.performance.calibration import stack
-from services.planner.performance.collectives import Group, all_reduce_s, half_s
-from services.planner.performance.gemm import product_s
-from services.planner.performance.gpt import Shape, hardware_flop, model_flop
-from services.planner.performance.hardware import measured, names, sources
-from services.planner.performance.iteration import iteration, stage_layers
-from services.planner.performance.layout import RECOMPUTES, Layout
-from services.planner.performance.memory import memory
-from services.planner.performance.search import estimate
+from shared.planning.performance import profile
+from shared.planning.performance.calibration import stack
+from shared.planning.performance.collectives import Group, all_reduce_s, half_s
+from shared.planning.performance.gemm import product_s
+from shared.planning.performance.gpt import Shape, hardware_flop, model_flop
+from shared.planning.performance.hardware import measured, names, sources
+from shared.planning.performance.iteration import iteration, stage_layers
+from shared.planning.performance.layout import RECOMPUTES, Layout
+from shared.planning.performance.memory import memory
+from shared.planning.performance.search import estimate
 from shared.tasks import ModelShape
 
 A100 = profile("a100-80")

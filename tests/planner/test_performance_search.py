@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from services.planner.performance import Pins, measured, model_shape, profile, table, throughput
-from services.planner.performance.calibration import stack
-from services.planner.performance.gpt import Shape, model_flop
-from services.planner.performance.layout import RECOMPUTES, Layout
-from services.planner.performance.search import estimate, useful_data_sizes
 from shared.errors import InvalidInput
+from shared.planning.performance import Pins, measured, model_shape, profile, table, throughput
+from shared.planning.performance.calibration import stack
+from shared.planning.performance.gpt import Shape, model_flop
+from shared.planning.performance.layout import RECOMPUTES, Layout
+from shared.planning.performance.search import estimate, useful_data_sizes
 
 GPT3 = model_shape(layers=96, hidden=12288, heads=96, sequence_length=2048, vocabulary=51200)
 SMALL = model_shape(layers=24, hidden=2048, heads=16, sequence_length=1024, vocabulary=51200)

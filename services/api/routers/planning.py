@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict
 
 from services.api.routers.bodies import read_body
 from services.api.routers.parameters import PROBLEMS
+from shared.planning.performance import model_shape, throughput
 from shared.planning.standalone import (
     MAX_PROBLEM_BYTES,
     StandaloneAnswer,
@@ -33,3 +35,35 @@ async def solve(request: Request) -> StandaloneAnswer:
     body = await read_body(request, MAX_PROBLEM_BYTES)
     # In a thread: a large problem takes a second, most of it outside the interpreter's lock.
     return await asyncio.to_thread(lambda: solve_standalone(parse_problem(body)))
+
+
+class ThroughputQuery(BaseModel):
+    """What ``shared.planning.performance.throughput`` takes; what is given is pinned, the rest is searched."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    layers: int
+    hidden: int
+    heads: int
+    sequence_length: int
+    global_batch: int
+    workers: int
+    vocabulary: int = 51200
+    hardware: str = "a100-80"
+    tensor: int | None = None
+    pipeline: int | None = None
+    micro_batch: int | None = None
+    recompute: Literal["none", "selective", "full"] | None = None
+    interleave: int | None = None
+    sequence_parallel: bool | None = None
+    distributed_optimizer: bool | None = None
+
+
+@router.get("/throughput")
+async def predict(query: Annotated[ThroughputQuery, Query()]) -> dict[str, Any]:
+    """Predict the iteration time of a GPT model on so many workers, in the best layout or in the one that is given."""
+    given = query.model_dump()
+    model = model_shape(
+        **{name: given.pop(name) for name in ("layers", "hidden", "heads", "sequence_length", "vocabulary")}
+    )
+    return await asyncio.to_thread(throughput, model, **given)

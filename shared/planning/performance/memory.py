@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from services.planner.performance.calibration import Calibration
-from services.planner.performance.gpt import Shape
-from services.planner.performance.hardware import Hardware
-from services.planner.performance.iteration import heaviest_parameters
-from services.planner.performance.layout import Layout
+from shared.planning.performance.calibration import Calibration
+from shared.planning.performance.gpt import Shape
+from shared.planning.performance.hardware import Hardware
+from shared.planning.performance.iteration import heaviest_parameters
+from shared.planning.performance.layout import Layout
 
 STATE_BYTES = 18
 """A parameter: weight 2, gradient 4, master copy 4, two Adam moments 8 (Megatron-LM, bf16 with fp32 gradients)."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.planner.performance import hardware as profiles
-from services.planner.performance.calibration import stack
-from services.planner.performance.gpt import Shape, hardware_flop, model_flop
-from services.planner.performance.hardware import Hardware
-from services.planner.performance.layout import RECOMPUTES, Layout
-from services.planner.performance.search import Estimate, Pins, best, estimate
 from shared.errors import InvalidInput
+from shared.planning.performance import hardware as profiles
+from shared.planning.performance.calibration import stack
+from shared.planning.performance.gpt import Shape, hardware_flop, model_flop
+from shared.planning.performance.hardware import Hardware
+from shared.planning.performance.layout import RECOMPUTES, Layout
+from shared.planning.performance.search import Estimate, Pins, best, estimate
 from shared.tasks import ModelShape
 
 LIMITS = {

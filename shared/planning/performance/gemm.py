@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from services.planner.performance.calibration import Calibration
-from services.planner.performance.hardware import Hardware
+from shared.planning.performance.calibration import Calibration
+from shared.planning.performance.hardware import Hardware
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 """Tile sizes of the vendor's 16-bit kernels."""

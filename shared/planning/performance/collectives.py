@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from services.planner.performance.calibration import Calibration
-from services.planner.performance.hardware import Hardware
+from shared.planning.performance.calibration import Calibration
+from shared.planning.performance.hardware import Hardware
 
 
 class Group(NamedTuple):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from services.planner.performance.calibration import Calibration
-from services.planner.performance.collectives import Group, all_reduce_s, half_s, point_to_point_s
-from services.planner.performance.gpt import Shape, layer_parameters, position_parameters, word_parameters
-from services.planner.performance.hardware import Hardware
-from services.planner.performance.layer import Cost, embedding_cost, layer_cost, logits_cost
-from services.planner.performance.layout import Layout
+from shared.planning.performance.calibration import Calibration
+from shared.planning.performance.collectives import Group, all_reduce_s, half_s, point_to_point_s
+from shared.planning.performance.gpt import Shape, layer_parameters, position_parameters, word_parameters
+from shared.planning.performance.hardware import Hardware
+from shared.planning.performance.layer import Cost, embedding_cost, layer_cost, logits_cost
+from shared.planning.performance.layout import Layout
 
 
 class Breakdown(NamedTuple):

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from services.planner.performance.calibration import Calibration, stack
-from services.planner.performance.gpt import Shape, model_flop
-from services.planner.performance.hardware import Hardware
-from services.planner.performance.iteration import (
+from shared.planning.performance.calibration import Calibration, stack
+from shared.planning.performance.gpt import Shape, model_flop
+from shared.planning.performance.hardware import Hardware
+from shared.planning.performance.iteration import (
     Breakdown,
     Pass,
     compose,
@@ -24,8 +24,8 @@ from services.planner.performance.iteration import (
     stages,
     update_s,
 )
-from services.planner.performance.layout import RECOMPUTES, Layout, Recompute
-from services.planner.performance.memory import Memory, memory
+from shared.planning.performance.layout import RECOMPUTES, Layout, Recompute
+from shared.planning.performance.memory import Memory, memory
 
 MAX_MICRO_BATCH = 16
 """Products of any model this planner knows are saturated well below this many sequences."""

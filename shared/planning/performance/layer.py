@@ -9,12 +9,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from services.planner.performance.calibration import Calibration
-from services.planner.performance.collectives import Group, all_reduce_s, half_s
-from services.planner.performance.gemm import linear_s, product_s
-from services.planner.performance.gpt import Shape
-from services.planner.performance.hardware import Hardware
-from services.planner.performance.layout import Recompute
+from shared.planning.performance.calibration import Calibration
+from shared.planning.performance.collectives import Group, all_reduce_s, half_s
+from shared.planning.performance.gemm import linear_s, product_s
+from shared.planning.performance.gpt import Shape
+from shared.planning.performance.hardware import Hardware
+from shared.planning.performance.layout import Recompute
 
 # Bytes per element of an s x b x h tensor moved by 16-bit kernels with one-byte dropout masks, forward and backward.
 # Two layer norms (2 + 2; 10 with both parameter gradients) and two bias-dropout-residual kernels (2 + 2 + 2 + mask 1;
