@@ -203,12 +203,21 @@ class Bus:
         # On Python 3.11 the client's attempt to reconnect can swallow the cancellation by close() (see the module
         # ``cancellation``) and would go on for ever, or even connect again: insist.
         while True:
-            await self._client.close()
+            await self._close_client()
             attempt: asyncio.Task[None] | None = getattr(self._client, "_reconnection_task", None)
             if attempt is None or attempt.done():
                 break
             await cancellation.end(attempt)
-        await self._client.close()  # without effect unless that attempt had succeeded
+        await self._close_client()  # without effect unless that attempt had succeeded
+
+    async def _close_client(self) -> None:
+        try:
+            await self._client.close()
+        except OSError:
+            # It flushed what was pending into a connection that is lost, and stopped half-way. Nothing is pending now;
+            # without this status it would take itself for closed.
+            self._client._status = Client.DISCONNECTED
+            await self._client.close()
 
     async def _on_error(self, err: Exception) -> None:
         # A publish to a forbidden subject, a slow consumer, a lost connection: nothing else tells of these. The same

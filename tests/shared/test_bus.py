@@ -213,6 +213,20 @@ async def test_closing_while_reconnecting_leaves_nothing_running(
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+async def test_closing_with_messages_for_a_lost_connection(nats: NatsServer) -> None:
+    bus = await Bus.connect(nats.url, token=nats.token, name="test")
+    await nats.stop()
+    async with asyncio.timeout(10):
+        while bus.connected:  # noqa: ASYNC110 - nothing else tells of it
+            await asyncio.sleep(0.01)
+    await bus.publish("test", b"kept until the connection is back, which it never is")
+    async with asyncio.timeout(10):
+        await bus.close()
+    assert bus.closed
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 async def test_closing(bus: Bus, nats: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
     """What was published is sent, what is being served is cancelled, and nothing is logged as trouble."""
     caplog.set_level(logging.WARNING)
