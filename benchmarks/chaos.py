@@ -226,16 +226,14 @@ class Chaos:
                 await self._kill_node(fault, dice)
             case "service":
                 name = pick(sorted(SERVICES), dice[0])
-                process = self._stack._children[name].process
                 self._restarts[name] = self._restarts.get(name, 0) + 1
-                if self._restarts[name] <= RESTARTS_A_SERVICE and process is not None and process.returncode is None:
-                    process.kill()
+                if self._restarts[name] <= RESTARTS_A_SERVICE and self._stack.kill_service(name) is not None:
                     fault.targets.append(name)
             case "nats":
-                await self._stack._nats.kill()
+                await self._stack.nats.kill()
                 fault.targets.append("nats")
                 await asyncio.sleep(dice[0])
-                await self._stack._nats.start()
+                await self._stack.nats.start()
             case kind:
                 ranks = self._ranks()
                 if ranks:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -320,6 +321,4 @@ class DemoRun:
 
 
 def _seconds(record: Record, start: str, end: str) -> float:
-    from datetime import datetime
-
     return (datetime.fromisoformat(record[end]) - datetime.fromisoformat(record[start])).total_seconds()

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,7 +129,7 @@ class Stack:
         self._port = port
         self._workers_per_node = workers_per_node
         self._extra = dict(environment or {})
-        self._nats = NatsServer(self.run_dir / "nats")
+        self.nats = NatsServer(self.run_dir / "nats")
         self._children: dict[str, Child] = {}
         self._watchers: set[asyncio.Task[None]] = set()
         self._stopping = False
@@ -158,14 +158,14 @@ class Stack:
         """
         self.run_directory.acquire()
         self._failed = asyncio.get_running_loop().create_future()
-        await self._nats.start()
+        await self.nats.start()
         for name, module in SERVICES.items():
             self._children[name] = Child(name, module, self._environment())
         for node in self.node_names:
             self._children[node] = Child(node, "services.detector.agent", self._environment(UNICRON_NODE=node))
         # The log's first opener creates its table; the others find it.
         await self._start(self._children["detector"])
-        await asyncio.gather(*(self._start(c) for n, c in self._children.items() if n != "detector"))
+        await self._start_all([child for name, child in self._children.items() if name != "detector"])
         port = (self.run_dir / "services" / "api.port").read_text().strip()
         self.url = f"http://127.0.0.1:{port}"
         # Restarted, it must be where its clients know it to be.
@@ -181,7 +181,7 @@ class Stack:
         order = [["detector"], ["transition", "planner"], self.node_names, ["api"]]
         for names in order:
             await asyncio.gather(*(self._end(self._children[n]) for n in names if n in self._children))
-        await self._nats.stop()
+        await self.nats.stop()
         self.run_directory.release()
 
     @property
@@ -211,6 +211,15 @@ class Stack:
             await child.process.wait()
         return killed_at
 
+    def kill_service(self, name: str) -> int | None:
+        """Kill a service (see ``SERVICES``), which is then started again; return its pid, None if it is not running."""
+        process = self._children[name].process
+        if process is None or process.returncode is not None:
+            return None
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+        return process.pid
+
     async def start_node(self, node: str) -> None:
         """Start a node's agent (again)."""
         await self._start(self._children[node])
@@ -226,12 +235,22 @@ class Stack:
             # The pid, not 1: a parent that ended while the child was starting is then noticed too.
             "UNICRON_PARENT_DEATH": str(os.getpid()),
             "UNICRON_RUN_DIR": str(self.run_dir),
-            "UNICRON_NATS_URL": self._nats.url,
-            "UNICRON_NATS_TOKEN": self._nats.token,
+            "UNICRON_NATS_URL": self.nats.url,
+            "UNICRON_NATS_TOKEN": self.nats.token,
             "UNICRON_PORT": str(self._port),
             "UNICRON_WORKERS_PER_NODE": str(self._workers_per_node),
             **more,
         }
+
+    async def _start_all(self, children: Sequence[Child]) -> None:
+        """Start children side by side; if one fails, none is left half-started behind the caller's back."""
+        starts = [asyncio.create_task(self._start(child)) for child in children]
+        try:
+            await asyncio.gather(*starts)
+        finally:
+            for start in starts:
+                start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
 
     async def _start(self, child: Child) -> None:
         child.expected_end = False

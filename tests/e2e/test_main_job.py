@@ -192,9 +192,7 @@ async def test_services_may_die(stack: Stack, client: Client, corpus: Path, tmp_
         client.submit(spec)
         client.until_step("steady", 4)
         for name in ("planner", "transition", "detector", "api"):
-            process = stack._children[name].process
-            assert process is not None
-            os.kill(process.pid, signal.SIGKILL)
+            assert stack.kill_service(name) is not None
         client.until("services answer again", answering)
         rank = next(r for r in client.task("steady")["ranks"] if r["rank"] == 1)
         os.kill(rank["pid"], signal.SIGKILL)
