@@ -1,7 +1,9 @@
 """The cluster monitor: the shell around ``core``. ``python -P -m services.detector.monitor``.
 
 One input at a time: it is decided on, folded and appended before the next one is looked at. A signal is answered once
-what follows from it is in the log, so an agent that hears no answer repeats it and nothing is lost in a restart.
+what follows from it is in the log, so an agent that hears no answer repeats it and nothing is lost in a restart. A
+signal may overtake the log (a rank can die before the plan that started it has been delivered here): it waits for what
+was in the log when it came.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from services.detector import stalls
+from services.detector.changes import Changes
 from services.detector.clock import SteadyClock
 from services.detector.core import Clean, Decision, Limits, Monitor
 from shared.bus import Bus
@@ -61,6 +64,8 @@ class MonitorService:
         self._own: set[str] = set()
         self._last = 0
         self._folded = asyncio.Event()
+        self._position = 0
+        self._moved_on = Changes()
         self._fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._cleaning: set[asyncio.Task[None]] = set()
         self._echo = f"unicron.echo.{uuid.uuid4().hex}"
@@ -110,9 +115,13 @@ class MonitorService:
                 self.monitor.fold(record.event)
             if record.position >= self._last:
                 self._folded.set()
+            self._position = record.position
+        self._moved_on.notify()
 
     async def _signal(self, data: bytes) -> bytes:
         signal = SIGNAL.validate_json(data)
+        position = await asyncio.to_thread(self._journal.log.last_position)
+        await self._moved_on.until(lambda: self._position >= position)
         async with self._one_input:
             await self._carry_out(self.monitor.signal(signal, self._clock.now()))
         return b"+"

@@ -20,6 +20,7 @@ from shared.nats_server import NatsServer
 from shared.plans import TaskChange
 from shared.settings import Settings
 from shared.severities import ErrorKind, Severity
+from shared.signals import SIGNALS, ProcessExited
 from shared.tasks import parse_spec
 from tests.detector.conftest import Driver, LogWatch, watching
 from tests.detector.kit import SPEC, moved, plan, stage
@@ -61,6 +62,41 @@ async def test_a_killed_rank_is_in_the_log_within_a_tenth_of_a_second(
     assert error.evidence["exit"] == "SIGKILL"
     assert -0.05 < (error.occurred_at - killed_at).total_seconds() < 1.0
     assert took_s < 2.0  # about 30 ms on an idle machine; the limit is for a busy one
+
+
+async def test_a_signal_that_overtakes_the_log_is_not_lost(monitor: LogWatch, bus: Bus) -> None:
+    now = datetime.now(UTC)
+    workers = ["n0/0", "n0/1"]
+    for generation in range(1, 11):
+        submitted = TaskSubmitted(
+            event_id=f"submitted-{generation}", occurred_at=now, task=f"gpt{generation}", spec=parse_spec(SPEC)
+        )
+        change = TaskChange(
+            task=submitted.task,
+            reason="new",
+            action="move",
+            from_generation=0,
+            prepare=workers,
+            target=stage(1, workers, source="initial"),
+        )
+        await monitor.journal.append([submitted, plan(f"p{generation}", submitted.event_id, change)])
+        died = ProcessExited(
+            signal_id=f"s{generation}",
+            node="n0",
+            incarnation="i",
+            occurred_at=datetime.now(UTC),
+            task=submitted.task,
+            worker="n0/1",
+            generation=1,
+            rank=1,
+            step=0,
+            pid=1,
+            exit_code=-9,
+        )
+        assert await bus.request(SIGNALS, died.model_dump_json().encode(), timeout_s=10) == b"+"
+        # The answer says that what follows from it is in the log.
+        errors = of([r.event for r in monitor.journal.log.read()], ErrorDetected)
+        assert [e.task for e in errors] == [f"gpt{i}" for i in range(1, generation + 1)]
 
 
 async def test_an_exception_is_one_incident_for_each_rank(monitor: LogWatch, agent: Agent, driver: Driver) -> None:
