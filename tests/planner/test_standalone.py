@@ -97,8 +97,6 @@ WRONG = [float("nan"), float("inf"), -1, 1e12, "many", None]
     ],
 )
 def test_bad_numbers_are_refused_by_name(field: str, place: tuple[str, ...], value: object) -> None:
-    if (value, place) in {(1e12, ("weight",)), (1e12, ("throughput", "8"))}:
-        pytest.skip("allowed")
     item = task()
     fields: dict[str, Any] = {}
     match place:
@@ -108,6 +106,9 @@ def test_bad_numbers_are_refused_by_name(field: str, place: tuple[str, ...], val
             item[key] = value
         case (key, count):
             item[key] = {count: value}
+    if (value, place) in {(1e12, ("weight",)), (1e12, ("throughput", "8"))}:
+        parse_problem(problem(item, **fields))  # large, and within the limits of these two
+        return
     with pytest.raises(InvalidInput) as caught:
         parse_problem(problem(item, **fields))
     assert {error["field"] for error in caught.value.extra["errors"]} == {field}
