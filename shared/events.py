@@ -80,7 +80,9 @@ class ClusterConfigured(ClusterEvent):
     ``mtbf_node_s``: mean time between failures of one node. ``throughput_hysteresis``: relative change below which
     a measurement leaves the model's correction as it is. ``transition_prior_s``: D_transition until one has been
     measured. ``worker_flop_per_s``: what one worker is assumed to achieve before it is measured.
-    ``price_per_worker_hour``: in ``currency``.
+    ``price_per_worker_hour``: in ``currency``. ``storage_bytes_per_s``: at which a worker reads a checkpoint.
+    ``starvation_s``: a task that waited this long for workers comes before running ones; 0 never. ``allow_pausing``:
+    whether a running task may lose all its workers to a heavier one.
     """
 
     type: Literal["cluster.configured"] = "cluster.configured"
@@ -90,6 +92,9 @@ class ClusterConfigured(ClusterEvent):
     worker_flop_per_s: float
     price_per_worker_hour: float
     currency: str
+    storage_bytes_per_s: float = 1e9
+    starvation_s: float = 0.0
+    allow_pausing: bool = False
 
 
 class TaskSubmitted(TaskEvent):
@@ -105,6 +110,16 @@ class TaskStopRequested(TaskEvent):
     """A user wants the task to stop at the next step boundary."""
 
     type: Literal["task.stop-requested"] = "task.stop-requested"
+
+
+class TaskStarving(TaskEvent):
+    """A task has waited for workers longer than ``starvation_s``: a timer of the planner that fired and matters.
+
+    ``since``: when it began to wait.
+    """
+
+    type: Literal["task.starving"] = "task.starving"
+    since: datetime
 
 
 class TaskProgressed(TaskEvent):
@@ -162,13 +177,17 @@ class TaskFailed(TaskEvent):
 
 
 class NodeJoined(NodeEvent):
-    """A node (or a new incarnation of it) offers workers."""
+    """A node (or a new incarnation of it) offers workers.
+
+    ``domain``: what fails together (a rack). ``hardware``: the kind of its workers, a profile of the throughput model.
+    """
 
     type: Literal["node.joined"] = "node.joined"
     incarnation: str
     agent_pid: int
     domain: str
     workers: list[str]
+    hardware: str = "cpu"
 
 
 class ErrorDetected(ClusterEvent):
@@ -198,7 +217,8 @@ class PlanDecided(ClusterEvent):
     """The answer to a trigger, with everything the decision used (DESIGN sections 3 and 7).
 
     ``cause``: id of the event that triggered it. ``problem`` and ``solution`` are set where the solver was asked.
-    ``supersedes``: plans not yet done whose tasks this one takes over.
+    ``inputs_sha256``: digest of the problem's canonical JSON. ``supersedes``: plans not yet done whose tasks this one
+    takes over.
     """
 
     type: Literal["plan.decided"] = "plan.decided"
@@ -211,6 +231,7 @@ class PlanDecided(ClusterEvent):
     changes: list[TaskChange]
     queued: dict[str, str] = Field(default_factory=dict)
     """Tasks left without workers, with the reason."""
+    inputs_sha256: str = ""
     problem: Problem | None = None
     solution: Solution | None = None
     alternatives: list[Solution] = Field(default_factory=list)
@@ -248,6 +269,7 @@ Event = Annotated[
     ClusterConfigured
     | TaskSubmitted
     | TaskStopRequested
+    | TaskStarving
     | TaskProgressed
     | TaskCheckpointed
     | TaskStopped

@@ -18,6 +18,7 @@ class Trigger(StrEnum):
     TASK_ENDED = "task-ended"
     TASK_SUBMITTED = "task-submitted"
     STOP_REQUESTED = "stop-requested"
+    TASK_STARVING = "task-starving"
 
 
 class Response(StrEnum):
@@ -33,10 +34,12 @@ class TaskProblem(Model):
     """One task of the planning problem (DESIGN section 3).
 
     ``throughput``: achieved aggregate FLOP/s at each worker count; a count that is absent has zero. ``transition_s``:
-    D_transition(t, x -> x') for any changed count, unless ``transition_to_s`` has that of the new one. ``running_s``:
-    D_running capped by the task's remaining work. ``current``: the count before the fault. ``maximum``: most workers
-    the task may have. ``required``: it must get a count at which F is positive: a light task is not paused because a
-    heavy one would make more of its workers.
+    D_transition(t, x -> x') for any changed count, unless ``transition_to_s`` has that of the new one; ``newcomers_s``
+    is added to it for counts above ``staying``, the workers that hold the state and stay (others have to start and
+    take it). ``running_s``: D_running capped by the task's remaining work. ``current``: the count before the fault.
+    ``maximum``: most workers the task may have. ``required``: it must get a count at which F is positive: a light task
+    is not paused because a heavy one would make more of its workers. ``pool``: the kind of workers it runs on.
+    ``correction``: measured over modelled throughput of the task in general; the table has it already.
     """
 
     name: str
@@ -47,16 +50,25 @@ class TaskProblem(Model):
     faulted: bool = False
     transition_s: float = Field(ge=0)
     transition_to_s: dict[int, float] = Field(default_factory=dict)
+    staying: int = Field(default=0, ge=0)
+    newcomers_s: float = Field(default=0.0, ge=0)
     running_s: float = Field(ge=0)
     throughput: dict[int, float]
     required: bool = False
+    pool: str = ""
+    correction: float = Field(default=1.0, gt=0)
 
 
 class Problem(Model):
-    """Everything the solver needs and nothing else."""
+    """Everything the solver needs and nothing else.
+
+    ``pools``: workers of each kind of hardware, where there are several; they add up to ``workers``. A task runs on
+    workers of one kind, so each pool is a problem of its own, of the tasks that name it. Empty: one pool, all tasks.
+    """
 
     workers: int = Field(ge=0)
     tasks: list[TaskProblem]
+    pools: dict[str, int] = Field(default_factory=dict)
 
 
 class Term(Model):

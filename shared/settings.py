@@ -33,6 +33,8 @@ class Settings(BaseSettings):
 
     node: str = "n0"
     domain: str = "default"
+    hardware: str = ""
+    """Kind of this node's workers, a profile of the throughput model; empty: from the driver, else ``cpu``."""
     workers_per_node: int = Field(default=2, ge=1, le=1024)
     store_host: str = "127.0.0.1"
     """Address under which other nodes reach a rendezvous store on this node."""
@@ -68,6 +70,14 @@ class Settings(BaseSettings):
     transition_prior_s: Seconds = 2.0
     worker_flop_per_s: float = Field(default=5e9, gt=0)
     """Of the order of what one CPU core reaches in fp32 on small matrices; measured steps replace it."""
+    storage_bytes_per_s: float = Field(default=1e9, gt=0)
+    """At which a worker reads a checkpoint until that was measured: of the order of one client of a parallel file
+    system or object store."""
+    starvation_s: float = Field(default=4 * 3600.0, ge=0)
+    """A task that has waited this long comes before running ones; 0: it waits for ever. Long enough that a pause and
+    its transition cost less than a percent of what runs in between."""
+    allow_pausing: bool = False
+    """Whether a running task may lose all its workers to a heavier one. Off: what runs, runs on."""
     price_per_worker_hour: float = Field(default=2.0, ge=0)
     currency: str = "USD"
 

@@ -98,10 +98,17 @@ class Checkpoint(Model):
 
 
 class Parallel(Model):
-    """Tensor and pipeline sizes; ``auto`` lets the planner choose (1 and 1 where the model fits)."""
+    """Tensor and pipeline sizes; ``auto`` lets the planner choose the fastest layout that fits, for each count.
+
+    The others are fixed for the task's life. ``recompute``: activations computed again in the backward pass.
+    """
 
     tensor: Count | Literal["auto"] = "auto"
     pipeline: Count | Literal["auto"] = "auto"
+    recompute: Literal["none", "selective", "full"] = "none"
+    interleave: Count = 1
+    sequence_parallel: bool = False
+    distributed_optimizer: bool = False
 
 
 class TaskSpec(Model):
@@ -158,6 +165,12 @@ class TaskSpec(Model):
                 f"workers.max: {self.workers.max} is less than one replica's tensor x pipeline, {per_replica}",
             ),
         ]
+        if self.script is None:
+            # What the built-in trainer does not do; a user's own script may.
+            for name in ("recompute", "interleave", "sequence_parallel", "distributed_optimizer"):
+                default = Parallel.model_fields[name].default
+                fine = getattr(self.parallel, name) == default
+                checks.append((fine, f"parallel.{name}: the built-in trainer has only {default!r}"))
         problems = [text for holds, text in checks if not holds]
         if problems:
             raise ValueError("; ".join(problems))
