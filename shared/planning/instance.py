@@ -53,6 +53,8 @@ class Inputs:
     required: Ints
     running_s: Floats
     transition_s: Floats
+    staying: Ints
+    newcomers_s: Floats
     moves_starts: Ints
     moves_counts: Ints
     moves_s: Floats
@@ -79,6 +81,8 @@ class Inputs:
             np.array([task.required for task in tasks], np.int64),
             np.array([task.running_s for task in tasks], np.float64),
             np.array([task.transition_s for task in tasks], np.float64),
+            np.array([task.staying for task in tasks], np.int64),
+            np.array([task.newcomers_s for task in tasks], np.float64),
             _starts([len(to) for to in moves]),
             np.array([count for to in moves for count, _ in to], np.int64),
             np.array([seconds for to in moves for _, seconds in to], np.float64),
@@ -99,6 +103,8 @@ class Inputs:
             self.required,
             self.running_s,
             self.transition_s,
+            self.staying,
+            self.newcomers_s,
             self.moves_starts,
             self.moves_counts,
             self.moves_s,

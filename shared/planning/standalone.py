@@ -48,7 +48,9 @@ class StandaloneTask(Model):
 
     ``weight``: w, its priority. ``necessary``: least workers at which it counts. ``current``: workers before the fault.
     ``faulted``: it has lost one. ``transition_s``: D_transition, seconds; or a map from the new count to seconds, where
-    counts that are absent have 0. ``throughput``: T, achieved aggregate FLOP/s by worker count; absent counts have 0.
+    counts that are absent have 0. ``newcomers_s``: seconds more for each count above ``staying``, the workers that hold
+    the state and stay; not for counts that the map names. ``throughput``: T, achieved aggregate FLOP/s by worker count;
+    absent counts have 0.
     """
 
     name: str = Field(min_length=1, max_length=128)
@@ -57,6 +59,8 @@ class StandaloneTask(Model):
     current: Workers
     faulted: bool = False
     transition_s: Seconds | dict[Workers, Seconds]
+    staying: Workers = 0
+    newcomers_s: Seconds = 0.0
     throughput: dict[Count, FlopPerS]
 
 
@@ -87,6 +91,8 @@ class StandaloneProblem(Model):
             faulted=task.faulted,
             transition_s=0.0 if isinstance(task.transition_s, dict) else task.transition_s,
             transition_to_s=by_count,
+            staying=task.staying,
+            newcomers_s=task.newcomers_s,
             running_s=self.running_s,
             throughput=task.throughput,
             required=False,
@@ -121,7 +127,8 @@ def solve_standalone(problem: StandaloneProblem) -> StandaloneAnswer:
     """Return the assignment x' that maximises the sum of G(t, x'_t) over at most ``workers`` workers.
 
     G(t, x') = F(t, x') * running_s - [x' != current or faulted] * F(t, current) * transition_s(x'), in weighted FLOP,
-    with F(t, x) = weight * throughput[x] from ``necessary`` workers on and else 0 (Unicron, sections 3 and 5).
+    with F(t, x) = weight * throughput[x] from ``necessary`` workers on and else 0 (Unicron, sections 3 and 5), and
+    ``newcomers_s`` with transition_s(x') where x' is more than ``staying``.
 
     Raises:
         InvalidInput: the objective is too large for a float64.

@@ -20,6 +20,14 @@ def touches(task: TaskProblem, workers: int) -> bool:
     return task.faulted or workers != task.current
 
 
+def transition_s(task: TaskProblem, workers: int) -> float:
+    """Return D_transition(t, x -> x') of a touched task, seconds: that of the count, or else of its kind of change."""
+    to_s = task.transition_to_s.get(workers)
+    if to_s is not None:
+        return to_s
+    return task.transition_s + task.newcomers_s if workers > task.staying else task.transition_s
+
+
 def term(task: TaskProblem, workers: int) -> Term:
     """Return the task's part of the objective, in weighted FLOP.
 
@@ -27,8 +35,7 @@ def term(task: TaskProblem, workers: int) -> Term:
     """
     rate = waf_flop_per_s(task, workers)
     reward = rate * task.running_s
-    move_s = task.transition_to_s.get(workers, task.transition_s)
-    penalty = waf_flop_per_s(task, task.current) * move_s if touches(task, workers) else 0.0
+    penalty = waf_flop_per_s(task, task.current) * transition_s(task, workers) if touches(task, workers) else 0.0
     return Term(
         name=task.name,
         workers=workers,

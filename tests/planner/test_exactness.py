@@ -63,6 +63,8 @@ def problems(draw: st.DrawFn) -> Problem:
             faulted=draw(st.booleans()),
             transition_s=draw(st.sampled_from([0.0, 1.0, 60.0, 1e4])),
             transition_to_s=draw(st.dictionaries(st.integers(0, 9), st.floats(0, 100), max_size=2)),
+            staying=draw(st.integers(0, 6)),
+            newcomers_s=draw(st.sampled_from([0.0, 0.0, 0.5, 30.0, 1e4])),
             running_s=draw(st.sampled_from([0.0, 10.0, 1e3, 86_400.0])),
             throughput=alike if alike is not None else draw(tables(workers)),
             required=draw(st.sampled_from([False, False, False, True])),
@@ -153,6 +155,8 @@ def random_problem(
                 current=int(workers / tasks * source.uniform(0.7, 1.2)) // replica * replica,
                 faulted=i == 0,
                 transition_s=60.0 if alike else source.uniform(5, 60),
+                staying=int(workers / tasks * 0.8),
+                newcomers_s=0.0 if alike else source.uniform(0, 60),
                 running_s=86_400.0 if alike else source.uniform(2e4, 1e5),
                 throughput=table,
             )

@@ -125,6 +125,8 @@ def test_the_key_is_all_of_the_problem_and_nothing_else() -> None:
         {"running_s": task.running_s + 1},
         {"transition_s": task.transition_s + 1},
         {"transition_to_s": {3: 1.0}},
+        {"staying": task.staying + 1},
+        {"newcomers_s": task.newcomers_s + 1},
         {"throughput": table},
     ):
         changed = problem.model_copy(update={"tasks": [task.model_copy(update=change), *problem.tasks[1:]]})

@@ -142,6 +142,20 @@ def test_the_terms_are_those_of_the_formula() -> None:
     assert term(item.model_copy(update={"faulted": True}), 3).penalty == 140.0
 
 
+def test_newcomers_are_paid_for_above_the_workers_that_stay() -> None:
+    item = task("a", current=3, faulted=True, staying=2, transition_s=5.0, newcomers_s=2.0, throughput={3: 10.0})
+    penalties = [term(item.model_copy(update={"transition_to_s": {4: 1.0}}), k).penalty for k in (0, 1, 2, 3, 4)]
+    assert penalties == [50.0, 50.0, 50.0, 70.0, 10.0]
+    assert term(item.model_copy(update={"faulted": False}), 3).penalty == 0.0
+
+
+def test_growth_that_does_not_pay_for_its_newcomers_is_left() -> None:
+    grows = task("a", throughput={1: 1.0, 2: 2.0, 3: 3.0}, current=2, staying=2, running_s=10.0, newcomers_s=5.0)
+    assert solve(Problem(workers=3, tasks=[grows])).assignment == {"a": 2}
+    cheap = grows.model_copy(update={"newcomers_s": 3.0})
+    assert solve(Problem(workers=3, tasks=[cheap])).assignment == {"a": 3}
+
+
 def test_only_faulted_shrinks_pins_the_healthy() -> None:
     table = {k: float(k) for k in range(1, 9)}
     healthy = task("a", weight=1.0, current=4, throughput=table, running_s=100.0)

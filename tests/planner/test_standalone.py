@@ -55,6 +55,18 @@ def test_a_move_that_the_map_does_not_name_costs_nothing() -> None:
         assert (term.workers, term.penalty) == (8, penalty)
 
 
+def test_newcomers_cost_what_is_given() -> None:
+    for fields, penalty in (
+        ({}, 60 * 1.1e15),
+        ({"staying": 15, "newcomers_s": 5}, 65 * 1.1e15),
+        ({"staying": 16, "newcomers_s": 5}, 60 * 1.1e15),
+        ({"staying": 8, "newcomers_s": 5, "transition_s": {"8": 1}}, 5 * 1.1e15),
+        ({"staying": 8, "newcomers_s": 5, "transition_s": {"16": 1}}, 1.1e15),
+    ):
+        (term,) = solve_standalone(parse_problem(problem(task(current=8, **fields)))).terms
+        assert (term.workers, term.penalty) == (16, penalty)
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -93,6 +105,8 @@ WRONG = [float("nan"), float("inf"), -1, 1e12, "many", None]
         ("tasks.0.current", ("current",)),
         ("tasks.0.transition_s", ("transition_s",)),
         ("tasks.0.transition_s.8", ("transition_s", "8")),
+        ("tasks.0.staying", ("staying",)),
+        ("tasks.0.newcomers_s", ("newcomers_s",)),
         ("tasks.0.throughput.8", ("throughput", "8")),
     ],
 )

@@ -21,6 +21,8 @@ def options(
     required: Ints,
     running_s: Floats,
     transition_s: Floats,
+    staying: Ints,
+    newcomers_s: Floats,
     moves_starts: Ints,
     moves_counts: Ints,
     moves_s: Floats,
@@ -71,7 +73,7 @@ def options(
             touches = faulted[t] != 0 or k != current[t]
             penalty = 0.0
             if touches:
-                move_s = transition_s[t]
+                move_s = transition_s[t] + newcomers_s[t] if k > staying[t] else transition_s[t]
                 for i in range(moves_starts[t], moves_starts[t + 1]):
                     if moves_counts[i] == k:
                         move_s = moves_s[i]
