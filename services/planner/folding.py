@@ -132,6 +132,7 @@ def _joined(state: State, event: NodeJoined, at: datetime) -> State:
         workers=tuple(event.workers),
         usable=True,
         since=at,
+        hardware=event.hardware,
     )
     tasks = {
         name: task.model_copy(update={"occupied": tuple(w for w in task.occupied if node_of(w) != node.name)})
@@ -146,6 +147,7 @@ def _observe(state: State, node: Node, at: datetime) -> State:
 
 def _error(state: State, event: ErrorDetected, at: datetime) -> State:
     name = blamed_node(event)
+    state = _blamed(state, event)
     if event.severity is Severity.SEV1 and name is not None:
         return _lose_node(state, name, event, at)
     task = blamed_task(state, event)
@@ -154,6 +156,18 @@ def _error(state: State, event: ErrorDetected, at: datetime) -> State:
     if event.severity is Severity.SEV3:
         return _update(state, task.name, broken=bool(task.members or task.holders))
     return _lose_workers(state, blamed_workers(task, event), task.name)
+
+
+def _blamed(state: State, event: ErrorDetected) -> State:
+    """Return the state with one more incident of the node, if it is a new one of consequence.
+
+    An escalation to SEV1 comes from a SEV2 that counts already.
+    """
+    name = blamed_node(event)
+    counted = event.severity is Severity.SEV1 and event.escalates is not None
+    if name is None or event.severity is Severity.SEV3 or counted:
+        return state
+    return state.model_copy(update={"incidents": {**state.incidents, name: state.incidents.get(name, 0) + 1}})
 
 
 def _lose_node(state: State, name: str, event: ErrorDetected, at: datetime) -> State:

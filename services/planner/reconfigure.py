@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from services.planner.changes import leave, move
-from services.planner.placement import Want, place
+from services.planner.placement import Placed, Want, place
 from services.planner.problem import available_workers, build_problem, least_count, wanting
 from services.planner.state import State, Task
 from shared.planning.waf import touches
@@ -37,7 +37,7 @@ def reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfigu
     solution, alternatives = solve(problem)
     problems = {task.name: task for task in problem.tasks}
     touched = [task for task in wanting(state) if touches(problems[task.name], solution.assignment[task.name])]
-    workers = _place(state, touched, solution)
+    placed = _place(state, touched, solution)
     changes = []
     for task in touched:
         count = solution.assignment[task.name]
@@ -46,7 +46,10 @@ def reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfigu
         )
         reason = f"{why}; {counts}"
         if count > 0:
-            changes.append(move(state, task, workers[task.name], reason))
+            workers, crossing = placed[task.name]
+            if crossing:
+                reason = f"{reason}; {crossing} tensor groups span nodes: no node has room for a whole one"
+            changes.append(move(state, task, workers, reason))
         elif task.members or task.kept:
             changes.append(leave(state, task, "pause", reason))
     queued = {
@@ -57,16 +60,20 @@ def reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfigu
     return Reconfiguration(changes, queued, problem, solution, alternatives)
 
 
-def worker_order(state: State, task: Task) -> list[str]:
+def worker_order(state: State, task: Task, planned: Mapping[str, str] | None = None) -> list[str]:
     """Return the usable workers planned for the task: those that hold its state first, each in rank order.
 
-    A holder that a plan under way has given to another task is not among them.
+    A holder that a plan under way has given to another task is not among them. ``planned``: ``planned_workers``.
     """
-    members = set(task.members)
-    elsewhere = {w for other in state.tasks.values() if other.name != task.name for w in other.members}
-    kept = [w for w in task.kept if w in members or w not in elsewhere]
-    rest = [w for w in task.members if w not in kept]
-    return [w for w in (*kept, *rest) if state.usable(w)]
+    of = planned_workers(state) if planned is None else planned
+    kept = [w for w in task.kept if of.get(w, task.name) == task.name]
+    held = set(kept)
+    return [w for w in (*kept, *(w for w in task.members if w not in held)) if state.usable(w)]
+
+
+def planned_workers(state: State) -> dict[str, str]:
+    """Return the task each worker is planned for."""
+    return {worker: name for name, task in state.tasks.items() for worker in task.members}
 
 
 def same_workers(state: State, task: Task) -> list[str]:
@@ -83,21 +90,27 @@ def same_workers(state: State, task: Task) -> list[str]:
     return kept + [worker for worker in members if worker not in kept]
 
 
-def _place(state: State, touched: list[Task], solution: Solution) -> dict[str, list[str]]:
+def _place(state: State, touched: list[Task], solution: Solution) -> dict[str, Placed]:
     names = {task.name for task in touched}
-    fixed = {w for task in state.tasks.values() if task.name not in names for w in task.members}
-    free = dict.fromkeys(worker for worker in available_workers(state) if worker not in fixed)
-    wants = [
-        Want(
-            name=task.name,
-            count=solution.assignment[task.name],
-            group=task.spec.tensor,
-            keep=[w for w in worker_order(state, task) if w in free],
+    planned = planned_workers(state)
+    free = [worker for worker in available_workers(state) if planned.get(worker) in names or worker not in planned]
+    within = set(free)
+    wants = []
+    for task in touched:
+        keep = [w for w in worker_order(state, task, planned) if w in within]
+        wants.append(
+            Want(
+                name=task.name,
+                count=solution.assignment[task.name],
+                tensor=task.spec.tensor,
+                pipeline=task.spec.pipeline,
+                keep=keep,
+                holders=task.kept,
+                ranks=task.members,
+            )
         )
-        for task in touched
-    ]
     busy = {w for task in state.tasks.values() for w in task.occupied}
-    return place(wants, state.nodes, free, busy)
+    return place(wants, state.nodes, free, busy, state.incidents)
 
 
 def _queued_reason(task: TaskProblem, workers: int) -> str:

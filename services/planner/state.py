@@ -15,7 +15,10 @@ from shared.tasks import TaskSpec
 
 
 class Node(Model):
-    """A node. ``usable`` is false once it is lost or isolated; only a new incarnation makes it usable again."""
+    """A node. ``usable`` is false once it is lost or isolated; only a new incarnation makes it usable again.
+
+    ``hardware``: the kind of its workers.
+    """
 
     name: str
     incarnation: str
@@ -24,6 +27,7 @@ class Node(Model):
     usable: bool
     since: datetime
     reason: str = ""
+    hardware: str = "cpu"
 
 
 class Task(Model):
@@ -82,6 +86,7 @@ class State(Model):
     """The whole cluster. ``losses`` and ``node_s``: node failures seen, over the time nodes were seen usable.
 
     ``transitions`` and ``transition_s``: how many transitions of running tasks were measured, and their sum.
+    ``incidents``: SEV1 and SEV2 incidents of each node, whatever its incarnation.
     """
 
     config: ClusterConfigured | None = None
@@ -92,6 +97,7 @@ class State(Model):
     node_s: float = 0.0
     transitions: int = 0
     transition_s: float = 0.0
+    incidents: dict[str, int] = Field(default_factory=dict)
 
     def parameter(self, name: str) -> float:
         """Return a parameter of decisions: as logged, or its default where no configuration was logged yet."""
