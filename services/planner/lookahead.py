@@ -1,11 +1,12 @@
 """Answers for what may happen next, solved before it does (the paper's table, DESIGN section 3).
 
-After every change of the state, in the background: any node lost, a node joining, any task ending, and a second node
-lost right after the plan for the first. (A worker that cannot be restarted takes its node with it: the same problem as
-the node's loss.) Nodes whose loss poses the same problem, of one size and with workers of the same tasks, are a class.
+After every change of the state, in the background: any node lost, or back at once (its agent was restarted), a node
+joining, any task ending or failing where no node is to blame, and a second node lost right after the plan for the
+first. (A worker that cannot be restarted takes its node with it: the same problem as the node's loss.) Nodes whose loss
+poses the same problem, of one kind and size and with workers of the same tasks, are a class.
 
-The table is keyed by the content of the problem, all that the solver reads of it. So an answer can be missing but
-never be wrong, and whether it was looked up or solved changes no byte of a plan.
+The table is keyed by the content of the problem of each pool, all that the solver reads of it. So an answer can be
+missing but never be wrong, and whether it was looked up or solved changes no byte of a plan.
 """
 
 from __future__ import annotations
@@ -18,24 +19,25 @@ from typing import NamedTuple
 import numpy as np
 
 from services.planner.core import asked, evolve
-from services.planner.problem import build_problem, on_grid, running_s
+from services.planner.problem import build_problem, horizons_s
 from services.planner.state import Node, State, Task, node_of
 from shared.errors import InvalidInput
 from shared.events import ErrorDetected, Event, NodeJoined, TaskFinished
 from shared.planning.instance import Inputs, Tables
-from shared.planning.solver import Counts, answer, best_counts
+from shared.planning.solver import Counts, answer, best_counts, pools_of
 from shared.plans import Problem, Solution
-from shared.severities import SEVERITY, ErrorKind, Method
+from shared.severities import SEVERITY, ErrorKind, Method, Severity
 
 HORIZON_S = 60.0
 """D_running moves on its grid as time goes by: if it will within this time, both sides of the step are solved."""
 
 
 class Loss(NamedTuple):
-    """A class of nodes: ``node`` is one of ``number`` with this many workers, on which these tasks have workers."""
+    """A class of nodes: ``node`` is one of ``number`` of this kind and size, on which these tasks have workers."""
 
     node: str
     number: int
+    hardware: str
     workers: int
     tasks: frozenset[str]
 
@@ -56,17 +58,18 @@ class LookAhead:
     def solve(self, problem: Problem) -> tuple[Solution, list[Solution]]:
         """Return what ``solve_with_alternatives`` returns.
 
+        It is a hit if the answer to every pool is known.
+
         Raises:
             InvalidInput: as that does.
         """
-        inputs = Inputs.of(problem, self._tables)
-        found = self._known.get(inputs.key())
-        if found is None:
+        pools = [Inputs.of(pool, self._tables) for pool in pools_of(problem)]
+        known = [self._known.get(inputs.key()) for inputs in pools]
+        if None in known:
             self.misses += 1
-            found = best_counts(inputs)
         else:
             self.hits += 1
-        return answer(inputs, found)
+        return answer([(inputs, found or best_counts(inputs)) for inputs, found in zip(pools, known, strict=True)])
 
     def rebuild(self, state: State, at: datetime, going_on: Callable[[], bool] = lambda: True) -> bool:
         """Solve all that may come next; forget what may not any more. Return False if ``going_on`` ended it early.
@@ -95,8 +98,12 @@ class LookAhead:
             return None
 
 
+Posed = list[Inputs]
+"""A problem, pool by pool."""
+
+
 def foreseen(state: State, at: datetime, solved: Callable[[Inputs], Counts | None], tables: Tables) -> Iterator[Inputs]:
-    """Yield the problems of all next events, the likeliest first: node losses, joins, ends, second losses.
+    """Yield the problems of all next events, the likeliest first: losses of nodes, joins, ends, second losses.
 
     Args:
         state: as it is.
@@ -105,28 +112,34 @@ def foreseen(state: State, at: datetime, solved: Callable[[Inputs], Counts | Non
         tables: remembers the arrays of tables.
     """
     losses = loss_classes(state)
-    firsts: list[tuple[Loss, State, Inputs]] = []
+    firsts: list[tuple[Loss, State, Posed]] = []
     states: list[State] = []
     for loss in losses:
         after = _after(state, _lost(loss.node, at), at)
         if after is not None:
-            firsts.append((loss, after, Inputs.of(build_problem(after, at), tables)))
+            firsts.append((loss, after, _posed(after, at, tables)))
             states.append(after)
-            yield firsts[-1][2]
-    events: list[Event] = [*_joins(state, at), *_ends(state, at)]
+            yield from firsts[-1][2]
+    events: list[Event] = [*_joins(state, at), *_ends(state, at), *_failures(state, at)]
     for event in events:
         if (after := _after(state, event, at)) is not None:
             states.append(after)
-            yield Inputs.of(build_problem(after, at), tables)
+            yield from _posed(after, at, tables)
     later = at + timedelta(seconds=HORIZON_S)
     for after in states:
         # The problem differs from that of now only if D_running takes a step on its grid.
-        if on_grid(running_s(after, at)) != on_grid(running_s(after, later)):
-            yield Inputs.of(build_problem(after, later), tables)
-    for loss, after, inputs in firsts:
-        counts = solved(inputs)
-        if counts is not None:
-            yield from _second_losses(after, loss, losses, inputs, counts, at, tables)
+        if horizons_s(after, at) != horizons_s(after, later):
+            yield from _posed(after, later, tables)
+    yield from _returns(state, losses, at, tables)
+    for loss, after, posed in firsts:
+        counts = [solved(inputs) for inputs in posed]
+        known = [found for found in counts if found is not None]
+        if len(known) == len(posed):
+            yield from _second_losses(after, loss, losses, posed, known, at, tables)
+
+
+def _posed(state: State, at: datetime, tables: Tables) -> Posed:
+    return [Inputs.of(pool, tables) for pool in pools_of(build_problem(state, at))]
 
 
 def loss_classes(state: State) -> list[Loss]:
@@ -137,13 +150,14 @@ def loss_classes(state: State) -> list[Loss]:
             counts = on_node.get(node_of(worker))
             if counts is not None:
                 counts[task.name] = counts.get(task.name, 0) + 1
-    classes: dict[tuple[int, tuple[tuple[str, int], ...]], list[str]] = {}
+    classes: dict[tuple[str, int, tuple[tuple[str, int], ...]], list[str]] = {}
     for name in sorted(on_node):
-        key = (len(state.nodes[name].workers), tuple(sorted(on_node[name].items())))
+        node = state.nodes[name]
+        key = (node.hardware, len(node.workers), tuple(sorted(on_node[name].items())))
         classes.setdefault(key, []).append(name)
     return [
-        Loss(names[0], len(names), workers, frozenset(task for task, _ in counts))
-        for (workers, counts), names in classes.items()
+        Loss(names[0], len(names), hardware, workers, frozenset(task for task, _ in counts))
+        for (hardware, workers, counts), names in classes.items()
     ]
 
 
@@ -166,13 +180,13 @@ def _lost(node: str, at: datetime) -> ErrorDetected:
 
 
 def _joins(state: State, at: datetime) -> Iterator[NodeJoined]:
-    """Yield the return of each kind of node that is gone, and a new node of each size there is."""
-    seen: set[int] = set()
+    """Yield the return of each kind of node that is gone, and a new node of each kind and size there is."""
+    seen: set[tuple[str, int]] = set()
     for node in sorted(state.nodes.values(), key=lambda n: (n.usable, n.name)):
-        if len(node.workers) in seen:
-            continue
-        seen.add(len(node.workers))
-        yield _join(node.model_copy(update={"name": f"{node.name}+"}) if node.usable else node, at)
+        kind = node.hardware, len(node.workers)
+        if kind not in seen:
+            seen.add(kind)
+            yield _join(node.model_copy(update={"name": f"{node.name}+"}) if node.usable else node, at)
 
 
 def _join(node: Node, at: datetime) -> NodeJoined:
@@ -183,6 +197,7 @@ def _join(node: Node, at: datetime) -> NodeJoined:
         incarnation="look-ahead",
         agent_pid=1,
         domain=node.domain,
+        hardware=node.hardware,
         workers=[f"{node.name}/{worker.rpartition('/')[2]}" for worker in node.workers],
     )
 
@@ -203,46 +218,92 @@ def _ends(state: State, at: datetime) -> Iterator[TaskFinished]:
             )
 
 
+def _failures(state: State, at: datetime) -> Iterator[ErrorDetected]:
+    """Yield the failure of each task that is not the fault of any node: all its workers begin anew."""
+    for name in sorted(state.tasks):
+        if state.tasks[name].members:
+            yield ErrorDetected(
+                event_id="look-ahead",
+                occurred_at=at,
+                incident="look-ahead",
+                kind=ErrorKind.COLLECTIVE_TIMEOUT,
+                severity=Severity.SEV1,
+                method=Method.STATISTICS,
+                detected_at=at,
+                task=name,
+            )
+
+
+def _returns(state: State, losses: list[Loss], at: datetime, tables: Tables) -> Iterator[Inputs]:
+    """Yield the problems of a node that comes back before its loss was noticed: its tasks lose what was on it."""
+    template: Posed = []
+    for loss in losses:
+        if not template:
+            after = _after(state, _join(state.nodes[loss.node], at), at)
+            template = _posed(after, at, tables) if after is not None else []
+        yield from _faulted(template, loss)
+
+
+def _faulted(template: Posed, loss: Loss) -> Iterator[Inputs]:
+    """Yield a problem with those tasks faulted that the loss hits."""
+    for inputs in template:
+        faulted = [task.name in loss.tasks and task.current > 0 for task in inputs.tasks]
+        yield replace(inputs, faulted=np.array(faulted, np.int64))
+
+
 def _second_losses(
-    state: State, first: Loss, losses: list[Loss], inputs: Inputs, counts: Counts, at: datetime, tables: Tables
+    state: State, first: Loss, losses: list[Loss], posed: Posed, counts: list[Counts], at: datetime, tables: Tables
 ) -> Iterator[Inputs]:
     """Yield the problems of each further loss, once the plan for the first one is made.
 
-    They differ in nothing but who is faulted, for each size of node; so one is built and the rest follow from it.
+    They differ in nothing but who is faulted, for each kind and size of node; so one is built and the rest follow.
     """
-    planned = _planned(state, dict(zip((task.name for task in inputs.tasks), counts.best, strict=True)))
-    templates: dict[int, Inputs] = {}
+    answers = {
+        task.name: (task.pool, count)
+        for inputs, found in zip(posed, counts, strict=True)
+        for task, count in zip(inputs.tasks, found.best, strict=True)
+    }
+    planned = _planned(state, answers)
+    templates: dict[tuple[str, int], Posed] = {}
     for second in losses:
         if second == first and second.number == 1:
             continue
-        if second.workers not in templates:
-            gone = next(node for node in _of_size(planned, second.workers))
+        size = second.hardware, second.workers
+        if size not in templates:
+            gone = second.node if second.node != first.node else next(_others(planned, second))
             after = _after(planned, _lost(gone, at), at)
-            if after is None:
-                continue
-            templates[second.workers] = Inputs.of(build_problem(after, at), tables)
-        template = templates[second.workers]
-        faulted = np.array([task.name in second.tasks and task.current > 0 for task in template.tasks], np.int64)
-        yield replace(template, faulted=faulted)
+            templates[size] = _posed(after, at, tables) if after is not None else []
+        yield from _faulted(templates[size], second)
 
 
-def _of_size(state: State, workers: int) -> Iterator[str]:
-    return (name for name, node in state.nodes.items() if node.usable and len(node.workers) == workers)
+def _others(state: State, loss: Loss) -> Iterator[str]:
+    """Yield the usable nodes of the same kind and size."""
+    for name, node in state.nodes.items():
+        if node.usable and (node.hardware, len(node.workers)) == (loss.hardware, loss.workers):
+            yield name
 
 
-def _planned(state: State, counts: dict[str, int]) -> State:
+def _planned(state: State, counts: dict[str, tuple[str, int]]) -> State:
     """Return the state as the plan leaves it, as far as problems go: who has how many workers, and none is broken.
 
     A task that is paused has left; one that was queued stays so. Which workers they are makes no difference here.
+    ``counts``: pool and count of each task.
     """
     tasks: dict[str, Task] = {}
     for name, task in state.tasks.items():
-        count = counts.get(name)
-        if count is None:
+        pool, count = counts.get(name, ("", -1))
+        if count < 0:
             tasks[name] = task
         elif count > 0 or not (task.members or task.kept):
             members = tuple(f"?/{i}" for i in range(count))
             tasks[name] = task.model_copy(
-                update={"members": members, "holders": (), "occupied": (), "lost": (), "broken": False}
+                update={
+                    "members": members,
+                    "holders": (),
+                    "occupied": (),
+                    "lost": (),
+                    "broken": False,
+                    "pool": pool if count else "",
+                }
             )
     return state.model_copy(update={"tasks": tasks})

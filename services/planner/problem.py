@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 
+from services.planner.pools import pool_sizes, settle
 from services.planner.state import State, Task
 from services.planner.throughput import flop_per_step, largest_count, throughput_table
 from shared.planning.waf import waf_flop_per_s
@@ -17,13 +19,24 @@ GRID = 1.1
 
 def build_problem(state: State, at: datetime) -> Problem:
     """Return the problem: all tasks that want workers, and all usable workers but those of tasks that are leaving."""
-    workers = len(available_workers(state))
-    failure_s = on_grid(running_s(state, at))
-    tasks = [_task_problem(state, task, workers, failure_s) for task in wanting(state)]
-    admitted = admit(tasks, workers)
+    available = available_workers(state)
+    sizes = pool_sizes(state, available)
+    running = horizons_s(state, at)
+
+    def pose(task: Task, pool: str) -> TaskProblem:
+        return _task_problem(state, task.model_copy(update={"pool": pool}), sizes[pool], running[pool])
+
+    if len(sizes) > 1:
+        tasks = settle(state, wanting(state), sizes, pose)
+        admitted = {name for pool in sizes for name in admit([t for t in tasks if t.pool == pool], sizes[pool])}
+    else:
+        (pool,) = sizes
+        tasks = [_task_problem(state, task, sizes[pool], running[pool]) for task in wanting(state)]
+        admitted = admit(tasks, len(available))
     return Problem(
-        workers=workers,
+        workers=len(available),
         tasks=[task.model_copy(update={"required": task.name in admitted}) for task in tasks],
+        pools=sizes if len(sizes) > 1 else {},
     )
 
 
@@ -62,10 +75,11 @@ def available_workers(state: State) -> list[str]:
     return [worker for worker in state.usable_workers() if worker not in taken]
 
 
-def running_s(state: State, at: datetime) -> float:
-    """Return D_running: expected time until the next failure of any usable node, seconds.
+def horizons_s(state: State, at: datetime) -> dict[str, float]:
+    """Return D_running of each pool: the expected time until the next failure of any of its usable nodes, seconds.
 
-    Failures are taken as a Poisson process with a Gamma prior worth one failure: the rate of one node is
+    A failure in another pool leaves a pool's problem as it was. Failures are taken as a Poisson process with a Gamma
+    prior worth one failure: the rate of one node, of whatever kind, is
     (1 + failures seen) / (prior mean time + node time observed), and n nodes fail n times as often.
     """
     usable = [state.nodes[name] for name in sorted(state.nodes) if state.nodes[name].usable]
@@ -73,7 +87,8 @@ def running_s(state: State, at: datetime) -> float:
     for node in usable:
         observed_s = observed_s + (at - node.since).total_seconds()
     mtbf_s = (state.parameter("mtbf_node_s") + max(0.0, observed_s)) / (1 + state.losses)
-    return mtbf_s / max(1, len(usable))
+    numbers = Counter(node.hardware for node in usable) or Counter([""])
+    return {hardware: on_grid(mtbf_s / number) for hardware, number in sorted(numbers.items())}
 
 
 def on_grid(value_s: float) -> float:
@@ -128,6 +143,7 @@ def _task_problem(state: State, task: Task, workers: int, failure_s: float) -> T
         running_s=min(failure_s, _remaining_s(task, table, workers)),
         throughput=table,
         required=False,
+        pool=task.pool,
     )
 
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from services.planner.changes import leave, move
 from services.planner.placement import Placed, Want, place
 from services.planner.problem import available_workers, build_problem, least_count, wanting
-from services.planner.state import State, Task
+from services.planner.state import State, Task, node_of
 from shared.planning.waf import touches
 from shared.plans import Problem, Solution, TaskChange, TaskProblem
 
@@ -37,7 +37,7 @@ def reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfigu
     solution, alternatives = solve(problem)
     problems = {task.name: task for task in problem.tasks}
     touched = [task for task in wanting(state) if touches(problems[task.name], solution.assignment[task.name])]
-    placed = _place(state, touched, solution)
+    placed = _place(state, touched, problem, solution)
     changes = []
     for task in touched:
         count = solution.assignment[task.name]
@@ -53,7 +53,7 @@ def reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfigu
         elif task.members or task.kept:
             changes.append(leave(state, task, "pause", reason))
     queued = {
-        task.name: _queued_reason(problems[task.name], problem.workers)
+        task.name: _queued_reason(problems[task.name], problem.pools.get(problems[task.name].pool, problem.workers))
         for task in wanting(state)
         if solution.assignment[task.name] == 0
     }
@@ -90,27 +90,34 @@ def same_workers(state: State, task: Task) -> list[str]:
     return kept + [worker for worker in members if worker not in kept]
 
 
-def _place(state: State, touched: list[Task], solution: Solution) -> dict[str, Placed]:
+def _place(state: State, touched: list[Task], problem: Problem, solution: Solution) -> dict[str, Placed]:
+    """Return the workers of the touched tasks, pool by pool."""
     names = {task.name for task in touched}
+    pools = {task.name: task.pool for task in problem.tasks}
     planned = planned_workers(state)
-    free = [worker for worker in available_workers(state) if planned.get(worker) in names or worker not in planned]
-    within = set(free)
-    wants = []
-    for task in touched:
-        keep = [w for w in worker_order(state, task, planned) if w in within]
-        wants.append(
+    free: dict[str, list[str]] = {pool: [] for pool in problem.pools or [""]}
+    for worker in available_workers(state):
+        if worker not in planned or planned[worker] in names:
+            free[state.nodes[node_of(worker)].hardware if problem.pools else ""].append(worker)
+    busy = {w for task in state.tasks.values() for w in task.occupied}
+    placed: dict[str, Placed] = {}
+    for pool, workers in free.items():
+        within = set(workers)
+        wants = [
             Want(
                 name=task.name,
                 count=solution.assignment[task.name],
                 tensor=task.spec.tensor,
                 pipeline=task.spec.pipeline,
-                keep=keep,
+                keep=[w for w in worker_order(state, task, planned) if w in within],
                 holders=task.kept,
                 ranks=task.members,
             )
-        )
-    busy = {w for task in state.tasks.values() for w in task.occupied}
-    return place(wants, state.nodes, free, busy, state.incidents)
+            for task in touched
+            if not problem.pools or pools[task.name] == pool
+        ]
+        placed |= place(wants, state.nodes, workers, busy, state.incidents)
+    return placed
 
 
 def _queued_reason(task: TaskProblem, workers: int) -> str:

@@ -40,6 +40,7 @@ class Task(Model):
     ``occupied``: workers that may still have a process of it.
     ``lost``: workers whose process ended, or must end, since the newest plan; ``broken``: its step was interrupted.
     ``change``: what the newest plan does to it, while that is not complete.
+    ``pool``: the kind of workers it is to run on, where that is not the kind of its members (``pools.py``).
     ``exponent``: its measured throughput is 1.1 ** exponent times the model's; None: not measured yet.
     """
 
@@ -60,6 +61,7 @@ class Task(Model):
     checkpoint: str = ""
     checkpoint_step: int = 0
     exponent: int | None = None
+    pool: str = ""
 
     @property
     def name(self) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shared.errors import InvalidInput
 from shared.planning import compiled
@@ -163,20 +164,17 @@ class Instance:
         found: Ints = self.counts[self.starts[task] : self.starts[task + 1]]
         return found
 
-    def only(self, allowed: Sequence[Ints]) -> Instance:
-        """Return the instance with a subset of each task's useful counts."""
-        keep = [np.isin(self.useful(t), counts) for t, counts in enumerate(allowed)]
-        mask = np.concatenate(keep or [np.zeros(0, bool)])
-        return Instance(
-            self.tasks,
-            self.workers,
-            _starts([int(np.count_nonzero(kept)) for kept in keep]),
-            self.counts[mask],
-            self.worth[mask],
-            self.touched[mask],
-            self.moved[mask],
-            self.exponent,
-            self.kernels,
+    def only(self, kept: NDArray[np.bool_]) -> Instance:
+        """Return the instance with a subset of the useful counts."""
+        before = np.zeros(self.counts.size + 1, np.int64)
+        np.cumsum(kept, out=before[1:])
+        return replace(
+            self,
+            starts=before[self.starts],
+            counts=self.counts[kept],
+            worth=self.worth[kept],
+            touched=self.touched[kept],
+            moved=self.moved[kept],
         )
 
 

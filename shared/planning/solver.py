@@ -20,6 +20,9 @@ machine. What rounds away is below the last bit of the float64 sum. The objectiv
 float64 sum of the terms, from the last name to the first.
 
 **Ties** break by fewest tasks touched, then fewest workers moved, then by name: the earlier name gets more.
+
+**Pools.** A task runs on workers of one kind. Where there are several kinds, each is a problem of its own, solved
+exactly (``pools_of``); the answer to the whole is made of theirs.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ import numpy as np
 
 from shared.errors import InvalidInput
 from shared.planning.instance import Inputs, Instance
-from shared.planning.waf import term, waf_flop_per_s
+from shared.planning.waf import term, touches, waf_flop_per_s
 from shared.plans import Problem, Solution, TaskProblem, Term
 
 
@@ -61,65 +64,133 @@ def solve(problem: Problem) -> Solution:
 def solve_with_proof(problem: Problem) -> tuple[Solution, Proof]:
     """Return the best assignment and what proves that it is.
 
+    Of several pools, the price is that of the dearest worker, and all else the sum.
+
     Raises:
         InvalidInput: the required tasks need more workers than there are, or the objective overflows.
     """
-    instance = Instance.of(Inputs.of(problem))
-    counts, _, proof = _optimum(instance, alternatives=False)
-    solution = _solution(instance.tasks, counts, "best")
-    bound, price, worth, budget, states = (int(value) for value in proof)
-    # The search went through every assignment worth more than bound - budget, so the rest is worth no more than that.
-    gap = max(worth, bound - budget) - worth
-    unit = 2.0**instance.exponent
-    return solution, Proof(solution.objective + gap * unit, bound * unit, price * unit, budget * unit, states)
+    counts: dict[str, int] = {}
+    proofs = []
+    for pool in pools_of(problem):
+        instance = Instance.of(Inputs.of(pool))
+        found, _, numbers = _optimum(instance, alternatives=False)
+        counts |= dict(zip((task.name for task in instance.tasks), found, strict=True))
+        bound, price, worth, budget, states = (int(value) for value in numbers)
+        # The search went through every assignment worth more than bound - budget: the rest is worth no more than that.
+        gap = max(worth, bound - budget) - worth
+        unit = 2.0**instance.exponent
+        proofs.append(Proof(gap * unit, bound * unit, price * unit, budget * unit, states))
+    solution = evaluate(problem, counts, "best")
+    return solution, Proof(
+        bound=solution.objective + sum(proof.bound for proof in proofs),
+        relaxation=sum(proof.relaxation for proof in proofs),
+        price=max(proof.price for proof in proofs),
+        budget=sum(proof.budget for proof in proofs),
+        states=sum(proof.states for proof in proofs),
+    )
 
 
 class Counts(NamedTuple):
-    """The best and the second best counts of all tasks, by name. ``second``: None if there is no other assignment."""
+    """The counts of a pool's tasks, by name, in the best assignment and in those it was preferred to.
+
+    See ``solve_with_alternatives``; None: there is no such assignment.
+    """
 
     best: list[int]
     second: list[int] | None
+    keep: list[int] | None
+    only_faulted: list[int] | None
+    equal_split: list[int] | None
+
+
+def pools_of(problem: Problem) -> list[Problem]:
+    """Return the problem of each pool that has tasks, by the pools' names; the problem itself if it has no pools.
+
+    Raises:
+        InvalidInput: a task names no pool, or the pools' workers do not add up.
+    """
+    if not problem.pools:
+        return [problem]
+    if sum(problem.pools.values()) != problem.workers:
+        raise InvalidInput(f"pools: they have {sum(problem.pools.values())} workers, not {problem.workers}")
+    tasks: dict[str, list[TaskProblem]] = {name: [] for name in sorted(problem.pools)}
+    for task in problem.tasks:
+        if task.pool not in tasks:
+            raise InvalidInput(f"task {task.name}: there is no pool {task.pool!r}")
+        tasks[task.pool].append(task)
+    one = problem.model_copy(update={"pools": {}, "tasks": []})
+    parts = [
+        one.model_copy(update={"workers": problem.pools[name], "tasks": having})
+        for name, having in tasks.items()
+        if having
+    ]
+    return parts or [one]
 
 
 def best_counts(inputs: Inputs) -> Counts:
-    """Return what takes time to find: all else about the answer follows from it.
+    """Return what takes time to find about a single pool: the solutions follow from it (``answer``).
 
     Raises:
         InvalidInput: the required tasks need more workers than there are, or the objective overflows.
     """
-    best, second, _ = _optimum(Instance.of(inputs), alternatives=True)
-    return Counts(best, second)
+    instance = Instance.of(inputs)
+    best, second, _ = _optimum(instance, alternatives=True)
+    tasks = instance.tasks
+    keep = _fitting([task.current for task in tasks], tasks, inputs.workers)
+    return Counts(best, second, keep, _only_faulted(inputs, instance, keep), _equal_split(instance))
 
 
 def solve_with_alternatives(problem: Problem) -> tuple[Solution, list[Solution]]:
     """Return the best assignment and those it was preferred to.
 
     ``second-best``: the best of all others. ``keep``: every task keeps its count. ``only-faulted-shrinks``: healthy
-    tasks keep theirs, faulted ones share what is left. ``equal-split``: the same number for each, rounded down to a
-    useful count. An alternative that is infeasible, or is the best itself, is left out.
+    tasks keep theirs, faulted ones share what is left. ``equal-split``: the same number for each task of a pool,
+    rounded down to a useful count. An alternative that is infeasible, or is the best itself, is left out.
 
     Raises:
         InvalidInput: the required tasks need more workers than there are, or the objective overflows.
     """
-    inputs = Inputs.of(problem)
-    return answer(inputs, best_counts(inputs))
+    pools = [Inputs.of(pool) for pool in pools_of(problem)]
+    return answer([(inputs, best_counts(inputs)) for inputs in pools])
 
 
-def answer(inputs: Inputs, found: Counts) -> tuple[Solution, list[Solution]]:
-    """Return the solutions that follow from the counts found for these inputs; see ``solve_with_alternatives``."""
-    instance = Instance.of(inputs)
-    tasks = instance.tasks
-    candidates = {
-        "second-best": found.second,
-        "keep": _fitting([task.current for task in tasks], tasks, inputs.workers),
-        "only-faulted-shrinks": _only_faulted(instance),
-        "equal-split": _equal_split(instance),
-    }
-    return _solution(tasks, found.best, "best"), [
-        _solution(tasks, counts, label)
-        for label, counts in candidates.items()
-        if counts is not None and counts != found.best
+def answer(pools: Sequence[tuple[Inputs, Counts]]) -> tuple[Solution, list[Solution]]:
+    """Return the solutions that follow from the counts found for each pool; see ``solve_with_alternatives``."""
+    everyone = [(task, pool, i) for pool, (inputs, _) in enumerate(pools) for i, task in enumerate(inputs.tasks)]
+    everyone.sort(key=lambda item: item[0].name)
+    tasks = [task for task, _, _ in everyone]
+
+    def together(parts: Sequence[list[int] | None]) -> list[int] | None:
+        known = [part for part in parts if part is not None]
+        return [known[pool][i] for _, pool, i in everyone] if len(known) == len(parts) else None
+
+    bests = [found.best for _, found in pools]
+    best = [bests[pool][i] for _, pool, i in everyone]
+    seconds = [
+        counts
+        for pool, (_, found) in enumerate(pools)
+        if (counts := together([*bests[:pool], found.second, *bests[pool + 1 :]])) is not None
     ]
+    faulted = any(task.faulted for task in tasks)
+    candidates = {
+        "second-best": min(seconds, key=lambda counts: _order(tasks, counts), default=None),
+        "keep": together([found.keep for _, found in pools]),
+        "only-faulted-shrinks": together([found.only_faulted for _, found in pools]) if faulted else None,
+        "equal-split": together([found.equal_split for _, found in pools]),
+    }
+    return _solution(tasks, best, "best"), [
+        _solution(tasks, counts, label) for label, counts in candidates.items() if counts and counts != best
+    ]
+
+
+def _order(tasks: Sequence[TaskProblem], counts: Sequence[int]) -> tuple[float, int, int, list[int]]:
+    """Return what assignments are compared by, the best being the least: objective, then as ties break."""
+    return (
+        -_solution(tasks, counts, "").objective,
+        sum(touches(task, k) for task, k in zip(tasks, counts, strict=True)),
+        sum(abs(k - task.current) for task, k in zip(tasks, counts, strict=True)),
+        [-k for k in counts],
+    )
 
 
 def evaluate(problem: Problem, assignment: Mapping[str, int], label: str) -> Solution:
@@ -164,18 +235,22 @@ def _equal_split(instance: Instance) -> list[int] | None:
     return counts
 
 
-def _only_faulted(instance: Instance) -> list[int] | None:
-    """Return the naive answer: healthy tasks keep their counts, faulted ones share the rest; None if it cannot be."""
-    tasks = instance.tasks
-    healthy = [task for task in tasks if not task.faulted]
-    if len(healthy) == len(tasks) or _fitting([t.current for t in healthy], healthy, instance.workers) is None:
+def _only_faulted(inputs: Inputs, instance: Instance, keep: list[int] | None) -> list[int] | None:
+    """Return the naive answer: healthy tasks keep their counts, faulted ones share the rest; None if it cannot be.
+
+    Who is faulted is read from the inputs: those solved ahead differ in it from their tasks.
+    """
+    faulted = inputs.faulted != 0
+    if not faulted.any():
+        return keep
+    healthy = [task for task, hit in zip(instance.tasks, faulted, strict=True) if not hit]
+    if _fitting([t.current for t in healthy], healthy, instance.workers) is None:
         return None
-    allowed = []
-    for t, task in enumerate(tasks):
-        useful = instance.useful(t)
-        allowed.append(useful[useful <= task.current] if task.faulted else np.array([task.current], np.int64))
+    sizes = np.diff(instance.starts)
+    current, shrinks = np.repeat(inputs.current, sizes), np.repeat(faulted, sizes)
     try:
-        return _optimum(instance.only(allowed), alternatives=False)[0]
+        reduced = instance.only((instance.counts == current) | (shrinks & (instance.counts < current)))
+        return _optimum(reduced, alternatives=False)[0]
     except InvalidInput:
         return None
 

@@ -1,0 +1,98 @@
+"""Kinds of workers. A task runs on workers of one kind; those of a kind are a pool, and each pool is solved exactly.
+
+Which pool a task belongs to is a rule, not a part of the optimum:
+
+1. A task stays on its kind while that can run it: heavy tasks first, each one's least count must still fit.
+2. All others (new and queued ones, and those whose kind has become too small) go where their weighted FLOP/s are
+   greatest on their fair share: the pool's workers, divided by weight among the tasks it has and this one.
+3. A task that fits nowhere waits where it would fit alone, or else for the largest pool.
+
+So an idle pool of better workers takes new tasks; it does not draw a running one from where it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from services.planner.state import State, Task, node_of
+from shared.planning.waf import waf_flop_per_s
+from shared.plans import TaskProblem
+
+Pose = Callable[[Task, str], TaskProblem]
+"""Returns the task's part of the problem if it belongs to a pool."""
+
+
+def pool_sizes(state: State, workers: Sequence[str]) -> dict[str, int]:
+    """Return how many of the workers there are of each kind of which a node is usable, by the kinds' names."""
+    sizes = {node.hardware: 0 for _, node in sorted(state.nodes.items()) if node.usable}
+    for worker in workers:
+        sizes[state.nodes[node_of(worker)].hardware] += 1
+    return {kind: sizes[kind] for kind in sorted(sizes)} or {"": 0}
+
+
+def kind_of(state: State, task: Task) -> str:
+    """Return the kind of the task's workers; empty if it has none."""
+    if task.pool or not task.members:
+        return task.pool
+    node = state.nodes.get(node_of(task.members[0]))
+    return node.hardware if node is not None else ""
+
+
+def settle(state: State, tasks: Sequence[Task], sizes: Mapping[str, int], pose: Pose) -> list[TaskProblem]:
+    """Return the tasks' parts of the problem, each in its pool, in the order given.
+
+    A task that has to leave its kind counts as faulted: it is disturbed whatever its count.
+
+    Args:
+        state: for the kinds of the nodes.
+        tasks: all that want workers.
+        sizes: workers of each pool.
+        pose: makes a task's part of the problem.
+    """
+    left = dict(sizes)
+    weights = dict.fromkeys(sizes, 0.0)
+    found: dict[str, TaskProblem] = {}
+
+    def put(posed: TaskProblem) -> None:
+        found[posed.name] = posed
+        weights[posed.pool] = weights[posed.pool] + posed.weight
+        left[posed.pool] -= min(left[posed.pool], _least(posed) or 0)
+
+    order = sorted(tasks, key=lambda task: (not task.members, -task.spec.weight, task.name))
+    homes = {task.name: kind_of(state, task) for task in order}
+    homeless = []
+    for task in order:
+        posed = pose(task, homes[task.name]) if homes[task.name] in sizes else None
+        if posed is not None and _fits(posed, left):
+            put(posed)
+        else:
+            homeless.append(task)
+    for task in homeless:
+        choices = [pose(task, pool) for pool in sizes]
+        fitting = [posed for posed in choices if _fits(posed, left)]
+        if fitting:
+            best = max(fitting, key=lambda p: _share_flop_per_s(p, sizes[p.pool], weights[p.pool]))
+        else:
+            best = max(choices, key=lambda p: (_fits(p, sizes), p.pool == homes[p.name], sizes[p.pool]))
+        moves = bool(task.members) and best.pool != homes[task.name]
+        put(best.model_copy(update={"faulted": True}) if moves else best)
+    return [found[task.name] for task in tasks]
+
+
+def _least(task: TaskProblem) -> int | None:
+    """Return the smallest count at which the task achieves anything; None if there is none."""
+    return min((k for k in task.throughput if k <= task.maximum and waf_flop_per_s(task, k) > 0.0), default=None)
+
+
+def _fits(task: TaskProblem, room: Mapping[str, int]) -> bool:
+    least = _least(task)
+    return least is not None and least <= room[task.pool]
+
+
+def _share_flop_per_s(task: TaskProblem, workers: int, weights: float) -> float:
+    """Return F of the task on its fair share of a pool with tasks of these weights, or on its least count."""
+    total = weights + task.weight
+    share = workers * task.weight / total if total > 0.0 else float(workers)
+    least = _least(task) or 0
+    useful = [k for k in task.throughput if k <= max(share, least) and k <= task.maximum]
+    return max((waf_flop_per_s(task, k) for k in useful), default=0.0)
