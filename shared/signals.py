@@ -123,4 +123,6 @@ class Heartbeat(Model):
     interval_s: float
     domain: str = "default"
     """Failure domain (rack, zone) of the node."""
+    hardware: str = "cpu"
+    """Kind of the node's workers."""
     workers: list[WorkerStatus]

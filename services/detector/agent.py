@@ -16,7 +16,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from services.detector import fork_server
+from services.detector import fork_server, hardware
 from services.detector.changes import Changes
 from services.detector.clock import SteadyClock
 from services.detector.commands import Commands
@@ -83,9 +83,11 @@ class Agent:
         await self._ranks.start()
         await self._start_fork_server()
         await self._bus.serve(f"{COMMANDS}.{self._settings.node}", self._commands.serve)
+        self._heartbeats.hardware = kind = await asyncio.to_thread(hardware.kind, self._settings.hardware)
         self._spawn(self._signals.run())
         self._spawn(self._heartbeats.run())
-        logger.info("node %s, incarnation %s, %d workers", self.node.name, self.incarnation, len(self.node.slots))
+        workers = len(self.node.slots)
+        logger.info("node %s, incarnation %s, %d workers (%s)", self.node.name, self.incarnation, workers, kind)
 
     async def stop(self) -> None:
         """End ranks, stores and fork server."""

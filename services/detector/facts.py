@@ -28,6 +28,7 @@ def joined(heartbeat: Heartbeat, cause: str, now: datetime) -> NodeJoined:
         incarnation=heartbeat.incarnation,
         agent_pid=heartbeat.agent_pid,
         domain=heartbeat.domain,
+        hardware=heartbeat.hardware,
         workers=[w.worker for w in heartbeat.workers],
     )
 

@@ -62,6 +62,7 @@ class Heartbeats:
     def __init__(self, bus: Bus, node: Node, settings: Settings, agent_pid: int, clock: SteadyClock) -> None:
         self._bus, self._node, self._settings, self._clock = bus, node, settings, clock
         self._agent_pid = agent_pid
+        self.hardware = settings.hardware
         self._sequence = 0
         self._changed = asyncio.Event()
         self._last: tuple[object, ...] = ()
@@ -103,6 +104,7 @@ class Heartbeats:
             sent_at=self._clock.now(),
             interval_s=self._settings.heartbeat_interval_s,
             domain=self._settings.domain,
+            hardware=self.hardware,
             workers=workers,
         )
         await self._bus.publish(f"{HEARTBEATS}.{self._node.name}", heartbeat.model_dump_json().encode())

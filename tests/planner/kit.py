@@ -111,7 +111,7 @@ class World:
 
     # ---- events
 
-    def join(self, node: str, workers: int = 2, domain: str = "default") -> PlanDecided:
+    def join(self, node: str, workers: int = 2, domain: str = "default", hardware: str = "cpu") -> PlanDecided:
         return self.must(
             NodeJoined(
                 **self.base(),
@@ -119,6 +119,7 @@ class World:
                 incarnation=f"i{len(self.records)}",
                 agent_pid=1,
                 domain=domain,
+                hardware=hardware,
                 workers=[f"{node}/{slot}" for slot in range(workers)],
             )
         )
