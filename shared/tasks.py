@@ -141,12 +141,17 @@ class TaskSpec(Model):
         """Pipeline-parallel size; ``auto`` is 1."""
         return 1 if self.parallel.pipeline == "auto" else self.parallel.pipeline
 
+    def _most_per_replica(self) -> int:
+        """Return tensor x pipeline; what is ``auto`` can be as much as the model divides into."""
+        tensor = self.model.heads if self.parallel.tensor == "auto" else self.parallel.tensor
+        return tensor * (self.model.layers if self.parallel.pipeline == "auto" else self.parallel.pipeline)
+
     @model_validator(mode="after")
     def _possible(self) -> Self:
         """Refuse what no layout can run; each message names the field and what is allowed."""
         m, b = self.model, self.batch
         per_replica = self.tensor * self.pipeline
-        limit = b.micro_batches * per_replica
+        limit = b.micro_batches * self._most_per_replica()
         checks = [
             (m.hidden % m.heads == 0, f"model.heads: {m.heads} must divide model.hidden, {m.hidden}"),
             (b.global_ % b.micro == 0, f"batch.micro: {b.micro} must divide batch.global, {b.global_}"),

@@ -2,7 +2,8 @@
 
 Data-parallel tasks (tensor = pipeline = 1): survivors of a fault finish the interrupted step by themselves, then the
 target stage starts, its newcomers taking the state from them. Other layouts: whoever is left takes its state from the
-newest checkpoint, since no single survivor holds a whole model.
+newest checkpoint, since no single survivor holds a whole model. So does everybody where the new count has another
+layout than the present one: a checkpoint can be read in any.
 
 A process that was to join a stage which is not known to have formed may stand anywhere between its start and its
 first step. It is on ``prepare`` again: an agent keeps a process not yet configured and replaces any other.
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from services.planner.state import State, Task, node_of
+from services.planner.tables import layout_of
 from shared.plans import Layout, Member, Stage, TaskChange
 
 Source = Literal["live", "take", "checkpoint", "initial"]
@@ -29,12 +31,14 @@ def move(state: State, task: Task, workers: Sequence[str], reason: str) -> TaskC
 
     The state is live only if one that stays holds it: a last holder may be one whose worker was given to another task.
     """
-    if task.replica == 1 and any(worker in task.kept for worker in workers):
-        return _move_live(state, task, workers, reason)
-    return _move_from_storage(state, task, workers, reason)
+    layout = layout_of(state, task, len(workers))
+    data_parallel = task.replica == 1 and layout.tensor * layout.pipeline == 1
+    if data_parallel and any(worker in task.kept for worker in workers):
+        return _move_live(state, task, workers, layout, reason)
+    return _move_from_storage(state, task, workers, layout, reason)
 
 
-def _move_live(state: State, task: Task, workers: Sequence[str], reason: str) -> TaskChange:
+def _move_live(state: State, task: Task, workers: Sequence[str], layout: Layout, reason: str) -> TaskChange:
     """The survivors hold the state and finish the step that was interrupted, if one was."""
     kept = task.kept
     interrupted = _interrupted(task) if disturbed(task) else None
@@ -42,7 +46,7 @@ def _move_live(state: State, task: Task, workers: Sequence[str], reason: str) ->
     target = None
     if interrupted is None or list(workers) != list(kept):
         generation = (interrupted.generation if interrupted else task.generation) + 1
-        target = _stage(task, "boundary", generation, sources)
+        target = _stage(task, "boundary", generation, layout, sources)
     failed = _failed(state, task, kept)
     return TaskChange(
         task=task.name,
@@ -59,9 +63,12 @@ def _move_live(state: State, task: Task, workers: Sequence[str], reason: str) ->
     )
 
 
-def _move_from_storage(state: State, task: Task, workers: Sequence[str], reason: str) -> TaskChange:
-    """All members take the newest checkpoint, or begin anew; processes that are known to be up are kept."""
-    kept = task.kept if task.replica > 1 else ()
+def _move_from_storage(state: State, task: Task, workers: Sequence[str], layout: Layout, reason: str) -> TaskChange:
+    """All members take the newest checkpoint, or begin anew; processes that are known to be up are kept.
+
+    A data-parallel task that stays one is here only because none of those that hold its state stays.
+    """
+    kept = task.kept if max(task.replica, layout.tensor * layout.pipeline) > 1 else ()
     source: Source = "checkpoint" if task.checkpoint else "initial"
     failed = _failed(state, task, kept)
     return TaskChange(
@@ -74,7 +81,7 @@ def _move_from_storage(state: State, task: Task, workers: Sequence[str], reason:
         hold=disturbed(task),
         release=_release(state, task, [*workers, *failed]),
         prepare=[worker for worker in workers if worker not in kept],
-        target=_stage(task, "boundary", task.generation + 1, dict.fromkeys(workers, source)),
+        target=_stage(task, "boundary", task.generation + 1, layout, dict.fromkeys(workers, source)),
     )
 
 
@@ -116,25 +123,22 @@ def end(state: State, task: Task, reason: str) -> TaskChange:
 
 
 def _interrupted(task: Task) -> Stage:
-    return _stage(task, "interrupted", task.generation + 1, dict.fromkeys(task.kept, "live"))
+    """Only data-parallel tasks have one: each survivor is a replica."""
+    layout = Layout(tensor=1, pipeline=1, data=len(task.kept), micro_batch=task.spec.batch.micro)
+    return _stage(task, "interrupted", task.generation + 1, layout, dict.fromkeys(task.kept, "live"))
 
 
-def _stage(task: Task, kind: Literal["interrupted", "boundary"], generation: int, sources: dict[str, Source]) -> Stage:
-    spec = task.spec
-    members = [
-        Member(rank=rank, worker=worker, node=node_of(worker), source=source)
-        for rank, (worker, source) in enumerate(sources.items())
-    ]
+def _stage(
+    task: Task, kind: Literal["interrupted", "boundary"], generation: int, layout: Layout, sources: dict[str, Source]
+) -> Stage:
     return Stage(
         kind=kind,
         generation=generation,
-        layout=Layout(
-            tensor=spec.tensor,
-            pipeline=spec.pipeline,
-            data=len(members) // task.replica,
-            micro_batch=spec.batch.micro,
-        ),
-        members=members,
+        layout=layout,
+        members=[
+            Member(rank=rank, worker=worker, node=node_of(worker), source=source)
+            for rank, (worker, source) in enumerate(sources.items())
+        ],
         checkpoint=task.checkpoint if "checkpoint" in sources.values() else "",
     )
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 
-from services.planner.state import Node, State, Task, node_of
-from services.planner.throughput import corrected_exponent, flop_per_step, modelled_flop_per_s
+from services.planner.corrections import forget_rates, measure
+from services.planner.state import Node, Size, State, Task, node_of
 from shared.events import (
     ClusterConfigured,
     ErrorDetected,
@@ -43,14 +43,16 @@ def _update(state: State, name: str, **changes: Any) -> State:
 
 
 def _configured(state: State, event: ClusterConfigured, at: datetime) -> State:
-    return state.model_copy(update={"config": event})
+    before = state.parameter("worker_flop_per_s")
+    state = state.model_copy(update={"config": event})
+    return state if state.parameter("worker_flop_per_s") == before else forget_rates(state)
 
 
 def _submitted(state: State, event: TaskSubmitted, at: datetime) -> State:
     old = state.tasks.get(event.spec.name)
     task = Task(spec=event.spec, step=event.step, checkpoint=event.checkpoint, checkpoint_step=event.step)
     if old is not None:
-        same = old.spec.model == event.spec.model and old.spec.batch == event.spec.batch
+        same = all(getattr(old.spec, name) == getattr(event.spec, name) for name in ("model", "batch", "parallel"))
         task = task.model_copy(
             update={
                 "generation": old.generation,
@@ -58,7 +60,7 @@ def _submitted(state: State, event: TaskSubmitted, at: datetime) -> State:
                 "plan": old.plan,
                 "planned_at": old.planned_at,
                 "change": old.change if old.change is not None and old.change.action == "end" else None,
-                "exponent": old.exponent if same else None,
+                "measured": old.measured if same else {},
             }
         )
     return _with_task(state, task)
@@ -92,15 +94,11 @@ def _progressed(state: State, event: TaskProgressed, at: datetime) -> State:
     task = state.tasks.get(event.task)
     if task is None or task.life == "ended":
         return state
-    changes: dict[str, Any] = {"step": event.step}
-    if event.step_s > 0.0:
-        changes["step_s"] = event.step_s
-        modelled = modelled_flop_per_s(task.spec, event.workers, state.parameter("worker_flop_per_s"))
-        if modelled > 0.0:
-            ratio = flop_per_step(task.spec) / event.step_s / modelled
-            hysteresis = state.parameter("throughput_hysteresis")
-            changes["exponent"] = corrected_exponent(task.exponent, ratio, hysteresis)
-    state = _update(state, event.task, **changes)
+    timed = {"step_s": event.step_s} if event.step_s > 0.0 else {}
+    state = _update(state, event.task, step=event.step, **timed)
+    size = task.trained.get(event.generation)
+    if timed and size is not None:
+        state = _update(state, event.task, measured=measure(state, task, size, event.step_s))
     return _formed(state, event.task, event.generation)
 
 
@@ -138,7 +136,18 @@ def _joined(state: State, event: NodeJoined, at: datetime) -> State:
         name: task.model_copy(update={"occupied": tuple(w for w in task.occupied if node_of(w) != node.name)})
         for name, task in state.tasks.items()
     }
-    return state.model_copy(update={"nodes": {**state.nodes, node.name: node}, "tasks": tasks})
+    nodes = {**state.nodes, node.name: node}
+    return state.model_copy(update={"nodes": nodes, "tasks": tasks, "kinds": _counted(state.kinds, old, node)})
+
+
+def _counted(kinds: dict[str, dict[int, int]], old: Node | None, new: Node) -> dict[str, dict[int, int]]:
+    """Return ``State.kinds`` with a node in place of what it was before."""
+    kinds = {kind: dict(sizes) for kind, sizes in kinds.items()}
+    for node, change in ((old, -1), (new, 1)):
+        if node is not None:
+            sizes = kinds.setdefault(node.hardware, {})
+            sizes[len(node.workers)] = sizes.get(len(node.workers), 0) + change
+    return {kind: {k: n for k, n in sizes.items() if n} for kind, sizes in kinds.items() if any(sizes.values())}
 
 
 def _observe(state: State, node: Node, at: datetime) -> State:
@@ -243,7 +252,8 @@ def _planned(state: State, event: PlanDecided, at: datetime) -> State:
         if task is not None:
             changed = _changed(task, change, event.plan, at)
             there = tuple(worker for worker in changed.occupied if _exists(state, worker))
-            state = _with_task(state, changed.model_copy(update={"occupied": there}))
+            trained = _trained(state, task, change)
+            state = _with_task(state, changed.model_copy(update={"occupied": there, "trained": trained}))
     for task in state.tasks.values():
         reason = event.queued.get(task.name, "")
         if task.queued != reason:
@@ -264,19 +274,38 @@ def _changed(task: Task, change: TaskChange, plan: str, at: datetime) -> Task:
     members = tuple(member.worker for member in stage.members) if stage is not None and moves else ()
     numbers = [s.generation for s in (change.interrupted, change.target) if s is not None]
     processes = dict.fromkeys((*members, *change.survivors, *change.failed, *change.release))
+    # Processes that keep running while the layout becomes data-parallel hold shards, which are no whole state.
+    whole = (
+        stage is None or stage.layout.world_size != stage.layout.data or any(m.source == "live" for m in stage.members)
+    )
     return task.model_copy(
         update={
             "generation": max((task.generation, *numbers)),
             "members": members,
-            "holders": tuple(change.survivors),
+            "holders": tuple(change.survivors) if whole else (),
             "occupied": tuple(sorted(processes)),
             "lost": (),
             "broken": False,
             "plan": plan,
             "planned_at": at,
             "change": change,
+            "layout": stage.layout if stage is not None else task.layout,
         }
     )
+
+
+GENERATIONS_REMEMBERED = 16
+"""Of each task. A generation trains on while a few later ones are superseded before they form; not for many."""
+
+
+def _trained(state: State, task: Task, change: TaskChange) -> dict[int, Size]:
+    """Return ``Task.trained`` with the stages of the plan."""
+    trained = dict(task.trained)
+    for stage in (change.interrupted, change.target):
+        if stage is not None:
+            layout, hardware = stage.layout, state.nodes[stage.members[0].node].hardware
+            trained[stage.generation] = Size(hardware, layout.tensor, layout.pipeline, layout.data)
+    return {generation: trained[generation] for generation in sorted(trained)[-GENERATIONS_REMEMBERED:]}
 
 
 def _moved(state: State, event: StateMoved, at: datetime) -> State:

@@ -21,6 +21,7 @@ import numpy as np
 from services.planner.core import asked, evolve
 from services.planner.problem import build_problem, horizons_s
 from services.planner.state import Node, State, Task, node_of
+from services.planner.tables import layout_of
 from shared.errors import InvalidInput
 from shared.events import ErrorDetected, Event, NodeJoined, TaskFinished
 from shared.planning.instance import Inputs, Tables
@@ -304,6 +305,7 @@ def _planned(state: State, counts: dict[str, tuple[str, int]]) -> State:
                     "lost": (),
                     "broken": False,
                     "pool": pool if count else "",
+                    "layout": layout_of(state, task.model_copy(update={"pool": pool}), count),
                 }
             )
     return state.model_copy(update={"tasks": tasks})

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 
+from services.planner.corrections import correction
 from services.planner.pools import pool_sizes, settle
 from services.planner.state import State, Task
-from services.planner.throughput import flop_per_step, largest_count, throughput_table
+from services.planner.tables import table_of, throughput_of
+from services.planner.throughput import flop_per_step
 from shared.planning.waf import waf_flop_per_s
 from shared.plans import Problem, TaskProblem
-from shared.tasks import TaskSpec
 
 GRID = 1.1
 """Step of D_running: finer than anyone knows the time between failures."""
@@ -31,7 +32,7 @@ def build_problem(state: State, at: datetime) -> Problem:
         admitted = {name for pool in sizes for name in admit([t for t in tasks if t.pool == pool], sizes[pool])}
     else:
         (pool,) = sizes
-        tasks = [_task_problem(state, task, sizes[pool], running[pool]) for task in wanting(state)]
+        tasks = [pose(task, pool) for task in wanting(state)]
         admitted = admit(tasks, len(available))
     return Problem(
         workers=len(available),
@@ -115,21 +116,10 @@ def transition_s(state: State, task: Task) -> float:
     return measured + max(0, task.step - task.checkpoint_step) * task.step_s
 
 
-def exponent_of(state: State, task: Task) -> int:
-    """Return the correction of the task's throughput: its own, else the mean of all measured tasks, else none."""
-    if task.exponent is not None:
-        return task.exponent
-    measured = [t.exponent for t in state.tasks.values() if t.exponent is not None]
-    return sum(measured) // len(measured) if measured else 0
-
-
 def _task_problem(state: State, task: Task, workers: int, failure_s: float) -> TaskProblem:
     current = len(task.members)
     maximum = workers if task.spec.workers.max is None else task.spec.workers.max
-    # The count before the fault may be more than is left; its rate still says what the transition costs.
-    table = _remembered_table(
-        task.spec, max(workers, current), state.parameter("worker_flop_per_s"), exponent_of(state, task)
-    )
+    table = throughput_of(state, task, workers)
     # Not validated again: a table has thousands of entries, and all of it comes from what was validated.
     return TaskProblem.model_construct(
         name=task.name,
@@ -144,24 +134,8 @@ def _task_problem(state: State, task: Task, workers: int, failure_s: float) -> T
         throughput=table,
         required=False,
         pool=task.pool,
+        correction=correction(table_of(state, task).exponent),
     )
-
-
-_MAX_TABLES = 4096
-"""Tables remembered; more than one planning problem and what follows from it can have."""
-
-_tables: dict[tuple[int, int, float, int], tuple[TaskSpec, dict[int, float]]] = {}
-
-
-def _remembered_table(spec: TaskSpec, workers: int, worker_flop_per_s: float, exponent: int) -> dict[int, float]:
-    """Return ``throughput_table``, the same object for the same arguments: the problems looked ahead at share it."""
-    key = (id(spec), largest_count(spec, workers), worker_flop_per_s, exponent)
-    found = _tables.get(key)
-    if found is None or found[0] is not spec:
-        if len(_tables) >= _MAX_TABLES:
-            _tables.clear()
-        found = _tables[key] = spec, throughput_table(spec, workers, worker_flop_per_s, exponent)
-    return found[1]
 
 
 def _remaining_s(task: Task, table: dict[int, float], workers: int) -> float:

@@ -10,6 +10,7 @@ from services.planner.changes import leave, move
 from services.planner.placement import Placed, Want, place
 from services.planner.problem import available_workers, build_problem, least_count, wanting
 from services.planner.state import State, Task, node_of
+from services.planner.tables import layout_of
 from shared.planning.waf import touches
 from shared.plans import Problem, Solution, TaskChange, TaskProblem
 
@@ -36,7 +37,11 @@ def reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfigu
     problem = build_problem(state, at)
     solution, alternatives = solve(problem)
     problems = {task.name: task for task in problem.tasks}
-    touched = [task for task in wanting(state) if touches(problems[task.name], solution.assignment[task.name])]
+    touched = [
+        task.model_copy(update={"pool": problems[task.name].pool})
+        for task in wanting(state)
+        if touches(problems[task.name], solution.assignment[task.name])
+    ]
     placed = _place(state, touched, problem, solution)
     changes = []
     for task in touched:
@@ -93,7 +98,6 @@ def same_workers(state: State, task: Task) -> list[str]:
 def _place(state: State, touched: list[Task], problem: Problem, solution: Solution) -> dict[str, Placed]:
     """Return the workers of the touched tasks, pool by pool."""
     names = {task.name for task in touched}
-    pools = {task.name: task.pool for task in problem.tasks}
     planned = planned_workers(state)
     free: dict[str, list[str]] = {pool: [] for pool in problem.pools or [""]}
     for worker in available_workers(state):
@@ -103,18 +107,19 @@ def _place(state: State, touched: list[Task], problem: Problem, solution: Soluti
     placed: dict[str, Placed] = {}
     for pool, workers in free.items():
         within = set(workers)
+        mine = [task for task in touched if not problem.pools or task.pool == pool]
+        layouts = {task.name: layout_of(state, task, solution.assignment[task.name]) for task in mine}
         wants = [
             Want(
                 name=task.name,
                 count=solution.assignment[task.name],
-                tensor=task.spec.tensor,
-                pipeline=task.spec.pipeline,
+                tensor=layouts[task.name].tensor,
+                pipeline=layouts[task.name].pipeline,
                 keep=[w for w in worker_order(state, task, planned) if w in within],
                 holders=task.kept,
                 ranks=task.members,
             )
-            for task in touched
-            if not problem.pools or pools[task.name] == pool
+            for task in mine
         ]
         placed |= place(wants, state.nodes, workers, busy, state.incidents)
     return placed
@@ -122,8 +127,8 @@ def _place(state: State, touched: list[Task], problem: Problem, solution: Soluti
 
 def _queued_reason(task: TaskProblem, workers: int) -> str:
     """Return why the task gets no worker."""
+    if task.necessary > max(1, workers):
+        return f"needs at least {task.necessary} workers; {workers} can be had"
     if not task.throughput:
         return f"no layout of it runs on {workers} workers"
-    if task.necessary > workers:
-        return f"needs at least {task.necessary} workers; {workers} can be had"
     return f"needs at least {least_count(task)} workers; other tasks come first for the {workers} there are"

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
 from shared.events import ClusterConfigured
 from shared.model import Model
-from shared.plans import TaskChange
+from shared.plans import Layout, TaskChange
 from shared.settings import Settings
 from shared.tasks import TaskSpec
+
+DEFAULT_HARDWARE = "cpu"
+"""Kind of workers of which nothing is said."""
+
+
+class Size(NamedTuple):
+    """What a step time was measured on: the kind of workers, and how they shared the model."""
+
+    hardware: str
+    tensor: int
+    pipeline: int
+    data: int
 
 
 class Node(Model):
@@ -27,7 +39,7 @@ class Node(Model):
     usable: bool
     since: datetime
     reason: str = ""
-    hardware: str = "cpu"
+    hardware: str = DEFAULT_HARDWARE
 
 
 class Task(Model):
@@ -41,7 +53,8 @@ class Task(Model):
     ``lost``: workers whose process ended, or must end, since the newest plan; ``broken``: its step was interrupted.
     ``change``: what the newest plan does to it, while that is not complete.
     ``pool``: the kind of workers it is to run on, where that is not the kind of its members (``pools.py``).
-    ``exponent``: its measured throughput is 1.1 ** exponent times the model's; None: not measured yet.
+    ``layout``: of its newest stage; None before the first. ``trained``: what its newest generations train on.
+    ``measured``: on these its throughput is 1.1 ** exponent times the model's.
     """
 
     spec: TaskSpec
@@ -60,8 +73,10 @@ class Task(Model):
     step_s: float = 0.0
     checkpoint: str = ""
     checkpoint_step: int = 0
-    exponent: int | None = None
     pool: str = ""
+    layout: Layout | None = None
+    trained: dict[int, Size] = Field(default_factory=dict)
+    measured: dict[Size, int] = Field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -70,8 +85,10 @@ class Task(Model):
 
     @property
     def replica(self) -> int:
-        """Workers of one model replica."""
-        return self.spec.tensor * self.spec.pipeline
+        """Workers of one model replica, in its newest stage; before the first, as pinned."""
+        if self.layout is None:
+            return self.spec.tensor * self.spec.pipeline
+        return self.layout.tensor * self.layout.pipeline
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -89,10 +106,12 @@ class State(Model):
 
     ``transitions`` and ``transition_s``: how many transitions of running tasks were measured, and their sum.
     ``incidents``: SEV1 and SEV2 incidents of each node, whatever its incarnation.
+    ``kinds``: of each kind of hardware, how many of the nodes ever seen offer how many workers (workers -> nodes).
     """
 
     config: ClusterConfigured | None = None
     nodes: dict[str, Node] = Field(default_factory=dict)
+    kinds: dict[str, dict[int, int]] = Field(default_factory=dict)
     tasks: dict[str, Task] = Field(default_factory=dict)
     plans: int = 0
     losses: int = 0

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from services.planner.problem import available_workers
 from services.planner.replay import state_at, verify_records
 from services.planner.state import State, node_of
+from services.planner.tables import table_of
 from shared.events import PlanDecided
 from shared.plans import Stage, TaskChange
 from shared.severities import ErrorKind, Severity
@@ -16,7 +17,12 @@ from tests.planner.kit import World
 
 NODES = st.sampled_from(["n0", "n1", "n2", "n3"])
 NAMES = st.sampled_from(["a", "b", "c"])
-PARALLEL = st.sampled_from([(1, 1), (1, 1), (1, 1), (2, 1), (1, 2)])
+PARALLEL = st.sampled_from([(1, 1), (1, 1), (1, 1), (2, 1), (1, 2), ("auto", "auto")])
+SMALL = {"layers": 2, "hidden": 32, "heads": 4, "sequence_length": 32}
+LARGE = {"layers": 8, "hidden": 1536, "heads": 8, "sequence_length": 32}
+"""Does not fit on one worker: where the layout may be chosen, it changes with the count."""
+
+Sizes = tuple[int, int] | tuple[str, str]
 
 
 class Planner(RuleBasedStateMachine):
@@ -60,7 +66,7 @@ class Planner(RuleBasedStateMachine):
         weight=st.sampled_from([1.0, 2.5]),
         saved=st.booleans(),
     )
-    def submit(self, name: str, parallel: tuple[int, int], least: int, more: int, weight: float, saved: bool) -> None:
+    def submit(self, name: str, parallel: Sizes, least: int, more: int, weight: float, saved: bool) -> None:
         task = self.world.state.tasks.get(name)
         if task is not None and task.life != "ended":
             return
@@ -70,8 +76,9 @@ class Planner(RuleBasedStateMachine):
             checkpoint="saved" if saved else "",
             step=3 if saved else 0,
             weight=weight,
+            model=LARGE if parallel[0] == "auto" else SMALL,
             parallel={"tensor": parallel[0], "pipeline": parallel[1]},
-            workers={"min": least, "max": max(least + more, parallel[0] * parallel[1])},
+            workers={"min": least, "max": max(least + more, 2)},
         )
         self.check(before, plan)
 
@@ -214,11 +221,10 @@ def _check_state(state: State, plan: PlanDecided) -> None:
             assert task.name not in plan.queued
         elif task.life == "active":
             assert plan.queued[task.name]
-            least = -(-max(task.spec.workers.min, 1) // task.replica) * task.replica
-            possible = least <= (task.spec.workers.max or least)
+            useful = table_of(state, task).counts
             free = len(available_workers(state)) - len(members)
-            if plan.problem is not None and possible and not task.leaving:
-                assert free < least
+            if plan.problem is not None and useful and not task.leaving:
+                assert free < useful[0]
 
 
 # A failing sequence is not shrunk: that may take minutes, and its steps are printed as they are.

@@ -114,7 +114,7 @@ def test_the_key_is_all_of_the_problem_and_nothing_else() -> None:
     key = Inputs.of(problem).key()
     assert Inputs.of(Problem.model_validate_json(problem.model_dump_json())).key() == key
     task = problem.tasks[0]
-    table = {**task.throughput, 1: task.throughput[1] * (1 + 2**-50)}
+    table = {**task.throughput, 2: task.throughput[2] * (1 + 2**-50)}
     for change in (
         {"weight": 2.5},
         {"necessary": 3},

@@ -1,42 +1,13 @@
-"""T(t, x) and its correction by measurement."""
+"""T(t, x) as modelled: what is fixed by the specification, and what the workers can do."""
 
 from __future__ import annotations
 
-import math
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from services.planner.throughput import (
-    corrected_exponent,
-    correction,
-    flop_per_step,
-    largest_count,
-    modelled_flop_per_s,
-    throughput_table,
-)
+from services.planner.state import Size
+from services.planner.throughput import flop_per_step, hardware_of, kind_of, modelled_flop_per_s, pins_of
+from shared.planning.performance import Pins, profile
 from tests.planner.kit import World, running, spec
-
-
-def test_one_worker_achieves_the_worker_rate() -> None:
-    assert modelled_flop_per_s(spec(), 1, 5e9) == 5e9
-
-
-def test_counts_are_multiples_of_a_replica_within_every_limit() -> None:
-    wide = spec(parallel={"tensor": 2, "pipeline": 2}, workers={"min": 4, "max": 30}, model=_deep())
-    assert sorted(throughput_table(wide, 100, 1.0)) == [4, 8, 12, 16, 20, 24, 28]
-    assert sorted(throughput_table(wide, 9, 1.0)) == [4, 8]
-    few = spec(batch={"global": 6, "micro": 2})
-    assert largest_count(few, 50) == 3
-    assert modelled_flop_per_s(wide, 6, 1.0) == 0.0
-    assert modelled_flop_per_s(few, 4, 1.0) == 0.0
-
-
-def test_the_most_loaded_replica_counts() -> None:
-    """12 micro-batches: 5 replicas do 3 rounds, as 4 do, and reduce over more."""
-    table = throughput_table(spec(batch={"global": 12}), 12, 1.0)
-    assert table[5] < table[4] < table[6]
 
 
 def test_flop_of_a_step_is_that_of_the_model() -> None:
@@ -44,53 +15,52 @@ def test_flop_of_a_step_is_that_of_the_model() -> None:
     assert flop_per_step(a) == pytest.approx(72 * 32 * 2 * 32 * 32 * (1 + 32 / (6 * 32) + 257 / (12 * 2 * 32)) * 24)
 
 
-@settings(derandomize=True)
-@given(st.floats(1e-9, 1e9))
-def test_the_first_measurement_is_met_within_half_a_step(ratio: float) -> None:
-    exponent = corrected_exponent(None, ratio, 0.2)
-    assert abs(math.log(ratio / correction(exponent))) <= math.log(1.1) / 2 + 1e-9
+def test_what_is_fixed_for_a_tasks_life_is_pinned() -> None:
+    assert pins_of(spec(batch={"global": 24, "micro": 3})) == Pins(None, None, 3, 1, "none", False, False, True)
+    parallel = {"tensor": 2, "recompute": "full", "sequence_parallel": True, "distributed_optimizer": True}
+    assert pins_of(spec(parallel=parallel, script="own.py")) == Pins(2, None, 1, 1, "full", True, True, True)
 
 
-@settings(derandomize=True)
-@given(st.integers(-50, 50), st.floats(0.81, 1.19))
-def test_within_the_hysteresis_nothing_moves(exponent: int, relative: float) -> None:
-    assert corrected_exponent(exponent, correction(exponent) * relative, 0.2) == exponent
+def test_a_cpu_worker_has_the_configured_rate_and_others_that_of_their_profile() -> None:
+    world = World()
+    world.join("n0", 3)
+    world.join("g0", 4, hardware="h100")
+    assert hardware_of(world.state, "cpu") == profile("cpu")._replace(peak_flop_per_s=5e9, workers_per_node=3)
+    assert hardware_of(world.state, "h100") == profile("h100")._replace(workers_per_node=4)
+    assert hardware_of(world.state, "a100-40") == profile("a100-40")
+    unknown = hardware_of(world.state, "of nobody's making")
+    assert (unknown.name, unknown.peak_flop_per_s) == ("cpu", 5e9)
 
 
-def test_beyond_the_hysteresis_it_does() -> None:
-    assert corrected_exponent(0, 1.3, 0.2) == 3
-    assert corrected_exponent(0, 0.7, 0.2) == -4
+def test_most_nodes_say_how_many_workers_a_node_has() -> None:
+    world = World()
+    for index, workers in enumerate((8, 8, 4, 0)):
+        world.join(f"n{index}", workers, hardware="h100")
+    assert hardware_of(world.state, "h100").workers_per_node == 8
+    # A lost node still counts, so that no table changes with it; one that comes back smaller does not.
+    world.lose("n0")
+    assert world.state.kinds == {"h100": {8: 2, 4: 1, 0: 1}}
+    world.join("n0", 4, hardware="h100")
+    assert world.state.kinds == {"h100": {8: 1, 4: 2, 0: 1}}
+    assert hardware_of(world.state, "h100").workers_per_node == 4
+    world.join("n0", 4, hardware="cpu")
+    assert world.state.kinds == {"h100": {8: 1, 4: 1, 0: 1}, "cpu": {4: 1}}
 
 
-@pytest.mark.parametrize("ratio", [0.0, 5e-324, 1e308, math.inf])
-def test_absurd_measurements_are_bounded(ratio: float) -> None:
-    assert abs(corrected_exponent(None, ratio, 0.2)) <= 300
+def test_a_task_is_of_the_kind_of_its_workers_or_of_the_usual_one() -> None:
+    world = World()
+    assert kind_of(world.state, running().task()) == "cpu"
+    world.join("n0", 2)
+    world.complete(world.submit("a"))
+    for index in range(2):
+        world.join(f"g{index}", 2, hardware="h100")
+    world.submit("b", workers={"min": 20})
+    assert kind_of(world.state, world.task("a")) == world.state.nodes[world.task("a").members[0].split("/")[0]].hardware
+    assert kind_of(world.state, world.task("b")) == "h100"
 
 
-def test_progress_corrects_the_model_of_its_task_and_informs_the_others() -> None:
-    world = running(nodes=2)
-    flop = flop_per_step(world.task().spec)
-    modelled = modelled_flop_per_s(world.task().spec, 4, 5e9)
-    world.progress("a", step=8, step_s=flop / (modelled * 2.0))
-    assert world.task().exponent == 7  # 1.1 ** 7 = 1.95
-    plan = world.submit("b")
-    assert plan.problem is not None
-    first, second = sorted(plan.problem.tasks, key=lambda t: t.name)
-    assert first.throughput == second.throughput
-    assert first.throughput[4] == pytest.approx(modelled * 1.1**7)
-
-
-def test_a_correction_below_the_hysteresis_changes_no_plan() -> None:
-    def last_problem(wobble: float) -> object:
-        world: World = running(nodes=2)
-        flop, modelled = flop_per_step(world.task().spec), modelled_flop_per_s(world.task().spec, 4, 5e9)
-        world.progress("a", step=8, step_s=flop / (modelled * 2.0))
-        world.progress("a", step=9, step_s=flop / (modelled * 2.0 * wobble))
-        return world.submit("b").problem
-
-    assert last_problem(1.0) == last_problem(1.12) == last_problem(0.9)
-    assert last_problem(1.0) != last_problem(1.5)
-
-
-def _deep() -> dict[str, int]:
-    return {"layers": 4, "hidden": 32, "heads": 4, "sequence_length": 32}
+def test_data_parallel_steps_last_as_long_as_the_most_loaded_replica() -> None:
+    """12 micro-batches: 5 replicas do 3 rounds, as 4 do, and reduce over more."""
+    a, cpu = spec(batch={"global": 12}), profile("cpu")
+    rates = [modelled_flop_per_s(a, Size("cpu", 1, 1, d), cpu) for d in (4, 5, 6)]
+    assert rates[1] < rates[0] < rates[2]

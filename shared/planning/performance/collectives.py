@@ -7,7 +7,6 @@ network cards of all their members in a node.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from shared.planning.performance.calibration import Calibration
@@ -40,7 +39,8 @@ def latency_s(group: Group, hardware: Hardware, constants: Calibration) -> float
     members = group.members_per_node(hardware.workers_per_node)
     nodes = -(-group.size // members)
     ring = 2 * (members - 1) * hardware.intra_latency_s
-    tree = 2 * math.ceil(math.log2(nodes)) * hardware.inter_latency_s if nodes > 1 else 0.0
+    # The depth of the tree, log2 rounded up, in integers: a library logarithm may differ between machines.
+    tree = 2 * (nodes - 1).bit_length() * hardware.inter_latency_s
     return constants.collective_s + ring + tree
 
 

@@ -7,7 +7,7 @@ the pipeline) is computed once for all counts of workers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ MAX_INTERLEAVE = 8
 
 
 class Pins(NamedTuple):
-    """What the user fixed; None is searched."""
+    """What the user fixed; None is searched. ``even_stages``: only pipelines whose stages have equally many layers."""
 
     tensor: int | None = None
     pipeline: int | None = None
@@ -44,6 +44,7 @@ class Pins(NamedTuple):
     recompute: Recompute | None = None
     sequence_parallel: bool | None = None
     distributed_optimizer: bool | None = None
+    even_stages: bool = False
 
 
 class Estimate(NamedTuple):
@@ -99,6 +100,8 @@ def _pipelines(shape: Shape, pins: Pins, limit: int) -> list[int]:
     """Pipeline sizes whose longest stage is shorter than with one stage less; others only cost workers."""
     if pins.pipeline is not None:
         return [pins.pipeline]
+    if pins.even_stages:
+        return [p for p in divisors(shape.layers, limit) if shape.layers % (p * (pins.interleave or 1)) == 0]
     sizes = range(1, min(shape.layers, limit) + 1)
     return [p for p in sizes if p == 1 or -(-shape.layers // p) < -(-shape.layers // (p - 1))]
 
@@ -205,15 +208,22 @@ def best(
     return fastest, smallest
 
 
-def useful_data_sizes(micro_batches: int, limit: int) -> Iterator[int]:
-    """Data-parallel sizes at which the most loaded replica has fewer micro-batches than with one replica less."""
-    d = 1
+def useful_data_sizes(micro_batches: int, limit: int, first: int = 1) -> Iterator[int]:
+    """``first``, and the larger data-parallel sizes whose most loaded replica has less to do than with one less."""
+    d = first
     while d <= min(limit, micro_batches):
         yield d
         load = -(-micro_batches // d)
         if load == 1:
             return
         d = -(-micro_batches // (load - 1))
+
+
+class Timed(NamedTuple):
+    """A layout that fits, and the time of one update in it."""
+
+    layout: Layout
+    iteration_s: float
 
 
 def table(
@@ -225,25 +235,69 @@ def table(
     leaving the difference to another task), or where the most loaded replica has no less to do than with one replica
     less: then only the distributed optimizer gains, far less than a percent.
     """
-    pins = pins or Pins()
-    fastest: dict[int, float] = {}
+    flop = model_flop(shape, global_batch)
+    found = best_layouts(shape, global_batch, max_workers, hardware, pins or Pins())
+    return {workers: flop / timed.iteration_s for workers, timed in found.items()}
+
+
+def best_layouts(shape: Shape, global_batch: int, max_workers: int, hardware: Hardware, pins: Pins) -> dict[int, Timed]:
+    """The layout behind each entry of ``table``, with its time; counts ascend."""
+    fastest: dict[int, Timed] = {}
+
+    def hopeless(workers: int, at_least_s: float) -> bool:
+        return workers in fastest and at_least_s >= fastest[workers].iteration_s
+
+    for timed in _timed(shape, global_batch, max_workers, hardware, pins, 1, hopeless):
+        if not hopeless(timed.layout.workers, timed.iteration_s):
+            fastest[timed.layout.workers] = timed
+    useful: dict[int, Timed] = {}
+    shortest_s = float("inf")
+    for workers in sorted(fastest):
+        if fastest[workers].iteration_s < shortest_s:
+            useful[workers] = fastest[workers]
+            shortest_s = fastest[workers].iteration_s
+    return useful
+
+
+def sized(
+    shape: Shape, global_batch: int, max_workers: int, hardware: Hardware, pins: Pins, least: int = 1
+) -> tuple[Timed, ...]:
+    """For every tensor x pipeline x data that fits, on ``least`` to ``max_workers`` workers, its fastest layout.
+
+    In the order of the search. Data-parallel sizes are the useful ones, from the smallest that reaches ``least`` on.
+    For whoever weighs layouts by more than the modelled time: all of them, not only the best of each count.
+    """
+    fastest: dict[tuple[int, int, int], Timed] = {}
+    for timed in _timed(shape, global_batch, max_workers, hardware, pins, least, lambda workers, at_least_s: False):
+        size = timed.layout[:3]
+        if size not in fastest or timed.iteration_s < fastest[size].iteration_s:
+            fastest[size] = timed
+    return tuple(fastest.values())
+
+
+def _timed(
+    shape: Shape,
+    global_batch: int,
+    max_workers: int,
+    hardware: Hardware,
+    pins: Pins,
+    least: int,
+    hopeless: Callable[[int, float], bool],
+) -> Iterator[Timed]:
+    """Every layout that fits at the useful data-parallel sizes, less those that ``hopeless`` says are too slow.
+
+    ``hopeless`` is told the workers and a time that the layout cannot beat.
+    """
     for replica in _least_recomputing(replicas(shape, global_batch, hardware, pins, max_workers), hardware, pins):
         size = replica.layout.workers
-        for d in useful_data_sizes(global_batch // replica.layout.micro_batch, max_workers // size):
-            load = -(-(global_batch // replica.layout.micro_batch) // d)
-            if load * replica.intra.steady_s >= fastest.get(size * d, float("inf")):
+        micro_batches = global_batch // replica.layout.micro_batch
+        for d in useful_data_sizes(micro_batches, max_workers // size, -(-least // size)):
+            load = -(-micro_batches // d)
+            if hopeless(size * d, load * replica.intra.steady_s):
                 continue
             for layout, time, need in _variants(shape, replica, d, global_batch, hardware, pins):
                 if need.total_bytes <= hardware.memory_bytes:
-                    fastest[layout.workers] = min(fastest.get(layout.workers, float("inf")), time.iteration_s)
-    flop = model_flop(shape, global_batch)
-    useful: dict[int, float] = {}
-    shortest = float("inf")
-    for workers in sorted(fastest):
-        if fastest[workers] < shortest:
-            shortest = fastest[workers]
-            useful[workers] = flop / shortest
-    return useful
+                    yield Timed(layout, time.iteration_s)
 
 
 def _least_recomputing(found: tuple[Replica, ...], hardware: Hardware, pins: Pins) -> Iterator[Replica]:
