@@ -11,6 +11,7 @@ from shared.planning.performance.gpt import Shape, layer_parameters, position_pa
 from shared.planning.performance.hardware import Hardware
 from shared.planning.performance.layer import Cost, embedding_cost, layer_cost, logits_cost
 from shared.planning.performance.layout import Layout
+from shared.planning.performance.sums import total
 
 
 class Breakdown(NamedTuple):
@@ -27,7 +28,7 @@ class Breakdown(NamedTuple):
     @property
     def iteration_s(self) -> float:
         """The iteration time."""
-        return sum(self)
+        return total(self)
 
 
 class Pass(NamedTuple):
@@ -115,14 +116,14 @@ def micro_batch_pass(
     parts = [(layer, counts[stage])]
     parts += [(first, 1)] if stage == 0 else []
     parts += [(last, 1)] if stage == p - 1 else []
-    compute = sum((c.forward_s + c.backward_s) * n for c, n in parts)
-    backward = sum(c.backward_s * n for c, n in parts)
-    again = sum(c.recompute_s * n for c, n in parts)
-    comm = sum(c.tensor_comm_s * n for c, n in parts)
+    compute = total((c.forward_s + c.backward_s) * n for c, n in parts)
+    backward = total(c.backward_s * n for c, n in parts)
+    again = total(c.recompute_s * n for c, n in parts)
+    comm = total(c.tensor_comm_s * n for c, n in parts)
     v = layout.interleave
     exposed = 1.0 - (constants.pipeline_overlap if v > 1 else 0.0)
     steady = 2.0 * v * hop * exposed
-    ramp = (sum(times) - slowest) / v + 2.0 * (p - 1) * hop
+    ramp = (total(times) - slowest) / v + 2.0 * (p - 1) * hop
     return Pass(compute, again, comm, steady, backward, ramp)
 
 

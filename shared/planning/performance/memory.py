@@ -9,6 +9,7 @@ from shared.planning.performance.gpt import Shape
 from shared.planning.performance.hardware import Hardware
 from shared.planning.performance.iteration import heaviest_parameters
 from shared.planning.performance.layout import Layout
+from shared.planning.performance.sums import total
 
 STATE_BYTES = 18
 """A parameter: weight 2, gradient 4, master copy 4, two Adam moments 8 (Megatron-LM, bf16 with fp32 gradients)."""
@@ -36,7 +37,7 @@ class Memory(NamedTuple):
     @property
     def total_bytes(self) -> float:
         """Everything."""
-        return sum(self)
+        return total(self)
 
 
 def layer_activation_bytes(shape: Shape, layout: Layout, scores: bool) -> float:
