@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from services.planner.lookahead import LookAhead
+from services.planner.reconfigure import Solve
 from services.planner.replay import state_at, verify_records
 from services.planner.state import Size, node_of
 from services.planner.tables import layout_of, table_of
@@ -9,6 +11,7 @@ from services.planner.throughput import flop_per_step, hardware_of, modelled_flo
 from shared.events import PlanDecided
 from shared.planning.performance import profile
 from shared.planning.performance import throughput as predict
+from shared.planning.solver import solve_with_alternatives
 from shared.plans import Stage, TaskChange
 from tests.planner.kit import World, change_of
 
@@ -19,9 +22,9 @@ NARROW = {"layers": 4, "hidden": 128, "heads": 4, "sequence_length": 32}
 """Data-parallel by choice; split over two CPU workers each where there are twice as many as micro-batches."""
 
 
-def gpus(nodes: int) -> World:
+def gpus(nodes: int, solve: Solve = solve_with_alternatives) -> World:
     """A large task on nodes of 8 GPUs; it takes all of them."""
-    world = World()
+    world = World(solve)
     for index in range(nodes):
         world.join(f"n{index}", 8, hardware="h100")
     world.complete(world.submit("a", model=BIG, batch={"global": 96}, workers={"min": 8}))
@@ -187,4 +190,17 @@ def test_a_paused_task_comes_back_in_whatever_layout_is_best() -> None:
     free = world.task().model_copy(update={"members": ()})
     assert stage.layout.world_size == 24
     assert table_of(world.state, free).layouts[24].world_size == 24
+    replayed(world)
+
+
+def test_what_comes_next_is_known_also_where_layouts_change() -> None:
+    table = LookAhead()
+    world = gpus(4, table.solve)
+    measure(world, 0.8)
+    misses = table.misses
+    table.rebuild(world.state, world.now)
+    first = world.lose("n3")
+    assert target(change_of(first)).layout.world_size == 24
+    world.lose("n0")
+    assert (table.hits, table.misses) == (2, misses)
     replayed(world)
