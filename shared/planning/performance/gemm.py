@@ -2,8 +2,9 @@
 
 The product is cut into tiles, the tiles are dealt to the multiprocessors in waves, and a last wave that is not full
 costs as much as a full one (NVIDIA, "Matrix Multiplication Background User's Guide", tile and wave quantisation). A
-tile's rate saturates with its sides (operand traffic) and with the inner dimension (pipeline fill). Of several tiles
-and splits of the inner dimension the fastest counts, as the library's heuristics choose. Never faster than memory
+tile's rate saturates with the inner dimension (filling its pipeline). The library has tiles of many sizes and splits
+of the inner dimension, and chooses well among them: the fastest split of the smallest tile at the full rate stands for
+all (a rate that falls with smaller tiles went to the lower edge of its range in the fit). Never faster than memory
 allows (roofline: Williams et al., CACM 2009).
 """
 
@@ -14,11 +15,14 @@ from functools import lru_cache
 from shared.planning.performance.calibration import Calibration
 from shared.planning.performance.hardware import Hardware
 
-TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
-"""Tile sizes of the vendor's 16-bit kernels."""
+TILE = 64
+"""Side of the tile, in elements: the smallest of the vendor's 16-bit kernels."""
 
 SPLITS = (1, 2, 4, 8)
 """Ways the inner dimension is split over multiprocessors where there are too few tiles."""
+
+MIN_PART = 256
+"""Inner dimension below which splitting further is pointless: the pipeline would hardly fill."""
 
 ELEMENT_BYTES = 2
 """fp16 and bf16."""
@@ -31,22 +35,16 @@ ALIGNMENT = 2
 def product_s(m: int, n: int, k: int, batch: int, hardware: Hardware, constants: Calibration) -> float:
     """Seconds of ``batch`` products (m x k) (k x n), each result written once."""
     units = hardware.multiprocessors
+    side = TILE if units > 1 else 1
+    tiles = -(-m // side) * -(-n // side) * batch
     best = float("inf")
-    half, inner = constants.tile_half, constants.inner_half
-    reference = 128.0 * 256.0 / (128 + 256)
-    for tile_m, tile_n in TILES if units > 1 else ((1, 1),):
-        tiles = -(-m // tile_m) * -(-n // tile_n) * batch
-        side = tile_m * tile_n / (tile_m + tile_n)
-        rate = side / (side + half) * (reference + half) / reference if units > 1 else 1.0
-        for split in SPLITS:
-            part = k / split
-            waves = -(-tiles * split // units)
-            # Work of the busiest multiprocessor: its tiles, each with its share of k and the fill of its pipeline.
-            work = waves * tile_m * tile_n * (part + inner) / rate
-            if work < best:
-                best = work
-            if tiles * split >= 2 * units or part < 256:
-                break
+    for split in SPLITS:
+        part = k / split
+        waves = -(-tiles * split // units)
+        # Work of the busiest multiprocessor: its tiles, each with its share of k and the fill of its pipeline.
+        best = min(best, waves * side * side * (part + constants.inner_half))
+        if tiles * split >= 2 * units or part < MIN_PART:
+            break
     flop_per_s = hardware.peak_flop_per_s * hardware.sustained_fraction * constants.matmul_fraction / units
     if m % ALIGNMENT or n % ALIGNMENT or k % ALIGNMENT:
         flop_per_s *= constants.unaligned_fraction

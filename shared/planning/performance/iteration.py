@@ -38,6 +38,7 @@ class Pass(NamedTuple):
     recompute_s: float
     tensor_comm_s: float
     pipeline_comm_s: float
+    forward_s: float
     backward_s: float
     ramp_s: float
 
@@ -117,6 +118,7 @@ def micro_batch_pass(
     parts += [(first, 1)] if stage == 0 else []
     parts += [(last, 1)] if stage == p - 1 else []
     compute = total((c.forward_s + c.backward_s) * n for c, n in parts)
+    forward = total(c.forward_s * n for c, n in parts)
     backward = total(c.backward_s * n for c, n in parts)
     again = total(c.recompute_s * n for c, n in parts)
     comm = total(c.tensor_comm_s * n for c, n in parts)
@@ -124,7 +126,7 @@ def micro_batch_pass(
     exposed = 1.0 - (constants.pipeline_overlap if v > 1 else 0.0)
     steady = 2.0 * v * hop * exposed
     ramp = (total(times) - slowest) / v + 2.0 * (p - 1) * hop
-    return Pass(compute, again, comm, steady, backward, ramp)
+    return Pass(compute, again, comm, steady, forward, backward, ramp)
 
 
 def heaviest_parameters(shape: Shape, layout: Layout, counts: tuple[int, ...]) -> float:
@@ -139,24 +141,47 @@ def heaviest_parameters(shape: Shape, layout: Layout, counts: tuple[int, ...]) -
 
 
 def update_s(
-    shape: Shape, layout: Layout, parameters: float, backward_s: float, hardware: Hardware, constants: Calibration
+    shape: Shape,
+    layout: Layout,
+    parameters: float,
+    one: Pass,
+    micro_batches: int,
+    hardware: Hardware,
+    constants: Calibration,
 ) -> tuple[float, float]:
     """Seconds of gradient reduction that nothing hides, and of the optimizer step, for the heaviest worker."""
     t, d = layout.tensor, layout.data
     group = Group(d, t)
     size = constants.gradient_bytes * parameters
+    ahead, back = _overlap_windows_s(one, layout, micro_batches)
     if layout.distributed_optimizer:
         # Reduce-scatter of gradients, all-gather of 16-bit parameters (Rajbhandari et al., ZeRO-1).
-        comm = half_s(size, group, hardware, constants) + half_s(2.0 * parameters, group, hardware, constants)
+        comm = _exposed_s(half_s(size, group, hardware, constants), back, constants)
+        comm += _exposed_s(half_s(2.0 * parameters, group, hardware, constants), ahead, constants)
     else:
-        comm = all_reduce_s(size, group, hardware, constants)
-    comm -= min(constants.data_overlap * comm, backward_s)
+        comm = _exposed_s(all_reduce_s(size, group, hardware, constants), back, constants)
     if layout.pipeline > 1:
         # First and last stage hold the same word embedding and add its gradients (Megatron-LM).
         tied = Group(2, t * d * (layout.pipeline - 1))
         comm += all_reduce_s(constants.gradient_bytes * word_parameters(shape, t), tied, hardware, constants)
     owned = parameters / d if layout.distributed_optimizer else parameters
     return comm, constants.optimizer_bytes * owned / (hardware.memory_bytes_per_s * constants.memory_fraction)
+
+
+def _overlap_windows_s(one: Pass, layout: Layout, micro_batches: int) -> tuple[float, float]:
+    """Seconds of forward compute that may hide the parameters' all-gather, of backward the gradients' reduction.
+
+    Without interleaving gradients are final only in the last micro-batch's backward. With it the last p micro-batches
+    pass through one chunk after the other, so the first chunk's gradients are final while v - 1 chunks still have up
+    to p micro-batches to go; mirrored for the parameters that the next forward needs.
+    """
+    v = layout.interleave
+    passes = 1.0 + (min(layout.pipeline, micro_batches) - 1) * (v - 1) / v
+    return passes * one.forward_s, passes * one.backward_s
+
+
+def _exposed_s(comm_s: float, window_s: float, constants: Calibration) -> float:
+    return comm_s - min(constants.data_overlap * comm_s, window_s)
 
 
 def compose(one: Pass, micro_batches: int, data_comm_s: float, optimizer_s: float) -> Breakdown:
@@ -179,5 +204,6 @@ def iteration(shape: Shape, global_batch: int, layout: Layout, hardware: Hardwar
     inter_node = layout.workers > hardware.workers_per_node
     one = micro_batch_pass(shape, layout, counts, inter_node, hardware, constants)
     parameters = heaviest_parameters(shape, layout, counts)
-    comm, step = update_s(shape, layout, parameters, one.backward_s, hardware, constants)
-    return compose(one, layout.micro_batches(global_batch), comm, step)
+    n = layout.micro_batches(global_batch)
+    comm, step = update_s(shape, layout, parameters, one, n, hardware, constants)
+    return compose(one, n, comm, step)

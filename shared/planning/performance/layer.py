@@ -141,7 +141,7 @@ def _collective_pair_s(
         one = 2.0 * half_s(2.0 * elements, group, hardware, constants)
     else:
         one = all_reduce_s(2.0 * elements, group, hardware, constants)
-    return one * constants.contention * (1.0 - constants.tensor_overlap)
+    return one * (1.0 - constants.tensor_overlap)
 
 
 @lru_cache(maxsize=65536)
@@ -154,7 +154,7 @@ def embedding_cost(
     # The gradient of the whole table is written and added for every micro-batch.
     table = 6.0 * shape.vocabulary * shape.hidden / tensor
     collective = half_s if sequence_parallel else all_reduce_s
-    comm = collective(2.0 * elements, Group(tensor, 1), hardware, constants) * constants.contention
+    comm = collective(2.0 * elements, Group(tensor, 1), hardware, constants)
     launches = KERNELS_EMBEDDING * constants.kernel_s
     forward = EMBEDDING_FORWARD * elements / rate + launches
     return Cost(forward, (EMBEDDING_BACKWARD * elements + table) / rate + launches, 0.0, comm)
@@ -180,4 +180,4 @@ def logits_cost(
     forward += 0.75 * entropy + KERNELS_LOGITS * constants.kernel_s
     backward += 0.25 * entropy + KERNELS_LOGITS * constants.kernel_s
     host = constants.host_layer_s / 2.0
-    return Cost(max(forward, host), max(backward, 2.0 * host), 0.0, comm * constants.contention)
+    return Cost(max(forward, host), max(backward, 2.0 * host), 0.0, comm)

@@ -178,7 +178,7 @@ def _variants(
         choices = (False, True) if data > 1 else (False,)
     for sharded in choices:
         layout = base._replace(distributed_optimizer=sharded)
-        comm, step = update_s(shape, layout, replica.parameters, one.backward_s, hardware, constants)
+        comm, step = update_s(shape, layout, replica.parameters, one, load, hardware, constants)
         need = replica.memory
         if sharded:
             need = need._replace(optimizer_bytes=need.optimizer_bytes / data)
