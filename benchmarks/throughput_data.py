@@ -6,8 +6,10 @@ import csv
 from pathlib import Path
 from typing import NamedTuple
 
-from shared.planning.performance.gpt import Shape
-from shared.planning.performance.layout import Layout
+from shared.planning.performance.gpt import Shape, hardware_flop, model_flop
+from shared.planning.performance.hardware import profile
+from shared.planning.performance.layout import RECOMPUTES, Layout
+from shared.planning.performance.search import Pins, best
 
 DATA = Path(__file__).parent / "data" / "throughput"
 
@@ -115,6 +117,38 @@ def vtrain(vocabulary: int = VTRAIN_VOCABULARY) -> list[Row]:
         name = f"l{shape.layers} h{shape.hidden} B{value['global batch']} {layout[:4]}"
         rows.append(Row("vtrain", name, shape, int(value["global batch"]), layout, "a100-80", seconds))
     return rows
+
+
+def held_out() -> list[Row]:
+    """Published runs that nothing is fitted to; the set is the row's source. The folder's README names the origins."""
+    rows = []
+    for r in _read("held_out.csv"):
+        shape = Shape(*(int(r[key]) for key in ("layers", "hidden", "heads", "seq", "vocab")))
+        batch, gpus = int(r["global_batch"]), int(r["gpus"])
+        layout = _published_layout(r, gpus) if r["tp"] else _searched_layout(shape, batch, gpus, r["hardware"])
+        if r["iter_s"]:
+            seconds = float(r["iter_s"])
+        elif r["model_tflops_per_gpu"]:
+            seconds = model_flop(shape, batch) / (gpus * float(r["model_tflops_per_gpu"]) * 1e12)
+        else:
+            flop = hardware_flop(shape, batch, layout.recompute)
+            seconds = flop / (gpus * float(r["hardware_tflops_per_gpu"]) * 1e12)
+        rows.append(Row(r["set"], r["name"], shape, batch, layout, r["hardware"], seconds))
+    return rows
+
+
+def _published_layout(r: dict[str, str], gpus: int) -> Layout:
+    t, p, v, b = (int(r[key]) for key in ("tp", "pp", "interleave", "micro_batch"))
+    recompute = RECOMPUTES[RECOMPUTES.index(r["recompute"])]
+    sequence, sharded = r["sequence_parallel"] == "1", r["distributed_optimizer"] == "1"
+    return Layout(t, p, gpus // (t * p), b, v, recompute, sequence, sharded)
+
+
+def _searched_layout(shape: Shape, global_batch: int, gpus: int, hardware: str) -> Layout:
+    fitting, _ = best(shape, global_batch, gpus, profile(hardware), Pins())
+    if fitting is None:
+        raise ValueError(f"no layout of {shape} fits {gpus} x {hardware}")
+    return fitting.layout
 
 
 def choices(rows: list[Row]) -> list[list[Row]]:

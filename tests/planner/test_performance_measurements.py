@@ -3,7 +3,14 @@
 import pytest
 
 from benchmarks import throughput_data
-from benchmarks.throughput_errors import Point, choice_quality, predict, summary
+from benchmarks.throughput_ceiling import (
+    MICRO_BATCH,
+    measured_cells,
+    non_decreasing,
+    replaced,
+    rising_with_micro_batch,
+)
+from benchmarks.throughput_errors import OTHER_STACKS, Point, choice_quality, predict, summary
 from shared.planning.performance.calibration import stack
 from shared.planning.performance.collectives import Group, all_reduce_s
 from shared.planning.performance.hardware import profile
@@ -12,6 +19,11 @@ from shared.planning.performance.hardware import profile
 @pytest.fixture(scope="module")
 def vtrain() -> list[Point]:
     return [predict(row) for row in throughput_data.vtrain()]
+
+
+@pytest.fixture(scope="module")
+def held_out() -> list[Point]:
+    return [predict(row) for row in throughput_data.held_out()]
 
 
 @pytest.mark.parametrize("name", ["korthikanti", "sc21"])
@@ -53,6 +65,60 @@ def test_choice_at_each_batch(vtrain: list[Point]) -> None:
     good, total = choice_quality(vtrain, by_batch=True)
     assert total == 144
     assert good >= 0.7 * total
+
+
+def test_held_out_runs_of_megatron(held_out: list[Point]) -> None:
+    """Strong scaling, other clusters, H100: nothing is fitted to them."""
+    members = [point for point in held_out if point.row.source not in OTHER_STACKS]
+    assert len(members) == 27
+    result = summary(members)
+    assert result["mean_absolute_percent"] <= 10.0
+    assert abs(result["worst_percent"]) <= 20.0
+    for name in {point.row.source for point in members}:
+        assert summary([p for p in members if p.row.source == name])["mean_absolute_percent"] <= 15.0, name
+
+
+def test_held_out_runs_of_other_software_are_of_the_right_order(held_out: list[Point]) -> None:
+    members = [point for point in held_out if point.row.source in OTHER_STACKS]
+    assert {point.row.source for point in members} == set(OTHER_STACKS)
+    assert all(abs(point.error) <= 0.3 for point in members)
+
+
+def test_strong_scaling_loses_what_was_measured(held_out: list[Point]) -> None:
+    """How much longer than ideal four times the GPUs take, SC'21 table 2: the ramp of the pipeline above all."""
+    runs = {p.row.name: p for p in held_out if p.row.source == "sc21 strong"}
+    for few, many in (("175B 384", "175B 1536"), ("530B 560", "530B 2240")):
+        measured = 4.0 * runs[many].row.measured_s / runs[few].row.measured_s
+        predicted = 4.0 * runs[many].predicted.iteration_s / runs[few].predicted.iteration_s
+        assert measured > 1.05
+        assert predicted == pytest.approx(measured, rel=0.03)
+
+
+def test_no_law_that_never_falls_with_the_micro_batch_chooses_well_at_each_batch(vtrain: list[Point]) -> None:
+    """The ceiling that docs/throughput.md states: layers' times as measured do, their nearest regular ones do not."""
+    cells = measured_cells([point.row for point in vtrain])
+    regular = rising_with_micro_batch(cells)
+    assert all(
+        regular[h, t, small] <= regular[h, t, large]
+        for h, t, small in regular
+        for large in MICRO_BATCH
+        if small <= large
+    )
+    exact, total = choice_quality(replaced(vtrain, cells), by_batch=True)
+    at_best, _ = choice_quality(replaced(vtrain, regular), by_batch=True)
+    assert exact >= 0.95 * total
+    assert at_best < 0.9 * total
+
+
+def test_nearest_sequence_that_does_not_fall() -> None:
+    assert non_decreasing([1.0, 3.0, 2.0, 4.0]) == [1.0, 2.5, 2.5, 4.0]
+    assert non_decreasing([3.0, 2.0, 1.0]) == [2.0, 2.0, 2.0]
+
+
+def test_held_out_gpts_fit(held_out: list[Point]) -> None:
+    """Models that are no GPT hold fewer parameters than the GPT of their sizes (README of the data)."""
+    members = [p for p in held_out if p.row.source not in ("nemo h100 nemotron", "llama3 h100")]
+    assert summary(members)["do_not_fit"] == 0
 
 
 @pytest.mark.parametrize("name", list(throughput_data.SETS))

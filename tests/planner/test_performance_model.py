@@ -1,8 +1,13 @@
 """Properties of the throughput model that hold for any sizes."""
 
+import ast
+from pathlib import Path
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared.planning import performance
 from shared.planning.performance import profile
 from shared.planning.performance.calibration import stack
 from shared.planning.performance.collectives import Group, all_reduce_s, half_s
@@ -129,6 +134,28 @@ def test_collectives(size: float, workers: int, stride: int) -> None:
     assert whole > all_reduce_s(size / 2, group, A100, STACK)
     assert half_s(size, group, A100, STACK) < whole
     assert all_reduce_s(size, Group(1, stride), A100, STACK) == 0.0
+
+
+@pytest.mark.parametrize("interleave", [2, 4, 12])
+def test_interleaving_hides_more_of_the_gradients(interleave: int) -> None:
+    """Gradients of a chunk are final before the other chunks' last micro-batches are done."""
+    hopper = profile("h100")
+    shape = Shape(96, 18432, 96, 4096, 256000)
+    plain = Layout(8, 8, 4, 1, 1, "none", True, True)
+    before = iteration(shape, 64, plain, hopper, stack(hopper.stack))
+    after = iteration(shape, 64, plain._replace(interleave=interleave), hopper, stack(hopper.stack))
+    assert 0 < after.data_comm_s < before.data_comm_s
+
+
+def test_predictions_take_no_transcendental_function() -> None:
+    """Their last bit differs between C libraries; a plan must not (sums, products, quotients and roots do not)."""
+    for path in sorted(Path(performance.__file__).parent.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute | ast.Name):
+                name = node.attr if isinstance(node, ast.Attribute) else node.id
+                assert name not in {"log", "log2", "log10", "log1p", "exp", "expm1", "pow"}, (path.name, node.lineno)
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+                assert all(isinstance(side, ast.Constant) for side in (node.left, node.right)), path.name
 
 
 def test_groups_across_nodes_use_the_cards_of_all_their_members() -> None:
