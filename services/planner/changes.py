@@ -11,7 +11,7 @@ first step. It is on ``prepare`` again: an agent keeps a process not yet configu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from services.planner.state import State, Task, node_of
@@ -42,7 +42,8 @@ def _move_live(state: State, task: Task, workers: Sequence[str], layout: Layout,
     """The survivors hold the state and finish the step that was interrupted, if one was."""
     kept = task.kept
     interrupted = _interrupted(task) if disturbed(task) else None
-    sources: dict[str, Source] = {worker: "live" if worker in kept else "take" for worker in workers}
+    holding = set(kept)
+    sources: dict[str, Source] = {worker: "live" if worker in holding else "take" for worker in workers}
     target = None
     if interrupted is None or list(workers) != list(kept):
         generation = (interrupted.generation if interrupted else task.generation) + 1
@@ -58,7 +59,7 @@ def _move_live(state: State, task: Task, workers: Sequence[str], layout: Layout,
         hold=interrupted is not None,
         interrupted=interrupted,
         release=_release(state, task, [*workers, *failed]),
-        prepare=[worker for worker in workers if worker not in kept],
+        prepare=_without(workers, kept),
         target=target,
     )
 
@@ -80,7 +81,7 @@ def _move_from_storage(state: State, task: Task, workers: Sequence[str], layout:
         failed=failed,
         hold=disturbed(task),
         release=_release(state, task, [*workers, *failed]),
-        prepare=[worker for worker in workers if worker not in kept],
+        prepare=_without(workers, kept),
         target=_stage(task, "boundary", task.generation + 1, layout, dict.fromkeys(workers, source)),
     )
 
@@ -151,5 +152,9 @@ def _failed(state: State, task: Task, kept: Sequence[str]) -> list[str]:
 
 def _release(state: State, task: Task, staying: Sequence[str]) -> list[str]:
     """Return the workers on which the task may have a process and shall have none."""
-    left_out = set(staying)
-    return [worker for worker in task.occupied if worker not in left_out and state.usable(worker)]
+    return [worker for worker in _without(task.occupied, staying) if state.usable(worker)]
+
+
+def _without(workers: Sequence[str], left_out: Iterable[str]) -> list[str]:
+    gone = set(left_out)
+    return [worker for worker in workers if worker not in gone]

@@ -54,7 +54,7 @@ class Placed(NamedTuple):
 def place(
     wants: Sequence[Want],
     nodes: Mapping[str, Node],
-    free: Iterable[str],
+    free: Mapping[str, Sequence[str]],
     busy: Collection[str],
     incidents: Mapping[str, int] | None = None,
 ) -> dict[str, Placed]:
@@ -63,14 +63,14 @@ def place(
     Args:
         wants: the tasks whose workers change; they fit into what is free.
         nodes: all nodes, for the domains.
-        free: workers that no other task keeps, including those of ``wants``.
+        free: of each node, the workers that no other task keeps, including those of ``wants``.
         busy: those of them on which a process may still be.
         incidents: how often a node failed.
     """
     blamed = incidents or {}
     replicas = {want.name: _kept(want, nodes, blamed) for want in wants}
     reserved = {w for found in replicas.values() for replica in found for cell in replica if cell for w in cell}
-    room = _Room(nodes, (worker for worker in free if worker not in reserved), busy, blamed)
+    room = _Room(nodes, free, reserved, busy, blamed)
     placed = {}
     # Large groups first: small ones fit into what they leave.
     for want in sorted(wants, key=lambda w: (-w.tensor, -w.tensor * w.pipeline, w.name)):
@@ -177,17 +177,28 @@ class _Room:
     """The free workers of each node: idle ones, and busy ones on which a process may still be."""
 
     def __init__(
-        self, nodes: Mapping[str, Node], free: Iterable[str], busy: Collection[str], incidents: Mapping[str, int]
+        self,
+        nodes: Mapping[str, Node],
+        free: Mapping[str, Sequence[str]],
+        reserved: Collection[str],
+        busy: Collection[str],
+        incidents: Mapping[str, int],
     ) -> None:
         self.idle: dict[str, list[str]] = {}
         self.busy: dict[str, list[str]] = {}
-        for worker in free:
-            where = self.busy if worker in busy else self.idle
-            where.setdefault(node_of(worker), []).append(worker)
-        self.names = sorted({*self.idle, *self.busy})
+        for node in sorted(free):
+            workers = [worker for worker in free[node] if worker not in reserved]
+            if workers:
+                self.idle[node] = [worker for worker in workers if worker not in busy]
+                self.busy[node] = [worker for worker in workers if worker in busy]
+        self.names = list(self.idle)
         self.index = {name: i for i, name in enumerate(self.names)}
-        self.domain = {name: node.domain for name, node in nodes.items()}
+        self._nodes = nodes
         self.incidents = incidents
+
+    def domain(self, node: str) -> str:
+        """Return the failure domain of a node."""
+        return self._nodes[node].domain
 
     def at(self, node: str) -> list[str]:
         """Return a node's free workers, idle ones first."""
@@ -229,7 +240,7 @@ class _Chooser:
             key = self._key(node)
             if key is not None:
                 self._keys[node] = key
-                domain = room.domain[node]
+                domain = room.domain(node)
                 self._nodes.setdefault(domain, []).append((key, node))
                 self._cells[domain] = self._cells.get(domain, 0) + self._capacity(node)
         for heap in self._nodes.values():
@@ -259,7 +270,7 @@ class _Chooser:
         return own
 
     def _count(self, node: str) -> None:
-        domain = self._room.domain[node]
+        domain = self._room.domain(node)
         self._on_node[node] = self._on_node.get(node, 0) + 1
         self._in_domain[domain] = self._in_domain.get(domain, 0) + 1
 
@@ -309,7 +320,7 @@ class _Chooser:
         if neighbour is not None:
             if neighbour in self._keys:
                 candidates.append((self._keys[neighbour][0], 0, neighbour))
-            near = self._top(self._room.domain[neighbour])
+            near = self._top(self._room.domain(neighbour))
             if near is not None:
                 candidates.append((near[0][0], 1, near[1]))
         if self._domains:
@@ -330,7 +341,7 @@ class _Chooser:
 
     def _refresh(self, node: str) -> None:
         """Bring the keys of a node of which a cell was taken, and of its domain, up to date."""
-        domain = self._room.domain[node]
+        domain = self._room.domain(node)
         self._cells[domain] -= 1
         self._keys.pop(node)
         key = self._key(node)
@@ -348,7 +359,7 @@ class _Chooser:
         by_domain: dict[str, list[str]] = {}
         for node in self._room.names:
             if self._room.at(node):
-                by_domain.setdefault(self._room.domain[node], []).append(node)
+                by_domain.setdefault(self._room.domain(node), []).append(node)
         choices = [self._fewest(nodes) for _, nodes in sorted(by_domain.items())]
         within = [choice for choice in choices if sum(len(workers) for _, workers in choice) == self._want.tensor]
         best = min(within, key=len) if within else self._fewest([n for nodes in by_domain.values() for n in nodes])

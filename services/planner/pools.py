@@ -12,7 +12,7 @@ So an idle pool of better workers takes new tasks; it does not draw a running on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from services.planner.state import State, Task, node_of
 from shared.planning.waf import waf_flop_per_s
@@ -22,11 +22,18 @@ Pose = Callable[[Task, str], TaskProblem]
 """Returns the task's part of the problem if it belongs to a pool."""
 
 
-def pool_sizes(state: State, workers: Sequence[str]) -> dict[str, int]:
-    """Return how many of the workers there are of each kind of which a node is usable, by the kinds' names."""
-    sizes = {node.hardware: 0 for _, node in sorted(state.nodes.items()) if node.usable}
-    for worker in workers:
-        sizes[state.nodes[node_of(worker)].hardware] += 1
+def pool_sizes(state: State, withheld: Collection[str]) -> dict[str, int]:
+    """Return how many workers there are of each kind of which a node is usable, by the kinds' names.
+
+    ``withheld``: workers that no task may have.
+    """
+    sizes: dict[str, int] = {}
+    for node in state.nodes.values():
+        if node.usable:
+            sizes[node.hardware] = sizes.get(node.hardware, 0) + len(node.workers)
+    for worker in withheld:
+        if state.usable(worker):
+            sizes[state.nodes[node_of(worker)].hardware] -= 1
     return {kind: sizes[kind] for kind in sorted(sizes)} or {"": 0}
 
 

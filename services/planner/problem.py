@@ -20,8 +20,8 @@ GRID = 1.1
 
 def build_problem(state: State, at: datetime) -> Problem:
     """Return the problem: all tasks that want workers, and all usable workers but those of tasks that are leaving."""
-    available = available_workers(state)
-    sizes = pool_sizes(state, available)
+    sizes = pool_sizes(state, withheld_workers(state))
+    workers = sum(sizes.values())
     running = horizons_s(state, at)
 
     def pose(task: Task, pool: str) -> TaskProblem:
@@ -33,9 +33,9 @@ def build_problem(state: State, at: datetime) -> Problem:
     else:
         (pool,) = sizes
         tasks = [pose(task, pool) for task in wanting(state)]
-        admitted = admit(tasks, len(available))
+        admitted = admit(tasks, workers)
     return Problem(
-        workers=len(available),
+        workers=workers,
         tasks=[task.model_copy(update={"required": task.name in admitted}) for task in tasks],
         pools=sizes if len(sizes) > 1 else {},
     )
@@ -71,9 +71,16 @@ def wanting(state: State) -> list[Task]:
 
 def available_workers(state: State) -> list[str]:
     """Return the usable workers but those on which a stopping task still has a process, unless promised to another."""
-    taken = {w for task in state.tasks.values() if task.life == "stopping" for w in task.occupied}
-    taken -= {w for task in state.tasks.values() for w in task.members}
-    return [worker for worker in state.usable_workers() if worker not in taken]
+    withheld = withheld_workers(state)
+    return [worker for worker in state.usable_workers() if worker not in withheld]
+
+
+def withheld_workers(state: State) -> set[str]:
+    """Return the workers on which a stopping task still has a process, unless promised to another."""
+    withheld = {w for task in state.tasks.values() if task.life == "stopping" for w in task.occupied}
+    if withheld:
+        withheld -= {w for task in state.tasks.values() for w in task.members}
+    return withheld
 
 
 def horizons_s(state: State, at: datetime) -> dict[str, float]:

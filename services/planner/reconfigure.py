@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from services.planner.changes import leave, move
 from services.planner.placement import Placed, Want, place
-from services.planner.problem import available_workers, build_problem, least_count, wanting
-from services.planner.state import State, Task, node_of
+from services.planner.problem import build_problem, least_count, wanting, withheld_workers
+from services.planner.state import State, Task
 from services.planner.tables import layout_of
 from shared.planning.waf import touches
 from shared.plans import Problem, Solution, TaskChange, TaskProblem
@@ -70,15 +70,15 @@ def worker_order(state: State, task: Task, planned: Mapping[str, str] | None = N
 
     A holder that a plan under way has given to another task is not among them. ``planned``: ``planned_workers``.
     """
-    of = planned_workers(state) if planned is None else planned
+    of = planned_workers(state.tasks.values()) if planned is None else planned
     kept = [w for w in task.kept if of.get(w, task.name) == task.name]
     held = set(kept)
     return [w for w in (*kept, *(w for w in task.members if w not in held)) if state.usable(w)]
 
 
-def planned_workers(state: State) -> dict[str, str]:
+def planned_workers(tasks: Iterable[Task]) -> dict[str, str]:
     """Return the task each worker is planned for."""
-    return {worker: name for name, task in state.tasks.items() for worker in task.members}
+    return {worker: task.name for task in tasks for worker in task.members}
 
 
 def same_workers(state: State, task: Task) -> list[str]:
@@ -98,15 +98,13 @@ def same_workers(state: State, task: Task) -> list[str]:
 def _place(state: State, touched: list[Task], problem: Problem, solution: Solution) -> dict[str, Placed]:
     """Return the workers of the touched tasks, pool by pool."""
     names = {task.name for task in touched}
-    planned = planned_workers(state)
-    free: dict[str, list[str]] = {pool: [] for pool in problem.pools or [""]}
-    for worker in available_workers(state):
-        if worker not in planned or planned[worker] in names:
-            free[state.nodes[node_of(worker)].hardware if problem.pools else ""].append(worker)
-    busy = {w for task in state.tasks.values() for w in task.occupied}
+    free = _free(state, names)
+    planned = planned_workers(touched)
+    busy = set[str]().union(*(task.occupied for task in state.tasks.values()))
     placed: dict[str, Placed] = {}
-    for pool, workers in free.items():
-        within = set(workers)
+    for pool in problem.pools or [""]:
+        room = {node: workers for node, workers in free.items() if pool in ("", state.nodes[node].hardware)}
+        within = {worker for workers in room.values() for worker in workers}
         mine = [task for task in touched if not problem.pools or task.pool == pool]
         layouts = {task.name: layout_of(state, task, solution.assignment[task.name]) for task in mine}
         wants = [
@@ -116,13 +114,24 @@ def _place(state: State, touched: list[Task], problem: Problem, solution: Soluti
                 tensor=layouts[task.name].tensor,
                 pipeline=layouts[task.name].pipeline,
                 keep=[w for w in worker_order(state, task, planned) if w in within],
-                holders=task.kept,
+                holders=frozenset(task.kept),
                 ranks=task.members,
             )
             for task in mine
         ]
-        placed |= place(wants, state.nodes, workers, busy, state.incidents)
+        placed |= place(wants, state.nodes, room, busy, state.incidents)
     return placed
+
+
+def _free(state: State, names: Collection[str]) -> dict[str, list[str]]:
+    """Return the workers, node by node, that the named tasks may have: no other task keeps them."""
+    fixed = set[str]().union(*(task.members for task in state.tasks.values() if task.name not in names))
+    fixed |= withheld_workers(state)
+    found = {}
+    for name, node in state.nodes.items():
+        if node.usable and not fixed.issuperset(node.workers):
+            found[name] = [worker for worker in node.workers if worker not in fixed]
+    return found
 
 
 def _queued_reason(task: TaskProblem, workers: int) -> str:

@@ -46,11 +46,18 @@ def nodes_of(workers: list[str]) -> set[str]:
     return {node_of(worker) for worker in workers}
 
 
+def by_node(workers: list[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for worker in workers:
+        found.setdefault(node_of(worker), []).append(worker)
+    return found
+
+
 def put(nodes: dict[str, Node], *wants: Want, gone: str = "", incidents: dict[str, int] | None = None) -> list[Placed]:
     """Place the wants where all but one node's workers are free."""
     free = [worker for worker in workers_of(nodes) if node_of(worker) != gone]
     busy = {worker for want in wants for worker in want.keep}
-    found = place(wants, nodes, free, busy, incidents)
+    found = place(wants, nodes, by_node(free), busy, incidents)
     return [found[want.name] for want in wants]
 
 
@@ -76,7 +83,7 @@ def test_a_replica_goes_where_a_domain_has_room_for_all_of_it() -> None:
     nodes = cluster(4, 4, 4, 4, rack=2)
     want = Want("a", 8, tensor=4, pipeline=2)
     free = [w for w in workers_of(nodes) if node_of(w) != "n0"]
-    assert nodes_of(place([want], nodes, free, ())["a"].workers) == {"n2", "n3"}
+    assert nodes_of(place([want], nodes, by_node(free), ())["a"].workers) == {"n2", "n3"}
 
 
 def test_data_parallel_replicas_spread_over_nodes_then_domains() -> None:
@@ -132,9 +139,11 @@ def test_idle_workers_come_before_those_another_task_gives_up() -> None:
     nodes = cluster(2, 2)
     shrinks = Want("a", 1, keep=["n0/0", "n0/1"], holders=["n0/0", "n0/1"])
     grows = Want("b", 2, keep=["n1/0"], holders=["n1/0"])
-    found = place([shrinks, grows], nodes, workers_of(nodes), {"n0/0", "n0/1", "n1/0"})
+    found = place([shrinks, grows], nodes, by_node(workers_of(nodes)), {"n0/0", "n0/1", "n1/0"})
     assert found["b"].workers == ["n1/0", "n0/1"]  # another node comes before an idle worker
-    found = place([shrinks, Want("b", 3, keep=["n1/0"], holders=["n1/0"])], nodes, workers_of(nodes), {"n0/0", "n0/1"})
+    found = place(
+        [shrinks, Want("b", 3, keep=["n1/0"], holders=["n1/0"])], nodes, by_node(workers_of(nodes)), {"n0/0", "n0/1"}
+    )
     assert found["b"].workers == ["n1/0", "n0/1", "n1/1"]
 
 
@@ -211,11 +220,11 @@ def test_any_placement_keeps_the_rules(
     problem: tuple[dict[str, Node], list[Want], list[str], set[str], dict[str, int]],
 ) -> None:
     nodes, wants, free, busy, incidents = problem
-    found = place(wants, nodes, free, busy, incidents)
+    found = place(wants, nodes, by_node(free), busy, incidents)
     everyone = [worker for want in wants for worker in found[want.name].workers]
     assert len(everyone) == len(set(everyone))
     assert set(everyone) <= set(free)
-    again = place(wants[::-1], dict(reversed(nodes.items())), free, set(sorted(busy)), incidents)
+    again = place(wants[::-1], dict(reversed(nodes.items())), dict(reversed(by_node(free).items())), busy, incidents)
     assert again == found
     for want in wants:
         workers = found[want.name].workers
@@ -247,7 +256,7 @@ def test_whole_replicas_stay_when_no_count_changes(
     ]
     if sum(want.count for want in same) > len(free):
         return
-    found = place(same, nodes, free, busy, incidents)
+    found = place(same, nodes, by_node(free), busy, incidents)
     assert {want.name: found[want.name].workers for want in same} == {want.name: list(want.ranks) for want in same}
 
 
