@@ -34,7 +34,10 @@ PARENT_DEATH_VARIABLE = "UNICRON_PARENT_DEATH"
 
 @dataclass
 class Context:
-    """What a service works with. ``stop`` is set when the process has been asked to end."""
+    """What a service works with. ``stop`` is set when the process has been asked to end.
+
+    ``counters``: what the service counts, for its health.
+    """
 
     settings: Settings
     bus: Bus
@@ -42,6 +45,7 @@ class Context:
     stop: asyncio.Event
     name: str = ""
     is_ready: bool = field(default=False, init=False)
+    counters: dict[str, int] = field(default_factory=dict, init=False)
 
     def ready(self) -> None:
         """Say that the service does its work from here on: one line ``ready`` on stdout, and in its health."""
@@ -50,8 +54,9 @@ class Context:
             print("ready", flush=True)
 
     async def health(self, _: bytes = b"") -> bytes:
-        """Return the answer to a health request: JSON with name, pid and whether the service is ready."""
-        return json.dumps({"name": self.name, "pid": os.getpid(), "ready": self.is_ready}).encode()
+        """Return the answer to a health request: JSON with name, pid, whether the service is ready, and counters."""
+        answer = {"name": self.name, "pid": os.getpid(), "ready": self.is_ready, "counters": self.counters}
+        return json.dumps(answer).encode()
 
 
 Main = Callable[[Context], Coroutine[Any, Any, None]]

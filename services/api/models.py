@@ -239,11 +239,12 @@ class Stopping(BaseModel):
 
 
 class Check(BaseModel):
-    """One thing that readiness asks for."""
+    """One thing that readiness asks for. ``counters``: what a service counts, by name."""
 
     name: str
     ok: bool
     detail: str = Field(default="")
+    counters: dict[str, int] = Field(default_factory=dict)
 
 
 class Readiness(BaseModel):

@@ -11,36 +11,37 @@ missing but never be wrong, and whether it was looked up or solved changes no by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from services.planner.core import asked, evolve
-from services.planner.problem import build_problem, horizons_s
+from services.planner.core import asked, decide, evolve
+from services.planner.problem import build_problem, horizons_s, task_problem
 from services.planner.state import Node, State, Task, node_of
-from services.planner.tables import layout_of
 from shared.errors import InvalidInput
 from shared.events import ErrorDetected, Event, NodeJoined, TaskFinished
 from shared.planning.instance import Inputs, Tables
 from shared.planning.solver import Counts, answer, best_counts, pools_of
-from shared.plans import Problem, Solution
+from shared.plans import Problem, Solution, TaskProblem
 from shared.severities import SEVERITY, ErrorKind, Method, Severity
 
 HORIZON_S = 60.0
 """D_running moves on its grid as time goes by: if it will within this time, both sides of the step are solved."""
 
 
+Share = tuple[str, int, int]
+"""A task's part of a node: its name, how many workers it has there, how many of them hold its state."""
+
+
 class Loss(NamedTuple):
-    """A class of nodes: ``node`` is one of ``number`` of this kind and size, on which these tasks have workers."""
+    """A class of usable nodes: of one kind and size, on which the same tasks have as much. ``node``: one of them."""
 
     node: str
-    number: int
     hardware: str
     workers: int
-    tasks: frozenset[str]
+    shares: tuple[Share, ...]
 
 
 class LookAhead:
@@ -55,6 +56,14 @@ class LookAhead:
 
     def __len__(self) -> int:
         return len(self._known)
+
+    def counters(self) -> dict[str, int]:
+        """Return what is counted, for the service's health."""
+        return {
+            "look_ahead_answers": len(self),
+            "look_ahead_hits": self.hits,
+            "look_ahead_misses": self.misses,
+        }
 
     def solve(self, problem: Problem) -> tuple[Solution, list[Solution]]:
         """Return what ``solve_with_alternatives`` returns.
@@ -112,31 +121,35 @@ def foreseen(state: State, at: datetime, solved: Callable[[Inputs], Counts | Non
         solved: the answer to a first loss, on which a second follows.
         tables: remembers the arrays of tables.
     """
-    losses = loss_classes(state)
-    firsts: list[tuple[Loss, State, Posed]] = []
+    spread, hits = _Spread(), _Hits(at, tables)
+    losses = spread.classes(state)
+    firsts: list[tuple[ErrorDetected, State, Posed]] = []
     states: list[State] = []
     for loss in losses:
-        after = _after(state, _lost(loss.node, at), at)
-        if after is not None:
-            firsts.append((loss, after, _posed(after, at, tables)))
-            states.append(after)
+        lost = _lost(loss.node, at)
+        after = evolve(state, lost, at)
+        posed = asked(after, lost)
+        if posed is not None:
+            firsts.append((lost, after, _posed(posed, at, tables)))
+            states.append(posed)
             yield from firsts[-1][2]
     events: list[Event] = [*_joins(state, at), *_ends(state, at), *_failures(state, at)]
     for event in events:
-        if (after := _after(state, event, at)) is not None:
-            states.append(after)
-            yield from _posed(after, at, tables)
+        if (posed := asked(evolve(state, event, at), event)) is not None:
+            states.append(posed)
+            yield from _posed(posed, at, tables)
     later = at + timedelta(seconds=HORIZON_S)
-    for after in states:
+    for posed in states:
         # The problem differs from that of now only if D_running takes a step on its grid.
-        if horizons_s(after, at) != horizons_s(after, later):
-            yield from _posed(after, later, tables)
-    yield from _returns(state, losses, at, tables)
-    for loss, after, posed in firsts:
-        counts = [solved(inputs) for inputs in posed]
+        if horizons_s(posed, at) != horizons_s(posed, later):
+            yield from _posed(posed, later, tables)
+    yield from hits.of(state, losses, lambda loss: _join(state.nodes[loss.node], at))
+    for lost, after, pools in firsts:
+        counts = [solved(inputs) for inputs in pools]
         known = [found for found in counts if found is not None]
-        if len(known) == len(posed):
-            yield from _second_losses(after, loss, losses, posed, known, at, tables)
+        if len(known) == len(pools):
+            planned = _planned(after, lost, at, pools, known)
+            yield from hits.of(planned, spread.classes(planned), lambda loss: _lost(loss.node, at))
 
 
 def _posed(state: State, at: datetime, tables: Tables) -> Posed:
@@ -145,26 +158,39 @@ def _posed(state: State, at: datetime, tables: Tables) -> Posed:
 
 def loss_classes(state: State) -> list[Loss]:
     """Return the usable nodes by which tasks lose how much with them."""
-    on_node: dict[str, dict[str, int]] = {name: {} for name, node in state.nodes.items() if node.usable}
-    for task in state.tasks.values():
-        for worker in dict.fromkeys((*task.holders, *task.members)) if task.life != "ended" else ():
-            counts = on_node.get(node_of(worker))
-            if counts is not None:
-                counts[task.name] = counts.get(task.name, 0) + 1
-    classes: dict[tuple[str, int, tuple[tuple[str, int], ...]], list[str]] = {}
-    for name in sorted(on_node):
-        node = state.nodes[name]
-        key = (node.hardware, len(node.workers), tuple(sorted(on_node[name].items())))
-        classes.setdefault(key, []).append(name)
-    return [
-        Loss(names[0], len(names), hardware, workers, frozenset(task for task, _ in counts))
-        for (hardware, workers, counts), names in classes.items()
-    ]
+    return _Spread().classes(state)
 
 
-def _after(state: State, event: Event, at: datetime) -> State | None:
-    """Return the state in which the solver would be asked about the event; None if it would not."""
-    return asked(evolve(state, event, at), event)
+class _Spread:
+    """Where tasks are. What was counted of a task is remembered as long as it is the same object."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Task, dict[str, Share]]] = {}
+
+    def classes(self, state: State) -> list[Loss]:
+        """See ``loss_classes``."""
+        shares: dict[str, list[Share]] = {name: [] for name, node in state.nodes.items() if node.usable}
+        for name in sorted(state.tasks):
+            if state.tasks[name].life != "ended":
+                for where, share in self._shares(state.tasks[name]).items():
+                    if where in shares:
+                        shares[where].append(share)
+        classes: dict[tuple[str, int, tuple[Share, ...]], Loss] = {}
+        for name in sorted(shares):
+            node = state.nodes[name]
+            key = (node.hardware, len(node.workers), tuple(shares[name]))
+            if key not in classes:
+                classes[key] = Loss(name, *key)
+        return list(classes.values())
+
+    def _shares(self, task: Task) -> dict[str, Share]:
+        found = self._known.get(id(task))
+        if found is None:
+            kept = Counter(map(node_of, task.kept))
+            workers = Counter(map(node_of, dict.fromkeys((*task.holders, *task.members))))
+            found = task, {node: (task.name, number, kept[node]) for node, number in workers.items()}
+            self._known[id(task)] = found
+        return found[1]
 
 
 def _lost(node: str, at: datetime) -> ErrorDetected:
@@ -235,77 +261,118 @@ def _failures(state: State, at: datetime) -> Iterator[ErrorDetected]:
             )
 
 
-def _returns(state: State, losses: list[Loss], at: datetime, tables: Tables) -> Iterator[Inputs]:
-    """Yield the problems of a node that comes back before its loss was noticed: its tasks lose what was on it."""
-    template: Posed = []
-    for loss in losses:
-        if not template:
-            after = _after(state, _join(state.nodes[loss.node], at), at)
-            template = _posed(after, at, tables) if after is not None else []
-        yield from _faulted(template, loss)
+class _Template(NamedTuple):
+    """The problem after an event whose tasks are spared. ``places``: pool and index of each task."""
+
+    state: State
+    problem: Problem
+    running_s: dict[str, float]
+    posed: Posed
+    tasks: dict[str, TaskProblem]
+    places: dict[str, tuple[int, int]]
 
 
-def _faulted(template: Posed, loss: Loss) -> Iterator[Inputs]:
-    """Yield a problem with those tasks faulted that the loss hits."""
-    for inputs in template:
-        faulted = [task.name in loss.tasks and task.current > 0 for task in inputs.tasks]
-        yield replace(inputs, faulted=np.array(faulted, np.int64))
+Numbers = dict[str, float]
+"""What differs in a task's part of a problem, by the name of the column in ``Inputs``."""
+
+_COLUMNS = {"faulted", "running_s", "transition_s", "staying", "newcomers_s"}
+"""Parts of a task's problem that may differ once it is hit and are a single number."""
 
 
-def _second_losses(
-    state: State, first: Loss, losses: list[Loss], posed: Posed, counts: list[Counts], at: datetime, tables: Tables
-) -> Iterator[Inputs]:
-    """Yield the problems of each further loss, once the plan for the first one is made.
+class _Hits:
+    """The problems of an event that strikes one node of each class.
 
-    They differ in nothing but who is faulted, for each kind and size of node; so one is built and the rest follow.
+    Those of one kind and size of node differ in nothing but the tasks that are hit: one problem is built with none hit,
+    and in it those that are get the numbers of a task that has lost as much.
     """
-    answers = {
-        task.name: (task.pool, count)
+
+    def __init__(self, at: datetime, tables: Tables) -> None:
+        self._at, self._tables = at, tables
+        self._known: dict[tuple[object, ...], tuple[Task, Numbers | None]] = {}
+
+    def of(self, state: State, losses: list[Loss], event: Callable[[Loss], Event]) -> Iterator[Inputs]:
+        """Yield the problems; those that are not as simple as that are left out."""
+        templates: dict[tuple[str, int], _Template | None] = {}
+        for loss in losses:
+            size = loss.hardware, loss.workers
+            if size not in templates:
+                templates[size] = self._template(state, event(loss))
+            template = templates[size]
+            if template is None:
+                continue
+            numbers = {share[0]: self._numbers(state, template, event, loss, share) for share in loss.shares}
+            yield from _patched(template, numbers)
+
+    def _template(self, state: State, event: Event) -> _Template | None:
+        posed = asked(evolve(state, event, self._at), event)
+        if posed is None:
+            return None
+        spared = posed.model_copy(update={"tasks": state.tasks})
+        problem = build_problem(spared, self._at)
+        pools = [Inputs.of(pool, self._tables) for pool in pools_of(problem)]
+        places = {task.name: (p, i) for p, inputs in enumerate(pools) for i, task in enumerate(inputs.tasks)}
+        tasks = {task.name: task for task in problem.tasks}
+        return _Template(spared, problem, horizons_s(spared, self._at), pools, tasks, places)
+
+    def _numbers(
+        self, state: State, template: _Template, event: Callable[[Loss], Event], loss: Loss, share: Share
+    ) -> Numbers | None:
+        """Return what differs if the task has lost this share of a node; None if that is not single numbers."""
+        task, before = state.tasks[share[0]], template.tasks.get(share[0])
+        if before is None:
+            return {}  # it wants no workers
+        times = before.running_s, before.transition_s
+        key = (id(task), share, loss.hardware, loss.workers, id(before.throughput), times, template.problem.workers)
+        found = self._known.get(key)
+        if found is None:
+            alone = state.model_copy(update={"tasks": {task.name: task}})
+            struck = evolve(alone, event(loss), self._at)
+            hit = struck.tasks[task.name]
+            posed = template.state.model_copy(
+                update={"nodes": struck.nodes, "tasks": {**template.state.tasks, task.name: hit}}
+            )
+            pool, problem = before.pool, template.problem
+            workers = problem.pools.get(pool, problem.workers)
+            after = task_problem(posed, hit, pool, workers, template.running_s[pool])
+            found = self._known[key] = task, _difference(before, after)
+        return found[1]
+
+
+def _difference(before: TaskProblem, after: TaskProblem) -> Numbers | None:
+    numbers: Numbers = {}
+    for field in TaskProblem.model_fields:
+        old, new = getattr(before, field), getattr(after, field)
+        if field == "required" or old is new or old == new:
+            continue  # who is admitted does not depend on it
+        if field not in _COLUMNS:
+            return None
+        numbers[field] = new
+    return numbers
+
+
+def _patched(template: _Template, changes: Mapping[str, Numbers | None]) -> Iterator[Inputs]:
+    """Yield the inputs with these tasks' numbers changed."""
+    columns: list[dict[str, Any]] = [{} for _ in template.posed]
+    for name, numbers in changes.items():
+        if numbers is None:
+            return
+        for field, value in numbers.items():
+            pool, index = template.places[name]
+            if field not in columns[pool]:
+                columns[pool][field] = getattr(template.posed[pool], field).copy()
+            columns[pool][field][index] = value
+    for inputs, changed in zip(template.posed, columns, strict=True):
+        yield replace(inputs, **changed)
+
+
+def _planned(state: State, event: Event, at: datetime, posed: Posed, counts: list[Counts]) -> State:
+    """Return the state once the plan for the event is made."""
+    assignment = {
+        task.name: count
         for inputs, found in zip(posed, counts, strict=True)
         for task, count in zip(inputs.tasks, found.best, strict=True)
     }
-    planned = _planned(state, answers)
-    templates: dict[tuple[str, int], Posed] = {}
-    for second in losses:
-        if second == first and second.number == 1:
-            continue
-        size = second.hardware, second.workers
-        if size not in templates:
-            gone = second.node if second.node != first.node else next(_others(planned, second))
-            after = _after(planned, _lost(gone, at), at)
-            templates[size] = _posed(after, at, tables) if after is not None else []
-        yield from _faulted(templates[size], second)
-
-
-def _others(state: State, loss: Loss) -> Iterator[str]:
-    """Yield the usable nodes of the same kind and size."""
-    for name, node in state.nodes.items():
-        if node.usable and (node.hardware, len(node.workers)) == (loss.hardware, loss.workers):
-            yield name
-
-
-def _planned(state: State, counts: dict[str, tuple[str, int]]) -> State:
-    """Return the state as the plan leaves it, as far as problems go: who has how many workers, and none is broken.
-
-    A task that is paused has left; one that was queued stays so. Which workers they are makes no difference here.
-    ``counts``: pool and count of each task.
-    """
-    tasks: dict[str, Task] = {}
-    for name, task in state.tasks.items():
-        pool, count = counts.get(name, ("", -1))
-        if count < 0:
-            tasks[name] = task
-        elif count > 0 or not (task.members or task.kept):
-            members = tuple(f"?/{i}" for i in range(count))
-            tasks[name] = task.model_copy(
-                update={
-                    "members": members,
-                    "holders": (),
-                    "occupied": (),
-                    "lost": (),
-                    "broken": False,
-                    "pool": pool if count else "",
-                    "layout": layout_of(state, task.model_copy(update={"pool": pool}), count),
-                }
-            )
-    return state.model_copy(update={"tasks": tasks})
+    solution = Solution(label="best", assignment=assignment, objective=0.0, terms=[])
+    for answer_ in decide(state, event, at, lambda _: (solution, [])):
+        state = evolve(state, answer_, at)
+    return state

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import time
 import uuid
 
 from services.planner.fold import Fold, answers_to, recorded_answers
@@ -33,6 +34,7 @@ class Planner:
         self.look_ahead = LookAhead()
         self.fold = Fold(self.look_ahead.solve)
         self._changed = asyncio.Event()
+        self._counters = context.counters
         self._journal = context.journal
         self._answers = answers
 
@@ -45,14 +47,22 @@ class Planner:
         if recorded:
             self.fold.answer(record, [r.event for r in recorded])
             return
+        table = self.look_ahead
+        hits, misses = table.hits, table.misses
+        began_s = time.perf_counter()
         decided = self.fold.decide(record)
+        seconds = time.perf_counter() - began_s
+        self._counters.update(table.counters())
         if not decided:
             return
+        how = "looked up" if table.hits > hits else "solved" if table.misses > misses else "no counts to choose"
         self.fold.answer(record, decided)
         await self._journal.append(decided)
         for event in decided:
             if isinstance(event, PlanDecided):
-                logger.info("%s: %s, %s (position %d)", event.plan, event.trigger, event.response, record.position)
+                what = f"{event.plan}: {event.trigger}, {event.response} (position {record.position})"
+                totals = f"{table.hits} hits, {table.misses} misses, {len(table)} answers ahead"
+                logger.info("%s: %s in %.4f s; %s", what, how, seconds, totals)
 
     async def keep_looking_ahead(self) -> None:
         """Solve what may come next, anew after every change, until cancelled. Deciding never waits for it."""
@@ -64,7 +74,7 @@ class Planner:
                 self._changed.clear()
                 # Cancelled, it is left to the thread to end by itself, at the next answer.
                 await asyncio.shield(asyncio.to_thread(self._look_ahead, self.fold.state))
-                logger.debug("looked ahead: %d answers, %d hits, %d misses", len(table), table.hits, table.misses)
+                self._counters.update(table.counters())
         finally:
             self._changed.set()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from services.planner.corrections import correction
 from services.planner.pools import pool_sizes, settle
@@ -25,7 +25,7 @@ def build_problem(state: State, at: datetime) -> Problem:
     running = horizons_s(state, at)
 
     def pose(task: Task, pool: str) -> TaskProblem:
-        return _task_problem(state, task.model_copy(update={"pool": pool}), sizes[pool], running[pool])
+        return task_problem(state, task, pool, sizes[pool], running[pool])
 
     if len(sizes) > 1:
         tasks = settle(state, wanting(state), sizes, pose)
@@ -90,10 +90,9 @@ def horizons_s(state: State, at: datetime) -> dict[str, float]:
     prior worth one failure: the rate of one node, of whatever kind, is
     (1 + failures seen) / (prior mean time + node time observed), and n nodes fail n times as often.
     """
-    usable = [state.nodes[name] for name in sorted(state.nodes) if state.nodes[name].usable]
-    observed_s = state.node_s
-    for node in usable:
-        observed_s = observed_s + (at - node.since).total_seconds()
+    usable = [node for node in state.nodes.values() if node.usable]
+    # Exact, as times are whole microseconds: in any order.
+    observed_s = state.node_s + sum((at - node.since for node in usable), timedelta()).total_seconds()
     mtbf_s = (state.parameter("mtbf_node_s") + max(0.0, observed_s)) / (1 + state.losses)
     numbers = Counter(node.hardware for node in usable) or Counter([""])
     return {hardware: on_grid(mtbf_s / number) for hardware, number in sorted(numbers.items())}
@@ -123,7 +122,17 @@ def transition_s(state: State, task: Task) -> float:
     return measured + max(0, task.step - task.checkpoint_step) * task.step_s
 
 
-def _task_problem(state: State, task: Task, workers: int, failure_s: float) -> TaskProblem:
+def task_problem(state: State, task: Task, pool: str, workers: int, failure_s: float) -> TaskProblem:
+    """Return the task's part of the problem, before admission.
+
+    Args:
+        state: the cluster.
+        task: as it is in the state, or would be.
+        pool: the kind of workers it is to have.
+        workers: how many of them there are.
+        failure_s: D_running of the pool, seconds.
+    """
+    task = task.model_copy(update={"pool": pool})
     current = len(task.members)
     maximum = workers if task.spec.workers.max is None else task.spec.workers.max
     table = throughput_of(state, task, workers)

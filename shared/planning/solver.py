@@ -246,6 +246,8 @@ def _only_faulted(inputs: Inputs, instance: Instance, keep: list[int] | None) ->
     healthy = [task for task, hit in zip(instance.tasks, faulted, strict=True) if not hit]
     if _fitting([t.current for t in healthy], healthy, instance.workers) is None:
         return None
+    if np.count_nonzero(faulted) == 1:
+        return _only_one(instance, int(np.argmax(faulted)))
     sizes = np.diff(instance.starts)
     current, shrinks = np.repeat(inputs.current, sizes), np.repeat(faulted, sizes)
     try:
@@ -253,6 +255,21 @@ def _only_faulted(inputs: Inputs, instance: Instance, keep: list[int] | None) ->
         return _optimum(reduced, alternatives=False)[0]
     except InvalidInput:
         return None
+
+
+def _only_one(instance: Instance, task: int) -> list[int] | None:
+    """Return the counts if all tasks but this one keep theirs, and it gets the best of what is left, but no more."""
+    counts = [item.current for item in instance.tasks]
+    left = min(instance.workers - sum(counts) + counts[task], counts[task])
+    useful = instance.useful(task)
+    allowed = int(np.searchsorted(useful, left, side="right"))
+    if allowed == 0:
+        return None
+    first = instance.starts[task]
+    # Of equals, the last: it moves fewest workers.
+    worth = instance.worth[first : first + allowed]
+    counts[task] = int(useful[allowed - 1 - int(np.argmax(worth[::-1]))])
+    return counts
 
 
 def _solution(tasks: Sequence[TaskProblem], counts: Sequence[int], label: str) -> Solution:

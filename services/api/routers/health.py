@@ -57,7 +57,8 @@ async def _nodes(api: Gateway) -> Check:
 async def _service(api: Gateway, name: str) -> Check:
     try:
         answer = await api.bus.request(f"{HEALTH}.{name}", b"", timeout_s=_HEALTH_TIMEOUT_S)
-        ready = bool(json.loads(answer).get("ready"))
+        health = json.loads(answer)
     except UnicronError as err:
         return Check(name=name, ok=False, detail=err.detail)
-    return Check(name=name, ok=ready, detail="" if ready else "starting")
+    ready = bool(health.get("ready"))
+    return Check(name=name, ok=ready, detail="" if ready else "starting", counters=health.get("counters", {}))
