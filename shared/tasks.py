@@ -127,6 +127,9 @@ class TaskSpec(Model):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1234
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     env: dict[str, str] = Field(default_factory=dict)
+    exact: bool = False
+    """Whether parameters are the failure-free run's to the last bit whatever fails and however many replicas there are,
+    at the same tensor-parallel size; otherwise they are to rounding. What it costs: docs/transition.md."""
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
     script: str | None = None
     """A Python file to run in place of the built-in GPT trainer; it uses ``unicron`` itself."""

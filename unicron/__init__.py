@@ -36,6 +36,7 @@ def attach(
     checkpoint_every: int = 0,
     checkpoint_directory: str = "",
     directory: str = "unicron-run",
+    exact: bool = False,
 ) -> Run:
     """Attach this process to its node agent, or let it stand alone (also as one of torchrun's processes).
 
@@ -49,6 +50,8 @@ def attach(
         checkpoint_every: steps between checkpoints; 0: only when the task is stopped.
         checkpoint_directory: where they go; empty: where the agent says.
         directory: where checkpoints and results go without an agent.
+        exact: whether gradients are added up so that the result is the same to the last bit whatever fails and however
+            many replicas there are; 16 bytes for each parameter, and micro-batches are committed one at a time.
 
     Returns:
         The run; iterate over its ``steps()``.
@@ -68,4 +71,5 @@ def attach(
         initialise=initialise,
         checkpoint_every=checkpoint_every,
         checkpoint_directory=checkpoint_directory,
+        exact=exact,
     )

@@ -28,6 +28,7 @@ import torch.distributed as dist
 from unicron import checkpoint, failures, generation
 from unicron.errors import Interrupted, SampleAccountingError
 from unicron.faults import Fault, SignalledFault
+from unicron.gradients import IN_FLIGHT
 from unicron.protocol import Checkpointed, Configure, Finished, Resumed, Stopped
 from unicron.replica import Replica
 from unicron.runtime import DRAIN, STOP, Runtime
@@ -50,7 +51,9 @@ class Step:
         """Whether the update has been applied."""
         self.loss = float("nan")
         """Mean loss over the global batch, once reduced."""
-        self._ids: list[int] | None = None
+        self._reduced = False
+        self._computing = True
+        """Whether the loop is at work, rather than this library: an error then leaves a micro-batch half done."""
         self._began = time.monotonic()
         self.computed_s = 0.0
         """Seconds from the beginning until the gradients were reduced."""
@@ -59,17 +62,28 @@ class Step:
         """Return the rank's micro-batches that are not yet committed."""
         partial = self._run.replica.partial
         assert partial is not None
-        return [k for k in self.assigned if k not in partial.samples]
+        return partial.remaining()
 
     def micro_batches(self) -> Iterator[int]:
         """Yield the micro-batches to compute, leaving the step between them if the generation is held."""
+        for k in self.remaining():
+            self._enter_micro_batch()
+            yield k
+
+    def all_micro_batches(self) -> list[int]:
+        """Return the micro-batches to compute, for a schedule that takes all of them at once: a pipeline's."""
+        remaining = self.remaining()
+        if remaining:
+            self._enter_micro_batch()
+        return remaining
+
+    def _enter_micro_batch(self) -> None:
         partial = self._run.replica.partial
         assert partial is not None
-        for k in self.remaining():
-            self._run.runtime.check()
-            self._run.fault(self.number, str(len(partial.samples)))
-            self._run.replica.clear_gradients()
-            yield k
+        self._computing = False
+        self._run.runtime.check()
+        self._run.fault(self.number, str(len(partial.samples)))
+        self._computing = True
 
     def commit(self, micro_batch: int, loss: float | None, ids: list[int]) -> None:
         """Count a micro-batch as done: its gradients (scaled by 1/M) are in the buffers. See ``commit_all``."""
@@ -84,7 +98,8 @@ class Step:
             ids: the samples of each.
 
         Raises:
-            NonFiniteValue: a loss is not finite.
+            NonFiniteValue: a loss is not finite or, in exact mode, a gradient.
+            UnicronError: several at once in exact mode, which must tell their gradients apart.
         """
         self._run.replica.commit(dict(zip(micro_batches, losses)), dict(zip(micro_batches, ids)))  # noqa: B905
         for k in micro_batches:
@@ -97,16 +112,28 @@ class Step:
             NonFiniteValue: this rank's gradients are not finite.
             SampleAccountingError: the micro-batches were not computed exactly once.
         """
-        run = self._run
+        run, number = self._run, self.number
+        self._computing = False
         run.runtime.check()
-        run.fault(self.number, "reduce")
-        run.runtime.progress(self.number, "reduce")
-        run.replica.reduce(generation.data_group(), run.runtime.wait)
-        account = generation.account(run.replica, run.micro_batches, run.runtime)
-        self.loss, self._ids, run.request = account.loss, account.ids, account.request
+        run.fault(number, "reduce")
+        run.runtime.progress(number, "reduce")
+        run.request = generation.account(run.replica, run.micro_batches, run.runtime)
+        assert run.replica.partial is not None
+        assert run.replica.partial.account is not None
+        self.loss = run.replica.partial.account.loss
+        run.replica.reduce(
+            generation.data_group(),
+            run.runtime.wait,
+            before=lambda bucket: run.fault(number, f"reduce:{bucket}"),
+            done=lambda count: run.runtime.progress(number, "reduce", buckets=count),
+            # One after the other where the fault is to come after so many, and no more.
+            in_flight=1 if run.fails_between_buckets(number) else IN_FLIGHT,
+        )
+        self._reduced = True
         self.computed_s = time.monotonic() - self._began
-        run.fault(self.number, "update")
-        run.runtime.progress(self.number, "update")
+        run.fault(number, "update")
+        run.runtime.progress(number, "update")
+        self._computing = True
 
     def __enter__(self) -> Step:
         """Enter the part of the loop in which peers may be lost."""
@@ -120,13 +147,14 @@ class Step:
         """Complete the step; swallow what a new generation answers, report everything else."""
         self._run.runtime.leave()
         if error is None:
-            if self._ids is None:
+            if not self._reduced:
                 raise SampleAccountingError(f"step {self.number} ended without reduce()")
-            self._run.replica.applied_update(self._ids)
+            self._run.replica.applied_update()
             self.completed = True
             duration = time.monotonic() - self._began
             self._run.runtime.progress(self.number, "ended", loss=self.loss, duration_s=duration)
             return False
+        self._run.replica.interrupted(computing=self._computing)
         return self._run.survives(error)
 
 
@@ -143,6 +171,7 @@ class Run:
         initialise: Callable[[Any], None] | None = None,
         checkpoint_every: int = 0,
         checkpoint_directory: str = "",
+        exact: bool = False,
     ) -> None:
         """Prepare a run.
 
@@ -154,6 +183,7 @@ class Run:
             initialise: sets the model's first parameters, the same on every rank; without it rank 0's are used.
             checkpoint_every: steps between checkpoints; 0: only when stopped.
             checkpoint_directory: where they go; empty: the generation's own directory.
+            exact: whether gradients are added up exactly.
         """
         self.runtime = runtime
         self.total = steps
@@ -164,7 +194,7 @@ class Run:
         self._fault = Fault.from_environment()
         self._signalled_fault = SignalledFault()
         self._current: Configure | None = None
-        self._joined = generation.Joined(build, initialise)
+        self._joined = generation.Joined(build, initialise, exact=exact)
         self._loss: float | None = None
 
     @property
@@ -198,6 +228,10 @@ class Run:
         self._signalled_fault.reached(step, at)
         if self._fault is not None:
             self._fault.reached(step, at)
+
+    def fails_between_buckets(self, step: int) -> bool:
+        """Return whether an injected fault will come in the midst of this step's reduction."""
+        return self._fault is not None and self._fault.step == step and self._fault.at.startswith("reduce:")
 
     def steps(self) -> Iterator[Step]:
         """Yield the steps to do, through all generations, until the last one is applied everywhere."""
@@ -256,13 +290,11 @@ class Run:
 
     def _next_step(self) -> Step:
         number = self.replica.applied + 1
-        if self._joined.assigned is not None:
-            assigned, finished = self._joined.assigned
-            self._joined.assigned = None
-        else:
-            assigned, finished = generation.own_share(self.micro_batches), frozenset()
-        self.replica.begin(number, assigned, finished)
-        return Step(self, number, assigned)
+        if not self._joined.resumes:
+            self.replica.begin(number, generation.own_share(self.micro_batches), self.configure.generation)
+        self._joined.resumes = False
+        assert self.replica.partial is not None
+        return Step(self, number, self.replica.partial.assigned)
 
     def _resumed(self, step: Step | None) -> None:
         joined = self._joined
@@ -278,6 +310,9 @@ class Run:
                 phases={k: round(v, 6) for k, v in phases.items()},
                 deal={str(rank): ks for rank, ks in enumerate(joined.deal)},
                 steps_recomputed=joined.steps_recomputed,
+                computed=joined.computed,
+                buckets_kept=joined.buckets_kept,
+                buckets=self.replica.sums.buckets,
             )
         )
         shown = " ".join(f"{k}={v:.3f}" for k, v in phases.items())

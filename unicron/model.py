@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -104,7 +105,8 @@ def build(spec: Spec, tensor: int, pipeline: int) -> tuple[Any, Any]:
             adam_beta1=spec.beta1,
             adam_beta2=spec.beta2,
             adam_eps=spec.eps,
-            clip_grad=spec.clip,
+            # In exact mode unicron.clipping does it.
+            clip_grad=0.0 if spec.exact else spec.clip,
         ),
         [model],
         use_gloo_process_groups=False,
@@ -186,30 +188,79 @@ class Dropout:
         torch.manual_seed(seeds[0])
 
 
+class _BackwardPasses:
+    """Tells when a backward pass of Megatron's schedules is done, in the place of Megatron's timers."""
+
+    def __init__(self, done: Callable[[], None]) -> None:
+        self._done = done
+        self._name = ""
+
+    def __call__(self, name: str, **options: Any) -> _BackwardPasses:
+        self._name = name
+        return self
+
+    def start(self, **options: Any) -> None:
+        """Do nothing."""
+
+    def stop(self, **options: Any) -> None:
+        """Tell."""
+        if self._name == "backward-compute":
+            self._done()
+
+
+@contextlib.contextmanager
+def each_backward(model: Any, done: Callable[[], None]) -> Iterator[None]:
+    """Call ``done`` after the backward pass of each micro-batch in Megatron's schedules (not interleaved ones).
+
+    They come in the order of the data iterator. The gradients of the one just done, and no others, are in the buffers
+    if ``done`` commits it.
+    """
+    config = model.config
+    timers, config.timers = config.timers, _BackwardPasses(done)
+    try:
+        yield
+    finally:
+        config.timers = timers
+
+
 def forward_backward(
     spec: Spec,
     model: Any,
     dropout: Dropout,
     step: int,
     batches: list[tuple[int, dict[str, torch.Tensor]]],
-) -> list[float]:
+    done: Callable[[int, float | None], None],
+) -> None:
     """Compute loss and gradients of micro-batches with Megatron's schedule; gradients are scaled by 1/M, once.
 
     M is the number of micro-batches in the global batch. Gradients are added to the parameters' ``main_grad``.
 
-    Returns:
-        The mean loss over each micro-batch's tokens, in order; empty on ranks that are not a pipeline's last stage.
+    Args:
+        spec: the task.
+        model: the rank's model.
+        dropout: reseeds the generators.
+        step: counts from 1.
+        batches: (micro-batch, its samples), in order.
+        done: called after the backward pass of each micro-batch, with the mean loss over its tokens; None on ranks that
+            are not a pipeline's last stage.
     """
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     where = device()
+    losses: list[torch.Tensor] = []
+    order = iter(enumerate(batches))
+
+    def backward_done() -> None:
+        i, (micro_batch, _) = next(order)
+        done(micro_batch, float(losses[i]) if losses else None)
 
     def loss_function(mask: torch.Tensor, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        losses = output.float().reshape(-1)
+        each = output.float().reshape(-1)
         weights = mask.reshape(-1)
-        loss = (losses * weights).sum() / weights.sum().clamp(min=1.0)
+        loss = (each * weights).sum() / weights.sum().clamp(min=1.0)
         # A detached clone: the schedule may scale the loss it is given in place.
-        return loss / spec.micro_batches, weights.sum().to(torch.int), loss.detach().clone()
+        losses.append(loss.detach().clone())
+        return loss / spec.micro_batches, weights.sum().to(torch.int), losses[-1]
 
     def forward_step(iterator: Any, module: Any) -> tuple[torch.Tensor, Callable[..., Any]]:
         micro_batch, batch = next(iterator)
@@ -218,22 +269,52 @@ def forward_backward(
         output = module(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
         return output, partial(loss_function, batch["loss_mask"])
 
-    losses = get_forward_backward_func()(
-        forward_step_func=forward_step,
-        data_iterator=iter(batches),
-        model=[model],
-        num_microbatches=len(batches),
-        seq_length=spec.sequence_length,
-        micro_batch_size=spec.micro_batch,
-        forward_only=False,
-    )
-    return [float(loss) for loss in losses]
+    with each_backward(model, backward_done):
+        get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=iter(batches),
+            model=[model],
+            num_microbatches=len(batches),
+            seq_length=spec.sequence_length,
+            micro_batch_size=spec.micro_batch,
+            forward_only=False,
+        )
 
 
-def reduce_tied_embeddings(model: Any) -> None:
-    """Add the gradients of the tied embedding over a pipeline's first and last stage (Megatron's own function)."""
+def tied_weight(model: Any) -> torch.nn.Parameter | None:
+    """Return the weight that embedding and output layer share, if this rank has it."""
+    module = getattr(model, "module", model)
+    if not getattr(module, "share_embeddings_and_output_weights", False):
+        return None
+    weight: torch.nn.Parameter | None = module.shared_embedding_or_output_weight()
+    return weight
+
+
+def tied_group(model: Any) -> Any:
+    """Return the group of the pipeline stages that each hold a copy of the shared weight; None if it is one stage."""
     from megatron.core import parallel_state
-    from megatron.core.distributed.finalize_model_grads import _allreduce_word_embedding_grads
 
-    if parallel_state.get_pipeline_model_parallel_world_size() > 1:
-        _allreduce_word_embedding_grads([model], model.config)
+    if tied_weight(model) is None or parallel_state.get_pipeline_model_parallel_world_size() == 1:
+        return None
+    return parallel_state.get_embedding_group()
+
+
+def separate_output_weight(model: Any) -> torch.Tensor | None:
+    """Let the output layer use the shared weight under another name, so that its gradient is not mixed with the other.
+
+    Returns:
+        The tensor that the output layer's gradients are added to; None if this rank does not use the weight twice.
+    """
+    module = getattr(model, "module", model)
+    weight = tied_weight(model)
+    if weight is None or not (module.pre_process and module.post_process):
+        return None
+    alias = weight.detach().requires_grad_()
+    alias.grad = torch.zeros_like(alias)
+
+    def replace(layer: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
+        alias.data = weight.data
+        return arguments, keywords | {"weight": alias}
+
+    module.output_layer.register_forward_pre_hook(replace, with_kwargs=True)
+    return alias.grad

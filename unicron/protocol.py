@@ -71,6 +71,8 @@ class Progress(Message):
     """Mean loss over the global batch, with phase ``ended``."""
     duration_s: float | None = None
     """Wall time of the step, with phase ``ended``."""
+    buckets: int | None = None
+    """How many buckets of gradients are reduced, for phase ``reduce``."""
 
 
 PHASES = ("begun", "compute", "reduce", "update", "ended", "checkpoint", "setup", "waiting")
@@ -102,7 +104,9 @@ class Resumed(Message):
     ``phases`` in seconds: ``rebuild`` (communicators), ``agree`` (what was done), ``move`` (state), ``redistribute``
     (micro-batches dealt again, computed and reduced), ``first_step``. ``source``: where this rank's state came from
     (``own``, ``live``, ``checkpoint``, ``initial``). ``deal``: rank -> micro-batches it computed for the interrupted
-    step. ``steps_recomputed``: updates that had been applied before the fault and had to be computed again.
+    step. ``steps_recomputed``: updates that had been applied before the fault and had to be computed again. Of the
+    interrupted step: ``computed``, how many micro-batches this rank computed to complete it; ``buckets_kept``, how many
+    of its ``buckets`` of gradients had been reduced before and were kept.
     """
 
     name: ClassVar[str] = "resumed"
@@ -112,6 +116,9 @@ class Resumed(Message):
     phases: dict[str, float] = field(default_factory=dict)
     deal: dict[str, list[int]] = field(default_factory=dict)
     steps_recomputed: int = 0
+    computed: int = 0
+    buckets_kept: int = 0
+    buckets: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

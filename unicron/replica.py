@@ -1,26 +1,24 @@
-"""One rank's training state, and the gradients of the step it is in.
+"""One rank's training state, and the step it is in.
 
-Gradients of finished micro-batches are held in float64, apart from the buffers that backward passes write to: a
-half-done micro-batch is thrown away by not adding it, a broken all-reduce leaves the sum untouched (it works on a
-copy), and the sum does not depend, after the cast to float32, on who computed what and in which order.
+What is held of a step survives the loss of peers: the gradients of finished micro-batches (``unicron.gradients``), the
+buckets that are already reduced, and, once agreed, the account of losses and samples.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from unicron.agreement import ASSIGNED, DONE, FREE
-from unicron.errors import NonFiniteValue
-
-Wait = Callable[[Any], None]
-"""Waits for a collective (torch's Work) and raises what it raised."""
+from unicron import gradients, model
+from unicron.agreement import ASSIGNED, DONE, FREE, Shard
+from unicron.errors import NonFiniteValue, UnicronError
+from unicron.gradients import Accumulator, Wait
 
 EMPTY_DIGEST = bytes(32)
 """The sample digest before the first update."""
@@ -31,14 +29,34 @@ def chain(digest: bytes, ids: list[int]) -> bytes:
     return hashlib.sha256(digest + b"".join(i.to_bytes(8, "little", signed=True) for i in ids)).digest()
 
 
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What the ranks agree on before they reduce: every micro-batch of the step was computed exactly once."""
+
+    loss: float
+    """Mean over the micro-batches, added up in their order."""
+    ids: list[int]
+    """Samples, in the order of the micro-batches."""
+
+
 @dataclass(slots=True)
 class Partial:
-    """The step in progress: which micro-batches are this rank's, and what the finished ones gave."""
+    """The step in progress: which micro-batches are this rank's, what the finished ones gave, what is reduced."""
 
     step: int
     assigned: list[int]
     losses: dict[int, float] = field(default_factory=dict)
     samples: dict[int, list[int]] = field(default_factory=dict)
+    """Of the micro-batches whose gradients are in the sums."""
+    elsewhere: frozenset[int] = frozenset()
+    """Micro-batches whose gradients another rank of the shard holds; this one may compute them for other shards."""
+    passed: set[int] = field(default_factory=set)
+    """Those of them that it has computed."""
+    generation: int = 0
+    """The one in which the members last agreed on this step."""
+    account: Account | None = None
+    reduced: int = 0
+    """Buckets, from the first, that hold the total over the whole batch."""
 
     def states(self, micro_batches: int) -> list[int]:
         """Return the agreement's code of each micro-batch."""
@@ -49,34 +67,56 @@ class Partial:
             states[k] = DONE
         return states
 
+    def remaining(self) -> list[int]:
+        """Return the rank's micro-batches that are still to be computed."""
+        return [k for k in self.assigned if k not in self.samples and k not in self.passed]
+
 
 class Replica:
     """A model, its optimizer, and how far they have come.
 
-    ``model`` is Megatron's DistributedDataParallel (gradients in its flat buffers) or any module (gradients in
+    ``model`` is Megatron's DistributedDataParallel (gradients in ``main_grad``) or any module (gradients in
     ``.grad``, which must not be set to None).
     """
 
-    def __init__(self, model: Any, optimizer: Any) -> None:
-        """Args: model, optimizer: as built for this rank's layout; no state is held yet."""
+    def __init__(
+        self, model: Any, optimizer: Any, *, micro_batches: int = 1, exact: bool = False, parallel: bool = False
+    ) -> None:
+        """Take what was built for this rank's layout; no state is held yet.
+
+        Args:
+            model: the rank's shard of the model.
+            optimizer: its optimizer.
+            micro_batches: in one step, over all replicas.
+            exact: whether results may depend on nothing but the tensor-parallel size.
+            parallel: whether the model is split over ranks, so that a peer's loss can break a backward pass.
+        """
         self.model = model
         self.optimizer = optimizer
         self.applied = -1
         """Updates applied to the state held; -1: none is held."""
         self.digest = EMPTY_DIGEST
         self.partial: Partial | None = None
-        self._gradients = _gradient_buffers(model)
-        size = sum(g.numel() for g in self._gradients)
-        self._sum = torch.zeros(size, dtype=torch.float64, device=self._gradients[0].device)
+        self.exact = exact
+        self.sums = _accumulator(model, micro_batches, exact=exact, parallel=parallel)
+        self._updating = [False]
+        updating = self._updating  # not self: the optimizer must not keep the replica alive
+
+        def note(*_: Any) -> None:
+            updating[0] = True
+
+        torch_optimizer(optimizer).register_step_pre_hook(note)
 
     def hold(self, step: int, digest: bytes) -> None:
         """Declare that the parameters and optimizer are those after ``step`` updates."""
         self.applied, self.digest = step, digest
+        self._updating[0] = False
         self.discard()
 
     def forget(self) -> None:
         """Declare that no usable state is held."""
         self.applied = -1
+        self._updating[0] = False
         self.discard()
 
     # The step in progress.
@@ -84,67 +124,135 @@ class Replica:
     def discard(self) -> None:
         """Throw away what the step in progress has accumulated."""
         self.partial = None
-        self._sum.zero_()
-        self.clear_gradients()
+        self._release_gradients()
+        self.sums.clear()
 
-    def begin(self, step: int, assigned: list[int], finished: frozenset[int] = frozenset()) -> Partial:
-        """Begin a step, or go on with it with other micro-batches; what is not in ``finished`` is not held."""
-        if self.partial is None or self.partial.step != step or set(self.partial.samples) != set(finished):
-            self.discard()
-            self.partial = Partial(step=step, assigned=assigned)
-        self.partial.assigned = assigned
-        return self.partial
+    def begin(self, step: int, assigned: list[int], generation: int) -> None:
+        """Begin a step."""
+        self.discard()
+        self.partial = Partial(step=step, assigned=assigned, generation=generation)
+
+    def resume(self, step: int, shard: Shard, rank: int, work: tuple[int, ...]) -> None:
+        """Go on with an interrupted step: keep what counts of what this rank holds, drop the rest.
+
+        The reduced buckets that it lacks come next, by ``give``.
+        """
+        held, have, kept = self.partial, shard.have[rank], shard.kept[rank]
+        if held is None or held.step != step or held.reduced > have:
+            # Of reduced buckets that do not count, this rank's own sums are gone.
+            account = held.account if held is not None and held.step == step else None
+            self.begin(step, [], shard.generation)
+            assert self.partial is not None
+            self.partial.account = account
+        elif set(held.samples) != kept:
+            self.sums.clear_from(have)
+            held.losses, held.samples = {}, {}
+        partial = self.partial
+        assert partial is not None
+        self.clear_gradients()
+        partial.generation = shard.generation
+        partial.assigned = sorted({*work, *kept})
+        partial.elsewhere, partial.passed = shard.counted - kept, set()
+
+    def give(self, shard: Shard, group: Any, wait: Wait) -> None:
+        """Bring the reduced buckets from their holder to the ranks of ``group`` that lack some."""
+        partial = self.partial
+        assert partial is not None
+        for bucket in range(min(shard.have.values()), shard.reduced):
+            total = self.sums.load(bucket)
+            wait(dist.broadcast(total, src=shard.source, group=group, async_op=True))
+            if bucket == partial.reduced:
+                self.sums.store(bucket, total)
+                partial.reduced = bucket + 1
+        if partial.remaining():
+            self.sums.keep(partial.reduced)
+
+    def interrupted(self, *, computing: bool) -> None:
+        """Put in order what a failure has left.
+
+        Args:
+            computing: whether it came while the loop was at work, rather than this library.
+        """
+        if self._updating[0]:
+            self.forget()  # the parameters may be half updated
+        elif computing and self.partial is not None:
+            self._release_gradients()
+            if not self.sums.rewind():
+                self.discard()
 
     def clear_gradients(self) -> None:
-        """Zero the buffers that backward passes write to."""
-        for gradient in self._gradients:
-            gradient.zero_()
+        """Forget what backward passes have added for a micro-batch that is not committed."""
+        self._release_gradients()
+        self.sums.rewind()
+
+    def _release_gradients(self) -> None:
         for parameter in self.model.parameters():
             if hasattr(parameter, "main_grad"):
                 # Megatron's optimizer leaves main_grad here; a backward pass would add to it once more.
                 parameter.grad = None
 
     def commit(self, finished: dict[int, float], samples: dict[int, list[int]]) -> None:
-        """Add the gradients of finished micro-batches (already scaled by 1/M) to the sum.
+        """Count micro-batches as done: their gradients (already scaled by 1/M) are in the buffers.
 
         Raises:
-            NonFiniteValue: a loss is not finite.
+            NonFiniteValue: a loss is not finite or, in exact mode, a gradient.
+            UnicronError: several at once, where they must be told apart.
         """
-        assert self.partial is not None
+        partial = self.partial
+        assert partial is not None
         for k, loss in finished.items():
             if not math.isfinite(loss):
-                raise NonFiniteValue(f"loss {loss} in micro-batch {k} of step {self.partial.step}")
-        for gradient, part in self._parts(self._sum):
-            part.add_(gradient.reshape(-1))
-        self.clear_gradients()
-        self.partial.losses.update(finished)
-        self.partial.samples.update(samples)
+                raise NonFiniteValue(f"loss {loss} in micro-batch {k} of step {partial.step}")
+        elsewhere = [k for k in samples if k in partial.elsewhere]
+        if len(samples) > 1 and (self.exact or elsewhere):
+            raise UnicronError("micro-batches must be committed one at a time: see unicron.model.each_backward")
+        if elsewhere:
+            self.sums.drop()
+            partial.passed.update(elsewhere)
+            return
+        try:
+            self.sums.add(partial.reduced)
+        except NonFiniteValue as error:
+            raise NonFiniteValue(f"{error}, in micro-batches {list(samples)} of step {partial.step}") from None
+        partial.losses.update(finished)
+        partial.samples.update(samples)
 
-    def reduce(self, group: Any, wait: Wait) -> None:
-        """Put the sum over all ranks of ``group`` into the gradient buffers; the rank's own sum is kept.
+    def reduce(
+        self, group: Any, wait: Wait, *, before: Callable[[int], None], done: Callable[[int], None], in_flight: int
+    ) -> None:
+        """Reduce what is not yet reduced over ``group``, and put the totals into the gradient buffers.
 
         Raises:
             NonFiniteValue: this rank's gradients are not finite (its peers see a broken collective).
+            RuntimeError: a collective broke.
         """
+        partial = self.partial
+        assert partial is not None
+        try:
+            self.sums.check_finite(partial.reduced)
+        except NonFiniteValue as error:
+            raise NonFiniteValue(f"{error} in step {partial.step}") from None
+
+        def reduced(count: int) -> None:
+            partial.reduced = count
+            done(count)
+
+        gradients.reduce(self.sums, partial.reduced, group, wait, before=before, done=reduced, in_flight=in_flight)
+        ends = model.tied_group(self.model)
+
+        def exchange(total: torch.Tensor) -> None:
+            wait(dist.all_reduce(total, group=ends, async_op=True))
+
+        self.sums.finish(exchange if ends is not None else None)
+
+    def applied_update(self) -> None:
+        """Record that the optimizer has applied the step in progress."""
         assert self.partial is not None
-        if not torch.isfinite(self._sum.sum()):
-            raise NonFiniteValue(f"gradient in step {self.partial.step}")
-        total = self._sum.clone()
-        wait(dist.all_reduce(total, group=group, async_op=True))
-        for gradient, part in self._parts(total):
-            gradient.copy_(part.reshape(gradient.shape))
-
-    def applied_update(self, ids: list[int]) -> None:
-        """Record that the optimizer has applied the step in progress, with the samples of the whole batch."""
+        assert self.partial.account is not None
         self.applied += 1
-        self.digest = chain(self.digest, ids)
+        self.digest = chain(self.digest, self.partial.account.ids)
+        self._updating[0] = False
         self.discard()
-
-    def _parts(self, flat: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        start = 0
-        for gradient in self._gradients:
-            yield gradient, flat[start : start + gradient.numel()]
-            start += gradient.numel()
 
     # The state.
 
@@ -194,14 +302,32 @@ def torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _gradient_buffers(model: Any) -> list[torch.Tensor]:
-    """Return the tensors that a backward pass adds gradients to."""
-    buffers = getattr(model, "buffers", None)
-    if isinstance(buffers, list):  # Megatron's DistributedDataParallel
-        return [b.grad_data for b in buffers + list(getattr(model, "expert_parallel_buffers", []))]
-    gradients = []
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)
-            gradients.append(parameter.grad)
-    return gradients
+def _accumulator(built: Any, micro_batches: int, *, exact: bool, parallel: bool) -> Accumulator:
+    """Return the accumulator for a model's gradients."""
+    tensors = _gradients(built)
+    if not exact and not parallel:
+        return gradients.InPlace(tensors)
+    tied = model.tied_weight(built)
+    shared = next((i for i, p in enumerate(_trained(built)) if p is tied), None)
+    if not exact:
+        return gradients.Apart(tensors, shared=shared)
+    # One pipeline stage or two: what the two uses of a weight give is added up in the same way.
+    leaf = model.separate_output_weight(built)
+    leaves = [] if leaf is None or shared is None else [(shared, leaf)]
+    return gradients.FixedPoint(tensors, micro_batches=micro_batches, shared=shared, leaves=leaves)
+
+
+def _trained(built: Any) -> list[torch.nn.Parameter]:
+    return [parameter for parameter in built.parameters() if parameter.requires_grad]
+
+
+def _gradients(built: Any) -> list[torch.Tensor]:
+    """Return the tensors that a backward pass adds gradients to, one for each parameter."""
+    tensors: list[torch.Tensor] = []
+    for parameter in _trained(built):
+        gradient = getattr(parameter, "main_grad", None)  # of Megatron's DistributedDataParallel
+        if gradient is None:
+            gradient = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+            parameter.grad = gradient
+        tensors.append(gradient)
+    return tensors

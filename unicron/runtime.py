@@ -154,6 +154,7 @@ class Runtime:
         micro_batch: int | None = None,
         loss: float | None = None,
         duration_s: float | None = None,
+        buckets: int | None = None,
     ) -> None:
         """Tell where this rank is; ``step`` counts from 1."""
         if self._connection is not None:
@@ -165,8 +166,9 @@ class Runtime:
                 micro_batch=micro_batch,
                 loss=loss,
                 duration_s=duration_s,
+                buckets=buckets,
             )
-            self._connection.send(message, may_drop=phase == "compute")
+            self._connection.send(message, may_drop=phase == "compute" or buckets is not None)
 
     def configure(self, step: int, *, drained: bool = False) -> Configure | None:
         """Block until there is a generation to join, and join it.

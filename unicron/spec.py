@@ -41,6 +41,8 @@ class Spec:
     pipeline: int
     seed: int
     dropout: float
+    exact: bool
+    """Whether the result is the same to the last bit, whatever fails and however many replicas there are."""
     script: str
     """A user's Python file to run in place of the built-in trainer; empty: none."""
 
@@ -86,6 +88,7 @@ def parse(data: Mapping[str, Any]) -> Spec:
             pipeline=sizes["pipeline"],
             seed=int(data.get("seed", 1234)),
             dropout=float(data.get("dropout", 0.0)),
+            exact=bool(data.get("exact", False)),
             script=str(data.get("script") or ""),
         )
     except (KeyError, TypeError, ValueError) as err:

@@ -32,7 +32,7 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
     """
     import torch
 
-    from unicron import generation, loop, model, runtime, spec
+    from unicron import clipping, generation, loop, model, runtime, spec
     from unicron.data import Samples
 
     task = spec.load(spec_path)
@@ -59,26 +59,31 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
         initialise=lambda built: model.initialise(task, built),
         checkpoint_every=task.checkpoint_every,
         checkpoint_directory=task.checkpoint_directory,
+        exact=task.exact,
     )
 
     def compute(step: loop.Step, ks: list[int]) -> None:
-        ids = [samples.ids(step.number, k) for k in ks]
-        batches = [(k, samples.batch(i)) for k, i in zip(ks, ids, strict=True)]
-        losses = model.forward_backward(task, run.model, dropout, step.number, batches)
-        step.commit_all(ks, losses, ids)
+        ids = {k: samples.ids(step.number, k) for k in ks}
+        batches = [(k, samples.batch(ids[k])) for k in ks]
+
+        def done(k: int, loss: float | None) -> None:
+            step.commit(k, loss, ids[k])
+
+        model.forward_backward(task, run.model, dropout, step.number, batches, done)
 
     for step in run.steps():
         with step:
             if run.configure.pipeline > 1:
                 # A pipeline is full only with all micro-batches in one schedule.
-                run.replica.clear_gradients()
-                if step.remaining():
-                    compute(step, step.remaining())
+                ks = step.all_micro_batches()
+                if ks:
+                    compute(step, ks)
             else:
                 for k in step.micro_batches():
                     compute(step, [k])
             step.reduce()
-            model.reduce_tied_embeddings(run.model)
+            if task.exact and task.clip > 0.0:
+                clipping.clip(run.model, task.clip, run.runtime.wait)
             run.optimizer.step()
 
 

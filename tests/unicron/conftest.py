@@ -37,7 +37,7 @@ def megatron() -> None:
 def spec_file(tmp_path: Path, text: Path) -> SpecFile:
     """Writes a specification: a tiny model, 12 micro-batches a step; fields can be replaced."""
 
-    def write(**fields: Any) -> Path:
+    def write(*, exact: bool = True, **fields: Any) -> Path:
         spec = {
             "name": "a",
             "model": {"layers": 2, "hidden": 32, "heads": 2, "sequence_length": 32},
@@ -45,6 +45,7 @@ def spec_file(tmp_path: Path, text: Path) -> SpecFile:
             "steps": 6,
             "data": str(text),
             "checkpoint": {"every": 0},
+            "exact": exact,
         }
         path = tmp_path / "spec.json"
         path.write_text(json.dumps(spec | fields))

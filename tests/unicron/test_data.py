@@ -79,7 +79,8 @@ def test_a_loss_that_is_no_number_is_refused_before_it_counts() -> None:
     model = torch.nn.Linear(2, 1)
     replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1))
     replica.hold(0, EMPTY_DIGEST)
-    partial = replica.begin(1, [0, 1])
+    replica.begin(1, [0, 1], 1)
     with pytest.raises(NonFiniteValue, match="micro-batch 1 of step 1"):
         replica.commit({1: float("nan")}, {1: [5]})
-    assert not partial.samples
+    assert replica.partial is not None
+    assert not replica.partial.samples

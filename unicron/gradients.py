@@ -1,0 +1,429 @@
+"""Accumulating the gradients of one step, and reducing them bucket by bucket, out of place.
+
+The gradients of a model are, in the order of its parameters, one sequence of numbers, cut into buckets of a fixed
+number of bytes: a layout that depends on the model's shard alone, so that it is the same in every generation. A bucket
+is reduced in a copy: a broken collective leaves what was accumulated as it was, and what was reduced before stays.
+
+    InPlace     the buffers that backward passes add to are the sum: no memory and no time of its own. A half-done
+                backward pass spoils it, so it is for data parallelism alone, where no collective can break inside one.
+    Apart       a float32 sum beside the buffers, to which finished micro-batches are added
+    FixedPoint  the same, in integers: additions are exact, so the order and the number of ranks do not matter
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unicron.errors import NonFiniteValue
+
+BUCKET_VARIABLE = "UNICRON_BUCKET_BYTES"
+"""Environment variable: bytes of a bucket, the same for all ranks of a task."""
+
+BUCKET_BYTES = 32 << 20
+"""Large enough that the latency of a collective (below 1 ms) is nothing beside its transfer; small enough that a fault
+redoes little."""
+
+GRIDS = (2.0**-24, 2.0**-64)
+"""A number is held as two float64 integers: multiples of 2**-24 and, of the rest (at most 2**-25), of 2**-64.
+
+float64 adds integers up to 2**53 exactly. A float32 (24 significant bits) of 2**-41 and larger is held exactly, a
+smaller one to within 2**-65."""
+
+RANGE = 2.0**27
+"""Limit of the sum of absolute values. 2**29 would fit the first part; ``add_exactly`` splits numbers below 2**27."""
+
+MAX_PARTS = 1 << 14
+"""How many numbers can be added up: the second part holds up to 2**39 for each, of 2**53."""
+
+CHUNK = 1 << 16
+"""Elements that are split at a time: temporaries of 0.5 MB stay in a core's cache."""
+
+Slice = tuple[int, int, int]
+"""(tensor, first element, end)."""
+
+Exchange = Callable[[torch.Tensor], None]
+"""Sums a tensor, in place, over the ranks that share a parameter."""
+
+
+def layout(sizes: Sequence[int], elements: int) -> list[list[Slice]]:
+    """Return the buckets of ``elements`` elements (the last may have fewer) over tensors of some sizes, in order."""
+    buckets: list[list[Slice]] = []
+    room = 0
+    for tensor, size in enumerate(sizes):
+        start = 0
+        while start < size:
+            if room == 0:
+                buckets.append([])
+                room = elements
+            end = min(size, start + room)
+            buckets[-1].append((tensor, start, end))
+            room -= end - start
+            start = end
+    return buckets
+
+
+def bucket_bytes() -> int:
+    """Return the size of a bucket: the environment's, or ``BUCKET_BYTES``."""
+    return int(os.environ.get(BUCKET_VARIABLE, BUCKET_BYTES))
+
+
+class Accumulator:
+    """The sum of the finished micro-batches' gradients, and of reduced buckets the total.
+
+    ``tensors`` are what backward passes add to: one for each parameter, in an order that is the same on all ranks that
+    hold the shard.
+    """
+
+    bytes_per_element: int
+    """What a bucket holds, and a reduction sends, for each gradient."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Lay the buckets out."""
+        self.tensors = list(tensors)
+        self.layout = layout([t.numel() for t in tensors], max(1, bucket_bytes() // self.bytes_per_element))
+        self.pieces = [[tensors[i].view(-1)[a:b] for i, a, b in bucket] for bucket in self.layout]
+
+    @property
+    def buckets(self) -> int:
+        """How many buckets there are."""
+        return len(self.layout)
+
+    def clear(self) -> None:
+        """Set everything to zero: a new step."""
+        self.clear_from(0)
+
+    def clear_from(self, bucket: int) -> None:
+        """Set the sums of ``bucket`` and those after it to zero, and the buffers."""
+        raise NotImplementedError
+
+    def rewind(self) -> bool:
+        """Drop what backward passes have added since the last ``add``; return False if that cannot be told apart."""
+        raise NotImplementedError
+
+    def add(self, first: int) -> None:
+        """Add what backward passes have left in the buffers to the sums of buckets from ``first`` on.
+
+        Raises:
+            NonFiniteValue: a value is not finite, or too large to be held.
+        """
+        raise NotImplementedError
+
+    def drop(self) -> None:
+        """Zero the buffers: the micro-batch just computed is already counted by another rank."""
+        raise NotImplementedError
+
+    def check_finite(self, first: int) -> None:
+        """Look at the sums of buckets from ``first`` on.
+
+        Raises:
+            NonFiniteValue: one is not finite.
+        """
+        raise NotImplementedError
+
+    def load(self, bucket: int) -> torch.Tensor:
+        """Return a copy of a bucket's sum (or total), to be reduced."""
+        raise NotImplementedError
+
+    def store(self, bucket: int, total: torch.Tensor) -> None:
+        """Replace a bucket's sum by the total over all ranks."""
+        raise NotImplementedError
+
+    def keep(self, buckets: int) -> None:
+        """Keep the first ``buckets`` totals over the computing that follows."""
+
+    def finish(self, exchange: Exchange | None = None) -> None:
+        """Put the totals into the buffers, for the optimizer.
+
+        Args:
+            exchange: sums the gradients of a parameter that other pipeline stages hold too; None where there is none.
+        """
+        raise NotImplementedError
+
+
+class InPlace(Accumulator):
+    """The buffers are the sums; totals are set aside only while an interrupted step is completed."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Reduce in the buffers' type, at least in float32."""
+        self._dtype = torch.float32
+        for tensor in tensors:
+            self._dtype = torch.promote_types(self._dtype, tensor.dtype)
+        self.bytes_per_element = self._dtype.itemsize
+        super().__init__(tensors)
+        self._aside: list[torch.Tensor] = []
+
+    def clear(self) -> None:
+        """Set everything to zero."""
+        self._aside = []
+        super().clear()
+
+    def clear_from(self, bucket: int) -> None:
+        """Set later sums to zero; what was set aside before stays."""
+        for pieces in self.pieces[bucket:]:
+            for piece in pieces:
+                piece.zero_()
+
+    def rewind(self) -> bool:
+        """Return False: a half-done backward pass has changed the sum."""
+        return False
+
+    def add(self, first: int) -> None:
+        """Do nothing: the backward pass has added."""
+
+    def check_finite(self, first: int) -> None:
+        """Look at the sums of buckets from ``first`` on."""
+        _check_finite(piece for pieces in self.pieces[first:] for piece in pieces)
+
+    def load(self, bucket: int) -> torch.Tensor:
+        """Return a copy of a bucket."""
+        if bucket < len(self._aside):
+            return self._aside[bucket].clone()
+        return torch.cat([piece.to(self._dtype) for piece in self.pieces[bucket]])
+
+    def store(self, bucket: int, total: torch.Tensor) -> None:
+        """Write a total into the buffers."""
+        start = 0
+        for piece in self.pieces[bucket]:
+            piece.copy_(total[start : start + piece.numel()])
+            start += piece.numel()
+
+    def keep(self, buckets: int) -> None:
+        """Set totals aside: backward passes add to all buckets."""
+        self._aside = [self.load(bucket) for bucket in range(buckets)]
+
+    def finish(self, exchange: Exchange | None = None) -> None:
+        """Put back what was set aside."""
+        assert exchange is None
+        for bucket, total in enumerate(self._aside):
+            self.store(bucket, total)
+
+
+class Apart(Accumulator):
+    """Sums in float32 beside the buffers."""
+
+    bytes_per_element = 4
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        *,
+        shared: int | None = None,
+        leaves: Sequence[tuple[int, torch.Tensor]] = (),
+    ) -> None:
+        """Allocate the sums.
+
+        Args:
+            tensors: what backward passes add to.
+            shared: the tensor whose parameter another pipeline stage holds too.
+            leaves: further tensors that backward passes add to, with the number of the tensor they belong to.
+        """
+        super().__init__(tensors)
+        self._sources = [self._locate(tensors[i], i) for i in range(len(tensors))]
+        self._sources += [self._locate(leaf, i) for i, leaf in leaves]
+        self._leaves = [leaf for _, leaf in leaves]
+        self._shared = shared
+        device = tensors[0].device
+        self._sums = [self._zeros(sum(p.numel() for p in pieces), device) for pieces in self.pieces]
+        by_bucket: list[list[tuple[int, torch.Tensor]]] = [[] for _ in self.layout]
+        for located in self._sources:
+            for bucket, offset, piece in located:
+                by_bucket[bucket].append((offset, piece))
+        self._added = by_bucket
+
+    def _locate(self, source: torch.Tensor, tensor: int) -> list[tuple[int, int, torch.Tensor]]:
+        """Return (bucket, offset in it, piece of ``source``) of the places that belong to a tensor."""
+        found = []
+        for number, bucket in enumerate(self.layout):
+            offset = 0
+            for i, start, end in bucket:
+                if i == tensor:
+                    found.append((number, offset, source.view(-1)[start:end]))
+                offset += end - start
+        return found
+
+    def _zeros(self, elements: int, device: torch.device) -> torch.Tensor:
+        return torch.zeros(elements, dtype=torch.float32, device=device)
+
+    def clear_from(self, bucket: int) -> None:
+        """Set later sums, and the buffers, to zero."""
+        for total in self._sums[bucket:]:
+            total.zero_()
+        self.drop()
+
+    def rewind(self) -> bool:
+        """Zero the buffers: the sums hold finished micro-batches only."""
+        self.drop()
+        return True
+
+    def drop(self) -> None:
+        """Zero the buffers."""
+        for tensor in [*self.tensors, *self._leaves]:
+            tensor.zero_()
+
+    def add(self, first: int) -> None:
+        """Add the buffers to the sums, and zero them."""
+        for total, sources in zip(self._sums[first:], self._added[first:], strict=True):
+            for offset, piece in sources:
+                total[offset : offset + piece.numel()].add_(piece)
+        self.drop()
+
+    def check_finite(self, first: int) -> None:
+        """Look at the sums of buckets from ``first`` on."""
+        _check_finite(self._sums[first:])
+
+    def load(self, bucket: int) -> torch.Tensor:
+        """Return a copy of a bucket."""
+        return self._sums[bucket].clone()
+
+    def store(self, bucket: int, total: torch.Tensor) -> None:
+        """Replace a bucket."""
+        self._sums[bucket].copy_(total)
+
+    def finish(self, exchange: Exchange | None = None) -> None:
+        """Put the totals into the buffers; they stay as they are, so this can be repeated."""
+        for total, pieces in zip(self._sums, self.pieces, strict=True):
+            start = 0
+            for piece in pieces:
+                piece.copy_(self._value(total[..., start : start + piece.numel()]))
+                start += piece.numel()
+        if exchange is not None and self._shared is not None:
+            places = self._sources[self._shared]
+            both = torch.cat([self._sums[b][..., o : o + piece.numel()] for b, o, piece in places], dim=-1)
+            exchange(both)
+            self.tensors[self._shared].view(-1).copy_(self._value(both))
+
+    def _value(self, total: torch.Tensor) -> torch.Tensor:
+        return total
+
+
+class FixedPoint(Apart):
+    """Sums of integers: the same bits whatever the order and the number of ranks.
+
+    Each number is rounded once, when its micro-batch is added, and the total once, when it becomes a float32 again.
+    """
+
+    bytes_per_element = 16
+
+    def __init__(self, tensors: Sequence[torch.Tensor], *, micro_batches: int, **options: Any) -> None:
+        """Allocate the sums.
+
+        Args:
+            tensors: what backward passes add to.
+            micro_batches: how many are added up.
+            options: those of ``Apart``.
+
+        Raises:
+            ValueError: more micro-batches than can be added exactly.
+        """
+        super().__init__(tensors, **options)
+        parts = 2 * micro_batches  # a parameter that is used twice has two gradients
+        if parts > MAX_PARTS:
+            raise ValueError(f"exact mode adds up to {MAX_PARTS // 2} micro-batches, not {micro_batches}")
+        self.limit = RANGE / parts
+        """Largest absolute value of one gradient of one micro-batch (scaled by 1/M, as all are)."""
+
+    def _zeros(self, elements: int, device: torch.device) -> torch.Tensor:
+        return torch.zeros(len(GRIDS), elements, dtype=torch.float64, device=device)
+
+    def add(self, first: int) -> None:
+        """Add the buffers to the sums, and zero them."""
+        largest = torch.stack([tensor.abs().max() for tensor in [*self.tensors, *self._leaves]]).max()
+        if not float(largest) <= self.limit:  # not a number, too
+            raise NonFiniteValue(f"gradient {float(largest)}; exact mode holds values up to {self.limit:g}")
+        for total, sources in zip(self._sums[first:], self._added[first:], strict=True):
+            for offset, piece in sources:
+                add_exactly(total[:, offset : offset + piece.numel()], piece)
+        self.drop()
+
+    def check_finite(self, first: int) -> None:
+        """Do nothing: what is not finite cannot be added."""
+
+    def _value(self, total: torch.Tensor) -> torch.Tensor:
+        return value(total)
+
+
+def _check_finite(tensors: Iterable[torch.Tensor]) -> None:
+    for tensor in tensors:
+        # The sum is cheap, but may overflow where no element does.
+        if not math.isfinite(tensor.sum()) and not bool(torch.isfinite(tensor).all()):
+            raise NonFiniteValue("gradient")
+
+
+def add_exactly(total: torch.Tensor, values: torch.Tensor) -> None:
+    """Add numbers (absolute values below 2**27) to their sums, [parts, n], in place.
+
+    A number is split by rounding it to a multiple of the grid: added to 1.5 * 2**52 of them, where neighbouring float64
+    are one grid apart, and that subtracted again (the pre-rounding of Demmel and Nguyen's reproducible sums). What
+    remains is exact, and so are the additions.
+    """
+    for start in range(0, values.numel(), CHUNK):
+        rest = values[start : start + CHUNK].to(torch.float64, copy=True)
+        for part, grid in zip(total[:, start : start + CHUNK], GRIDS, strict=True):
+            shift = 1.5 * 2.0**52 * grid
+            whole = (rest + shift).sub_(shift)
+            part.add_(whole)
+            rest.sub_(whole)
+
+
+def value(total: torch.Tensor) -> torch.Tensor:
+    """Return the numbers, in float64, that sums of parts stand for."""
+    return total[0] + total[1]
+
+
+Wait = Callable[[Any], None]
+"""Waits for a collective (torch's Work) and raises what it raised."""
+
+IN_FLIGHT = 3
+"""Reductions under way at once: the transfer of one covers the copies of the next and of the one before."""
+
+
+def reduce(
+    sums: Accumulator,
+    first: int,
+    group: Any,
+    wait: Wait,
+    *,
+    before: Callable[[int], None],
+    done: Callable[[int], None],
+    in_flight: int = IN_FLIGHT,
+) -> None:
+    """Replace the sums of buckets from ``first`` on by their totals over ``group``, in order.
+
+    Args:
+        sums: what is reduced.
+        first: the first bucket that is not yet reduced.
+        group: the ranks that hold the same shard.
+        wait: waits for a collective.
+        before: called before a bucket is sent.
+        done: called with the number of buckets that are reduced, whenever one more is.
+        in_flight: how many are sent before the first of them is waited for.
+
+    Raises:
+        RuntimeError: a collective broke; what ``done`` was told of is kept.
+    """
+    sent: deque[tuple[int, torch.Tensor, Any]] = deque()
+
+    def complete() -> None:
+        bucket, total, work = sent.popleft()
+        wait(work)
+        sums.store(bucket, total)
+        done(bucket + 1)
+
+    for bucket in range(first, sums.buckets):
+        before(bucket)
+        if group.size() == 1:
+            done(bucket + 1)  # the sum is the total
+            continue
+        total = sums.load(bucket)
+        sent.append((bucket, total, dist.all_reduce(total, group=group, async_op=True)))
+        if len(sent) == in_flight:
+            complete()
+    while sent:
+        complete()
