@@ -1,10 +1,20 @@
 """Deterministic faults, for tests and the demo: ``UNICRON_FAIL_AT=rank:step:at:kind[:always]``.
 
-``at`` counts the rank's own micro-batches of that step from 0 (the fault comes before it), or is ``reduce`` (all
-computed, gradients not yet reduced) or ``update`` (reduced, not yet applied). ``kind``: ``exception``, ``kill``
-(SIGKILL) or ``hang`` (SIGSTOP). ``rank`` is the one the process has in its first generation, whatever it becomes. A
-fault happens once in a process, and only in a process that started the task: one that replaces a failed process does
-not repeat it unless ``always`` is appended.
+``at``, where n counts the micro-batches of that step that the rank has finished, from 0:
+
+    n              before the next micro-batch (of a pipeline: before its backward pass)
+    n.forward      inside its forward pass
+    n.backward     inside its backward pass: some gradients are added, some are not
+    reduce         all are computed, gradients not yet reduced
+    reduce:b       b buckets of gradients are reduced, and no more on any rank
+    update         all are reduced, the update is not yet applied
+    apply          inside the optimizer's step: a parameter is changed, the others are not
+    checkpoint     as the checkpoint of that step begins
+
+``kind``: ``exception``, ``communication`` (as if a collective broke: the process goes on), ``kill`` (SIGKILL) or
+``hang`` (SIGSTOP). ``rank`` is the one the process has in its first generation, whatever it becomes. A fault happens once in a
+process, and only in a process that started the task: one that replaces a failed process does not repeat it unless
+``always`` is appended.
 """
 
 from __future__ import annotations
@@ -12,13 +22,16 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import dataclass
+from typing import Any
+
+from unicron.errors import CommunicationFailed
 
 VARIABLE = "UNICRON_FAIL_AT"
 
 SIGNALS_VARIABLE = "UNICRON_FAULT_SIGNALS"
 """Set to 1, a process that gets SIGUSR1 raises ``InjectedFault`` at the next place in a step that can fail."""
 
-KINDS = ("exception", "kill", "hang")
+KINDS = ("exception", "communication", "kill", "hang")
 
 
 class InjectedFault(RuntimeError):
@@ -46,14 +59,16 @@ class Fault:
         if not text:
             return None
         parts = text.split(":")
-        if len(parts) not in (4, 5) or parts[3] not in KINDS or (len(parts) == 5 and parts[4] != "always"):
+        always = parts[-1] == "always"
+        parts = parts[: len(parts) - always]
+        if len(parts) < 4 or parts[-1] not in KINDS:
             raise ValueError(f"{VARIABLE}={text}: rank:step:at:kind[:always] is needed, kind one of {', '.join(KINDS)}")
         return cls(
             rank=None if parts[0] == "*" else int(parts[0]),
             step=int(parts[1]),
-            at=parts[2],
-            kind=parts[3],
-            always=len(parts) == 5,
+            at=":".join(parts[2:-1]),
+            kind=parts[-1],
+            always=always,
         )
 
     def reached(self, step: int, at: str) -> None:
@@ -61,13 +76,48 @@ class Fault:
 
         Raises:
             InjectedFault: for kind ``exception``.
+            CommunicationFailed: for kind ``communication``.
         """
         if (self.step, self.at) != (step, at):
             return
         self.step = -1  # once
         if self.kind == "exception":
             raise InjectedFault(f"injected at step {step}, {at}")
+        if self.kind == "communication":
+            raise CommunicationFailed(f"injected at step {step}, {at}")
         os.kill(os.getpid(), signal.SIGKILL if self.kind == "kill" else signal.SIGSTOP)
+
+    def lay(self, step: int, finished: int, model: Any) -> None:
+        """Lay the fault into the passes of the next micro-batch if it belongs there."""
+        forward, backward = f"{finished}.forward", f"{finished}.backward"
+        if self.step != step or self.at not in (forward, backward):
+            return
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        modules = [module for module in model.modules() if not list(module.children()) and list(module.parameters())]
+        if self.at == forward:
+            hook = modules[len(modules) // 2].register_forward_pre_hook(lambda *_: self._sprung(hook, step, forward))
+        else:
+            hook = parameters[len(parameters) // 2].register_hook(lambda _: self._sprung(hook, step, backward))
+
+    def lay_in_update(self, step: int, optimizer: Any) -> None:
+        """Lay the fault into the optimizer's step if it belongs there.
+
+        Args:
+            step: the step that is to be applied.
+            optimizer: torch's.
+        """
+        if (self.step, self.at) != (step, "apply"):
+            return
+
+        def spring(*_: Any) -> None:
+            optimizer.param_groups[0]["params"][0].data.add_(1.0)
+            self._sprung(hook, step, "apply")
+
+        hook = optimizer.register_step_pre_hook(spring)
+
+    def _sprung(self, hook: Any, step: int, at: str) -> None:
+        hook.remove()
+        self.reached(step, at)
 
 
 class SignalledFault:

@@ -30,7 +30,7 @@ from unicron.errors import Interrupted, SampleAccountingError
 from unicron.faults import Fault, SignalledFault
 from unicron.gradients import IN_FLIGHT
 from unicron.protocol import Checkpointed, Configure, Finished, Resumed, Stopped
-from unicron.replica import Replica
+from unicron.replica import Replica, torch_optimizer
 from unicron.runtime import DRAIN, STOP, Runtime
 
 Build = Callable[[int, int], tuple[Any, Any]]
@@ -52,6 +52,8 @@ class Step:
         self.loss = float("nan")
         """Mean loss over the global batch, once reduced."""
         self._reduced = False
+        self._scheduled = False
+        """Whether the micro-batches are computed in one schedule."""
         self._computing = True
         """Whether the loop is at work, rather than this library: an error then leaves a micro-batch half done."""
         self._began = time.monotonic()
@@ -75,6 +77,7 @@ class Step:
         remaining = self.remaining()
         if remaining:
             self._enter_micro_batch()
+            self._scheduled = True
         return remaining
 
     def _enter_micro_batch(self) -> None:
@@ -83,6 +86,7 @@ class Step:
         self._computing = False
         self._run.runtime.check()
         self._run.fault(self.number, str(len(partial.samples)))
+        self._run.lay_fault(self.number, len(partial.samples))
         self._computing = True
 
     def commit(self, micro_batch: int, loss: float | None, ids: list[int]) -> None:
@@ -104,6 +108,11 @@ class Step:
         self._run.replica.commit(dict(zip(micro_batches, losses)), dict(zip(micro_batches, ids)))  # noqa: B905
         for k in micro_batches:
             self._run.runtime.progress(self.number, "compute", micro_batch=k)
+        if self._scheduled and self.remaining():
+            partial = self._run.replica.partial
+            assert partial is not None
+            self._run.fault(self.number, str(len(partial.samples)))
+            self._run.lay_fault(self.number, len(partial.samples))
 
     def reduce(self) -> None:
         """Replace the gradients by those of the global batch, and agree on loss, samples and what comes next.
@@ -132,6 +141,7 @@ class Step:
         self._reduced = True
         self.computed_s = time.monotonic() - self._began
         run.fault(number, "update")
+        run.lay_fault_in_update(number)
         run.runtime.progress(number, "update")
         self._computing = True
 
@@ -228,6 +238,16 @@ class Run:
         self._signalled_fault.reached(step, at)
         if self._fault is not None:
             self._fault.reached(step, at)
+
+    def lay_fault(self, step: int, finished: int) -> None:
+        """Let an injected fault happen inside the next micro-batch."""
+        if self._fault is not None:
+            self._fault.lay(step, finished, self.model)
+
+    def lay_fault_in_update(self, step: int) -> None:
+        """Let an injected fault happen inside the optimizer's step."""
+        if self._fault is not None:
+            self._fault.lay_in_update(step, torch_optimizer(self.optimizer))
 
     def fails_between_buckets(self, step: int) -> bool:
         """Return whether an injected fault will come in the midst of this step's reduction."""
@@ -328,6 +348,7 @@ class Run:
     def _checkpoint(self) -> None:
         self.runtime.progress(self.replica.applied, "checkpoint")
         path = self._checkpoint_path()
+        self.fault(self.replica.applied, "checkpoint")
         checkpoint.save(self.replica, path)
         if self.configure.rank == 0:
             generation_ = self.configure.generation

@@ -1,0 +1,162 @@
+"""A step goes on where the fault struck: what is computed is kept, what is reduced is kept, nothing counts twice."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unicron.conftest import SpecFile, largest_difference
+from tests.unicron.harness import Agent, agent
+from unicron.protocol import Checkpointed, Finished, Progress, Resumed
+
+pytestmark = pytest.mark.timeout(180)
+
+WORKERS = ["w0", "w1", "w2"]
+SMALL_BUCKETS = {"UNICRON_BUCKET_BYTES": str(64 << 10)}
+
+ROUNDING = 1e-6
+"""Of parameters of at most 1, after a few steps of SGD. (Adam would divide the rounding of gradients that are zero but
+for rounding, those of the keys' biases, by itself.)"""
+
+MODES = [
+    pytest.param({"exact": True}, id="exact"),
+    pytest.param({"optimizer": {"name": "sgd", "lr": 0.1}}, id="default"),
+]
+
+
+def specified(spec_file: SpecFile, mode: dict[str, Any], **fields: Any) -> Path:
+    return spec_file(**({"exact": False} | mode | fields))
+
+
+async def begin(a: Agent, spec: Path, fail_at: str, env: dict[str, str] | None = None) -> None:
+    env = {"UNICRON_FAIL_AT": fail_at, **(env or {})}
+    await asyncio.gather(*(a.fork(worker, spec, env) for worker in WORKERS))
+    await a.configure(dict.fromkeys(WORKERS, "initial"))
+
+
+async def lose(a: Agent, worker: str = "w1") -> None:
+    """Hold the others of a rank that is lost."""
+    await a.until(lambda: worker in a.exits)
+    await a.hold([w for w in a.members if w != worker])
+
+
+async def check_result(a: Agent, spec: Path, finished: Finished, *, exact: bool) -> None:
+    """Compare with a failure-free run of the same specification in one process."""
+    a.messages.clear()
+    await a.fork("reference", spec)
+    await a.configure({"reference": "initial"})
+    reference = await a.finished(1)
+    assert (finished.step, finished.samples_sha256) == (reference.step, reference.samples_sha256)
+    assert finished.loss == pytest.approx(reference.loss, rel=0.0 if exact else 1e-6, abs=0.0)
+    difference = largest_difference(finished.parameters_path, reference.parameters_path)
+    assert difference == 0.0 if exact else difference <= ROUNDING
+
+
+def computed(resumed: list[Resumed]) -> int:
+    return sum(r.computed for r in resumed)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("newcomer", [False, True], ids=["survivors", "with a newcomer"])
+async def test_buckets_that_are_reduced_are_kept(
+    tmp_path: Path, spec_file: SpecFile, mode: dict[str, Any], newcomer: bool
+) -> None:
+    spec = specified(spec_file, mode, steps=4)
+    async with agent(tmp_path / "run") as a:
+        await begin(a, spec, "1:2:reduce:2:hang", SMALL_BUCKETS)
+
+        def reduced(worker: str) -> list[int]:
+            return [m.buckets for m in a.of(Progress, worker) if m.step == 2 and m.buckets is not None]
+
+        await a.until(lambda: all(2 in reduced(worker) for worker in WORKERS if worker != "w1"))
+        if newcomer:
+            await a.fork("w3", spec, SMALL_BUCKETS)
+        assert reduced("w0") == reduced("w2") == [1, 2]
+        await a.hold(["w0", "w2"])
+        a.kill("w1")
+        members = {"w0": "live", "w2": "live"} | ({"w3": "take"} if newcomer else {})
+        resumed = await a.resumed(await a.configure(members, stage="interrupted"))
+        assert {(r.step, r.buckets_kept) for r in resumed} == {(2, 2)}
+        assert resumed[0].buckets > 3
+        assert computed(resumed) == 4  # the lost rank's, and no others
+        if newcomer:
+            assert sorted(r.computed for r in resumed) == [1, 1, 2]
+        finished = await a.finished(len(members))
+        await check_result(a, spec, finished, exact="exact" in mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_nothing_is_recomputed_when_all_is_reduced(
+    tmp_path: Path, spec_file: SpecFile, mode: dict[str, Any]
+) -> None:
+    spec = specified(spec_file, mode, steps=3)
+    async with agent(tmp_path / "run") as a:
+        await begin(a, spec, "*:2:update:communication", SMALL_BUCKETS)
+        await a.until(lambda: len(a.errors()) == 3)
+        await a.hold(WORKERS)
+        resumed = await a.resumed(await a.configure(dict.fromkeys(WORKERS, "live"), stage="interrupted"))
+        assert {(r.step, r.source, r.computed) for r in resumed} == {(2, "own", 0)}
+        assert {r.buckets_kept for r in resumed} == {resumed[0].buckets}
+        finished = await a.finished(3)
+        await check_result(a, spec, finished, exact="exact" in mode)
+
+
+@pytest.mark.parametrize("at", ["1.forward", "1.backward"])
+async def test_a_rank_is_lost_inside_a_micro_batch(tmp_path: Path, spec_file: SpecFile, at: str) -> None:
+    mode = MODES[at == "1.forward"].values[0]
+    assert isinstance(mode, dict)
+    spec = specified(spec_file, mode, steps=3)
+    async with agent(tmp_path / "run") as a:
+        await begin(a, spec, f"1:2:{at}:kill")
+        # The others have computed all of theirs.
+        await a.until(lambda: {m.rank for m in a.of(Progress) if m.step == 2 and m.phase == "reduce"} == {0, 2})
+        await lose(a)
+        resumed = await a.resumed(await a.configure({"w0": "live", "w2": "live"}, stage="interrupted"))
+        assert (resumed[0].step, computed(resumed)) == (2, 4)
+        finished = await a.finished(2)
+        await check_result(a, spec, finished, exact="exact" in mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_half_done_micro_batch_is_discarded(tmp_path: Path, spec_file: SpecFile, mode: dict[str, Any]) -> None:
+    """The rank that failed goes on: sums that are held apart keep what was finished, those in place are spoilt."""
+    spec = specified(spec_file, mode, steps=3)
+    async with agent(tmp_path / "run") as a:
+        await begin(a, spec, "1:2:2.backward:communication")
+        await a.until(lambda: {m.rank for m in a.of(Progress) if m.step == 2 and m.phase == "reduce"} == {0, 2})
+        await a.until(a.errors)
+        await a.hold(WORKERS)
+        resumed = await a.resumed(await a.configure(dict.fromkeys(WORKERS, "live"), stage="interrupted"))
+        assert {(r.step, r.source) for r in resumed} == {(2, "own")}
+        assert computed(resumed) == (2 if "exact" in mode else 4)
+        finished = await a.finished(3)
+        await check_result(a, spec, finished, exact="exact" in mode)
+
+
+async def test_a_half_applied_update_is_no_state(tmp_path: Path, spec_file: SpecFile) -> None:
+    spec = spec_file(steps=4)
+    async with agent(tmp_path / "run") as a:
+        await begin(a, spec, "1:2:apply:communication")
+        await a.until(a.errors)
+        await a.hold(WORKERS)
+        resumed = await a.resumed(await a.configure(dict.fromkeys(WORKERS, "live"), stage="interrupted"))
+        assert sorted(r.source for r in resumed) == ["live", "own", "own"]
+        assert a.of(Resumed, "w1", 2)[0].source == "live"
+        finished = await a.finished(3)
+        await check_result(a, spec, finished, exact=True)
+
+
+async def test_a_rank_is_lost_during_a_checkpoint(tmp_path: Path, spec_file: SpecFile) -> None:
+    spec = spec_file(steps=5, checkpoint={"every": 2})
+    async with agent(tmp_path / "run") as a:
+        await begin(a, spec, "1:2:checkpoint:kill")
+        await lose(a)
+        assert not a.of(Checkpointed)
+        resumed = await a.resumed(await a.configure({"w0": "live", "w2": "live"}, stage="interrupted"))
+        assert {(r.step, r.source, r.computed) for r in resumed} == {(3, "own", 0)}
+        finished = await a.finished(2)
+        assert [m.step for m in a.of(Checkpointed)] == [4]
+        await check_result(a, spec, finished, exact=True)
