@@ -6,6 +6,7 @@ buckets that are already reduced, and, once agreed, the account of losses and sa
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from unicron import gradients, model
 from unicron.agreement import ASSIGNED, DONE, FREE, Shard
 from unicron.errors import NonFiniteValue, UnicronError
 from unicron.gradients import Accumulator, Wait
+from unicron.pieces import Part, parts
 
 EMPTY_DIGEST = bytes(32)
 """The sample digest before the first update."""
@@ -96,6 +98,8 @@ class Replica:
         self.applied = -1
         """Updates applied to the state held; -1: none is held."""
         self.digest = EMPTY_DIGEST
+        self.ahead = False
+        """Whether a distributed optimizer has applied one update more to its own part, not yet gathered by all."""
         self.partial: Partial | None = None
         self.exact = exact
         self.sums = _accumulator(model, micro_batches, exact=exact, parallel=parallel)
@@ -106,6 +110,11 @@ class Replica:
             updating[0] = True
 
         torch_optimizer(optimizer).register_step_pre_hook(note)
+
+    @functools.cached_property
+    def parts(self) -> list[Part]:
+        """The parameters and persistent buffers of this rank; see ``unicron.pieces``."""
+        return parts(self.model, self.optimizer)
 
     def hold(self, step: int, digest: bytes) -> None:
         """Declare that the parameters and optimizer are those after ``step`` updates."""
