@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from unicron.pieces import Piece, dtype_of
+from unicron.pieces import Piece, Shard, dtype_of, kinds, needed
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Offset and extent."""
@@ -164,3 +164,36 @@ def plan_moves(
             if missing:
                 return None
     return moves
+
+
+class Agreed(NamedTuple):
+    """The state that the members of a generation will hold."""
+
+    version: int
+    needed: list[list[Piece]]
+    """For each rank."""
+    moves: list[Move]
+
+
+def newest(
+    shards: Sequence[Sequence[Shard]],
+    held: Sequence[Sequence[tuple[Piece, int]]],
+    *,
+    sharded: bool,
+    nodes: Sequence[str] = (),
+) -> Agreed | None:
+    """Return the newest version of which the members together hold everything that each of them needs; None: none.
+
+    Args:
+        shards: what each rank computes with.
+        held: for each rank, pieces with their versions.
+        sharded: whether the optimizer's state is divided among data-parallel ranks.
+        nodes: each rank's node.
+    """
+    for version in sorted({at for listed in held for _, at in listed}, reverse=True):
+        found = kinds((piece for listed in held for piece, at in listed if at == version), sharded=sharded)
+        wanted = [needed(listed, found) for listed in shards]
+        moves = plan_moves(wanted, held, version, nodes)
+        if moves is not None:
+            return Agreed(version, wanted, moves)
+    return None

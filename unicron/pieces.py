@@ -12,7 +12,7 @@ megatron's sharded state dict, or a plain module's own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -55,34 +55,54 @@ class Piece(NamedTuple):
         return self.key.split("/")[1]
 
     @property
+    def kind(self) -> str:
+        """The kind of the optimizer's state; the name for a parameter."""
+        return self.key.rsplit("/", 1)[1]
+
+    @property
     def bytes(self) -> int:
         """Size of what is held."""
         return (self.stop - self.start) * dtype_of(self.dtype).itemsize
 
 
-class Part(NamedTuple):
-    """A shard of one parameter (or persistent buffer) of this rank, and what of it this rank's optimizer updates."""
+class Shard(NamedTuple):
+    """A shard of one parameter or persistent buffer that a rank computes with: what it has to hold."""
 
     name: str
     global_shape: tuple[int, ...]
     offset: tuple[int, ...]
     shape: tuple[int, ...]
+    dtype: str
     start: int
     stop: int
-    """The range of the flattened shard that the optimizer updates here; empty where it updates none of it."""
+    """The range of the flattened shard that this rank's optimizer updates."""
+    updated: bool
+    """Whether it updates any."""
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        count: int = math.prod(self.shape)
+        return count
+
+
+class Part(NamedTuple):
+    """A shard in a replica's memory."""
+
+    shard: Shard
     weights: torch.Tensor
-    """The shard's values, of shape ``shape``: a view of the model's."""
+    """The shard's values, in its shape: a view of the model's."""
     main: torch.Tensor | None
-    """What the torch optimizer's state is kept for: this range (its ``main_offset`` on), possibly in float32."""
-    main_offset: int = 0
+    """What the torch optimizer's state is kept for: the updated range (from ``at`` on), possibly in float32."""
+    at: int
     """Where the range begins in ``main``, flattened."""
-    copied: bool = False
+    copied: bool
     """Whether ``main`` is a copy and not the weights themselves."""
-    trained: bool = True
-    """Whether the optimizer of some rank updates it."""
+    trained: bool
+    """Whether the optimizer of some rank updates the parameter."""
 
 
-Kinds = Mapping[str, Mapping[str, tuple[tuple[int, ...] | None, str]]]
+Kinds = dict[str, dict[str, tuple[tuple[int, ...] | None, str]]]
 """Parameter name -> kind of optimizer state -> shape (None: as the parameter) and dtype."""
 
 
@@ -107,44 +127,101 @@ def is_sharded(model: Any) -> bool:
     return bool(getattr(getattr(model, "ddp_config", None), "use_distributed_optimizer", False))
 
 
+# What there has to be: pure.
+
+
+def kinds(held: Iterable[Piece], *, sharded: bool) -> Kinds:
+    """Return the kinds of optimizer state that some pieces have.
+
+    Args:
+        held: of one step, of any ranks.
+        sharded: whether a parameter's state may be missing from ``held`` although it exists (its only holder is
+            lost): then every parameter is taken to have all the kinds that any has.
+    """
+    listed = list(held)
+    shapes = {piece.name: piece.global_shape for piece in listed if piece.key.startswith(f"{PARAMETER}/")}
+    found: Kinds = {name: {} for name in shapes}
+    every: dict[str, tuple[tuple[int, ...] | None, str]] = {}
+    for piece in listed:
+        if piece.key.startswith(f"{OPTIMIZER}/"):
+            # A number stays one, also where the parameter is a number itself.
+            like = piece.global_shape == shapes.get(piece.name) != ()
+            kind = (None if like else piece.global_shape, piece.dtype)
+            every[piece.kind] = found.setdefault(piece.name, {})[piece.kind] = kind
+    return dict.fromkeys(found, every) if sharded else found
+
+
+def needed(shards: Iterable[Shard], kinds_: Kinds) -> list[Piece]:
+    """Return the pieces that a rank with these shards has to hold, in a fixed order."""
+    answer = []
+    for shard in shards:
+        place = (shard.global_shape, shard.offset, shard.shape)
+        answer.append(Piece(f"{PARAMETER}/{shard.name}", *place, 0, shard.size, shard.dtype))
+        if not shard.updated:
+            continue
+        for kind, (shape, dtype) in sorted(kinds_.get(shard.name, {}).items()):
+            key = f"{OPTIMIZER}/{shard.name}/{kind}"
+            if shape is None:
+                answer.append(Piece(key, *place, shard.start, shard.stop, dtype))
+            else:
+                answer.append(_undivided(key, shape, dtype))
+    return answer
+
+
+def _undivided(key: str, shape: tuple[int, ...], dtype: str) -> Piece:
+    size: int = math.prod(shape)
+    return Piece(key, shape, (0,) * len(shape), shape, 0, size, dtype)
+
+
+# What a replica has in memory.
+
+
 def pieces(replica: Replica) -> dict[Piece, torch.Tensor]:
     """Return what makes up the state in a replica's memory, as views: writing to them changes it.
 
-    A whole piece's tensor has the shard's shape, a range's is flat. A replica whose distributed optimizer has stepped
-    but not gathered the parameters (``Replica.ahead``) holds of these only what it has updated itself.
+    A whole piece's tensor has the shard's shape, a range's is flat.
 
     Raises:
         UnicronError: the optimizer keeps a state that cannot be named in every layout.
     """
     held: dict[Piece, torch.Tensor] = {}
     for part in replica.parts:
-        stale = replica.ahead and part.trained
-        size: int = math.prod(part.shape)
-        first, last = (part.start, part.stop) if stale else (0, size)
-        _add(held, f"{PARAMETER}/{part.name}", part, part.weights, first, last)
+        shard = part.shard
+        _add(held, f"{PARAMETER}/{shard.name}", shard, part.weights, 0, shard.size)
         if part.main is None:
             continue
         for kind, value in _state(replica.optimizer, part):
-            key = f"{OPTIMIZER}/{part.name}/{kind}"
+            key = f"{OPTIMIZER}/{shard.name}/{kind}"
             if value.shape == part.main.shape and value.dim():
-                shard = value.reshape(-1)[part.main_offset :][: part.stop - part.start]
-                whole = value.shape == part.shape
-                _add(held, key, part, value if whole else shard, part.start, part.stop)
+                whole = value.shape == shard.shape
+                values = value if whole else value.reshape(-1)[part.at :][: shard.stop - shard.start]
+                _add(held, key, shard, values, shard.start, shard.stop)
             elif value.dim() == 0 or not is_megatron(replica.model):
-                shape = tuple(value.shape)
-                held[Piece(key, shape, (0,) * len(shape), shape, 0, value.numel(), _name_of(value.dtype))] = value
+                held[_undivided(key, tuple(value.shape), _name_of(value.dtype))] = value
             else:
                 raise UnicronError(f"{key}: of shape {tuple(value.shape)}, neither a number nor like its parameter")
     return held
 
 
-def _add(held: dict[Piece, torch.Tensor], key: str, part: Part, values: torch.Tensor, start: int, stop: int) -> None:
-    size: int = math.prod(part.shape)
-    if stop == start and size:
+def updated(replica: Replica) -> dict[Piece, torch.Tensor]:
+    """Return the pieces of which a distributed optimizer has applied an update that the ranks have not yet gathered.
+
+    Of the parameters that is the range that this rank's optimizer updates, and what no optimizer does.
+    """
+    held = {piece: values for piece, values in pieces(replica).items() if piece.key.startswith(f"{OPTIMIZER}/")}
+    for part in replica.parts:
+        shard = part.shard
+        first, last = (shard.start, shard.stop) if part.trained else (0, shard.size)
+        _add(held, f"{PARAMETER}/{shard.name}", shard, part.weights, first, last)
+    return held
+
+
+def _add(held: dict[Piece, torch.Tensor], key: str, shard: Shard, values: torch.Tensor, start: int, stop: int) -> None:
+    if stop == start and shard.size:
         return
-    piece = Piece(key, part.global_shape, part.offset, part.shape, start, stop, _name_of(values.dtype))
+    piece = Piece(key, shard.global_shape, shard.offset, shard.shape, start, stop, _name_of(values.dtype))
     if piece.whole:
-        held[piece] = values.view(part.shape)
+        held[piece] = values.view(shard.shape)
     else:
         held[piece] = values if values.numel() == stop - start else values.view(-1)[start:stop]
 
@@ -162,64 +239,22 @@ def _state(optimizer: Any, part: Part) -> Iterator[tuple[str, torch.Tensor]]:
                 raise UnicronError(f"the optimizer's state {kind!r} is not a tensor but {type(value).__name__}")
 
 
-def kinds(held: Iterable[Piece], *, sharded: bool) -> Kinds:
-    """Return the kinds of optimizer state that some pieces have.
-
-    Args:
-        held: of one step, of any ranks.
-        sharded: whether a parameter's state may be missing from ``held`` although it exists (its only holder is
-            lost): then every parameter is taken to have all the kinds that any has.
-    """
-    listed = list(held)
-    shapes = {piece.name: piece.global_shape for piece in listed if piece.key.startswith(f"{PARAMETER}/")}
-    found: dict[str, dict[str, tuple[tuple[int, ...] | None, str]]] = {name: {} for name in shapes}
-    every: dict[str, tuple[tuple[int, ...] | None, str]] = {}
-    for piece in listed:
-        if piece.key.startswith(f"{OPTIMIZER}/"):
-            kind = piece.key.rsplit("/", 1)[1]
-            # A number stays one, also where the parameter is a number itself.
-            like = piece.global_shape == shapes.get(piece.name) != ()
-            every[kind] = found.setdefault(piece.name, {})[kind] = (None if like else piece.global_shape, piece.dtype)
-    return dict.fromkeys(found, every) if sharded else found
-
-
-def needed(parts_: Iterable[Part], kinds_: Kinds) -> list[Piece]:
-    """Return the pieces that a rank with these parts has to hold, in a fixed order."""
-    answer = []
-    for part in parts_:
-        size = math.prod(part.shape)
-        dtype = _name_of(part.weights.dtype)
-        answer.append(Piece(f"{PARAMETER}/{part.name}", part.global_shape, part.offset, part.shape, 0, size, dtype))
-        if part.main is None:
-            continue
-        for kind, (shape, dtype) in sorted(kinds_.get(part.name, {}).items()):
-            key = f"{OPTIMIZER}/{part.name}/{kind}"
-            if shape is None:
-                answer.append(Piece(key, part.global_shape, part.offset, part.shape, part.start, part.stop, dtype))
-            else:
-                answer.append(Piece(key, shape, (0,) * len(shape), shape, 0, math.prod(shape), dtype))
-    return answer
-
-
 def allocate(replica: Replica, needed_: Iterable[Piece]) -> None:
-    """Make the optimizer's state of a replica hold exactly the kinds in ``needed_``; new values are zero."""
-    mains = {part.name: part for part in replica.parts if part.main is not None}
-    state: dict[torch.Tensor, dict[str, torch.Tensor]] = {
-        part.main: {} for part in mains.values() if part.main is not None
-    }
+    """Make the optimizer's state of a replica hold exactly the kinds in ``needed_``; values are zero."""
+    updated_ = {part.shard.name: part for part in replica.parts if part.main is not None}
+    state: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
     for piece in needed_:
-        section, kind = piece.key.split("/")[0], piece.key.rsplit("/", 1)[1]
-        if section != OPTIMIZER or kind == MAIN:
+        if not piece.key.startswith(f"{OPTIMIZER}/") or piece.kind == MAIN:
             continue
-        part = mains[piece.name]
+        part = updated_[piece.name]
         assert part.main is not None
         dtype = dtype_of(piece.dtype)
-        if piece.global_shape == part.global_shape != ():
-            state[part.main][kind] = torch.zeros_like(part.main, dtype=dtype, requires_grad=False)
+        if piece.global_shape == part.shard.global_shape != ():
+            values = torch.zeros_like(part.main, dtype=dtype, requires_grad=False)
         else:
             # Torch keeps numbers (the count of steps) on the CPU.
-            device = part.main.device if piece.shape else "cpu"
-            state[part.main][kind] = torch.zeros(piece.shape, dtype=dtype, device=device)
+            values = torch.zeros(piece.shape, dtype=dtype, device=part.main.device if piece.shape else "cpu")
+        state.setdefault(part.main, {})[piece.kind] = values
     for one in torch_optimizers(replica.optimizer):
         for group in one.param_groups:
             for main in group["params"]:
@@ -243,18 +278,17 @@ def parts(model: Any, optimizer: Any) -> list[Part]:
     mains = dict(_mains(optimizer))
     answer = []
     for name, tensor, at, (global_shape, offset, shape) in _shards(model):
-        size = math.prod(shape)
+        size: int = math.prod(shape)
         weights = tensor.data if tensor.shape == shape else tensor.data.view(-1)[at : at + size].view(shape)
-        trained = isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad
         main, first, last, copied = mains.get(tensor, (None, 0, 0, False))
         # The optimizer may update a range of the parameter, and the parameter be several shards (a gated MLP's two).
         low, high = max(first, at), min(last, at + size)
-        if main is None or (low >= high and size):
-            answer.append(Part(name, global_shape, offset, shape, 0, 0, weights, None, trained=trained))
-        else:
-            answer.append(
-                Part(name, global_shape, offset, shape, low - at, high - at, weights, main, low - first, copied)
-            )
+        if low >= high and size:
+            main, low, high = None, at, at
+        dtype = _name_of(tensor.dtype)
+        shard = Shard(name, global_shape, offset, shape, dtype, low - at, high - at, main is not None)
+        trained = isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad
+        answer.append(Part(shard, weights, main, low - first, copied, trained))
     return answer
 
 
@@ -269,8 +303,7 @@ def _mains(optimizer: Any) -> Iterator[tuple[torch.Tensor, tuple[torch.Tensor, i
             for parameter, (group, order) in ranges.items():
                 held = one._get_model_param_range_map(parameter)["param"]
                 main = one.optimizer.param_groups[group]["params"][order]
-                copied = main.dtype != parameter.dtype
-                yield parameter, (main, held.start, held.end, copied)
+                yield parameter, (main, held.start, held.end, main.dtype != parameter.dtype)
             continue
         halves = zip(getattr(one, "float16_groups", []), getattr(one, "fp32_from_float16_groups", []), strict=True)
         copies = {copy: half for group, mains in halves for half, copy in zip(group, mains, strict=True)}
