@@ -20,8 +20,8 @@ class Report:
     """Tensor- and pipeline-parallel rank: which shard of the model."""
     replica: int = 0
     """Data-parallel rank: which replica of the model it computes with."""
-    applied: int
-    """Updates applied to the state it holds; -1 if it holds none."""
+    complete: int = -1
+    """The step (updates applied) of which it holds everything its place needs; -1: of none."""
     partial: int
     """The step it has begun, 0 if none."""
     generation: int = 0
@@ -37,30 +37,10 @@ class Report:
     the sum of the gradients of those done."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """What follows from the reports."""
-
-    step: int
-    """Updates applied in the state everyone will hold; -1 if nobody holds a complete state."""
-    sources: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    """For each shard, the lowest rank that holds it at ``step``."""
-    takers: frozenset[int] = frozenset()
-    """Ranks that take their state from their shard's source."""
-
-
-def newest_state(reports: Sequence[Report]) -> Agreement:
-    """Return the newest step of which every shard is held by some rank, and who gives to whom."""
-    coordinates = {report.coordinate for report in reports}
-    for step in sorted({report.applied for report in reports if report.applied >= 0}, reverse=True):
-        sources: dict[tuple[int, int], int] = {}
-        for rank, report in enumerate(reports):
-            if report.applied == step:
-                sources.setdefault(report.coordinate, rank)
-        if set(sources) == coordinates:
-            takers = frozenset(rank for rank, report in enumerate(reports) if report.applied != step)
-            return Agreement(step=step, sources=sources, takers=takers)
-    return Agreement(step=-1)
+def all_complete(reports: Sequence[Report]) -> int:
+    """Return the step of which every member holds everything its place needs; -1 if there is none."""
+    steps = {report.complete for report in reports}
+    return steps.pop() if len(steps) == 1 else -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

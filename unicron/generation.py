@@ -16,11 +16,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unicron import agreement, checkpoint, groups
+from unicron import agreement, checkpoint, groups, movement, pieces
 from unicron.agreement import Report
 from unicron.errors import SampleAccountingError, UnicronError
+from unicron.movement import Settled
+from unicron.pieces import is_sharded
 from unicron.protocol import Configure
-from unicron.replica import EMPTY_DIGEST, Account, Replica
+from unicron.replica import EMPTY_DIGEST, Account, Partial, Replica
 from unicron.runtime import Runtime
 
 
@@ -36,6 +38,22 @@ def coordinate() -> tuple[int, int]:
     from megatron.core import parallel_state
 
     return parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_rank()
+
+
+SHARD_PLACE = 4
+"""How much of a place says which shard of the model a rank computes; the rest, which part of it it updates."""
+
+
+def place(layout: tuple[int, int], *, sharded: bool) -> tuple[int, ...]:
+    """Return what a rank's model and optimizer are built for: the layout, and where in it the rank is."""
+    group = data_group()
+    data = (group.size(), group.rank()) if sharded else ()
+    return (*layout, *coordinate(), *data)
+
+
+def _has_no_live_state(configure: Configure) -> bool:
+    """Return whether the plan says that no state in memory counts."""
+    return all(source in ("checkpoint", "initial") for _, _, source in configure.members)
 
 
 def own_share(micro_batches: int) -> list[int]:
@@ -131,7 +149,6 @@ class Joined:
         """How many buckets of gradients are already reduced."""
         self.steps_recomputed = 0
         self._roles: dict[str, Any] = {}
-        self._layout = (0, 0)
 
     def enter(
         self,
@@ -153,37 +170,66 @@ class Joined:
         runtime.abandoned = False
         groups.join(configure, runtime)
         roles = groups.roles()
-        replica = self.replica
-        if replica is None or layout != self._layout:
-            replica = self.replica = None  # before the new one is built: two may not fit memory
-            with groups.building_alone():
-                replica = self.replica = Replica(
-                    *self._build(*layout), micro_batches=micro_batches, exact=self._exact, parallel=layout != (1, 1)
-                )
-        else:
-            groups.regroup([replica.model, replica.optimizer], self._roles, roles)
-        self._roles, self._layout = roles, layout
+        held = self.replica
+        if held is not None:
+            # Whatever becomes of it: it must not keep the groups that are gone.
+            groups.regroup([held.model, held.optimizer], self._roles, roles)
+        self._roles = roles
+        if held is not None and held.applied >= 0 and _has_no_live_state(configure):
+            held.forget()
+        replica = self._replica(layout, micro_batches)
         rebuilt = time.monotonic()
-        if all(source in ("checkpoint", "initial") for _, _, source in configure.members):
-            replica.forget()  # the plan says that no live state counts
         reports = self._report(replica, runtime, micro_batches)
-        agreed = agreement.newest_state(reports)
+        settled = self._settle(configure, replica, runtime, reports)
         agreed_at = time.monotonic()
-        if agreed.step < 0:
+        if settled is None:
             self._restore(configure, replica)
         else:
-            self._move(configure, replica, runtime, reports, agreed)
+            self._move(replica, runtime, settled)
+        # Only now: what was held in another layout was needed until every member had what it needs.
+        self.replica = replica
         self._deal(configure, replica, runtime, reports, micro_batches)
         moved = time.monotonic()
         self.phases = {"rebuild": rebuilt - began, "agree": agreed_at - rebuilt, "move": moved - agreed_at}
 
+    def _replica(self, layout: tuple[int, int], micro_batches: int) -> Replica:
+        """Return the replica to train with: the one that is held if it was built for this rank's place."""
+        held = self.replica
+        if held is not None and held.place == place(layout, sharded=is_sharded(held.model)):
+            return held
+        if held is not None and held.applied < 0:
+            held = self.replica = None  # nothing to keep beside the new one
+        with groups.building_alone():
+            built = Replica(
+                *self._build(*layout), micro_batches=micro_batches, exact=self._exact, parallel=layout != (1, 1)
+            )
+        built.place = place(layout, sharded=is_sharded(built.model))
+        return built
+
+    def _settle(
+        self, configure: Configure, replica: Replica, runtime: Runtime, reports: list[Report]
+    ) -> Settled | None:
+        """Agree on the newest state that the members hold in memory; None: no complete one."""
+        if agreement.all_complete(reports) >= 0:
+            return Settled.in_place(replica.applied, replica.digest)
+        held = self.replica
+        return movement.settle(
+            [] if held is None else held.holdings(),
+            [part.shard for part in replica.parts],
+            sharded=is_sharded(replica.model),
+            nodes=[worker.rpartition("/")[0] for _, worker, _ in configure.members],
+            device=_device(),
+            wait=runtime.wait,
+        )
+
     def _report(self, replica: Replica, runtime: Runtime, micro_batches: int) -> list[Report]:
-        partial = replica.partial
+        complete = replica.applied if replica is self.replica and not replica.ahead else -1
+        partial = self._partial(replica)
         held = [0] * (4 + micro_batches)
         if partial is not None:
             accounted = partial.account is not None
             held = [partial.step, partial.generation, accounted, partial.reduced, *partial.states(micro_batches)]
-        values = [*coordinate(), data_group().rank(), replica.applied, replica.sums.buckets, *held]
+        values = [*coordinate(), data_group().rank(), complete, replica.sums.buckets, *held]
         mine = torch.tensor(values, dtype=torch.int64, device=_device())
         gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         runtime.wait(dist.all_gather(gathered, mine, async_op=True))
@@ -191,7 +237,7 @@ class Joined:
             Report(
                 coordinate=(row[0], row[1]),
                 replica=row[2],
-                applied=row[3],
+                complete=row[3],
                 buckets=row[4],
                 partial=row[5],
                 generation=row[6],
@@ -201,6 +247,13 @@ class Joined:
             )
             for row in (tensor.tolist() for tensor in gathered)
         ]
+
+    def _partial(self, replica: Replica) -> Partial | None:
+        """Return what is held of an interrupted step that the replica can go on with: gradients of the same shard."""
+        held = self.replica
+        if held is None or held.place[:SHARD_PLACE] != replica.place[:SHARD_PLACE]:
+            return None
+        return held.partial
 
     def _restore(self, configure: Configure, replica: Replica) -> None:
         """Take the state from the newest checkpoint or, where there is none, from the beginning."""
@@ -220,19 +273,25 @@ class Joined:
         if configure.fault_step:
             self.steps_recomputed = max(0, configure.fault_step - replica.applied)
 
-    def _move(
-        self,
-        configure: Configure,
-        replica: Replica,
-        runtime: Runtime,
-        reports: list[Report],
-        agreed: agreement.Agreement,
-    ) -> None:
-        """Give the newest state to those that are behind or hold none."""
-        mine = coordinate()
-        self.source = "live" if configure.rank in agreed.takers else "own"
-        if any(reports[rank].coordinate == mine for rank in agreed.takers):
-            replica.take(agreed.sources[mine], agreed.step, data_group(), runtime.wait)
+    def _move(self, replica: Replica, runtime: Runtime, settled: Settled) -> None:
+        """Take what the plan says into the replica; its own pieces stay where they are."""
+        self.source = "own"
+        if settled.agreed is None:
+            return
+        held = self.replica
+        needed = settled.agreed.needed[dist.get_rank()]
+        stays = replica is held and settled.version == replica.version
+        if not stays:
+            replica.forget()  # while it is half taken it counts as none
+            pieces.allocate(replica, needed)
+        into = pieces.pieces(replica)
+        if movement.carry_out(settled, into, _device(), runtime.wait):
+            self.source = "live"
+        if not stays or replica.ahead:
+            replica.hold(settled.version, settled.digest)
+        if held is not None and held is not replica and held.version == settled.version and self._partial(replica):
+            replica.adopt(held)
+        runtime.wait(dist.all_reduce(torch.zeros(1, device=_device()), async_op=True))
 
     def _deal(
         self, configure: Configure, replica: Replica, runtime: Runtime, reports: list[Report], micro_batches: int

@@ -29,8 +29,9 @@ from unicron import checkpoint, failures, generation
 from unicron.errors import Interrupted, SampleAccountingError
 from unicron.faults import Fault, SignalledFault
 from unicron.gradients import IN_FLIGHT
+from unicron.pieces import torch_optimizers
 from unicron.protocol import Checkpointed, Configure, Finished, Resumed, Stopped
-from unicron.replica import Replica, torch_optimizer
+from unicron.replica import Replica
 from unicron.runtime import DRAIN, STOP, Runtime
 
 Build = Callable[[int, int], tuple[Any, Any]]
@@ -247,7 +248,7 @@ class Run:
     def lay_fault_in_update(self, step: int) -> None:
         """Let an injected fault happen inside the optimizer's step."""
         if self._fault is not None:
-            self._fault.lay_in_update(step, torch_optimizer(self.optimizer))
+            self._fault.lay_in_update(step, torch_optimizers(self.optimizer)[0])
 
     def fails_between_buckets(self, step: int) -> bool:
         """Return whether an injected fault will come in the midst of this step's reduction."""

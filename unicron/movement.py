@@ -39,23 +39,15 @@ class Settled(NamedTuple):
 
     version: int
     digest: bytes
-    agreed: Agreed
+    agreed: Agreed | None
+    """Who gives what to whom; None: every member has all it needs, in place."""
     held: list[tuple[Piece, torch.Tensor]]
     """What this rank has to give, as the plan numbers it."""
 
-
-def all_complete(version: int, device: torch.device, wait: Wait) -> bool:
-    """Return whether every member holds all it needs, of one step; every member calls it.
-
-    Args:
-        version: the step of which this rank holds all it needs; -1 if of none.
-        device: where collectives work.
-        wait: waits for one.
-    """
-    extremes = torch.tensor([version, -version], dtype=torch.int64, device=device)
-    wait(dist.all_reduce(extremes, op=dist.ReduceOp.MIN, async_op=True))
-    lowest, highest = int(extremes[0]), -int(extremes[1])
-    return lowest == highest >= 0
+    @classmethod
+    def in_place(cls, version: int, digest: bytes) -> Settled:
+        """Return that nothing has to move."""
+        return cls(version, digest, None, [])
 
 
 def settle(
@@ -112,8 +104,11 @@ def carry_out(settled: Settled, into: Mapping[Piece, torch.Tensor], device: torc
         device: where collectives work.
         wait: waits for one.
     """
+    agreed = settled.agreed
+    if agreed is None:
+        return 0
     rank, size = dist.get_rank(), dist.get_world_size()
-    needed = settled.agreed.needed
+    needed = agreed.needed
 
     def given(move: Move) -> torch.Tensor:
         return region(*settled.held[move.held], move.offset, move.shape)
@@ -123,13 +118,13 @@ def carry_out(settled: Settled, into: Mapping[Piece, torch.Tensor], device: torc
         return region(piece, into[piece], move.offset, move.shape)
 
     received = 0
-    for move in settled.agreed.moves:
+    for move in agreed.moves:
         if move.source == move.taker == rank:
             target, source = taken(move), given(move)
             if target.data_ptr() != source.data_ptr():
                 target.copy_(source)
     limit = max(1, ROUND_BYTES // size)
-    for moves in rounds(settled.agreed.moves, limit):
+    for moves in rounds(agreed.moves, limit):
         sent = [m for m in moves if m.source == rank]
         sent.sort(key=lambda m: m.taker)
         wanted = [m for m in moves if m.taker == rank]

@@ -16,11 +16,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unicron import gradients, model
+from unicron import gradients, model, pieces
 from unicron.agreement import ASSIGNED, DONE, FREE, Shard
 from unicron.errors import NonFiniteValue, UnicronError
 from unicron.gradients import Accumulator, Wait
-from unicron.pieces import Part, parts
+from unicron.movement import Holding
+from unicron.pieces import Part
+
+BEFORE, WITHIN, AFTER = 0, 1, 2
+"""Where an update of the parameters is: not begun, in the midst of it, done by this rank's optimizer."""
 
 EMPTY_DIGEST = bytes(32)
 """The sample digest before the first update."""
@@ -98,34 +102,34 @@ class Replica:
         self.applied = -1
         """Updates applied to the state held; -1: none is held."""
         self.digest = EMPTY_DIGEST
+        self.place: tuple[int, ...] = ()
+        """What it was built for: see ``generation.place``."""
         self.ahead = False
         """Whether a distributed optimizer has applied one update more to its own part, not yet gathered by all."""
         self.partial: Partial | None = None
         self.exact = exact
         self.sums = _accumulator(model, micro_batches, exact=exact, parallel=parallel)
-        self._updating = [False]
-        updating = self._updating  # not self: the optimizer must not keep the replica alive
-
-        def note(*_: Any) -> None:
-            updating[0] = True
-
-        torch_optimizer(optimizer).register_step_pre_hook(note)
+        self._update = [BEFORE]
+        update = self._update  # not self: the optimizer must not keep the replica alive
+        for one in pieces.torch_optimizers(optimizer):
+            one.register_step_pre_hook(lambda *_: update.__setitem__(0, WITHIN))
+            one.register_step_post_hook(lambda *_: update.__setitem__(0, AFTER))
 
     @functools.cached_property
     def parts(self) -> list[Part]:
         """The parameters and persistent buffers of this rank; see ``unicron.pieces``."""
-        return parts(self.model, self.optimizer)
+        return pieces.parts(self.model, self.optimizer)
 
     def hold(self, step: int, digest: bytes) -> None:
         """Declare that the parameters and optimizer are those after ``step`` updates."""
-        self.applied, self.digest = step, digest
-        self._updating[0] = False
+        self.applied, self.digest, self.ahead = step, digest, False
+        self._update[0] = BEFORE
         self.discard()
 
     def forget(self) -> None:
         """Declare that no usable state is held."""
-        self.applied = -1
-        self._updating[0] = False
+        self.applied, self.ahead = -1, False
+        self._update[0] = BEFORE
         self.discard()
 
     # The step in progress.
@@ -182,7 +186,14 @@ class Replica:
         Args:
             computing: whether it came while the loop was at work, rather than this library.
         """
-        if self._updating[0]:
+        if self._update[0] == AFTER and pieces.is_sharded(self.model):
+            # This rank's part is updated; the parameters of the others' may not have come, or not all.
+            assert self.partial is not None
+            assert self.partial.account is not None
+            self.digest = chain(self.digest, self.partial.account.ids)
+            self.ahead = True
+            self.discard()
+        elif self._update[0] != BEFORE:
             self.forget()  # the parameters may be half updated
         elif computing and self.partial is not None:
             self._release_gradients()
@@ -260,55 +271,29 @@ class Replica:
         assert self.partial.account is not None
         self.applied += 1
         self.digest = chain(self.digest, self.partial.account.ids)
-        self._updating[0] = False
+        self._update[0] = BEFORE
         self.discard()
 
     # The state.
 
-    def take(self, source: int, step: int, group: Any, wait: Wait) -> None:
-        """Take part in the broadcast of a state from global rank ``source`` to the other ranks of ``group``."""
-        giver = dist.get_rank() == source
-        optimizer = torch_optimizer(self.optimizer)
-        parameters = [p for g in optimizer.param_groups for p in g["params"]]
-        keys = [
-            [(k, tuple(v.shape), v.dtype) for k, v in sorted(optimizer.state[p].items()) if isinstance(v, torch.Tensor)]
-            for p in parameters
-        ]
-        meta: list[Any] = [(keys, self.digest) if giver else None]
-        dist.broadcast_object_list(meta, src=source, group=group)
-        keys, digest = meta[0]
-        if not giver:
-            self.forget()
-            for parameter, entries in zip(parameters, keys, strict=True):
-                optimizer.state[parameter] = {
-                    k: torch.zeros(shape, dtype=dtype, device="cpu" if not shape else parameter.device)
-                    for k, shape, dtype in entries
-                }
-        tensors = [p.data for p in self.model.parameters()]
-        tensors += [optimizer.state[p][k] for p, entries in zip(parameters, keys, strict=True) for k, _, _ in entries]
-        _broadcast(tensors, source, group, wait)
-        if not giver:
-            self.hold(step, digest)
+    @property
+    def version(self) -> int:
+        """Updates applied to what is held, by all ranks or at least by this one; -1: nothing is held."""
+        return self.applied + self.ahead
 
+    def adopt(self, other: Replica) -> None:
+        """Go on with the interrupted step of another replica of the same shard, at the same state."""
+        for bucket in range(self.sums.buckets):
+            self.sums.store(bucket, other.sums.load(bucket))
+        self.partial, other.partial = other.partial, None
 
-def _broadcast(tensors: list[torch.Tensor], source: int, group: Any, wait: Wait) -> None:
-    """Broadcast tensors in place, flattened into one for each dtype."""
-    for dtype in sorted({t.dtype for t in tensors}, key=str):
-        chosen = [t for t in tensors if t.dtype == dtype]
-        device = next(t.device for t in chosen if t.dim()) if any(t.dim() for t in chosen) else chosen[0].device
-        flat = torch.cat([t.reshape(-1).to(device) for t in chosen])
-        wait(dist.broadcast(flat, src=source, group=group, async_op=True))
-        start = 0
-        for tensor in chosen:
-            tensor.copy_(flat[start : start + tensor.numel()].reshape(tensor.shape))
-            start += tensor.numel()
-
-
-def torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
-    """Return the torch optimizer inside Megatron's wrappers."""
-    while not isinstance(optimizer, torch.optim.Optimizer):
-        optimizer = optimizer.optimizer
-    return optimizer
+    def holdings(self) -> list[Holding]:
+        """Return the state that is held, for others to take: nothing, one step's, or a part of one step's."""
+        if self.applied < 0:
+            return []
+        if all(part.main is None for part in self.parts):
+            return []  # without a part in the optimizer it cannot tell what that keeps
+        return [Holding(self.version, self.digest, pieces.updated(self) if self.ahead else pieces.pieces(self))]
 
 
 def _accumulator(built: Any, micro_batches: int, *, exact: bool, parallel: bool) -> Accumulator:

@@ -43,12 +43,11 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
     link = runtime.from_environment(
         generation.alone(directory, tensor=task.tensor, pipeline=task.pipeline, resume=resume)
     )
-    dropout: model.Dropout
 
     def build(tensor: int, pipeline: int) -> tuple[Any, Any]:
-        nonlocal dropout
         built, optimizer = model.build(task, tensor, pipeline)
-        dropout = model.Dropout(task, built)
+        # With the model: the one built last is not in use if its state could not be taken.
+        built.reseeds = model.Dropout(task, built)
         return built, optimizer
 
     run = loop.Run(
@@ -69,7 +68,7 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
         def done(k: int, loss: float | None) -> None:
             step.commit(k, loss, ids[k])
 
-        model.forward_backward(task, run.model, dropout, step.number, batches, done)
+        model.forward_backward(task, run.model, run.model.reseeds, step.number, batches, done)
 
     for step in run.steps():
         with step:

@@ -7,7 +7,7 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron.agreement import ASSIGNED, DONE, FREE, Deal, Report, deal, newest_state, shard, share
+from unicron.agreement import ASSIGNED, DONE, FREE, Deal, Report, all_complete, deal, shard, share
 
 STEP = 3
 BUCKETS = 3
@@ -31,7 +31,6 @@ def histories(draw: st.DrawFn) -> list[Report]:
                     Report(
                         coordinate=(slice_, stage),
                         replica=replica,
-                        applied=draw(st.integers(-1, 3)),
                         partial=draw(st.integers(0, 4)),
                         generation=draw(st.integers(1, 3)),
                         accounted=reduced > 0 or draw(st.booleans()),
@@ -114,7 +113,7 @@ def test_one_holder_of_a_reduced_bucket_is_enough() -> None:
         for k in share(replica, 3, 6):
             states[k] = DONE
         return Report(
-            coordinate=(0, 0), replica=replica, applied=2, partial=STEP, generation=1, accounted=reduced > 0,
+            coordinate=(0, 0), replica=replica, partial=STEP, generation=1, accounted=reduced > 0,
             reduced=reduced, buckets=BUCKETS, micro_batches=tuple(states),
         )  # fmt: skip
 
@@ -126,25 +125,6 @@ def test_one_holder_of_a_reduced_bucket_is_enough() -> None:
     assert (done.shards[0, 0].whole, done.work, done.accountant) == (True, [(), ()], 1)
 
 
-@given(histories())
-def test_the_newest_held_step_wins(members: list[Report]) -> None:
-    members = [dataclasses.replace(report, coordinate=(0, 0)) for report in members]
-    agreed = newest_state(members)
-    assert agreed.step == max(report.applied for report in members)
-    if agreed.step >= 0:
-        assert members[agreed.sources[(0, 0)]].applied == agreed.step
-        assert all((rank in agreed.takers) == (r.applied != agreed.step) for rank, r in enumerate(members))
-
-
-def test_a_step_counts_only_where_every_shard_is_held() -> None:
-    def at(tensor: int, applied: int) -> Report:
-        return Report(coordinate=(tensor, 0), applied=applied, partial=0)
-
-    agreed = newest_state([at(0, 5), at(1, 4), at(0, 4), at(1, -1)])
-    assert (agreed.step, dict(agreed.sources), agreed.takers) == (4, {(0, 0): 2, (1, 0): 1}, frozenset({0, 3}))
-    assert newest_state([at(0, 5), at(1, 4)]).step == -1
-
-
 def test_twelve_over_five_after_one_of_six_is_lost() -> None:
     members = []
     for replica, rank in enumerate((0, 1, 2, 4, 5)):
@@ -152,10 +132,16 @@ def test_twelve_over_five_after_one_of_six_is_lost() -> None:
         for k in share(rank, 6, 12):
             states[k] = DONE
         members.append(
-            Report(
-                coordinate=(0, 0), replica=replica, applied=2, partial=STEP, generation=1, micro_batches=tuple(states)
-            )
+            Report(coordinate=(0, 0), replica=replica, partial=STEP, generation=1, micro_batches=tuple(states))
         )
     assert deal(members, STEP, 12).work == [(3,), (9,), (), (), ()]
     started = [dataclasses.replace(m, micro_batches=tuple(min(s, ASSIGNED) for s in m.micro_batches)) for m in members]
     assert deal(started, STEP, 12).work == [(0, 3, 6), (1, 7, 9), (2, 8), (4, 10), (5, 11)]
+
+
+def test_nothing_has_to_move_where_all_hold_the_same_step() -> None:
+    def at(complete: int) -> Report:
+        return Report(coordinate=(0, 0), complete=complete, partial=0)
+
+    assert all_complete([at(4), at(4)]) == 4
+    assert all_complete([at(4), at(3)]) == all_complete([at(4), at(-1)]) == all_complete([at(-1)]) == -1
