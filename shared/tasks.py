@@ -175,7 +175,7 @@ class TaskSpec(Model):
         ]
         if self.script is None:
             # What the built-in trainer does not do; a user's own script may.
-            for name in ("recompute", "interleave", "sequence_parallel", "distributed_optimizer"):
+            for name in ("recompute", "interleave", "sequence_parallel"):
                 default = Parallel.model_fields[name].default
                 fine = getattr(self.parallel, name) == default
                 checks.append((fine, f"parallel.{name}: the built-in trainer has only {default!r}"))

@@ -27,11 +27,12 @@ _TRACKED = "model-parallel-rng"
 
 
 def checkpoint_metadata() -> dict[str, Any]:
-    """Return what sharded state dicts are made by: one key for each layer, so that names do not depend on the pipeline.
+    """Return what sharded state dicts are made by.
 
-    A new one each time: Megatron adds the present generation's process group to what it is given.
+    One key for each layer, so that names do not depend on the pipeline, and a distributed optimizer's state as if it
+    were not divided. A new one each time: Megatron adds the present generation's process group to what it is given.
     """
-    return {"non_homogeneous_layers": True}
+    return {"non_homogeneous_layers": True, "distrib_optim_sharding_type": "fully_reshardable"}
 
 
 def padded_vocabulary(spec: Spec) -> int:
@@ -94,7 +95,11 @@ def build(spec: Spec, tensor: int, pipeline: int) -> tuple[Any, Any]:
     model = DistributedDataParallel(
         config,
         # Gradients are reduced by this library out of place (a broken in-place all-reduce would destroy them).
-        DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=False),
+        DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True,
+            overlap_grad_reduce=False,
+            use_distributed_optimizer=spec.distributed_optimizer,
+        ),
         module,
     )
     optimizer = get_megatron_optimizer(
@@ -107,6 +112,7 @@ def build(spec: Spec, tensor: int, pipeline: int) -> tuple[Any, Any]:
             adam_eps=spec.eps,
             # In exact mode unicron.clipping does it.
             clip_grad=0.0 if spec.exact else spec.clip,
+            use_distributed_optimizer=spec.distributed_optimizer,
         ),
         [model],
         use_gloo_process_groups=False,

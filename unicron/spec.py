@@ -39,6 +39,8 @@ class Spec:
     checkpoint_every: int
     tensor: int
     pipeline: int
+    distributed_optimizer: bool
+    """Whether data-parallel ranks divide the optimizer's state among them."""
     seed: int
     dropout: float
     exact: bool
@@ -86,6 +88,7 @@ def parse(data: Mapping[str, Any]) -> Spec:
             checkpoint_every=int(checkpoint.get("every", 50)),
             tensor=sizes["tensor"],
             pipeline=sizes["pipeline"],
+            distributed_optimizer=bool(parallel.get("distributed_optimizer", False)),
             seed=int(data.get("seed", 1234)),
             dropout=float(data.get("dropout", 0.0)),
             exact=bool(data.get("exact", False)),
