@@ -92,6 +92,7 @@ def build(spec: Spec, tensor: int, pipeline: int) -> tuple[Any, Any]:
         share_embeddings_and_output_weights=True,
         position_embedding_type="learned_absolute",
     ).to(device())
+    _mark_split_weights(module)
     model = DistributedDataParallel(
         config,
         # Gradients are reduced by this library out of place (a broken in-place all-reduce would destroy them).
@@ -118,6 +119,24 @@ def build(spec: Spec, tensor: int, pipeline: int) -> tuple[Any, Any]:
         use_gloo_process_groups=False,
     )
     return model, optimizer
+
+
+def _mark_split_weights(module: Any) -> None:
+    """Tell Megatron which weights tensor-parallel ranks split, as it does itself only when it initialises them.
+
+    The norm of the gradients would otherwise count one rank's part of each.
+    """
+    from megatron.core import tensor_parallel
+
+    split_axis = {
+        tensor_parallel.ColumnParallelLinear: 0,
+        tensor_parallel.VocabParallelEmbedding: 0,
+        tensor_parallel.RowParallelLinear: 1,
+    }
+    for layer in module.modules():
+        for kind, axis in split_axis.items():
+            if isinstance(layer, kind) and layer.weight is not None:
+                tensor_parallel.set_tensor_model_parallel_attributes(layer.weight, True, axis, 1)
 
 
 def sharded_parameters(model: Any) -> dict[str, Any]:
