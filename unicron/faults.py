@@ -12,9 +12,9 @@
     checkpoint     as the checkpoint of that step begins
 
 ``kind``: ``exception``, ``communication`` (as if a collective broke: the process goes on), ``kill`` (SIGKILL) or
-``hang`` (SIGSTOP). ``rank`` is the one the process has in its first generation, whatever it becomes. A fault happens once in a
-process, and only in a process that started the task: one that replaces a failed process does not repeat it unless
-``always`` is appended.
+``hang`` (SIGSTOP). ``rank`` is the one the process has in its first generation, whatever it becomes. A fault happens
+once in a process, and only in a process that started the task: one that replaces a failed process does not repeat it
+unless ``always`` is appended.
 """
 
 from __future__ import annotations
@@ -94,10 +94,16 @@ class Fault:
             return
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         modules = [module for module in model.modules() if not list(module.children()) and list(module.parameters())]
+        hook: Any = None
+
+        def spring(*_: Any) -> None:
+            hook.remove()
+            self.reached(step, self.at)
+
         if self.at == forward:
-            hook = modules[len(modules) // 2].register_forward_pre_hook(lambda *_: self._sprung(hook, step, forward))
+            hook = modules[len(modules) // 2].register_forward_pre_hook(spring)
         else:
-            hook = parameters[len(parameters) // 2].register_hook(lambda _: self._sprung(hook, step, backward))
+            hook = parameters[len(parameters) // 2].register_hook(spring)
 
     def lay_in_update(self, step: int, optimizer: Any) -> None:
         """Lay the fault into the optimizer's step if it belongs there.
@@ -109,15 +115,14 @@ class Fault:
         if (self.step, self.at) != (step, "apply"):
             return
 
+        hook: Any = None
+
         def spring(*_: Any) -> None:
+            hook.remove()
             optimizer.param_groups[0]["params"][0].data.add_(1.0)
-            self._sprung(hook, step, "apply")
+            self.reached(step, "apply")
 
         hook = optimizer.register_step_pre_hook(spring)
-
-    def _sprung(self, hook: Any, step: int, at: str) -> None:
-        hook.remove()
-        self.reached(step, at)
 
 
 class SignalledFault:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unicron.agreement import ASSIGNED, DONE, FREE, Deal, Report, all_complete, deal, shard, share
 
 STEP = 3
 BUCKETS = 3
+
+
+examples = settings(deadline=None, derandomize=True)
 
 
 @st.composite
@@ -61,6 +64,7 @@ def carried_out(reports: list[Report], agreed: Deal, micro_batches: int) -> dict
     return sums
 
 
+@examples
 @given(histories())
 def test_every_bucket_holds_every_micro_batch_exactly_once(reports: list[Report]) -> None:
     count = len(reports[0].micro_batches)
@@ -69,6 +73,7 @@ def test_every_bucket_holds_every_micro_batch_exactly_once(reports: list[Report]
         assert buckets == [list(range(count))] * BUCKETS
 
 
+@examples
 @given(histories())
 def test_nothing_is_computed_that_no_shard_needs(reports: list[Report]) -> None:
     count = len(reports[0].micro_batches)
@@ -79,6 +84,7 @@ def test_nothing_is_computed_that_no_shard_needs(reports: list[Report]) -> None:
         assert any(not part.whole and k not in part.counted for part in agreed.shards.values())
 
 
+@examples
 @given(histories())
 def test_what_counts_is_what_its_holder_has(reports: list[Report]) -> None:
     for coordinate in {report.coordinate for report in reports}:
@@ -97,6 +103,7 @@ def test_what_counts_is_what_its_holder_has(reports: list[Report]) -> None:
             assert have == 0 or reports[rank].generation == part.generation
 
 
+@examples
 @given(histories())
 def test_buckets_of_an_older_generation_do_not_count(reports: list[Report]) -> None:
     """Two reductions of one bucket may differ by rounding, and replicas must not."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unicron import gradients
@@ -17,6 +17,10 @@ from unicron.gradients import Accumulator, Apart, FixedPoint, InPlace, layout
 
 SIZES = [5, 1, 7]
 MICRO_BATCHES = 6
+
+examples = settings(deadline=None, derandomize=True)
+
+Make = Callable[[], Accumulator]
 
 values = st.floats(-(2.0**20), 2.0**20, width=32)
 """Any float32 in range, also subnormal ones."""
@@ -28,6 +32,7 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(gradients.BUCKET_VARIABLE, "16")
 
 
+@examples
 @given(st.lists(st.integers(0, 20)), st.integers(1, 12))
 def test_buckets_cover_every_element_once_in_order(sizes: list[int], elements: int) -> None:
     buckets = layout(sizes, elements)
@@ -69,14 +74,23 @@ def exact() -> FixedPoint:
     return FixedPoint(buffers(), micro_batches=MICRO_BATCHES)
 
 
-def failure_free(make: type[InPlace] | type[Apart] | type[FixedPoint]) -> torch.Tensor:
-    sums = exact() if make is FixedPoint else make(buffers())
+def apart() -> Apart:
+    return Apart(buffers())
+
+
+def in_place() -> InPlace:
+    return InPlace(buffers())
+
+
+def failure_free(make: Make) -> torch.Tensor:
+    sums = make()
     for k in range(MICRO_BATCHES):
         backward(sums, k)
         sums.add(0)
     return result(sums)
 
 
+@examples
 @given(st.lists(values, min_size=1, max_size=MICRO_BATCHES), st.randoms(use_true_random=False), st.integers(1, 4))
 def test_exact_sums_do_not_depend_on_order_or_owner(numbers: list[float], rng: random.Random, ranks: int) -> None:
     def summed(numbers: list[float], owners: list[int]) -> torch.Tensor:
@@ -94,6 +108,7 @@ def test_exact_sums_do_not_depend_on_order_or_owner(numbers: list[float], rng: r
     assert torch.equal(one, summed(other, [rng.randrange(ranks) for _ in other]))
 
 
+@examples
 @given(st.lists(values, min_size=1, max_size=MICRO_BATCHES))
 def test_exact_sums_round_each_number_once(numbers: list[float]) -> None:
     sums = FixedPoint([torch.zeros(1)], micro_batches=MICRO_BATCHES)
@@ -135,22 +150,22 @@ def test_too_many_micro_batches_for_exact_sums_are_refused() -> None:
         FixedPoint(buffers(), micro_batches=8193)
 
 
-@pytest.mark.parametrize("make", [InPlace, Apart])
-def test_a_gradient_that_is_no_number_is_found_before_it_is_sent(make: type[InPlace] | type[Apart]) -> None:
-    sums = make(buffers())
+@pytest.mark.parametrize("kind", [InPlace, Apart])
+def test_a_gradient_that_is_no_number_is_found_before_it_is_sent(kind: type[InPlace] | type[Apart]) -> None:
+    sums = kind(buffers())
     sums.tensors[2][6] = float("nan")
     sums.add(0)
     sums.check_finite(sums.buckets)
     with pytest.raises(NonFiniteValue):
         sums.check_finite(0)
-    large = make([torch.full((3,), 3e38)])
+    large = kind([torch.full((3,), 3e38)])
     large.add(0)
     large.check_finite(0)  # the sum overflows, no element does
 
 
-@pytest.mark.parametrize("make", [Apart, FixedPoint])
-def test_a_half_done_backward_pass_leaves_no_trace(make: type[Apart] | type[FixedPoint]) -> None:
-    sums = exact() if make is FixedPoint else make(buffers())
+@pytest.mark.parametrize("make", [apart, exact])
+def test_a_half_done_backward_pass_leaves_no_trace(make: Make) -> None:
+    sums = make()
     for k in range(MICRO_BATCHES):
         sums.tensors[1].fill_(77.0)
         assert sums.rewind()
@@ -160,16 +175,15 @@ def test_a_half_done_backward_pass_leaves_no_trace(make: type[Apart] | type[Fixe
 
 
 def test_in_place_a_half_done_backward_pass_cannot_be_taken_back() -> None:
-    assert not InPlace(buffers()).rewind()
+    assert not in_place().rewind()
 
 
+@examples
 @given(st.integers(0, 7), st.randoms(use_true_random=False))
-@pytest.mark.parametrize("make", [InPlace, Apart, FixedPoint])
-def test_reduced_buckets_are_kept_and_the_rest_is_made_up_for(
-    make: type[InPlace] | type[Apart] | type[FixedPoint], reduced: int, rng: random.Random
-) -> None:
+@pytest.mark.parametrize("make", [in_place, apart, exact])
+def test_reduced_buckets_are_kept_and_the_rest_is_made_up_for(make: Make, reduced: int, rng: random.Random) -> None:
     """Three ranks; one is lost when some buckets are reduced; the two others compute its micro-batches again."""
-    ranks = [exact() if make is FixedPoint else make(buffers()) for _ in range(3)]
+    ranks = [make() for _ in range(3)]
     owner = [rng.randrange(3) for _ in range(MICRO_BATCHES)]
     for k in range(MICRO_BATCHES):
         backward(ranks[owner[k]], k)
@@ -191,7 +205,7 @@ def test_reduced_buckets_are_kept_and_the_rest_is_made_up_for(
     one, other = result(survivors[0]), result(survivors[1])
     assert torch.equal(one, other)
     expected = failure_free(make)
-    if make is FixedPoint:
+    if make is exact:
         assert torch.equal(one, expected)
     else:
         assert torch.allclose(one, expected, rtol=1e-5, atol=1e-6)
@@ -219,9 +233,16 @@ def test_both_uses_of_a_tied_weight_add_up_the_same_on_one_stage_and_on_two() ->
         for sums in (one, first, last):
             sums.add(0)
     sent: list[torch.Tensor] = []
-    first.finish(lambda both: sent.append(both.clone()))
-    last.finish(lambda both: sent.append(both.clone()) or both.add_(sent[0]))
-    first.finish(lambda both: both.add_(sent[1]))
+
+    def exchange(both: torch.Tensor) -> None:
+        sent.append(both.clone())
+        for other in sent[:-1]:
+            both.add_(other)
+
+    first.finish(exchange)
+    last.finish(exchange)
+    del sent[0]
+    first.finish(exchange)
     one.finish()
     assert torch.equal(one.tensors[2], first.tensors[0])
     assert torch.equal(one.tensors[2], last.tensors[1])

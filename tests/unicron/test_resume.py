@@ -15,7 +15,7 @@ from unicron.protocol import Checkpointed, Finished, Progress, Resumed
 pytestmark = pytest.mark.timeout(180)
 
 WORKERS = ["w0", "w1", "w2"]
-SMALL_BUCKETS = {"UNICRON_BUCKET_BYTES": str(64 << 10)}
+SMALL_BUCKETS = {"UNICRON_BUCKET_BYTES": str(16 << 10)}
 
 ROUNDING = 1e-6
 """Of parameters of at most 1, after a few steps of SGD. (Adam would divide the rounding of gradients that are zero but
