@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from enum import StrEnum
 from typing import Literal
 
 from pydantic import Field
 
-from shared.model import Model
+from shared.model import Model, canonical_json
 
 
 class Trigger(StrEnum):
@@ -69,6 +70,10 @@ class Problem(Model):
     workers: int = Field(ge=0)
     tasks: list[TaskProblem]
     pools: dict[str, int] = Field(default_factory=dict)
+
+    def sha256(self) -> str:
+        """Return the digest of the problem's canonical JSON, as it stands in the plan's event."""
+        return hashlib.sha256(canonical_json(self.model_dump(mode="json")).encode()).hexdigest()
 
 
 class Term(Model):

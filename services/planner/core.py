@@ -4,6 +4,7 @@
     SEV2                    restart of the process on its node; survivors finish the step meanwhile
     SEV1                    its node is isolated; the solver re-plans the cluster
     submitted, ended, node  the solver re-plans the cluster
+    starving                the solver re-plans the cluster, the task that waits too long before running ones
     stop requested          the task drains, writes a checkpoint and ends
 
 Every trigger is answered, if only by a plan that changes nothing.
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from services.planner.admission import waits
 from services.planner.changes import can_save, end, leave, move
 from services.planner.folding import blamed_node, blamed_task, evolve, is_stale
 from services.planner.reconfigure import Reconfiguration, Solve, reconfigure, same_workers
@@ -27,6 +29,7 @@ from shared.events import (
     PlanDecided,
     TaskFailed,
     TaskFinished,
+    TaskStarving,
     TaskStopped,
     TaskStopRequested,
     TaskSubmitted,
@@ -89,6 +92,8 @@ def _draft(state: State, event: EventBase) -> _Draft | None:
             return _ask(state, _Draft(Trigger.TASK_SUBMITTED), f"task {event.task} was submitted")
         case TaskStopRequested():
             return _stop(state, event)
+        case TaskStarving():
+            return _starving(state, event)
         case TaskFinished() | TaskFailed() | TaskStopped():
             return _task_ended(state, event)
         case NodeJoined():
@@ -108,6 +113,14 @@ def _stop(state: State, event: TaskStopRequested) -> _Draft:
         return draft
     _stop_task(state, draft, task, "its stop was requested")
     return _ask(state, draft, f"task {task.name} stopped") if draft.changes and draft.stopped else draft
+
+
+def _starving(state: State, event: TaskStarving) -> _Draft:
+    draft = _Draft(Trigger.TASK_STARVING)
+    wait = waits(state.tasks.get(event.task))
+    if wait is None or wait.since != event.since:
+        return draft
+    return _ask(state, draft, f"task {event.task} has waited too long")
 
 
 def _stop_task(state: State, draft: _Draft, task: Task, reason: str) -> None:
@@ -190,6 +203,7 @@ def _events(state: State, event: EventBase, at: datetime, draft: _Draft) -> list
         supersedes=list(dict.fromkeys(unfinished)),
         changes=changes,
         queued=_queued(state, draft),
+        inputs_sha256=solved.problem.sha256() if solved else "",
         problem=solved.problem if solved else None,
         solution=solved.solution if solved else None,
         alternatives=solved.alternatives if solved else [],

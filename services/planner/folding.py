@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 
+from services.planner.admission import waits
 from services.planner.corrections import forget_rates, measure
-from services.planner.state import Node, Size, State, Task, node_of
+from services.planner.state import Node, Size, State, Task, Wait, node_of
+from services.planner.transitions import kind_of
 from shared.events import (
     ClusterConfigured,
     ErrorDetected,
@@ -19,6 +21,7 @@ from shared.events import (
     TaskFailed,
     TaskFinished,
     TaskProgressed,
+    TaskStarving,
     TaskStopped,
     TaskStopRequested,
     TaskSubmitted,
@@ -71,6 +74,14 @@ def _stop_requested(state: State, event: TaskStopRequested, at: datetime) -> Sta
     if task is None or task.life != "active":
         return state
     return _update(state, event.task, life="stopping")
+
+
+def _starving(state: State, event: TaskStarving, at: datetime) -> State:
+    task = state.tasks.get(event.task)
+    wait = waits(task)
+    if wait is None or wait.since != event.since:
+        return state
+    return _update(state, event.task, wait=wait.model_copy(update={"called_at": at, "cause": event.event_id}))
 
 
 def _ended(state: State, event: TaskFinished | TaskFailed, at: datetime) -> State:
@@ -256,9 +267,20 @@ def _planned(state: State, event: PlanDecided, at: datetime) -> State:
             state = _with_task(state, changed.model_copy(update={"occupied": there, "trained": trained}))
     for task in state.tasks.values():
         reason = event.queued.get(task.name, "")
-        if task.queued != reason:
-            state = _update(state, task.name, queued=reason)
+        wait = _wait(task, event, at)
+        if task.queued != reason or task.wait != wait:
+            state = _update(state, task.name, queued=reason, wait=wait)
     return state
+
+
+def _wait(task: Task, event: PlanDecided, at: datetime) -> Wait | None:
+    """Return the task's wait once the plan is made: it begins, goes on, or ends; if it was too long, in a turn."""
+    wait = task.wait
+    if task.name in event.queued:
+        return wait if wait is not None and wait.ended_at is None else Wait(since=at, cause=event.event_id)
+    if wait is None or wait.ended_at is not None:
+        return wait
+    return wait.model_copy(update={"ended_at": at}) if wait.called_at is not None else None
 
 
 def _exists(state: State, worker: str) -> bool:
@@ -290,6 +312,8 @@ def _changed(task: Task, change: TaskChange, plan: str, at: datetime) -> Task:
             "planned_at": at,
             "change": change,
             "layout": stage.layout if stage is not None else task.layout,
+            "stands_since": at if change.hold or change.action == "pause" else None,
+            "stood_s": 0.0,
         }
     )
 
@@ -315,6 +339,11 @@ def _moved(state: State, event: StateMoved, at: datetime) -> State:
     change = task.change
     if event.phase in ("resumed", "restored", "ended") and event.step > 0 and task.life != "ended":
         state = _update(state, event.task, step=event.step)
+    if event.phase == "drained":
+        state = _update(state, event.task, stands_since=task.stands_since or event.occurred_at)
+    if event.phase == "resumed":
+        stood_s = task.stood_s + _stood_s(task, event)
+        state = _update(state, event.task, stands_since=None, stood_s=stood_s)
     if event.phase == "restored":
         state = _formed(state, event.task, event.generation)
     if event.phase == "released":
@@ -322,25 +351,27 @@ def _moved(state: State, event: StateMoved, at: datetime) -> State:
         state = _update(state, event.task, occupied=staying)
     if not event.complete or event.phase == "failed":
         return state
-    if event.phase in ("resumed", "restored"):
-        state = _measure(state, task, event)
+    state = _measure(state, task, event)
     holders = tuple(worker for worker in state.tasks[event.task].holders if worker in task.members)
     return _update(state, event.task, change=None, occupied=tuple(sorted(task.members)), holders=holders)
 
 
-def _measure(state: State, task: Task, event: StateMoved) -> State:
-    """Return the state with one more measured transition: from the plan to the end of its last step, seconds.
+def _stood_s(task: Task, event: StateMoved) -> float:
+    """Return how long the task stood still up to this event: since it left its step, or since its last phase began."""
+    return max(0.0, (event.occurred_at - (task.stands_since or event.started_at)).total_seconds())
 
-    Starts from nothing do not count: they are not what moving a running task costs.
+
+def _measure(state: State, task: Task, event: StateMoved) -> State:
+    """Return the state with one more measured transition: how long the task stood still, seconds.
+
+    What it trained meanwhile is not lost: the survivors finish their step and go on until those who join are up.
     """
-    if task.planned_at is None or task.change is None or not task.change.survivors:
+    kind = kind_of(task.change) if task.change is not None else None
+    if kind is None:
         return state
-    duration_s = (event.occurred_at - task.planned_at).total_seconds()
-    if duration_s <= 0.0:
-        return state
-    return state.model_copy(
-        update={"transitions": state.transitions + 1, "transition_s": state.transition_s + duration_s}
-    )
+    number, total_s = state.transitions.get(kind, (0, 0.0))
+    measured = (number + 1, total_s + task.stood_s + _stood_s(task, event))
+    return state.model_copy(update={"transitions": {**state.transitions, kind: measured}})
 
 
 def _without(workers: Iterable[str], gone: Iterable[str]) -> tuple[str, ...]:
@@ -352,6 +383,7 @@ _FOLDS: dict[type[EventBase], Callable[[State, Any, datetime], State]] = {
     ClusterConfigured: _configured,
     TaskSubmitted: _submitted,
     TaskStopRequested: _stop_requested,
+    TaskStarving: _starving,
     TaskFinished: _ended,
     TaskFailed: _ended,
     TaskStopped: _stopped,

@@ -291,7 +291,7 @@ class _Hits:
         self._known: dict[tuple[object, ...], tuple[Task, Numbers | None]] = {}
 
     def of(self, state: State, losses: list[Loss], event: Callable[[Loss], Event]) -> Iterator[Inputs]:
-        """Yield the problems; those that are not as simple as that are left out."""
+        """Yield the problems; those that are not as simple as that are built each by itself."""
         templates: dict[tuple[str, int], _Template | None] = {}
         for loss in losses:
             size = loss.hardware, loss.workers
@@ -301,7 +301,10 @@ class _Hits:
             if template is None:
                 continue
             numbers = {share[0]: self._numbers(state, template, event, loss, share) for share in loss.shares}
-            yield from _patched(template, numbers)
+            if None not in numbers.values():
+                yield from _patched(template, numbers)
+            elif (posed := asked(evolve(state, event(loss), self._at), event(loss))) is not None:
+                yield from _posed(posed, self._at, self._tables)
 
     def _template(self, state: State, event: Event) -> _Template | None:
         posed = asked(evolve(state, event, self._at), event)

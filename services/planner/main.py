@@ -6,16 +6,20 @@ python -P -m services.planner.main
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import time
 import uuid
 
+from services.planner.admission import due
+from services.planner.core import SERVICE
 from services.planner.fold import Fold, answers_to, recorded_answers
 from services.planner.lookahead import LookAhead
 from services.planner.replay import read_all
 from services.planner.state import State
-from shared.events import ClusterConfigured, PlanDecided, Recorded
+from shared.errors import UnicronError
+from shared.events import ClusterConfigured, PlanDecided, Recorded, TaskStarving, derived_id
 from shared.model import Clock, utc_now
 from shared.service import Context, run
 from shared.settings import Settings
@@ -25,21 +29,34 @@ logger = logging.getLogger(__name__)
 QUIET_S = 0.1
 """Changes come in bursts (a plan's milestones): looking ahead begins once this long has passed after the first."""
 
+RETRY_S = 1.0
+"""Between attempts to append what nobody waits for at once."""
+
 
 class Planner:
     """Folds records and answers them."""
 
-    def __init__(self, context: Context, answers: dict[str, Recorded]) -> None:
-        """Start from an empty state; ``answers``: what the log held when the service started."""
+    def __init__(self, context: Context, records: list[Recorded], clock: Clock) -> None:
+        """Start from an empty state; ``records``: what the log held when the service started."""
         self.look_ahead = LookAhead()
         self.fold = Fold(self.look_ahead.solve)
         self._changed = asyncio.Event()
         self._counters = context.counters
+        self._aged = asyncio.Event()
         self._journal = context.journal
-        self._answers = answers
+        self._answers = recorded_answers(records)
+        self._caught_up_at = records[-1].position if records else 0
+        self._clock = clock
 
     async def handle(self, record: Recorded) -> None:
         """Fold a record; append the answer to it unless the log already has one."""
+        try:
+            await self._handle(record)
+        finally:
+            if record.position >= self._caught_up_at:
+                self._aged.set()
+
+    async def _handle(self, record: Recorded) -> None:
         if not self.fold.take(record):
             return
         self._changed.set()
@@ -78,6 +95,39 @@ class Planner:
         finally:
             self._changed.set()
 
+    async def keep_ageing(self) -> None:
+        """Append that a task is starving when it has waited too long, until cancelled.
+
+        What was due before the log was read to where it ended at the start may have been answered in it since.
+        """
+        while True:
+            await self._aged.wait()
+            self._aged.clear()
+            waits = due(self.fold.state)
+            if not waits:
+                continue
+            first = waits[0]
+            remaining_s = (first.at - self._clock()).total_seconds()
+            if remaining_s > 0.0:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(remaining_s):
+                        await self._aged.wait()
+                self._aged.set()
+                continue
+            starving = TaskStarving(
+                event_id=derived_id(first.cause, SERVICE, f"starving/{first.task}"),
+                occurred_at=first.at,
+                task=first.task,
+                since=first.since,
+            )
+            # The next one is looked at when this has come back from the log and was answered.
+            try:
+                await self._journal.append([starving])
+            except UnicronError as err:
+                logger.warning("cannot tell that task %s is starving: %s; again", first.task, err.detail)
+                await asyncio.sleep(RETRY_S)
+                self._aged.set()
+
     def _look_ahead(self, state: State) -> None:
         try:
             self.look_ahead.rebuild(state, utc_now(), lambda: not self._changed.is_set())
@@ -97,6 +147,9 @@ def configuration(settings: Settings, *, event_id: str, clock: Clock) -> Cluster
         worker_flop_per_s=settings.worker_flop_per_s,
         price_per_worker_hour=settings.price_per_worker_hour,
         currency=settings.currency,
+        storage_bytes_per_s=settings.storage_bytes_per_s,
+        starvation_s=settings.starvation_s,
+        allow_pausing=settings.allow_pausing,
     )
 
 
@@ -113,14 +166,18 @@ async def serve(context: Context, clock: Clock = utc_now) -> None:
     now = configuration(context.settings, event_id=str(uuid.uuid4()), clock=clock)
     if has_changed(configured[-1] if configured else None, now):
         await context.journal.append([now])
-    planner = Planner(context, recorded_answers(records))
+    planner = Planner(context, records, clock)
     context.ready()
-    looking_ahead = asyncio.create_task(planner.keep_looking_ahead(), name="look-ahead")
+    beside = {
+        asyncio.create_task(planner.keep_looking_ahead(), name="look-ahead"),
+        asyncio.create_task(planner.keep_ageing(), name="ageing"),
+    }
     try:
         await context.journal.follow(planner.handle, consumer="planner", after=0)
     finally:
-        looking_ahead.cancel()
-        await asyncio.wait({looking_ahead})
+        for task in beside:
+            task.cancel()
+        await asyncio.wait(beside)
 
 
 def main() -> int:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from services.planner.admission import admit, called
 from services.planner.corrections import correction
 from services.planner.pools import pool_sizes, settle
 from services.planner.state import State, Task
 from services.planner.tables import table_of, throughput_of
 from services.planner.throughput import flop_per_step
-from shared.planning.waf import waf_flop_per_s
+from services.planner.transitions import on_grid, transition
 from shared.plans import Problem, TaskProblem
-
-GRID = 1.1
-"""Step of D_running: finer than anyone knows the time between failures."""
 
 
 def build_problem(state: State, at: datetime) -> Problem:
@@ -29,38 +26,15 @@ def build_problem(state: State, at: datetime) -> Problem:
 
     if len(sizes) > 1:
         tasks = settle(state, wanting(state), sizes, pose)
-        admitted = {name for pool in sizes for name in admit([t for t in tasks if t.pool == pool], sizes[pool])}
     else:
         (pool,) = sizes
         tasks = [pose(task, pool) for task in wanting(state)]
-        admitted = admit(tasks, workers)
+    admitted = admit(tasks, sizes, called(state, at), allow_pausing=state.parameter("allow_pausing") > 0.0)
     return Problem(
         workers=workers,
         tasks=[task.model_copy(update={"required": task.name in admitted}) for task in tasks],
         pools=sizes if len(sizes) > 1 else {},
     )
-
-
-def admit(tasks: Sequence[TaskProblem], workers: int) -> set[str]:
-    """Return the tasks that are to have workers whatever others would make of them.
-
-    Running tasks come before queued ones, then heavy before light, then by name; each is admitted if the least
-    count at which it runs still fits. What is not admitted gets what the admitted ones leave, if that is enough.
-    """
-    admitted: set[str] = set()
-    left = workers
-    for task in sorted(tasks, key=lambda t: (t.current == 0, -t.weight, t.name)):
-        least = least_count(task)
-        if least is not None and least <= left:
-            admitted.add(task.name)
-            left -= least
-    return admitted
-
-
-def least_count(task: TaskProblem) -> int | None:
-    """Return the smallest count at which the task achieves anything; None if there is none."""
-    working = (k for k in sorted(task.throughput) if k <= task.maximum and waf_flop_per_s(task, k) > 0.0)
-    return next(working, None)
 
 
 def wanting(state: State) -> list[Task]:
@@ -98,30 +72,6 @@ def horizons_s(state: State, at: datetime) -> dict[str, float]:
     return {hardware: on_grid(mtbf_s / number) for hardware, number in sorted(numbers.items())}
 
 
-def on_grid(value_s: float) -> float:
-    """Return the largest power of 1.1 that is not above the value, seconds (below 1: the value itself).
-
-    D_running changes by the moment; what was solved ahead for a moment ago has to hold for the event when it comes.
-    """
-    if value_s < 1.0:
-        return value_s
-    below = 1.0
-    while below * GRID <= value_s:
-        below = below * GRID
-    return below
-
-
-def transition_s(state: State, task: Task) -> float:
-    """Return D_transition: the mean of the measured transitions, with the prior as one more, seconds.
-
-    A task that moves by its checkpoint also computes again what it did since.
-    """
-    measured = (state.parameter("transition_prior_s") + state.transition_s) / (1 + state.transitions)
-    if task.replica == 1:
-        return measured
-    return measured + max(0, task.step - task.checkpoint_step) * task.step_s
-
-
 def task_problem(state: State, task: Task, pool: str, workers: int, failure_s: float) -> TaskProblem:
     """Return the task's part of the problem, before admission.
 
@@ -136,6 +86,7 @@ def task_problem(state: State, task: Task, pool: str, workers: int, failure_s: f
     current = len(task.members)
     maximum = workers if task.spec.workers.max is None else task.spec.workers.max
     table = throughput_of(state, task, workers)
+    moved = transition(state, task)
     # Not validated again: a table has thousands of entries, and all of it comes from what was validated.
     return TaskProblem.model_construct(
         name=task.name,
@@ -144,9 +95,11 @@ def task_problem(state: State, task: Task, pool: str, workers: int, failure_s: f
         maximum=maximum,
         current=current,
         faulted=bool(task.lost) or task.broken,
-        transition_s=transition_s(state, task),
-        transition_to_s={},
-        running_s=min(failure_s, _remaining_s(task, table, workers)),
+        transition_s=moved.transition_s,
+        transition_to_s=moved.to_s,
+        staying=moved.staying,
+        newcomers_s=moved.newcomers_s,
+        running_s=min(failure_s, on_grid(_remaining_s(task, table, workers))),
         throughput=table,
         required=False,
         pool=task.pool,

@@ -6,13 +6,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from services.planner.admission import called, queued_reason
 from services.planner.changes import leave, move
 from services.planner.placement import Placed, Want, place
-from services.planner.problem import build_problem, least_count, wanting, withheld_workers
+from services.planner.problem import build_problem, wanting, withheld_workers
 from services.planner.state import State, Task
 from services.planner.tables import layout_of
 from shared.planning.waf import touches
-from shared.plans import Problem, Solution, TaskChange, TaskProblem
+from shared.plans import Problem, Solution, TaskChange
 
 Solve = Callable[[Problem], tuple[Solution, list[Solution]]]
 """What answers a problem with the best assignment and the alternatives (``solver.solve_with_alternatives``)."""
@@ -57,8 +58,9 @@ def reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfigu
             changes.append(move(state, task, workers, reason))
         elif task.members or task.kept:
             changes.append(leave(state, task, "pause", reason))
+    starved = called(state, at)
     queued = {
-        task.name: _queued_reason(problems[task.name], problem.pools.get(problems[task.name].pool, problem.workers))
+        task.name: queued_reason(problems[task.name], problem, solution, starved)
         for task in wanting(state)
         if solution.assignment[task.name] == 0
     }
@@ -132,12 +134,3 @@ def _free(state: State, names: Collection[str]) -> dict[str, list[str]]:
         if node.usable and not fixed.issuperset(node.workers):
             found[name] = [worker for worker in node.workers if worker not in fixed]
     return found
-
-
-def _queued_reason(task: TaskProblem, workers: int) -> str:
-    """Return why the task gets no worker."""
-    if task.necessary > max(1, workers):
-        return f"needs at least {task.necessary} workers; {workers} can be had"
-    if not task.throughput:
-        return f"no layout of it runs on {workers} workers"
-    return f"needs at least {least_count(task)} workers; other tasks come first for the {workers} there are"

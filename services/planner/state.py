@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from pydantic import Field
 
@@ -12,6 +12,9 @@ from shared.model import Model
 from shared.plans import Layout, TaskChange
 from shared.settings import Settings
 from shared.tasks import TaskSpec
+
+TransitionKind: TypeAlias = Literal["survivors", "newcomers", "restore", "pause"]
+"""Kinds of changes by what they cost (``transitions.py``)."""
 
 DEFAULT_HARDWARE = "cpu"
 """Kind of workers of which nothing is said."""
@@ -42,6 +45,19 @@ class Node(Model):
     hardware: str = DEFAULT_HARDWARE
 
 
+class Wait(Model):
+    """A wait for workers. ``since``: from the plan that queued the task. ``called_at``: when it was too long, newest.
+
+    ``ended_at``: when a task that had been called got workers: its turn began. ``cause``: id of the event that the next
+    call is derived from: the plan that queued it, then the last call.
+    """
+
+    since: datetime
+    cause: str
+    called_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
 class Task(Model):
     """A task.
 
@@ -55,6 +71,8 @@ class Task(Model):
     ``pool``: the kind of workers it is to run on, where that is not the kind of its members (``pools.py``).
     ``layout``: of its newest stage; None before the first. ``trained``: what its newest generations train on.
     ``measured``: on these its throughput is 1.1 ** exponent times the model's.
+    ``stands_since``: since when it stands still in its transition, ``stood_s`` for how long before that, seconds.
+    ``wait``: its wait for workers, and its turn after that.
     """
 
     spec: TaskSpec
@@ -68,7 +86,10 @@ class Task(Model):
     plan: str = ""
     planned_at: datetime | None = None
     change: TaskChange | None = None
+    stands_since: datetime | None = None
+    stood_s: float = 0.0
     queued: str = ""
+    wait: Wait | None = None
     step: int = 0
     step_s: float = 0.0
     checkpoint: str = ""
@@ -104,9 +125,9 @@ class Task(Model):
 class State(Model):
     """The whole cluster. ``losses`` and ``node_s``: node failures seen, over the time nodes were seen usable.
 
-    ``transitions`` and ``transition_s``: how many transitions of running tasks were measured, and their sum.
     ``incidents``: SEV1 and SEV2 incidents of each node, whatever its incarnation.
     ``kinds``: of each kind of hardware, how many of the nodes ever seen offer how many workers (workers -> nodes).
+    ``transitions``: how many transitions of running tasks were measured, and the sum of their seconds, by kind.
     """
 
     config: ClusterConfigured | None = None
@@ -116,9 +137,8 @@ class State(Model):
     plans: int = 0
     losses: int = 0
     node_s: float = 0.0
-    transitions: int = 0
-    transition_s: float = 0.0
     incidents: dict[str, int] = Field(default_factory=dict)
+    transitions: dict[TransitionKind, tuple[int, float]] = Field(default_factory=dict)
 
     def parameter(self, name: str) -> float:
         """Return a parameter of decisions: as logged, or its default where no configuration was logged yet."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from services.planner.admission import due
+from services.planner.core import SERVICE
 from services.planner.fold import Fold
 from services.planner.reconfigure import Solve
 from services.planner.state import State, Task, node_of
@@ -21,9 +23,11 @@ from shared.events import (
     TaskFailed,
     TaskFinished,
     TaskProgressed,
+    TaskStarving,
     TaskStopped,
     TaskStopRequested,
     TaskSubmitted,
+    derived_id,
 )
 from shared.planning.solver import solve_with_alternatives
 from shared.plans import TaskChange
@@ -50,18 +54,23 @@ def spec(name: str = "a", **fields: Any) -> TaskSpec:
 class World:
     """Events in, plans out. Time advances by 10 ms with every record."""
 
-    def __init__(self, solve: Solve = solve_with_alternatives) -> None:
+    def __init__(self, solve: Solve = solve_with_alternatives, **parameters: Any) -> None:
+        """``parameters``: those of ``ClusterConfigured``, in place of the ones here."""
         self.fold = Fold(solve)
         self.records: list[Recorded] = []
+        self._skipped = timedelta()
         self.log(
             ClusterConfigured(
-                **self.base(),
-                mtbf_node_s=1e6,
-                throughput_hysteresis=0.2,
-                transition_prior_s=2.0,
-                worker_flop_per_s=5e9,
-                price_per_worker_hour=2.0,
-                currency="USD",
+                **{
+                    **self.base(),
+                    "mtbf_node_s": 1e6,
+                    "throughput_hysteresis": 0.2,
+                    "transition_prior_s": 2.0,
+                    "worker_flop_per_s": 5e9,
+                    "price_per_worker_hour": 2.0,
+                    "currency": "USD",
+                    **parameters,
+                }
             )
         )
 
@@ -71,7 +80,11 @@ class World:
 
     @property
     def now(self) -> datetime:
-        return START + timedelta(milliseconds=10 * (len(self.records) + 1))
+        return START + timedelta(milliseconds=10 * (len(self.records) + 1)) + self._skipped
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self._skipped += timedelta(seconds=seconds)
 
     def task(self, name: str = "a") -> Task:
         return self.state.tasks[name]
@@ -135,6 +148,16 @@ class World:
     def stopped(self, name: str = "a", step: int = 5, path: str = "stop-checkpoint") -> PlanDecided | None:
         generation = self.task(name).generation
         return self.log(TaskStopped(**self.base(), task=name, generation=generation, step=step, path=path))
+
+    def age(self) -> PlanDecided | None:
+        """Let time pass until the next task starves, and say so as the service does; None if none ever will."""
+        waits = due(self.state)
+        if not waits:
+            return None
+        first = waits[0]
+        self._skipped += max(timedelta(), first.at - self.now)
+        event_id = derived_id(first.cause, SERVICE, f"starving/{first.task}")
+        return self.must(TaskStarving(event_id=event_id, occurred_at=first.at, task=first.task, since=first.since))
 
     def finish(self, name: str = "a") -> PlanDecided:
         return self.must(

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
 from services.planner.main import serve
 from services.planner.replay import read_all, verify
 from shared.bus import Bus
-from shared.events import ClusterConfigured, Event, NodeJoined, PlanDecided, TaskSubmitted
+from shared.events import ClusterConfigured, Event, NodeJoined, PlanDecided, TaskStarving, TaskSubmitted
 from shared.journal import Journal
 from shared.log import EventLog
 from shared.model import utc_now
+from shared.plans import Trigger
 from shared.service import Context
 from shared.settings import Settings
 from tests.planner.kit import spec
@@ -34,8 +36,8 @@ def node(name: str) -> NodeJoined:
     )
 
 
-def submission(name: str) -> TaskSubmitted:
-    return TaskSubmitted(event_id=f"submit-{name}", occurred_at=utc_now(), task=name, spec=spec(name))
+def submission(name: str, **fields: Any) -> TaskSubmitted:
+    return TaskSubmitted(event_id=f"submit-{name}", occurred_at=utc_now(), task=name, spec=spec(name, **fields))
 
 
 def events(log: EventLog) -> list[Event]:
@@ -104,6 +106,26 @@ async def test_a_restart_repeats_nothing_and_answers_what_came_meanwhile(
     assert sum(isinstance(event, ClusterConfigured) for event in events(log)) == 1
     report = verify(log)
     assert (report.ok, report.verified) == (True, 5)
+
+
+async def test_a_task_that_waits_too_long_is_told_of_once_and_a_restart_does_not_repeat_it(
+    settings: Settings, bus: Bus, journal: Journal, log: EventLog
+) -> None:
+    impatient = settings.model_copy(update={"starvation_s": 0.2})
+    whole = {"workers": {"min": 2}}
+    async with planner(impatient, bus, journal):
+        await journal.append([node("n0"), submission("a", **whole), submission("b", **whole)])
+        await until(lambda: [p.trigger for p in plans(log)].count(Trigger.TASK_STARVING) >= 2, journal)
+    patient = settings.model_copy(update={"starvation_s": 3600.0})
+    async with planner(patient, bus, journal):
+        await journal.append([node("n1")])
+        await until(lambda: plans(log)[-1].cause == "join-n1", journal)
+    called = [event for event in events(log) if isinstance(event, TaskStarving)]
+    starving = [plan for plan in plans(log) if plan.trigger is Trigger.TASK_STARVING]
+    assert [plan.cause for plan in starving] == [event.event_id for event in called]
+    assert [event.task for event in called[:2]] == ["b", "a"]
+    assert list(starving[0].queued) == ["a"]
+    assert verify(log).ok
 
 
 @pytest.mark.parametrize(("mtbf_s", "count"), [(1000.0, 2), (None, 1)])

@@ -50,6 +50,7 @@ def options(
         current_due = free and 0 < current[t] <= limit[t]
         j = table_starts[t]
         end = table_starts[t + 1]
+        move = moves_starts[t]
         while zero_due or current_due or j < end:
             rate = 0.0
             if zero_due:
@@ -74,9 +75,10 @@ def options(
             penalty = 0.0
             if touches:
                 move_s = transition_s[t] + newcomers_s[t] if k > staying[t] else transition_s[t]
-                for i in range(moves_starts[t], moves_starts[t + 1]):
-                    if moves_counts[i] == k:
-                        move_s = moves_s[i]
+                while move < moves_starts[t + 1] and moves_counts[move] < k:
+                    move += 1
+                if move < moves_starts[t + 1] and moves_counts[move] == k:
+                    move_s = moves_s[move]
                 penalty = rate_now * move_s
             counts[n] = k
             worth[n] = rate * running_s[t] - penalty
