@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from shared.events import PlanDecided
-from shared.plans import Problem, Response, Solution, Stage, TaskChange, TaskProblem
+from shared.planning.waf import touches, transition_s
+from shared.plans import Problem, Response, Solution, Stage, TaskChange, TaskProblem, Trigger
 
 _RESPONSES = {
     Response.RETRY: "all ranks finish the interrupted step in place (no solver asked)",
     Response.RESTART: "the process is started again on its node (no solver asked)",
     Response.RECONFIGURE: "the cluster is divided anew",
     Response.NONE: "nothing changes",
+}
+
+_TRIGGERS = {
+    Trigger.NODE_JOINED: "a node that joined",
+    Trigger.TASK_ENDED: "the end of a task",
+    Trigger.TASK_SUBMITTED: "a task that was submitted",
+    Trigger.STOP_REQUESTED: "the request to stop a task",
+    Trigger.TASK_STARVING: "a task that has waited too long for workers",
 }
 
 _SOURCES = {
@@ -33,7 +42,8 @@ _PREFIXES = ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1
 def explain(plan: PlanDecided) -> str:
     """Return the plan as text: why, what was done to each task, what it was worth and what was turned down."""
     incident = f" (incident {plan.incident})" if plan.incident else ""
-    lines = [f"Plan {plan.plan} answers {plan.trigger.value}{incident}: {_RESPONSES[plan.response]}."]
+    trigger = f"{plan.trigger.value}, {_TRIGGERS[plan.trigger]}" if plan.trigger in _TRIGGERS else plan.trigger.value
+    lines = [f"Plan {plan.plan} answers {trigger}{incident}: {_RESPONSES[plan.response]}."]
     if plan.supersedes:
         lines.append(f"It takes over from {', '.join(plan.supersedes)}, not yet done.")
     for change in plan.changes:
@@ -42,6 +52,8 @@ def explain(plan: PlanDecided) -> str:
         lines += ["", *(f"Task {name} waits: {reason}." for name, reason in sorted(plan.queued.items()))]
     if plan.problem is not None and plan.solution is not None:
         lines += ["", *_objective(plan.problem, plan.solution), *_alternatives(plan.solution, plan.alternatives)]
+    if plan.inputs_sha256:
+        lines += ["", f"Digest of the problem (SHA-256 of its canonical JSON): {plan.inputs_sha256}"]
     return "\n".join(lines)
 
 
@@ -83,20 +95,48 @@ def _objective(problem: Problem, solution: Solution) -> list[str]:
     tasks = {task.name: task for task in problem.tasks}
     used = sum(solution.assignment.values())
     lines = [f"{used} of {problem.workers} workers are used; the plan is worth {_flop(solution.objective)}:"]
+    for pool, workers in sorted(problem.pools.items()):
+        taken = sum(solution.assignment[task.name] for task in problem.tasks if task.pool == pool)
+        lines.append(f"  of kind {pool}: {taken} of {workers}")
     for term in solution.terms:
         task = tasks[term.name]
         count = f"{task.current} -> {term.workers}" if term.workers != task.current else f"{term.workers} as before"
         lines.append(
-            f"  {term.name} (weight {task.weight:g}{_conditions(task)}): {count} workers, "
+            f"  {term.name} (weight {task.weight:g}{_conditions(problem, task)}): {count} workers, "
             f"{_flop(term.waf_flop_per_s)}/s x {task.running_s:.4g} s = {_flop(term.reward)}, "
-            f"less {_flop(term.penalty)} for a transition of {task.transition_s:.3g} s"
+            f"less {_flop(term.penalty)} for {_transition(task, term.workers)}"
         )
     return lines
 
 
-def _conditions(task: TaskProblem) -> str:
-    least = f", at least {task.necessary}" if task.necessary > 1 else ""
-    return least + (", lost a worker" if task.faulted else "")
+def _transition(task: TaskProblem, workers: int) -> str:
+    """Return what the change to this count costs in time, by its kind (``services/planner/transitions.py``)."""
+    if not touches(task, workers):
+        return "no transition"
+    if task.current == 0:
+        return "a start" if workers else "waiting on"
+    seconds = f"{transition_s(task, workers):.3g} s"
+    if workers == 0:
+        return f"a pause of {seconds}, restoring included"
+    if workers in task.transition_to_s or task.staying == 0:
+        return f"a restore of {seconds}: the state is read again, what was done since is computed again"
+    if workers > task.staying:
+        joining = workers - task.staying
+        return f"a transition of {seconds}: {task.transition_s:.3g} s, and {task.newcomers_s:.3g} s as {joining} join"
+    return f"a transition of {seconds} among those that stay"
+
+
+def _conditions(problem: Problem, task: TaskProblem) -> str:
+    found = [f"at least {task.necessary}"] if task.necessary > 1 else []
+    if problem.pools:
+        found.append(f"on {task.pool}")
+    if task.correction != 1.0:
+        found.append(f"measured {task.correction:.3g} x the modelled throughput")
+    if task.faulted:
+        found.append("lost a worker")
+    if task.required:
+        found.append("admitted")
+    return "".join(f", {text}" for text in found)
 
 
 def _alternatives(best: Solution, alternatives: list[Solution]) -> list[str]:

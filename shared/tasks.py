@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -196,16 +197,32 @@ def parse_spec(data: Any) -> TaskSpec:
     try:
         return TaskSpec.model_validate(data)
     except ValidationError as err:
-        errors = []
-        for item in err.errors(include_url=False):
-            field = ".".join(str(part) for part in item["loc"]) or "(task)"
-            problem = item["msg"].removeprefix("Value error, ")
-            if item["type"] == "extra_forbidden":
-                problem = "unknown field"
-            value = item["input"] if isinstance(item["input"], str | int | float | bool | None) else "..."
-            errors.append({"field": field, "value": value, "problem": problem})
+        errors = [entry for item in err.errors(include_url=False) for entry in _entries(item, data)]
         text = "; ".join(f"{e['field']}: {e['problem']} (given: {e['value']!r})" for e in errors)
         raise InvalidInput(f"task specification refused: {text}", errors) from err
+
+
+def _entries(item: Any, data: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a complaint as field, value and problem; one about fields that do not go together for each of them."""
+    field = ".".join(str(part) for part in item["loc"])
+    problem = "unknown field" if item["type"] == "extra_forbidden" else item["msg"].removeprefix("Value error, ")
+    if field or item["type"] != "value_error":
+        return [{"field": field or "(task)", "value": _shown(item["input"]), "problem": problem}]
+    found = []
+    for text in problem.split("; "):
+        name, _, what = text.partition(": ")
+        value: Any = data
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        found.append({"field": name, "value": _shown(value), "problem": what})
+    return found
+
+
+def _shown(value: object) -> str | int | float | bool | None:
+    """Return a value as an error may show it: no structures, and nothing that JSON cannot write."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, str | int | float | bool | None) else "..."
 
 
 def load_spec(text: str) -> TaskSpec:

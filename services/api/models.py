@@ -123,9 +123,13 @@ class PlanSummary(BaseModel):
 
 
 class PlanDetail(PlanSummary):
-    """A plan with its words, its milestones and the event as it is in the log."""
+    """A plan with its words, its milestones and the event as it is in the log.
+
+    ``inputs_sha256``: digest of the canonical JSON of the event's problem; empty where no solver was asked.
+    """
 
     words: str
+    inputs_sha256: str
     milestones: list[Milestone]
     event: dict[str, Any]
 

@@ -72,7 +72,11 @@ def staying_workers(state: State, task: Task) -> int:
         return 0
     if task.holders == task.members and not task.lost:
         return len(task.members)
-    return len(set(task.kept).intersection(task.members))
+    if staying := len(set(task.kept).intersection(task.members)):
+        return staying
+    # Those that it was about to give up are still there, unless another task was given their workers.
+    elsewhere = {w for other in state.tasks.values() if other.name != task.name for w in other.members}
+    return sum(worker not in elsewhere and state.usable(worker) for worker in task.kept)
 
 
 def kind_of(change: TaskChange) -> TransitionKind | None:

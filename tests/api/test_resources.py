@@ -88,6 +88,7 @@ async def test_plans_and_events(healed: Server) -> None:
     ]
     plan = (await healed.http.get("/v1/plans/p1")).json()
     assert plan["words"]
+    assert plan["inputs_sha256"] == plan["event"]["inputs_sha256"]
     assert plan["event"]["changes"][0]["failed"] == ["n1/1"]
     assert [milestone["phase"] for milestone in plan["milestones"]] == ["held", "resumed", "drained", "restored"]
     everything = (await healed.http.get("/v1/events", params={"limit": 1000})).json()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+
+from shared.model import canonical_json
 from shared.plan_words import explain
 from tests.planner.kit import World, running
 
@@ -41,3 +45,47 @@ def test_waiting_tasks_and_superseded_plans_are_named() -> None:
     text = explain(second)
     assert f"takes over from {first.plan}" in text
     assert "Task big waits: needs at least 9 workers" in text
+
+
+def test_transitions_are_told_by_kind_with_the_digest() -> None:
+    world = World(starvation_s=60.0)
+    for index in range(3):
+        world.join(f"n{index}")
+    started = world.submit("a", workers={"max": 4})
+    assert "less 0 FLOP for a start" in explain(started)
+    plan = world.complete(started)
+    node = world.task().members[0].partition("/")[0]
+    lost = world.lose(node)
+    text = explain(lost)
+    assert " s as 2 join" in text or " s as 1 join" in text
+    assert f"canonical JSON): {lost.inputs_sha256}" in text
+    assert plan.inputs_sha256 != lost.inputs_sha256
+    assert lost.problem is not None
+    text_of_problem = json.loads(lost.canonical())["problem"]
+    assert hashlib.sha256(canonical_json(text_of_problem).encode()).hexdigest() == lost.inputs_sha256
+    assert lost.problem.sha256() == lost.inputs_sha256
+
+
+def test_a_starving_task_and_the_paused_one_are_named() -> None:
+    world = World(starvation_s=60.0)
+    world.join("n0")
+    world.complete(world.submit("a", workers={"min": 2}))
+    world.submit("b", workers={"min": 2})
+    plan = world.age()
+    assert plan is not None
+    text = explain(plan)
+    assert "answers task-starving, a task that has waited too long for workers" in text
+    assert "for a pause of" in text
+    assert "Task a waits: paused: needs at least 2 workers; the 2 there are go first to b" in text
+
+
+def test_a_measured_correction_and_the_kinds_of_workers_are_told() -> None:
+    world = running()
+    plan = world.lose("n1")
+    assert plan.problem is not None
+    tasks = [task.model_copy(update={"pool": "h100", "correction": 1.21}) for task in plan.problem.tasks]
+    problem = plan.problem.model_copy(update={"tasks": tasks, "pools": {"a100-80": 4, "h100": 2}})
+    text = explain(plan.model_copy(update={"problem": problem}))
+    assert "of kind h100: 2 of 2" in text
+    assert "of kind a100-80: 0 of 4" in text
+    assert "on h100, measured 1.21 x the modelled throughput, lost a worker" in text

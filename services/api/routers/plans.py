@@ -43,6 +43,7 @@ def one(plan: str, api: Api) -> PlanDetail:
     return PlanDetail(
         **present.plan_summary(view).model_dump(),
         words=explain(event),
+        inputs_sha256=event.inputs_sha256,
         milestones=view.milestones,
         event=event.model_dump(mode="json", by_alias=True),
     )

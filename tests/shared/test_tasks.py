@@ -1,0 +1,67 @@
+"""What a task specification refuses: by field, with the limit, in an error that any client can read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from shared.errors import InvalidInput
+from shared.tasks import MAX_SPEC_BYTES, load_spec
+
+TEXT = """name: a
+model: {layers: 2, hidden: 32, heads: 4, sequence_length: 32}
+batch: {global: 24, micro: 1}
+data: corpus
+"""
+
+
+def errors_of(text: str) -> list[dict[str, Any]]:
+    with pytest.raises(InvalidInput) as caught:
+        load_spec(text)
+    problem = json.loads(json.dumps(caught.value.problem(), allow_nan=False))
+    for error in problem["errors"]:
+        assert f"{error['field']}: {error['problem']}" in problem["detail"]
+    return list(problem["errors"])
+
+
+def test_the_text_without_a_mistake_is_accepted() -> None:
+    assert load_spec(f"{TEXT}steps: 5").steps == 5
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "limit"),
+    [
+        ("steps: .nan", "steps", "finite"),
+        ("steps: .inf", "steps", "finite"),
+        ("steps: -1", "steps", "greater than or equal to 1"),
+        ("steps: 1000000000000", "steps", "less than or equal to 1000000"),
+        ("weight: .nan", "weight", "finite"),
+        ("weight: -.inf", "weight", "finite"),
+        ("weight: -1", "weight", "greater than 0"),
+        ("weight: 1e+12", "weight", "less than or equal to 1000000"),
+        ("workers: {min: .nan}", "workers.min", "finite"),
+        ("workers: {min: -2}", "workers.min", "greater than or equal to 1"),
+        ("workers: {max: 1000000000000}", "workers.max", "less than or equal to 1000000"),
+        ("workers: {min: 4, max: 2}", "workers.min", "must not exceed workers.max, 2"),
+        ("optimizer: {lr: .inf}", "optimizer.lr", "finite"),
+        ("dropout: .nan", "dropout", "finite"),
+        ("speed: 1", "speed", "unknown field"),
+    ],
+)
+def test_a_bad_value_is_refused_by_its_field_and_limit(line: str, field: str, limit: str) -> None:
+    text = TEXT if line.startswith("steps") else f"{TEXT}steps: 5\n"
+    (error,) = errors_of(f"{text}{line}")
+    assert error["field"] == field
+    assert limit in error["problem"]
+
+
+def test_fields_that_do_not_go_together_are_each_named() -> None:
+    found = errors_of(f"{TEXT}steps: 5\nworkers: {{min: 30, max: 20}}\nparallel: {{tensor: 3}}")
+    assert [(error["field"], error["value"]) for error in found] == [("parallel.tensor", 3), ("workers.min", 30)]
+
+
+def test_a_text_above_the_limit_is_not_read() -> None:
+    with pytest.raises(InvalidInput, match=f"at most {MAX_SPEC_BYTES}"):
+        load_spec("#" * (MAX_SPEC_BYTES + 1))
