@@ -31,8 +31,9 @@ HORIZON_S = 60.0
 """D_running moves on its grid as time goes by: if it will within this time, both sides of the step are solved."""
 
 
-Share = tuple[str, int, int]
-"""A task's part of a node: its name, how many workers it has there, how many of them hold its state."""
+Share = tuple[str, int, int, int]
+"""A task's part of a node: its name, how many workers it has there, how many of them hold its state, and of these how
+many are to stay with it."""
 
 
 class Loss(NamedTuple):
@@ -187,8 +188,11 @@ class _Spread:
         found = self._known.get(id(task))
         if found is None:
             kept = Counter(map(node_of, task.kept))
+            staying = kept
+            if task.holders != task.members:
+                staying = Counter(map(node_of, set(task.kept).intersection(task.members)))
             workers = Counter(map(node_of, dict.fromkeys((*task.holders, *task.members))))
-            found = task, {node: (task.name, number, kept[node]) for node, number in workers.items()}
+            found = task, {node: (task.name, n, kept[node], staying[node]) for node, n in workers.items()}
             self._known[id(task)] = found
         return found[1]
 

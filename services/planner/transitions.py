@@ -64,7 +64,7 @@ def transition(state: State, task: Task) -> Transition:
 def staying_workers(state: State, task: Task) -> int:
     """Return how many of the task's workers hold a state that others can take; 0 where no single one holds all.
 
-    None of them stays where the task goes to workers of another kind.
+    None of them stays where the task goes to workers of another kind; nor do those that it is about to give up.
     """
     if task.replica > 1 or not task.members:
         return 0
@@ -72,11 +72,7 @@ def staying_workers(state: State, task: Task) -> int:
         return 0
     if task.holders == task.members and not task.lost:
         return len(task.members)
-    if staying := len(set(task.kept).intersection(task.members)):
-        return staying
-    # Those that it was about to give up are still there, unless another task was given their workers.
-    elsewhere = {w for other in state.tasks.values() if other.name != task.name for w in other.members}
-    return sum(worker not in elsewhere and state.usable(worker) for worker in task.kept)
+    return len(set(task.kept).intersection(task.members))
 
 
 def kind_of(change: TaskChange) -> TransitionKind | None:

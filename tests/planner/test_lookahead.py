@@ -103,8 +103,8 @@ def test_nodes_of_which_the_same_tasks_have_as_much_are_one_class() -> None:
     world.complete(world.submit("a", batch={"global": 60, "micro": 1}))
     classes = loss_classes(world.state)
     assert sorted((c.hardware, c.workers, c.shares) for c in classes) == [
-        ("cpu", 2, (("a", 1, 1),)),
-        ("cpu", 2, (("a", 2, 2),)),
+        ("cpu", 2, (("a", 1, 1, 1),)),
+        ("cpu", 2, (("a", 2, 2, 2),)),
     ]
 
 
