@@ -92,10 +92,16 @@ class Optimizer(Model):
 
 
 class Checkpoint(Model):
-    """``directory``: where checkpoints go (default: under the run directory). ``every``: steps; 0 never."""
+    """``directory``: where checkpoints go (default: under the run directory). ``every``: steps; 0 never.
+
+    ``keep``: how many of them to leave, at least the newest and the one before it, which stands in if that is damaged.
+    ``memory_every``: steps between copies in the memory of the nodes; 0 none.
+    """
 
     directory: str | None = None
     every: Annotated[int, Field(ge=0, le=1_000_000)] = 50
+    keep: Annotated[int, Field(ge=2, le=1_000_000)] = 2
+    memory_every: Annotated[int, Field(ge=0, le=1_000_000)] = 1
 
 
 class Parallel(Model):

@@ -35,6 +35,8 @@ def attach(
     initialise: Callable[[Any], None] | None = None,
     checkpoint_every: int = 0,
     checkpoint_directory: str = "",
+    checkpoint_keep: int = 2,
+    memory_every: int = 1,
     directory: str = "unicron-run",
     exact: bool = False,
 ) -> Run:
@@ -49,6 +51,8 @@ def attach(
         initialise: sets the parameters when a task begins, the same on every rank; without it rank 0's are used.
         checkpoint_every: steps between checkpoints; 0: only when the task is stopped.
         checkpoint_directory: where they go; empty: where the agent says.
+        checkpoint_keep: how many published checkpoints to leave; at least 2.
+        memory_every: steps between in-memory copies (under an agent, which says where they go); 0: none.
         directory: where checkpoints and results go without an agent.
         exact: whether gradients are added up so that the result is the same to the last bit whatever fails and however
             many replicas there are; 16 bytes for each parameter, and micro-batches are committed one at a time.
@@ -71,5 +75,7 @@ def attach(
         initialise=initialise,
         checkpoint_every=checkpoint_every,
         checkpoint_directory=checkpoint_directory,
+        checkpoint_keep=checkpoint_keep,
+        memory_every=memory_every,
         exact=exact,
     )

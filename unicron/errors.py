@@ -4,6 +4,8 @@
     ├── InvalidSpec            the task specification or its data cannot be used
     ├── Interrupted            the agent holds this generation: leave the step
     ├── CommunicationFailed    a collective broke: a peer is gone or a socket was shut
+    ├── DamagedCheckpoint      a checkpoint on disk is incomplete or not what was written
+    ├── TornCopy               an in-memory copy is incomplete or not what was written
     ├── NonFiniteValue         a loss or gradient is not a finite number
     └── SampleAccountingError  a micro-batch of a step was computed not exactly once (an internal error)
 
@@ -27,6 +29,14 @@ class Interrupted(UnicronError):
 
 class CommunicationFailed(UnicronError):
     """A collective failed; ``__cause__`` is what the backend said."""
+
+
+class DamagedCheckpoint(UnicronError):
+    """A checkpoint on disk is incomplete, or is not what was written."""
+
+
+class TornCopy(UnicronError):
+    """An in-memory copy of a part of the state is incomplete, or is not what was written."""
 
 
 class NonFiniteValue(UnicronError):

@@ -13,8 +13,13 @@
 
 ``kind``: ``exception``, ``communication`` (as if a collective broke: the process goes on), ``kill`` (SIGKILL) or
 ``hang`` (SIGSTOP). ``rank`` is the one the process has in its first generation, whatever it becomes. A fault happens
+<<<<<<< HEAD
 once in a process, and only in a process that started the task: one that replaces a failed process does not repeat it
 unless ``always`` is appended.
+=======
+once in a process, and only in one that started the task: one that replaces a failed process does not repeat it unless
+``always`` is appended.
+>>>>>>> 7def641 (wip)
 """
 
 from __future__ import annotations

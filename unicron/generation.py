@@ -19,6 +19,7 @@ import torch.distributed as dist
 from unicron import agreement, checkpoint, groups, movement, pieces
 from unicron.agreement import Report
 from unicron.errors import SampleAccountingError, UnicronError
+from unicron.memory import Memory
 from unicron.movement import Settled
 from unicron.pieces import is_sharded
 from unicron.protocol import Configure
@@ -66,14 +67,16 @@ def _device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def account(replica: Replica, micro_batches: int, runtime: Runtime) -> int:
+def account(
+    replica: Replica, micro_batches: int, runtime: Runtime, statuses: tuple[int, ...] = ()
+) -> tuple[int, list[int]]:
     """Agree on losses and samples of the step in progress, before its gradients are reduced; return the request.
 
     So what a rank has contributed is known when its gradients count, even if it is lost. Every micro-batch has a slot
     for a count, its loss and its samples; everything travels as float64 in one reduction: ids are exact up to 2**53.
 
     Returns:
-        The largest request of any rank.
+        The largest request of any rank, and the largest of what each told in ``statuses``, place by place.
 
     Raises:
         SampleAccountingError: a micro-batch is missing or was computed twice.
@@ -84,9 +87,9 @@ def account(replica: Replica, micro_batches: int, runtime: Runtime) -> int:
     assert partial is not None
     width = max((len(ids) for ids in partial.samples.values()), default=0)
     # The number of samples in a micro-batch is the same on all ranks, but a rank may have none.
-    head = torch.tensor([width, runtime.request], dtype=torch.int64, device=_device())
+    head = torch.tensor([width, runtime.request, *statuses], dtype=torch.int64, device=_device())
     runtime.wait(dist.all_reduce(head, op=dist.ReduceOp.MAX, async_op=True))
-    width, agreed = int(head[0]), int(head[1])
+    width, agreed, *told = head.tolist()
     last = parallel_state.get_pipeline_model_parallel_world_size() - 1
     if partial.account is None:
         slots = torch.zeros(micro_batches, 2 + width, dtype=torch.float64)
@@ -99,12 +102,12 @@ def account(replica: Replica, micro_batches: int, runtime: Runtime) -> int:
         ids = [int(value) for row in rows for value in row[2:]]
         partial.account = Account(math.fsum(row[1] for row in rows) / micro_batches, ids)
         if dist.get_world_size() == data_group().size():
-            return agreed  # there are no other shards
+            return agreed, told  # there are no other shards
     if partial.reduced < replica.sums.buckets:
         counts = torch.zeros(micro_batches, dtype=torch.float64)
         counts[list(partial.samples)] = 1.0
         _check_counts([int(n) for n in _summed(counts, data_group(), runtime).tolist()], partial.step)
-    return agreed
+    return agreed, told
 
 
 def _summed(values: torch.Tensor, group: Any, runtime: Runtime) -> torch.Tensor:
@@ -126,6 +129,7 @@ class Joined:
         self,
         build: Callable[[int, int], tuple[Any, Any]],
         initialise: Callable[[Any], None] | None,
+        memory: Memory,
         *,
         exact: bool = False,
     ) -> None:
@@ -134,9 +138,10 @@ class Joined:
         Args:
             build: makes model and optimizer for a tensor- and a pipeline-parallel size.
             initialise: sets a model's first parameters, the same on every rank; without it rank 0's are used.
+            memory: in-memory copies, for a generation without whole live state.
             exact: whether gradients are added up exactly.
         """
-        self._build, self._initialise, self._exact = build, initialise, exact
+        self._build, self._initialise, self._memory, self._exact = build, initialise, memory, exact
         self.replica: Replica | None = None
         self.phases: dict[str, float] = {}
         self.source = ""
@@ -148,6 +153,8 @@ class Joined:
         self.buckets_kept = 0
         """How many buckets of gradients are already reduced."""
         self.steps_recomputed = 0
+        self.checkpoint = ""
+        """The checkpoint that the state was read from, if it was."""
         self._roles: dict[str, Any] = {}
 
     def enter(
@@ -163,7 +170,7 @@ class Joined:
             UnicronError: the state that the configuration promises is held by nobody.
         """
         self.deal, self.resumes, self.computed, self.buckets_kept = [], False, 0, 0
-        self.steps_recomputed, self.source = 0, ""
+        self.steps_recomputed, self.source, self.checkpoint = 0, "", ""
         layout = (configure.tensor, configure.pipeline)
         began = time.monotonic()
         groups.leave(abandon=runtime.abandoned)
@@ -256,13 +263,14 @@ class Joined:
         return held.partial
 
     def _restore(self, configure: Configure, replica: Replica) -> None:
-        """Take the state from the newest checkpoint or, where there is none, from the beginning."""
-        if configure.checkpoint:
-            checkpoint.load(replica, Path(configure.checkpoint))
+        """Take the state from in-memory copies or the newest checkpoint or, without any, from the beginning."""
+        self.source = self._from_memory(configure, replica)
+        if not self.source and configure.checkpoint:
+            self.checkpoint = str(checkpoint.restore(replica, Path(configure.checkpoint)))
             self.source = "checkpoint"
-        elif any(source in ("live", "take", "checkpoint") for _, _, source in configure.members):
-            raise UnicronError(f"generation {configure.generation}: nobody holds the state, and no checkpoint is given")
-        else:
+        elif not self.source:
+            if any(source in ("live", "take", "checkpoint") for _, _, source in configure.members):
+                raise UnicronError(f"generation {configure.generation}: nobody holds the state; no checkpoint is given")
             if self._initialise is not None:
                 self._initialise(replica.model)
             else:
@@ -272,6 +280,19 @@ class Joined:
             self.source = "initial"
         if configure.fault_step:
             self.steps_recomputed = max(0, configure.fault_step - replica.applied)
+
+    def _from_memory(self, configure: Configure, replica: Replica) -> str:
+        """Take the state from in-memory copies if they are as new as what else there is; return which, or nothing.
+
+        Copies are of the task's own past generations: at any step they are what the failure-free run had there. What
+        members hold live of the same step counts with them: a sharded optimizer's lost part may be all that is missing.
+        """
+        if all(source == "initial" for _, _, source in configure.members) and not configure.fault_step:
+            self._memory.forget()  # the task begins: what is there is of an earlier one with its name
+            return ""
+        at_least = checkpoint.newest_step(Path(configure.checkpoint)) if configure.checkpoint else 1
+        live = [] if self.replica is None else self.replica.holdings()
+        return self._memory.restore(replica, configure.generation, at_least, live)
 
     def _move(self, replica: Replica, runtime: Runtime, settled: Settled) -> None:
         """Take what the plan says into the replica; its own pieces stay where they are."""
@@ -298,7 +319,7 @@ class Joined:
     ) -> None:
         """Deal what is missing of the interrupted step; survivors keep what they have."""
         step = replica.applied + 1
-        if self.source in ("checkpoint", "initial") or not any(report.partial == step for report in reports):
+        if self.source not in ("own", "live") or not any(report.partial == step for report in reports):
             replica.discard()
             return
         agreed = agreement.deal(reports, step, micro_batches)

@@ -26,9 +26,10 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from unicron import checkpoint, failures, generation
-from unicron.errors import Interrupted, SampleAccountingError
+from unicron.errors import Interrupted, SampleAccountingError, UnicronError
 from unicron.faults import Fault, SignalledFault
 from unicron.gradients import IN_FLIGHT
+from unicron.memory import Memory
 from unicron.pieces import torch_optimizers
 from unicron.protocol import Checkpointed, Configure, Finished, Resumed, Stopped
 from unicron.replica import Replica
@@ -127,7 +128,7 @@ class Step:
         run.runtime.check()
         run.fault(number, "reduce")
         run.runtime.progress(number, "reduce")
-        run.request = generation.account(run.replica, run.micro_batches, run.runtime)
+        run.request, told = generation.account(run.replica, run.micro_batches, run.runtime, run.statuses())
         assert run.replica.partial is not None
         assert run.replica.partial.account is not None
         self.loss = run.replica.partial.account.loss
@@ -139,6 +140,7 @@ class Step:
             # One after the other where the fault is to come after so many, and no more.
             in_flight=1 if run.fails_between_buckets(number) else IN_FLIGHT,
         )
+        run.agreed(told)
         self._reduced = True
         self.computed_s = time.monotonic() - self._began
         run.fault(number, "update")
@@ -182,6 +184,8 @@ class Run:
         initialise: Callable[[Any], None] | None = None,
         checkpoint_every: int = 0,
         checkpoint_directory: str = "",
+        checkpoint_keep: int = 2,
+        memory_every: int = 0,
         exact: bool = False,
     ) -> None:
         """Prepare a run.
@@ -194,6 +198,8 @@ class Run:
             initialise: sets the model's first parameters, the same on every rank; without it rank 0's are used.
             checkpoint_every: steps between checkpoints; 0: only when stopped.
             checkpoint_directory: where they go; empty: the generation's own directory.
+            checkpoint_keep: how many of them to leave; at least 2.
+            memory_every: steps between in-memory copies, where an agent says where they go; 0: none.
             exact: whether gradients are added up exactly.
         """
         self.runtime = runtime
@@ -201,11 +207,14 @@ class Run:
         self.micro_batches = micro_batches
         self.request = 0
         self.source = ""
-        self._every, self._checkpoints = checkpoint_every, checkpoint_directory
+        self.checkpoint_every, self._checkpoints = checkpoint_every, checkpoint_directory
+        self._writer = checkpoint.Writer(checkpoint_keep)
+        self._due = False
         self._fault = Fault.from_environment()
         self._signalled_fault = SignalledFault()
         self._current: Configure | None = None
-        self._joined = generation.Joined(build, initialise, exact=exact)
+        self.memory = Memory(memory_every, runtime.wait)
+        self._joined = generation.Joined(build, initialise, self.memory, exact=exact)
         self._loss: float | None = None
 
     @property
@@ -288,11 +297,13 @@ class Run:
                 return False
             if self.request == DRAIN:
                 return True
-            due = self._every > 0 and self.replica.applied % self._every == 0
+            self._due = self._due or (self.checkpoint_every > 0 and self.replica.applied % self.checkpoint_every == 0)
             if self.request == STOP and not self._attempt(self._checkpoint_and_stop):
                 return False
-            if due and not self._attempt(self._checkpoint):
+            # One at a time: where the file system is slower than the interval, training does not wait for it.
+            if self._due and self._writer.idle and not self._attempt(self._checkpoint):
                 return False
+            self.memory.take(self.replica)
         return False
 
     # Between steps.
@@ -307,7 +318,12 @@ class Run:
 
     def _enter(self) -> None:
         self.runtime.progress(self._applied() + 1, "setup")
+        self.memory.leave()
         self._joined.enter(self.configure, self.runtime, self.micro_batches)
+        self._due = self._due or not self._writer.idle  # what the last generation was writing is given up
+        loaded = self._joined.checkpoint
+        self._writer.enter(self._checkpoint_path(), self.configure.generation, loaded)
+        self.memory.enter(self.configure.generation)
 
     def _next_step(self) -> Step:
         number = self.replica.applied + 1
@@ -347,17 +363,35 @@ class Run:
         return root / f"step-{self.replica.applied}"
 
     def _checkpoint(self) -> None:
+        self._due = False
         self.runtime.progress(self.replica.applied, "checkpoint")
-        path = self._checkpoint_path()
+        self._writer.begin(self.replica, self._checkpoint_path())
         self.fault(self.replica.applied, "checkpoint")
-        checkpoint.save(self.replica, path)
-        if self.configure.rank == 0:
-            generation_ = self.configure.generation
-            self.runtime.send(Checkpointed(generation=generation_, step=self.replica.applied, path=str(path)))
+
+    def _published(self) -> Callable[[int, Path], None]:
+        """Return what tells the agent that a checkpoint of this generation is published."""
+        runtime, number = self.runtime, self.configure.generation
+        return lambda step, path: runtime.send(Checkpointed(generation=number, step=step, path=str(path)))
+
+    def statuses(self) -> tuple[int, ...]:
+        """Return what this rank tells at the end of a step: how far checkpoint and in-memory copy in hand are."""
+        return self._writer.status, self.memory.status
+
+    def agreed(self, statuses: list[int]) -> None:
+        """Take what all ranks told. The state may change once this returns."""
+        self._writer.agreed(statuses[0], self._published())
+        self.memory.settle()
+        self.memory.agreed(statuses[1])
 
     def _checkpoint_and_stop(self) -> None:
+        """Write the checkpoint that a stop leaves behind, and wait for it."""
+        self.runtime.progress(self.replica.applied, "checkpoint")
+        self._writer.complete(self._published())
         self._checkpoint()
-        self._stopped(str(self._checkpoint_path()))
+        path = self._checkpoint_path()
+        if not self._writer.complete(self._published()):
+            raise UnicronError(f"the checkpoint of step {self.replica.applied} could not be written")
+        self._stopped(str(path))
 
     def _stopped(self, path: str) -> NoReturn:
         runtime = self.runtime
@@ -367,6 +401,7 @@ class Run:
     def _finish(self) -> None:
         configure, replica = self.configure, self.replica
         self.runtime.progress(replica.applied, "checkpoint")
+        self._writer.complete(self._published())
         path = Path(configure.directory) / "result" / "parameters.safetensors"
         checkpoint.export(replica, path)
         first = configure.rank == 0

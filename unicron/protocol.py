@@ -30,6 +30,13 @@ SOCKET_VARIABLE = "UNICRON_SOCKET"
 """Environment variable that holds the agent's socket (a leading ``@`` marks Linux's abstract namespace: no file, and
 no limit from a long run directory)."""
 
+MEMORY_VARIABLE = "UNICRON_MEMORY"
+"""Environment variable: the folder in shared memory for the task's in-memory copies on this node; without it none are
+taken. The agent deletes it, never a rank."""
+
+NODE_VARIABLE, DOMAIN_VARIABLE, HOST_VARIABLE = "UNICRON_NODE", "UNICRON_DOMAIN", "UNICRON_STORE_HOST"
+"""Environment variables: the rank's node, its failure domain, and the address under which peers reach the node."""
+
 MAX_LINE_BYTES = 1 << 20
 """Longest accepted line. A traceback is the largest thing sent (the runtime cuts it at 16 KiB)."""
 
@@ -103,10 +110,11 @@ class Resumed(Message):
 
     ``phases`` in seconds: ``rebuild`` (communicators), ``agree`` (what was done), ``move`` (state), ``redistribute``
     (micro-batches dealt again, computed and reduced), ``first_step``. ``source``: where this rank's state came from
-    (``own``, ``live``, ``checkpoint``, ``initial``). ``deal``: rank -> micro-batches it computed for the interrupted
-    step. ``steps_recomputed``: updates that had been applied before the fault and had to be computed again. Of the
-    interrupted step: ``computed``, how many micro-batches this rank computed to complete it; ``buckets_kept``, how many
-    of its ``buckets`` of gradients had been reduced before and were kept.
+    (``own``, ``live``, ``memory`` and ``peer-memory``: in-memory copies of this and of another node, ``checkpoint``,
+    ``initial``). ``deal``: rank -> micro-batches it computed for the interrupted step. ``steps_recomputed``: updates
+    that had been applied before the fault and had to be computed again. Of the interrupted step: ``computed``, how many
+    micro-batches this rank computed to complete it; ``buckets_kept``, how many of its ``buckets`` of gradients had been
+    reduced before and were kept.
     """
 
     name: ClassVar[str] = "resumed"

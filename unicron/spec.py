@@ -37,6 +37,10 @@ class Spec:
     checkpoint_directory: str
     """Where checkpoints go; empty: the generation's own directory."""
     checkpoint_every: int
+    checkpoint_keep: int
+    """How many published checkpoints to leave."""
+    memory_every: int
+    """Steps between in-memory copies; 0: none."""
     tensor: int
     pipeline: int
     distributed_optimizer: bool
@@ -86,6 +90,8 @@ def parse(data: Mapping[str, Any]) -> Spec:
             clip=float(optimizer.get("clip", 1.0)),
             checkpoint_directory=str(checkpoint.get("directory") or ""),
             checkpoint_every=int(checkpoint.get("every", 50)),
+            checkpoint_keep=int(checkpoint.get("keep", 2)),
+            memory_every=int(checkpoint.get("memory_every", 1)),
             tensor=sizes["tensor"],
             pipeline=sizes["pipeline"],
             distributed_optimizer=bool(parallel.get("distributed_optimizer", False)),

@@ -58,6 +58,8 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
         initialise=lambda built: model.initialise(task, built),
         checkpoint_every=task.checkpoint_every,
         checkpoint_directory=task.checkpoint_directory,
+        checkpoint_keep=task.checkpoint_keep,
+        memory_every=task.memory_every,
         exact=task.exact,
     )
 

@@ -97,7 +97,8 @@ async def test_ranks_are_renumbered_in_checkpoints_and_results_too(tmp_path: Pat
         await a.hold(survivors)
         await a.resumed(await a.configure(dict.fromkeys(survivors, "live"), stage="interrupted"))
         finished = await a.finished(2)
-        assert [m.step for m in a.of(Checkpointed)] == [3, 6]
+        # Step 6's; one later if the one of step 3 was given up, and its successor still being written then.
+        assert a.of(Checkpointed, "w1")[-1].step in (6, 7)
         await check_result(a, spec, finished)
 
 
@@ -161,18 +162,19 @@ async def test_retry_in_place(tmp_path: Path, spec_file: SpecFile) -> None:
 
 
 async def test_restart_from_a_checkpoint(tmp_path: Path, spec_file: SpecFile) -> None:
-    spec = spec_file(steps=8, checkpoint={"every": 3})
+    spec = spec_file(steps=28, checkpoint={"every": 3})
     async with agent(tmp_path / "run") as a:
-        await begin(a, spec, ["w0", "w1"], "0:6:1:kill")
+        await begin(a, spec, ["w0", "w1"], "0:26:1:kill")
         await a.until(lambda: "w0" in a.exits)
         a.kill("w1")
         await a.until(lambda: "w1" in a.exits)
-        (saved,) = a.of(Checkpointed)
-        assert (saved.step, Path(saved.path).name) == (3, "step-3")
-        await asyncio.gather(*(a.fork(w, spec, {"UNICRON_FAIL_AT": "0:6:1:kill"}) for w in ("w0", "w1", "w2")))
+        saved = a.of(Checkpointed)[-1]
+        assert Path(saved.path).name == f"step-{saved.step}"
+        await asyncio.gather(*(a.fork(w, spec, {"UNICRON_FAIL_AT": "0:26:1:kill"}) for w in ("w0", "w1", "w2")))
         members = dict.fromkeys(("w0", "w1", "w2"), "checkpoint")
-        resumed = await a.resumed(await a.configure(members, checkpoint=saved.path, fault_step=5))
-        assert {(r.source, r.step, r.steps_recomputed) for r in resumed} == {("checkpoint", 4, 2)}
+        resumed = await a.resumed(await a.configure(members, checkpoint=saved.path, fault_step=25))
+        expected = ("checkpoint", saved.step + 1, 25 - saved.step)
+        assert {(r.source, r.step, r.steps_recomputed) for r in resumed} == {expected}
         finished = await a.finished(3)
         await check_result(a, spec, finished)
 

@@ -1,0 +1,197 @@
+"""Copies are whole or refused, shares make up the state, and partners are where the owner is not."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unicron import copies
+from unicron.copies import Layout, Slot
+from unicron.errors import TornCopy
+from unicron.memory import shares
+from unicron.peers import Receiver, Sender
+from unicron.pieces import Piece
+
+SIZES = (3, 64, 1000)
+
+
+def layout(generation: int = 3, rank: int = 1) -> Layout:
+    fields = [((f"parameter/{n}", (n,), (0,), (n,), 0, n, "uint8"), n) for n in SIZES]
+    return Layout(generation=generation, rank=rank, world_size=2, identity="task", pieces=tuple(fields))
+
+
+def write(folder: Path, *, slot: int = 0, step: int = 7, generation: int = 3, rank: int = 1) -> Path:
+    """Leave a whole copy; its values count up from the step."""
+    made = layout(generation, rank)
+    it = Slot(folder / copies.name(generation, rank, slot), made)
+    it.begin()
+    for at, (_, size) in zip(made.offsets(), made.pieces, strict=True):
+        it.payload[at : at + size] = bytes((step + i) % 256 for i in range(size))
+    it.seal(step, bytes(32))
+    return it.path
+
+
+def test_a_copy_is_read_as_it_was_written(tmp_path: Path) -> None:
+    copy = copies.read(write(tmp_path))
+    assert (copy.step, copy.generation, copy.rank, copy.world_size, copy.identity) == (7, 3, 1, 2, "task")
+    assert [bytes(values) for values in copy.pieces.values()] == [
+        bytes((7 + i) % 256 for i in range(size)) for size in SIZES
+    ]
+    assert list(copy.pieces) == [fields for fields, _ in layout().pieces]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_any_change_of_a_copy_is_found(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder))
+        content = bytearray(path.read_bytes())
+        if data.draw(st.booleans()):
+            content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        else:
+            del content[data.draw(st.integers(0, len(content) - 1)) :]
+        path.write_bytes(content)
+        with pytest.raises(TornCopy):
+            copies.read(path)
+
+
+def test_a_copy_that_is_being_written_is_torn_and_the_other_slot_is_not(tmp_path: Path) -> None:
+    write(tmp_path, slot=0, step=7)
+    it = Slot(tmp_path / copies.name(3, 1, 1), layout())
+    it.seal(8, bytes(32))
+    it.begin()
+    found, refused = copies.held(tmp_path, "task", before=4)
+    assert [copy.step for copy in found] == [7]
+    assert len(refused) == 1
+
+
+def test_what_another_task_or_a_later_generation_left_is_not_held(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert copies.held(tmp_path, "another", before=4) == ([], [])
+    assert copies.held(tmp_path, "task", before=3) == ([], [])
+
+
+def test_copies_of_older_generations_are_removed(tmp_path: Path) -> None:
+    for generation in (1, 2, 10):
+        write(tmp_path, generation=generation)
+    (tmp_path / "something-else").touch()
+    copies.remove(tmp_path, before=10)
+    assert {path.name for path in tmp_path.iterdir()} == {"10-1-0.copy", "something-else"}
+
+
+pieces_ = st.lists(
+    st.tuples(st.lists(st.integers(1, 9), max_size=3), st.sampled_from(["float32", "bfloat16", "int64", "uint8"])),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(pieces_, st.integers(1, 7))
+def test_the_shares_are_what_is_held_each_number_once_and_about_equal(
+    shapes: list[tuple[list[int], str]], of: int
+) -> None:
+    held = []
+    for index, (shape, dtype) in enumerate(shapes):
+        size = 1
+        for extent in shape:
+            size *= extent
+        held.append(Piece(f"parameter/{index}", tuple(shape), (0,) * len(shape), tuple(shape), 0, size, dtype))
+    total = sum(piece.bytes for piece in held)
+    found: dict[str, list[tuple[int, int]]] = {}
+    for index in range(of):
+        mine = shares(held, index, of)
+        assert abs(sum(piece.bytes for piece in mine) - total / of) <= 8  # an element on either side
+        for piece in mine:
+            found.setdefault(piece.key, []).append((piece.start, piece.stop))
+    for piece in held:
+        ranges = found[piece.key]
+        assert ranges[0][0] == 0
+        assert ranges[-1][1] == piece.stop
+        assert all(one[1] == other[0] for one, other in itertools.pairwise(ranges))
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2)), min_size=1, max_size=12))
+def test_no_failure_domain_holds_all_copies_where_there_are_two(pairs: list[tuple[int, int]]) -> None:
+    domain_of = dict(pairs)  # a node is in one domain
+    places = [(f"n{node}", f"d{domain_of[node]}") for node, _ in pairs]
+    chosen = copies.partners(places)
+    domains = {domain for _, domain in places}
+    nodes = {node for node, _ in places}
+    for rank, partner in enumerate(chosen):
+        if len(domains) > 1:
+            assert partner is not None
+            assert places[partner][1] != places[rank][1]
+        elif len(nodes) > 1:
+            assert partner is not None
+            assert places[partner][0] != places[rank][0]
+        else:
+            assert partner is None
+    if len(nodes) == len(places) == len(domains):
+        assert sorted(p for p in chosen if p is not None) == ([*range(len(places))] if len(places) > 1 else [])
+
+
+def test_a_peer_keeps_a_copy_and_nothing_without_the_token_or_with_a_path(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "theirs").mkdir()
+    receiver = Receiver("127.0.0.1", tmp_path / "theirs")
+    senders = []
+    try:
+        path = write(tmp_path / "mine")
+        senders.append(Sender(receiver.address, receiver.token))
+        for _ in range(2):
+            senders[0].send(path)
+        assert copies.read(tmp_path / "theirs" / path.name).step == 7
+        stranger = Sender(receiver.address, bytes(16))
+        senders.append(stranger)
+        with pytest.raises(OSError):  # noqa: PT011  # the stranger is told nothing, whatever it sends
+            stranger.send(write(tmp_path / "mine", rank=0))
+        other = path.with_name("other")
+        other.write_bytes(path.read_bytes())
+        with pytest.raises(OSError):  # noqa: PT011
+            senders[0].send(other)
+        assert {p.name for p in (tmp_path / "theirs").iterdir()} == {path.name}
+    finally:
+        for sender in senders:
+            sender.close()
+        receiver.close()
+
+
+def test_a_send_ends_when_it_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peer accepts and then stands still."""
+    (tmp_path / "theirs").mkdir()
+    receiver = Receiver("127.0.0.1", tmp_path / "theirs")
+    blocked, go_on = threading.Event(), threading.Event()
+
+    def keep(*_: object) -> None:
+        blocked.set()
+        go_on.wait()
+        raise OSError
+
+    monkeypatch.setattr(receiver, "_keep", keep)
+    sender = Sender(receiver.address, receiver.token)
+    failed: list[BaseException] = []
+
+    def send() -> None:
+        try:
+            sender.send(write(tmp_path))
+        except OSError as err:
+            failed.append(err)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        assert blocked.wait(10)
+        sender.close()
+        thread.join(10)
+        assert failed
+    finally:
+        go_on.set()
+        with contextlib.suppress(OSError):
+            receiver.close()

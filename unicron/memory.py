@@ -1,0 +1,334 @@
+"""In-memory copies of the state: every rank's part, on its own node and on a peer's, taken beside training.
+
+After a step each rank copies its part of the state to shared memory (``unicron.copies``) while the next step's forward
+and backward passes run; the copy is complete before the optimizer may touch the state again (``settle``). It then goes
+to a partner on another failure domain (``unicron.peers``). The end-of-step agreement tells whether all ranks have
+stored theirs; only then is the next one taken, into the other slot, so one whole state is always there.
+
+Data-parallel ranks hold the same pieces: each copies its share of them. A generation without live state takes the
+newest whole set that its nodes hold, in any layout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unicron import copies, movement, pieces
+from unicron.copies import Layout, Slot
+from unicron.movement import Holding, Wait
+from unicron.peers import Receiver, Sender
+from unicron.pieces import OPTIMIZER, Piece
+from unicron.protocol import DOMAIN_VARIABLE, HOST_VARIABLE, MEMORY_VARIABLE, NODE_VARIABLE
+from unicron.replica import Replica
+
+SPEC_VARIABLE = "UNICRON_SPEC"
+
+STORED, STORING, FAILED = 0, 1, 2
+"""A rank's copy in hand (``STORED`` also if there is none); the worst of all ranks counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank is, and how its peers reach it."""
+
+    node: str
+    domain: str
+    address: tuple[str, int]
+    token: bytes
+
+
+def shares(held: Sequence[Piece], index: int, of: int) -> list[Piece]:
+    """Return the ``index``-th of ``of`` equal shares of what some pieces hold: pieces, or ranges of them.
+
+    The shares of all indices are what is held, each number once.
+    """
+    total = sum(piece.bytes for piece in held)
+    low, high = total * index // of, total * (index + 1) // of
+    answer = []
+    at = 0
+    for piece in held:
+        size = pieces.dtype_of(piece.dtype).itemsize
+        # An element belongs to the share that its first byte is in.
+        first = min(max(-(-(low - at) // size), 0), piece.stop - piece.start)
+        last = min(max(-(-(high - at) // size), 0), piece.stop - piece.start)
+        if last > first:
+            answer.append(piece._replace(start=piece.start + first, stop=piece.start + last))
+        at += piece.bytes
+    return answer
+
+
+def own_part(replica: Replica, index: int, of: int) -> dict[Piece, torch.Tensor]:
+    """Return what one of ``of`` data-parallel ranks copies of the state: flat views."""
+    held = pieces.pieces(replica)
+    sharded = pieces.is_sharded(replica.model)
+    own = {piece for piece in held if sharded and piece.key.startswith(f"{OPTIMIZER}/")}
+    chosen = {piece: held[piece].detach().view(-1) for piece in own}
+    common = [piece for piece in held if piece not in own]
+    begins = {(piece.key, piece.offset): piece for piece in common}
+    for piece in shares(common, index, of):
+        whole = begins[piece.key, piece.offset]
+        chosen[piece] = held[whole].detach().view(-1)[piece.start - whole.start : piece.stop - whole.start]
+    return chosen
+
+
+class _Taker:
+    """This generation's two slots, and how the state gets into them."""
+
+    def __init__(self, folder: Path, layout: Layout, part: dict[Piece, torch.Tensor], sender: Sender | None) -> None:
+        self._sources = list(part.values())
+        self._slots = [Slot(folder / copies.name(layout.generation, layout.rank, n), layout) for n in (0, 1)]
+        self._into = [self._views(slot, layout) for slot in self._slots]
+        self._sender = sender
+        self._next = 0
+        cuda = any(source.is_cuda for source in self._sources)
+        self._stream: Any = torch.cuda.Stream() if cuda else None  # type: ignore[no-untyped-call]
+
+    def _views(self, slot: Slot, layout: Layout) -> list[torch.Tensor]:
+        memory = torch.frombuffer(slot.payload, dtype=torch.uint8)
+        return [
+            memory[at : at + size].view(source.dtype)
+            for at, (_, size), source in zip(layout.offsets(), layout.pieces, self._sources, strict=True)
+        ]
+
+    def stored(self) -> None:
+        """Turn to the other slot."""
+        self._next ^= 1
+
+    def ready(self) -> Any:
+        """Return what the copying has to wait for on the device, if anything."""
+        return torch.cuda.current_stream().record_event() if self._stream is not None else None
+
+    def copy(self, ready: Any) -> None:
+        """Copy the state; nothing may change it meanwhile."""
+        slot, into = self._slots[self._next], self._into[self._next]
+        slot.begin()
+        # One call for all tensors: the interpreter's lock changes hands once, not once for each.
+        if self._stream is None:
+            torch._foreach_copy_(into, self._sources)
+        else:
+            with torch.cuda.stream(self._stream):
+                self._stream.wait_event(ready)
+                torch._foreach_copy_(into, self._sources)
+            self._stream.synchronize()
+
+    def store(self, step: int, digest: bytes) -> None:
+        """Seal the copy and send it to the partner."""
+        slot = self._slots[self._next]
+        slot.seal(step, digest)
+        if self._sender is not None:
+            self._sender.send(slot.path)
+
+    def close(self) -> None:
+        """Fail a ``store`` under way."""
+        if self._sender is not None:
+            self._sender.close()
+
+
+class Memory:
+    """This rank's in-memory copies, over all generations."""
+
+    def __init__(self, every: int, wait: Wait) -> None:
+        """Prepare; does nothing without ``UNICRON_MEMORY`` or with ``every`` 0.
+
+        Args:
+            every: steps between copies.
+            wait: waits for a collective.
+        """
+        folder = os.environ.get(MEMORY_VARIABLE, "")
+        self.every = every if folder else 0
+        self._folder = Path(folder)
+        self._wait = wait
+        self._identity = _identity()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="unicron-memory")
+        self._receiver: Receiver | None = None
+        self._sender: Sender | None = None
+        self._taker: _Taker | None = None
+        self._copied: Future[None] | None = None
+        self._stored: Future[None] | None = None
+        self._generation = 0
+        self._cleaned = self._given_up = False
+
+    @property
+    def enabled(self) -> bool:
+        """Whether copies are taken and used."""
+        return self.every > 0
+
+    # Taking.
+
+    def leave(self) -> None:
+        """Before a new generation: end what is under way; the state may be overwritten then."""
+        if self._taker is not None:
+            self._taker.close()
+        for job in (self._copied, self._stored):
+            if job is not None:
+                job.exception()  # waits
+        self._taker = self._copied = self._stored = None
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
+
+    def enter(self, generation: int) -> None:
+        """Find the partner in a new generation; all ranks call it, after ``leave`` and when they hold the state."""
+        if not self.enabled:
+            return
+        self._generation, self._cleaned, self._given_up = generation, False, False
+        host = os.environ.get(HOST_VARIABLE, "127.0.0.1")
+        if self._receiver is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._receiver = Receiver(host, self._folder)
+        node, domain = os.environ.get(NODE_VARIABLE, ""), os.environ.get(DOMAIN_VARIABLE, "")
+        mine = Place(node, domain, self._receiver.address, self._receiver.token)
+        places: list[Place] = movement.gather(mine, _device(), self._wait)
+        partner = copies.partners([(place.node, place.domain) for place in places])[dist.get_rank()]
+        if partner is not None:
+            try:
+                self._sender = Sender(places[partner].address, places[partner].token)
+            except OSError as err:
+                self._give_up(err)
+
+    def take(self, replica: Replica) -> None:
+        """Begin to copy the state after a step, if it is time for it: all ranks decide the same."""
+        due = self.enabled and replica.applied % self.every == 0
+        if not due or self._given_up or self._stored is not None:
+            return
+        try:
+            if self._taker is None:
+                self._taker = self._make_taker(replica)
+        except OSError as err:
+            # The peers hear of it at the end of the step.
+            self._stored = Future()
+            self._stored.set_exception(err)
+            return
+        taker, step, digest = self._taker, replica.applied, replica.digest
+        self._copied = self._thread.submit(taker.copy, taker.ready())
+        self._stored = self._thread.submit(taker.store, step, digest)
+
+    def _make_taker(self, replica: Replica) -> _Taker:
+        from megatron.core import parallel_state
+
+        group = parallel_state.get_data_parallel_group()
+        part = own_part(replica, group.rank(), group.size())
+        layout = Layout(
+            generation=self._generation,
+            rank=dist.get_rank(),
+            world_size=dist.get_world_size(),
+            identity=self._identity,
+            pieces=tuple((tuple(piece), piece.bytes) for piece in part),
+        )
+        return _Taker(self._folder, layout, part, self._sender)
+
+    def settle(self) -> None:
+        """Wait until the state has been copied: it may change now."""
+        if self._copied is not None:
+            self._copied.result()
+
+    @property
+    def status(self) -> int:
+        """This rank's copy in hand: ``STORED``, ``STORING`` or ``FAILED``."""
+        if self._given_up:
+            return FAILED
+        if self._stored is None:
+            return STORED
+        if not self._stored.done():
+            return STORING
+        return STORED if self._stored.exception() is None else FAILED
+
+    def agreed(self, status: int) -> None:
+        """Take what all ranks know of the copies in hand: the worst status of any."""
+        if status == FAILED and not self._given_up:
+            cause = self._stored.exception() if self._stored is not None and self._stored.done() else None
+            self._give_up(cause)
+        if self._stored is None or status != STORED:
+            return
+        self._stored = None
+        if self._taker is not None:
+            self._taker.stored()
+        if not self._cleaned:
+            # This generation has left a whole state: older ones are of no use any more.
+            self._cleaned = True
+            self._thread.submit(copies.remove, self._folder, self._generation)
+
+    def _give_up(self, cause: BaseException | None) -> None:
+        """Take no more copies in this generation; what was stored before stays."""
+        self._given_up = True
+        print(f"unicron: no more in-memory copies: {cause or 'a peer failed'}", file=sys.stderr, flush=True)
+
+    # Using.
+
+    def forget(self) -> None:
+        """Delete this node's copies: the task begins anew."""
+        if self.enabled:
+            copies.remove(self._folder, sys.maxsize)
+
+    def holdings(self, generation: int) -> list[Holding]:
+        """Return what this node holds of the states that generations before one have left: whole copies only."""
+        found, refused = copies.held(self._folder, self._identity, generation) if self.enabled else ([], [])
+        for reason in refused:
+            print(f"unicron: warning: in-memory copy not used: {reason}", file=sys.stderr, flush=True)
+        answer = []
+        for copy in found:
+            values = {}
+            for fields, data in copy.pieces.items():
+                piece = Piece(*fields)
+                flat = torch.frombuffer(data, dtype=pieces.dtype_of(piece.dtype))
+                values[piece] = flat.view(piece.shape) if piece.whole else flat
+            answer.append(Holding(copy.step, bytes.fromhex(copy.digest), values))
+        return answer
+
+    def restore(self, replica: Replica, generation: int, at_least: int, live: Sequence[Holding] = ()) -> str:
+        """Take the newest whole state that the nodes of a generation hold; all ranks call it.
+
+        Args:
+            replica: what takes it.
+            generation: copies of older ones count.
+            at_least: the step of another source; an older state is of no use. Rank 0's counts.
+            live: what this rank holds in its own memory.
+
+        Returns:
+            Where this rank's part came from, ``memory`` (its own node's) or ``peer-memory``; empty if there is none.
+
+        Raises:
+            RuntimeError: a peer was lost meanwhile.
+        """
+        if not self.enabled:
+            return ""
+        told = movement.gather((os.environ.get(NODE_VARIABLE, ""), at_least), _device(), self._wait)
+        nodes = [node for node, _ in told]
+        settled = movement.settle(
+            [*live, *self.holdings(generation)],
+            [part.shard for part in replica.parts],
+            sharded=pieces.is_sharded(replica.model),
+            nodes=nodes,
+            device=_device(),
+            wait=self._wait,
+        )
+        if settled is None or settled.version < told[0][1]:
+            return ""
+        assert settled.agreed is not None
+        replica.forget()
+        rank = dist.get_rank()
+        pieces.allocate(replica, settled.agreed.needed[rank])
+        movement.carry_out(settled, pieces.pieces(replica), _device(), self._wait)
+        replica.hold(settled.version, settled.digest)
+        near = all(nodes[move.source] == nodes[rank] for move in settled.agreed.moves if move.taker == rank)
+        return "memory" if near else "peer-memory"
+
+
+def _device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _identity() -> str:
+    """Return what tells this task's state from that of another one with its name: a digest of its specification."""
+    path = os.environ.get(SPEC_VARIABLE, "")
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path and Path(path).is_file() else ""

@@ -1,0 +1,136 @@
+"""How a copy gets to a peer's shared memory: a TCP connection from the rank that made it to one that keeps it.
+
+The receiver is a thread of the keeping rank; it writes what comes into its node's folder. Both ends know a token that
+the ranks exchange in their process group. Copies travel as they lie in the file; the header is written last.
+
+    token | then for each copy: name length (1 byte), size (8 bytes), name, content <- 1 byte: stored
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import socket
+import struct
+import threading
+from pathlib import Path
+
+from unicron import copies
+
+_ITEM = struct.Struct("<BQ")
+TOKEN_BYTES = 16
+CONNECT_TIMEOUT_S = 5.0
+"""The peer has been listening since before its address was told; this is for a network that drops packets."""
+
+STORED = b"1"
+
+
+class Receiver:
+    """Keeps what peers send, in a folder."""
+
+    def __init__(self, host: str, folder: Path) -> None:
+        """Listen on a free port of ``host``.
+
+        Raises:
+            OSError: that is not possible.
+        """
+        self.token = secrets.token_bytes(TOKEN_BYTES)
+        self._folder = folder
+        self._generation = 0
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=128)
+        self.address: tuple[str, int] = (host, self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, name="unicron-copies", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening; connections end with their senders."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), name="unicron-copies", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError, EOFError, ValueError):
+            if not hmac.compare_digest(_receive(connection, TOKEN_BYTES), self.token):
+                return
+            while True:
+                length, size = _ITEM.unpack(_receive(connection, _ITEM.size))
+                name = _receive(connection, length).decode()
+                if not copies.is_name(name) or size < copies.HEADER_BYTES:
+                    raise ValueError(name)
+                self._keep(connection, name, size)
+                connection.sendall(STORED)
+
+    def _keep(self, connection: socket.socket, name: str, size: int) -> None:
+        with copies.allocate(self._folder / name, size) as mapping:
+            copies.tear(mapping)
+            header = _receive(connection, copies.HEADER_BYTES)
+            with memoryview(mapping)[copies.HEADER_BYTES :] as rest:
+                _receive_into(connection, rest)
+            mapping[: copies.HEADER_BYTES] = header
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    data = bytearray(size)
+    with memoryview(data) as view:
+        _receive_into(connection, view)
+    return bytes(data)
+
+
+def _receive_into(connection: socket.socket, view: memoryview) -> None:
+    """Fill a buffer; the interpreter's lock is given up once, not for every packet.
+
+    Raises:
+        EOFError: the sender is gone.
+    """
+    at = 0
+    while at < len(view):
+        received = connection.recv_into(view[at:], 0, socket.MSG_WAITALL)
+        if not received:
+            raise EOFError
+        at += received
+
+
+class Sender:
+    """The connection to the peer that keeps this rank's copies."""
+
+    def __init__(self, address: tuple[str, int], token: bytes) -> None:
+        """Connect.
+
+        Raises:
+            OSError: the peer cannot be reached.
+        """
+        self._connection = socket.create_connection(address, timeout=CONNECT_TIMEOUT_S)
+        self._connection.settimeout(None)
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection.sendall(token)
+
+    def send(self, path: Path) -> None:
+        """Send a copy and wait until it is kept.
+
+        Raises:
+            OSError: the peer is gone, has no room, or ``close`` was called meanwhile.
+        """
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            self._connection.sendall(_ITEM.pack(len(path.name), size) + path.name.encode())
+            at = 0
+            while at < size:
+                at += os.sendfile(self._connection.fileno(), file.fileno(), at, size - at)
+        if self._connection.recv(1) != STORED:
+            raise ConnectionError("the peer does not keep the copy")
+
+    def close(self) -> None:
+        """Close, and fail a ``send`` under way in another thread."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
