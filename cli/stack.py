@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import shutil
 import signal
 import sys
 import time
@@ -23,8 +24,10 @@ from typing import Self
 import httpx
 import psutil
 
+from services.detector.memory import node_folder
 from shared.errors import Conflict, Unavailable
 from shared.nats_server import NatsServer
+from shared.settings import Settings
 
 START_TIMEOUT_S = 120.0
 """Importing torch and Megatron in every node's fork server takes 5-10 s each; several share the cores."""
@@ -182,6 +185,8 @@ class Stack:
         for names in order:
             await asyncio.gather(*(self._end(self._children[n]) for n in names if n in self._children))
         await self.nats.stop()
+        for node in self.node_names:
+            self._forget_memory(node)  # an agent that was killed could not
         self.run_directory.release()
 
     @property
@@ -209,7 +214,13 @@ class Stack:
                 process.kill()
         if child.process is not None:
             await child.process.wait()
+        self._forget_memory(node)
         return killed_at
+
+    def _forget_memory(self, node: str) -> None:
+        """Delete what a node had in memory."""
+        settings = Settings(run_dir=self.run_dir, node=node)
+        shutil.rmtree(node_folder(settings.memory_dir, settings.run_dir, node), ignore_errors=True)
 
     def kill_service(self, name: str) -> int | None:
         """Kill a service (see ``SERVICES``), which is then started again; return its pid, None if it is not running."""

@@ -26,6 +26,10 @@ class Settings(BaseSettings):
     log_url: str = ""
     """SQLAlchemy URL of the log; empty: SQLite at ``<run_dir>/log.db``."""
 
+    memory_dir: Path = Path("/dev/shm")
+    """Where a node's ranks keep in-memory copies of their state: a file system in memory, with room for a few times
+    the state of the shards that the node trains. A container needs a volume of that size there."""
+
     host: str = "127.0.0.1"
     port: int = Field(default=8642, ge=0, le=65_535)
     server: str = "http://127.0.0.1:8642"

@@ -21,6 +21,7 @@ from services.detector.changes import Changes
 from services.detector.clock import SteadyClock
 from services.detector.commands import Commands
 from services.detector.fork_server import Forked, ForkServer
+from services.detector.memory import SWEEP_INTERVAL_S, TaskMemory, node_folder
 from services.detector.node import Node, Process
 from services.detector.ranks import RankServer, socket_name
 from services.detector.uplink import Heartbeats, Signals, process_state
@@ -68,6 +69,7 @@ class Agent:
         self._signals = Signals(bus)
         self._heartbeats = Heartbeats(bus, self.node, settings, os.getpid(), self._clock)
         self._commands = Commands(self.node, self._changes, self, self._heartbeats.changed)
+        self._memory = TaskMemory(node_folder(settings.memory_dir, settings.run_dir, settings.node))
         self._socket = socket_name(settings.run_dir, settings.node, self.incarnation)
         self._ranks = RankServer(self._socket, self.node, self._changes, self._heard)
         self._fork_server: ForkServer | None = None
@@ -86,6 +88,7 @@ class Agent:
         self._heartbeats.hardware = kind = await asyncio.to_thread(hardware.kind, self._settings.hardware)
         self._spawn(self._signals.run())
         self._spawn(self._heartbeats.run())
+        self._spawn(self._sweep_memory())
         workers = len(self.node.slots)
         logger.info("node %s, incarnation %s, %d workers (%s)", self.node.name, self.incarnation, workers, kind)
 
@@ -106,6 +109,7 @@ class Agent:
         await self._ranks.stop()
         for forked in self._forked.values():
             forked.close()
+        self._memory.close()
 
     # ---- what commands need (commands.Host)
 
@@ -190,6 +194,15 @@ class Agent:
             forked.kill()
             forked.close()
 
+    def forget_state(self, task: str) -> None:
+        """Delete the in-memory copies of a task that goes on elsewhere or not at all."""
+        self._memory.forget(task)
+
+    async def _sweep_memory(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            self._memory.sweep({process.task for process in self.node.processes()}, self._clock.seconds())
+
     # ---- what happens
 
     def _heard(self, process: Process, message: protocol.Message) -> None:
@@ -219,6 +232,8 @@ class Agent:
         if signals:
             logger.warning("%s (pid %s) of %s exited with %d", process.worker, process.pid, process.task, exit_code)
         self._signals.put(signals)
+        if (process.finished or process.stopped is not None) and not self.node.of_task(process.task):
+            self._memory.forget(process.task)
         self._changed()
 
     def _store_exited(self, store_id: str, exit_code: int) -> None:
@@ -287,6 +302,10 @@ class Agent:
             "UNICRON_TASK": process.task,
             "UNICRON_WORKER": process.worker,
             "UNICRON_RUN_DIR": str(directory),
+            protocol.MEMORY_VARIABLE: str(self._memory.of_task(process.task)),
+            protocol.NODE_VARIABLE: self.node.name,
+            protocol.DOMAIN_VARIABLE: self._settings.domain,
+            protocol.HOST_VARIABLE: self._settings.store_host,
             "UNICRON_ORPHAN_GRACE_S": str(self._settings.orphan_grace_s),
         }
 

@@ -74,6 +74,9 @@ class Host(Protocol):
     def close_stores(self, task: str, before: int | None = None) -> None:
         """End the task's stores, all or those of generations older than ``before``."""
 
+    def forget_state(self, task: str) -> None:
+        """Delete the in-memory copies that the task has on this node."""
+
 
 class Commands:
     """Carries out commands, each once."""
@@ -247,6 +250,7 @@ class Commands:
         await self._host.end(processes)
         if command.all_workers:
             self._host.close_stores(command.task)
+            self._host.forget_state(command.task)
         else:
             self._close_stores_if_last(command.task)
         return {"workers": {p.worker: WorkerResult(pid=p.pid, step=p.step) for p in processes}}
