@@ -1,6 +1,7 @@
 """How fast the planner decides. One JSON line a size, then the look-ahead table, then a lookup with its placement.
 
     .venv/bin/python -m benchmarks.planner [--rounds 7] [--sizes 128x6,4096x64,16384x64,100000x256] [--skip-look-ahead]
+        [--degenerate 16384x64]
 
 Solver (``solve``: a ``Problem`` in, a ``Solution`` out, one core) and the paper's O(m n^2) dynamic program
 (``paper_dp``: the recursion alone over prepared arrays, numba, one core) take turns; times are medians. Where the
@@ -9,9 +10,13 @@ program would take more than ``PAPER_LIMIT_S``, one of its rows is measured over
 All is compiled before the clock starts; ``load_s`` is what loading the compiled code took (tens of seconds if it is
 compiled for the first time).
 
+``degenerate``: T is linear, concave, in plateaus, constant or noisy in every single count, and tasks are alike, so that
+far more counts are useful than of any real task, and many assignments tie.
+
 The look-ahead is measured on a simulated cluster of 2,048 nodes with 8 workers and 64 tasks: ``build_s`` for the whole
 table, ``lookup_s`` for the answer to a node's loss, ``placement_s`` for its counts' workers, ``decide_s`` for the whole
-decision.
+decision; ``event_bytes``, ``canonical_s`` and ``append_s`` for writing its event. ``moved``: the decision where a
+thousand workers change hands, and where every task gets another count.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ import argparse
 import json
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -36,10 +42,11 @@ from services.planner.lookahead import LookAhead
 from services.planner.problem import build_problem
 from services.planner.state import Node, State, Task
 from shared.events import ErrorDetected, PlanDecided
+from shared.log import EventLog
 from shared.planning import compiled
-from shared.planning.solver import solve, solve_with_alternatives, solve_with_proof
+from shared.planning.solver import evaluate, solve, solve_with_alternatives, solve_with_proof
 from shared.planning.waf import term
-from shared.plans import Problem, Solution, TaskProblem
+from shared.plans import Layout, Problem, Solution, TaskProblem
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import parse_spec
 
@@ -47,6 +54,7 @@ PAPER_LIMIT_S = 5.0
 """The paper's program is run in full where it takes no longer."""
 
 NODE_WORKERS = 8
+HARDWARE = "a100-80"
 
 
 def problem(workers: int, tasks: int, seed: int = 0) -> Problem:
@@ -92,6 +100,54 @@ def paper_rows(worth: NDArray[np.float64], workers: int, most: int) -> float:
             after[j] = best
         before, after = after, before
     return float(before[workers])
+
+
+SHAPES: dict[str, Callable[[int, random.Random], float]] = {
+    "linear": lambda k, _: 1.0 * k,
+    "concave": lambda k, _: k / (1.0 + k / 256.0),
+    "plateaus": lambda k, _: k // 24 * 24.0,
+    "constant": lambda k, _: 1.0,
+    "noise": lambda k, source: k * (1.0 + 0.05 * source.random()),
+}
+
+
+def degenerate(shape: str, workers: int, tasks: int) -> Problem:
+    """Tasks alike in all but their names, one of which has lost a node; every count is in the table."""
+    items = []
+    for i in range(tasks):
+        source = random.Random(i)
+        items.append(
+            TaskProblem(
+                name=f"t{i:03d}",
+                weight=1.0,
+                necessary=1,
+                maximum=workers,
+                current=workers // tasks,
+                faulted=i == 0,
+                transition_s=60.0,
+                running_s=86_400.0,
+                throughput={k: 1e14 * SHAPES[shape](k, source) for k in range(1, workers + 1)},
+                required=True,
+            )
+        )
+    return Problem(workers=workers - NODE_WORKERS, tasks=items)
+
+
+def measure_degenerate(shape: str, workers: int, tasks: int) -> dict[str, Any]:
+    """Return one line: the solver on a problem that real tasks do not pose."""
+    posed = degenerate(shape, workers, tasks)
+    solve_s, (solution, proof) = timed(lambda: solve_with_proof(posed))
+    return {
+        "benchmark": "degenerate",
+        "shape": shape,
+        "workers": workers,
+        "tasks": tasks,
+        "counts": sum(len(task.throughput) for task in posed.tasks),
+        "solve_s": solve_s,
+        "solve_with_alternatives_s": timed(lambda: solve_with_alternatives(posed))[0],
+        "states": proof.states,
+        "proven": proof.bound == solution.objective,
+    }
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -161,6 +217,7 @@ def cluster(nodes: int, tasks: int, counts: dict[str, int] | None = None, seed: 
             workers=tuple(f"{name}/{slot}" for slot in range(NODE_WORKERS)),
             usable=True,
             since=START,
+            hardware=HARDWARE,
         )
         for i, name in enumerate(names)
     }
@@ -188,9 +245,16 @@ def cluster(nodes: int, tasks: int, counts: dict[str, int] | None = None, seed: 
         )
         workers = tuple(members)
         running[spec.name] = Task(
-            spec=spec, generation=1, members=workers, holders=workers, occupied=workers, step=100, step_s=5.0
+            spec=spec,
+            generation=1,
+            members=workers,
+            holders=workers,
+            occupied=workers,
+            layout=Layout(tensor=tensor, pipeline=pipeline, data=max(1, count // replica), micro_batch=1),
+            step=100,
+            step_s=5.0,
         )
-    return State(nodes=at, tasks=running)
+    return State(nodes=at, tasks=running, kinds={HARDWARE: {NODE_WORKERS: nodes}})
 
 
 def lost(node: str, at: datetime) -> ErrorDetected:
@@ -239,6 +303,11 @@ def measure_look_ahead(nodes: int, tasks: int, rounds: int) -> dict[str, Any]:
         setattr(reconfigure, "place", place)  # noqa: B010
         assert isinstance(plan, PlanDecided)
         assert plan.canonical() == decide(after, event, at)[0].canonical()
+    canonical_s, text = timed(plan.canonical)
+    with tempfile.TemporaryDirectory() as directory:
+        log = EventLog(f"sqlite:///{directory}/log.db")
+        append_s = timed(lambda: log.append([plan]))[0]
+        log.close()
     return {
         "benchmark": "look-ahead",
         "workers": nodes * NODE_WORKERS,
@@ -253,7 +322,50 @@ def measure_look_ahead(nodes: int, tasks: int, rounds: int) -> dict[str, Any]:
         "lookup_and_placement_s": statistics.median(a + b for a, b in zip(lookups, placements, strict=True)),
         "solve_afresh_s": statistics.median(fresh),
         "decide_s": statistics.median(decisions),
+        "event_bytes": len(text),
+        "canonical_s": canonical_s,
+        "append_s": append_s,
     }
+
+
+def measure_moved(nodes: int, tasks: int, moved: int | None, rounds: int) -> dict[str, Any]:
+    """Return one line: a decision that moves about so many workers (None: as the solver has it for any old counts)."""
+    at = START + timedelta(hours=1)
+    event = lost("n0100", at)
+    state = cluster(nodes, tasks)
+    wanted = solve(build_problem(evolve(state, event, at), at)).assignment
+    if moved is not None:
+        state = cluster(nodes, tasks, _shifted(state, wanted, moved))
+    after = evolve(state, event, at)
+    answered: tuple[Solution, list[Solution]] = (evaluate(build_problem(after, at), wanted, "best"), [])
+    seconds = []
+    for _ in range(rounds):
+        took_s, (plan,) = timed(lambda: decide(after, event, at, lambda _: answered))
+        seconds.append(took_s)
+    assert isinstance(plan, PlanDecided)
+    return {
+        "benchmark": "moved",
+        "workers": nodes * NODE_WORKERS,
+        "tasks": tasks,
+        "tasks_changed": len(plan.changes),
+        "workers_started": sum(len(change.prepare) for change in plan.changes),
+        "decide_s": statistics.median(seconds),
+        "decide_least_s": min(seconds),
+        "event_bytes": len(plan.canonical()),
+    }
+
+
+def _shifted(state: State, counts: dict[str, int], moved: int) -> dict[str, int]:
+    """Return the counts with ``moved`` workers in the wrong hands: taken from some tasks for others."""
+    counts = dict(counts)
+    left = moved
+    for giver, taker in zip(sorted(counts)[::2], sorted(counts)[1::2], strict=False):
+        step = max(state.tasks[giver].replica, state.tasks[taker].replica)
+        given = min(left, counts[giver] // 2) // step * step
+        counts[giver] -= given
+        counts[taker] += given
+        left -= given
+    return counts
 
 
 def main() -> None:
@@ -262,6 +374,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="128x6,4096x64,16384x64,100000x256")
     parser.add_argument("--look-ahead", default="2048x64", help="nodes x tasks")
     parser.add_argument("--skip-look-ahead", action="store_true")
+    parser.add_argument("--degenerate", default="16384x64", help="workers x tasks; empty: not")
     options = parser.parse_args()
     load_s, _ = timed(lambda: (compiled.compiled(), solve_with_alternatives(problem(128, 6))))
     print(json.dumps({"benchmark": "load", "load_s": load_s}), flush=True)
@@ -271,6 +384,12 @@ def main() -> None:
     if not options.skip_look_ahead:
         nodes, tasks = (int(part) for part in options.look_ahead.split("x"))
         print(json.dumps(measure_look_ahead(nodes, tasks, options.rounds)), flush=True)
+        for moved in (1000, None):
+            print(json.dumps(measure_moved(nodes, tasks, moved, options.rounds)), flush=True)
+    if options.degenerate:
+        workers, tasks = (int(part) for part in options.degenerate.split("x"))
+        for shape in SHAPES:
+            print(json.dumps(measure_degenerate(shape, workers, tasks)), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 import numpy as np
@@ -175,6 +175,14 @@ def plain_dynamic_program(problem: Problem) -> float:
     return float(best[-1])
 
 
+SHAPES_OF_ALL_COUNTS: dict[str, Callable[[int], float]] = {
+    "linear": lambda k: 1.0 * k,
+    "concave": lambda k: k / (1.0 + k / 16.0),
+    "plateaus": lambda k: k // 6 * 6.0,
+    "constant": lambda k: 1.0,
+}
+
+
 def same(value: float, other: float) -> bool:
     return abs(value - other) <= ROUNDING * max(abs(value), abs(other))
 
@@ -189,6 +197,40 @@ def test_equals_the_papers_dynamic_program(workers: int, tasks: int, alike: bool
         assert same(solution.objective, plain_dynamic_program(problem))
         assert proof.bound == solution.objective
         assert proof.relaxation >= solution.objective * (1 - ROUNDING)
+
+
+@pytest.mark.parametrize("shape", SHAPES_OF_ALL_COUNTS)
+@pytest.mark.parametrize("required", [False, True])
+def test_equals_the_dynamic_program_where_every_count_is_useful_and_all_tie(shape: str, required: bool) -> None:
+    workers, tasks = 240, 12
+    table = {k: 1e14 * SHAPES_OF_ALL_COUNTS[shape](k) for k in range(1, workers + 1)}
+    problem = Problem(
+        workers=workers - 8,
+        tasks=[
+            TaskProblem(
+                name=f"t{i:02d}",
+                weight=1.0,
+                necessary=1,
+                maximum=workers,
+                current=workers // tasks,
+                faulted=i == 0,
+                transition_s=60.0,
+                running_s=86_400.0,
+                throughput=table,
+                required=required,
+            )
+            for i in range(tasks)
+        ],
+    )
+    solution, proof = solve_with_proof(problem)
+    best, alternatives = solve_with_alternatives(problem)
+    assert best == solution
+    assert proof.bound == solution.objective
+    if not required:  # the program knows no required tasks
+        assert same(solution.objective, plain_dynamic_program(problem))
+    if shape == "linear":  # all assignments tie but for what they touch: nothing but the faulted one
+        assert [t.name for t in problem.tasks if solution.assignment[t.name] != t.current] == ["t00"]
+    assert all(s.objective <= best.objective * (1 + ROUNDING) for s in alternatives)
 
 
 @pytest.mark.parametrize(("workers", "tasks", "seed"), [(2048, 24, 1), (2048, 24, 2), (4096, 48, 3)])

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import logging
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
+from datetime import datetime
 from typing import Any
 
 import pytest
 
-from services.planner.main import serve
+from services.planner.lookahead import LookAhead
+from services.planner.main import Planner, serve
 from services.planner.replay import read_all, verify
+from services.planner.state import State
 from shared.bus import Bus
 from shared.events import ClusterConfigured, Event, NodeJoined, PlanDecided, TaskStarving, TaskSubmitted
 from shared.journal import Journal
@@ -142,3 +149,62 @@ async def test_parameters_are_logged_when_they_have_changed(
     assert len(configured) == count
     assert configured[-1].mtbf_node_s == changed.mtbf_node_s
     assert verify(log).ok
+
+
+class Endless(LookAhead):
+    """A table whose making takes until it is called off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = [threading.Event(), threading.Event()]
+        self.threads: list[int] = []
+        self.left: list[bool] = []
+
+    def rebuild(self, state: State, at: datetime, going_on: Callable[[], bool] = lambda: True) -> bool:
+        self.threads.append(threading.get_ident())
+        self.begun[min(len(self.threads), 2) - 1].set()
+        while going_on():
+            time.sleep(0.001)  # hands the processor over; nothing is waited for
+        self.left.append(True)
+        return False
+
+
+async def test_the_table_is_made_in_a_thread_and_left_when_the_state_changes(
+    settings: Settings, bus: Bus, journal: Journal, log: EventLog
+) -> None:
+    context = Context(settings, bus, journal, asyncio.Event(), "planner")
+    planner = Planner(context, [], utc_now)
+    planner.look_ahead = table = Endless()
+    looking = asyncio.create_task(planner.keep_looking_ahead())
+    try:
+        for index, begun in enumerate(table.begun):
+            (record,) = await journal.append([node(f"n{index}")])
+            # The first one is under way when the second record is folded: the loop was never blocked by it.
+            await planner.handle(record)
+            assert await asyncio.to_thread(begun.wait, TIMEOUT_S)
+            assert len(table.left) == index
+    finally:
+        looking.cancel()
+        await asyncio.wait({looking})
+    assert threading.get_ident() not in table.threads
+
+
+async def test_hits_and_misses_are_in_the_health_and_in_the_log_line(
+    settings: Settings, bus: Bus, journal: Journal, log: EventLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "services.planner.main")
+    context = Context(settings, bus, journal, asyncio.Event(), "planner")
+    planner = Planner(context, [], utc_now)
+    for event in (node("n0"), submission("a")):
+        (record,) = await journal.append([event])
+        await planner.handle(record)
+    planner.look_ahead.rebuild(planner.fold.state, utc_now())
+    (record,) = await journal.append([node("n1")])
+    await planner.handle(record)
+    counters = json.loads(await context.health())["counters"]
+    assert (counters["look_ahead_hits"], counters["look_ahead_misses"]) == (1, 2)
+    assert counters["look_ahead_answers"] == len(planner.look_ahead) > 0
+    solved, _, found = [r.getMessage() for r in caplog.records if r.name == "services.planner.main"]
+    assert "solved in" in solved
+    assert "looked up in" in found
+    assert "1 hits, 2 misses" in found
