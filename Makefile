@@ -4,6 +4,7 @@
 #   make test                  all tests that end within minutes
 #   make check                 style and types
 #   make test-slow             tests of more than a minute each
+#   make test-parity           every fault in every layout, each followed by every change: an hour
 #   make test-no-false-alarm   five minutes under load without one error event
 #   make clean                 removes what runs and tools left, and .venv
 
@@ -18,7 +19,7 @@ PYTEST := $(BIN)/python -m pytest
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: install demo test test-slow test-no-false-alarm check format clean
+.PHONY: install demo test test-slow test-parity test-no-false-alarm check format clean
 
 install: $(STAMP)
 
@@ -36,12 +37,15 @@ demo: install
 
 # The tests marked e2e start many processes and measure time, so they run alone, one after the other.
 test: install
-	$(PYTEST) -n 2 --dist worksteal -m "not e2e and not slow and not soak"
+	$(PYTEST) -n 2 --dist worksteal -m "not e2e and not slow and not soak and not parity"
 	$(PYTEST) -m "e2e and not slow and not soak"
 
 # Exit status 5: there is no such test.
 test-slow: install
 	$(PYTEST) -m "slow and not soak" || test $$? -eq 5
+
+test-parity: install
+	$(PYTEST) -m parity
 
 test-no-false-alarm: install
 	$(PYTEST) -m soak

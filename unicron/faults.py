@@ -13,13 +13,8 @@
 
 ``kind``: ``exception``, ``communication`` (as if a collective broke: the process goes on), ``kill`` (SIGKILL) or
 ``hang`` (SIGSTOP). ``rank`` is the one the process has in its first generation, whatever it becomes. A fault happens
-<<<<<<< HEAD
 once in a process, and only in a process that started the task: one that replaces a failed process does not repeat it
-unless ``always`` is appended.
-=======
-once in a process, and only in one that started the task: one that replaces a failed process does not repeat it unless
-``always`` is appended.
->>>>>>> 7def641 (wip)
+unless ``always`` is appended. Several are separated by commas.
 """
 
 from __future__ import annotations
@@ -54,15 +49,22 @@ class Fault:
     always: bool
 
     @classmethod
-    def from_environment(cls) -> Fault | None:
-        """Return the fault that the environment asks for.
+    def from_environment(cls) -> list[Fault]:
+        """Return the faults that the environment asks for.
+
+        Raises:
+            ValueError: one is not of the documented form.
+        """
+        text = os.environ.get(VARIABLE, "")
+        return [cls.parse(one) for one in text.split(",") if one]
+
+    @classmethod
+    def parse(cls, text: str) -> Fault:
+        """Return the fault that a text describes.
 
         Raises:
             ValueError: it is not of the documented form.
         """
-        text = os.environ.get(VARIABLE, "")
-        if not text:
-            return None
         parts = text.split(":")
         always = parts[-1] == "always"
         parts = parts[: len(parts) - always]

@@ -210,7 +210,7 @@ class Run:
         self.checkpoint_every, self._checkpoints = checkpoint_every, checkpoint_directory
         self._writer = checkpoint.Writer(checkpoint_keep)
         self._due = False
-        self._fault = Fault.from_environment()
+        self._faults = Fault.from_environment()
         self._signalled_fault = SignalledFault()
         self._current: Configure | None = None
         self.memory = Memory(memory_every, runtime.wait)
@@ -246,22 +246,22 @@ class Run:
     def fault(self, step: int, at: str) -> None:
         """Let an injected fault happen here."""
         self._signalled_fault.reached(step, at)
-        if self._fault is not None:
-            self._fault.reached(step, at)
+        for fault in self._faults:
+            fault.reached(step, at)
 
     def lay_fault(self, step: int, finished: int) -> None:
         """Let an injected fault happen inside the next micro-batch."""
-        if self._fault is not None:
-            self._fault.lay(step, finished, self.model)
+        for fault in self._faults:
+            fault.lay(step, finished, self.model)
 
     def lay_fault_in_update(self, step: int) -> None:
         """Let an injected fault happen inside the optimizer's step."""
-        if self._fault is not None:
-            self._fault.lay_in_update(step, torch_optimizers(self.optimizer)[0])
+        for fault in self._faults:
+            fault.lay_in_update(step, torch_optimizers(self.optimizer)[0])
 
     def fails_between_buckets(self, step: int) -> bool:
         """Return whether an injected fault will come in the midst of this step's reduction."""
-        return self._fault is not None and self._fault.step == step and self._fault.at.startswith("reduce:")
+        return any(fault.step == step and fault.at.startswith("reduce:") for fault in self._faults)
 
     def steps(self) -> Iterator[Step]:
         """Yield the steps to do, through all generations, until the last one is applied everywhere."""
@@ -309,12 +309,15 @@ class Run:
     # Between steps.
 
     def _begin_life(self, configure: Configure) -> None:
-        """Keep the injected fault if it is this process's: one that replaces another repeats it only if told to."""
-        if self._current is None and self._fault is not None:
+        """Keep the injected faults that are this process's: one that replaces another repeats them only if told to."""
+        if self._current is None:
             source = next((m[2] for m in configure.members if m[0] == configure.rank), "initial")
             replaces = source == "take" or configure.fault_step > 0
-            if self._fault.rank not in (None, configure.rank) or (replaces and not self._fault.always):
-                self._fault = None
+            self._faults = [
+                fault
+                for fault in self._faults
+                if fault.rank in (None, configure.rank) and (fault.always or not replaces)
+            ]
 
     def _enter(self) -> None:
         self.runtime.progress(self._applied() + 1, "setup")

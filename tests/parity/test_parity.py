@@ -1,0 +1,148 @@
+"""Whatever is lost, wherever, and in whatever layout it goes on: the result is the failure-free run's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.parity.courses import CHANGES, LAYOUTS, POINTS, Course, Layout, Stage, matrix, pairwise, plan
+from tests.unicron.conftest import largest_difference
+from tests.unicron.harness import Agent, agent
+from unicron import corpus
+from unicron.protocol import Checkpointed, Finished
+
+pytestmark = pytest.mark.timeout(300)
+
+BUCKETS = {"UNICRON_BUCKET_BYTES": str(64 << 10)}
+"""Some on each rank of the tiny model."""
+
+ROUNDING = 1e-6
+"""Of parameters of at most 1, by SGD."""
+
+DEFAULT = Course(Layout(1, 1, 4), False, (("1", "shrink"), ("reduce:1", "shrink"), ("1.backward", "grow")), exact=False)
+
+
+def write_spec(folder: Path, course: Course, text: Path) -> Path:
+    spec = {
+        "name": "a",
+        "model": {"layers": 2, "hidden": 32, "heads": 2, "sequence_length": 16},
+        "batch": {"global": 8},
+        "steps": course.steps,
+        "data": str(text),
+        "dropout": 0.1,
+        "optimizer": {"name": "adam"} if course.exact else {"name": "sgd", "lr": 0.1},
+        # From a checkpoint as little as possible is computed again.
+        "checkpoint": {"every": 1 if course.sharded or course.layout.replicas == 1 else 2},
+        "parallel": {"distributed_optimizer": course.sharded},
+        "exact": course.exact,
+    }
+    path = folder / f"{course.sharded}.json"
+    path.write_text(json.dumps(spec))
+    return path
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return corpus.write(tmp_path_factory.mktemp("corpus") / "corpus.txt", size_bytes=50_000)
+
+
+async def failure_free(a: Agent, folder: Path, course: Course, text: Path) -> Finished:
+    """Train without a fault: one replica, one pipeline stage, an optimizer that is not divided."""
+    tensor = course.layout.tensor
+    plain = Course(Layout(tensor, 1, 1), False, course.faults, course.exact)
+    spec = write_spec(folder, plain, text)
+    workers = [f"reference{i}" for i in range(tensor)]
+    await asyncio.gather(*(a.fork(worker, spec) for worker in workers))
+    await a.configure(dict.fromkeys(workers, "initial"), tensor=tensor)
+    return await a.finished(tensor)
+
+
+async def follow(a: Agent, spec: Path, course: Course) -> Finished:
+    """Train through the course's faults."""
+    workers, stages = plan(course)
+    faults: dict[str, str] = {}
+    for stage in stages:
+        faults[stage.victim] = ",".join(filter(None, [faults.get(stage.victim, ""), stage.fault]))
+
+    async def start(started: Sequence[str]) -> None:
+        await asyncio.gather(*(a.fork(w, spec, BUCKETS | {"UNICRON_FAIL_AT": faults.get(w, "")}) for w in started))
+
+    await start(workers)
+    layout = course.layout
+    await a.configure(dict.fromkeys(workers, "initial"), tensor=layout.tensor, pipeline=layout.pipeline)
+    for stage in stages:
+        await heal(a, stage)
+        await start(stage.started)
+        saved = a.of(Checkpointed)
+        checkpoint = saved[-1].path if saved and stage.from_checkpoint else ""
+        source = "checkpoint" if checkpoint else "initial"
+        members = {w: source if stage.from_checkpoint else s for w, s in stage.members.items()}
+        interrupted = not (stage.started or stage.from_checkpoint)
+        generation = await a.configure(
+            members,
+            stage="interrupted" if interrupted else "boundary",
+            tensor=stage.layout.tensor,
+            pipeline=stage.layout.pipeline,
+            checkpoint=checkpoint,
+        )
+        await a.resumed(generation)
+    return await a.finished(len(a.members))
+
+
+async def heal(a: Agent, stage: Stage) -> None:
+    """Wait for the fault, hold the others and release those that are not needed."""
+    if stage.lost:
+        await a.until(lambda: stage.victim in a.exits)
+        await a.hold([worker for worker in a.members if worker != stage.victim])
+    else:
+        await a.until(lambda: any(m.generation == a.generation for m in a.errors()))
+        await a.hold(a.members)
+    for worker in stage.dropped:
+        a.kill(worker)
+    await a.until(lambda: all(worker in a.exits for worker in stage.dropped))
+
+
+async def check(course: Course, folder: Path, text: Path) -> None:
+    async with agent(folder / "run") as a:
+        spec = write_spec(folder, course, text)
+        finished = await follow(a, spec, course)
+        a.messages.clear()
+        reference = await failure_free(a, folder, course, text)
+    assert (finished.step, finished.samples_sha256) == (course.steps, reference.samples_sha256)
+    difference = largest_difference(finished.parameters_path, reference.parameters_path)
+    if course.exact:
+        assert (difference, finished.loss) == (0.0, reference.loss)
+    else:
+        assert difference <= ROUNDING
+
+
+@pytest.mark.parametrize("course", [*pairwise(), DEFAULT], ids=str)
+async def test_courses_that_meet_every_pair(course: Course, tmp_path: Path, text: Path) -> None:
+    await check(course, tmp_path, text)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("course", matrix(), ids=str)
+async def test_every_combination(course: Course, tmp_path: Path, text: Path) -> None:
+    await check(course, tmp_path, text)
+
+
+def test_the_few_courses_do_meet_every_pair() -> None:
+    met = {
+        pair
+        for course in pairwise()
+        for at, change in course.faults
+        for pair in (
+            (at, str(course.layout)),
+            (at, course.sharded),
+            (change, str(course.layout)),
+            (change, course.sharded),
+        )
+    }
+    for value in (*POINTS, *CHANGES):
+        for other in (*map(str, LAYOUTS), False, True):
+            assert (value, other) in met, (value, other)
