@@ -48,7 +48,7 @@ class Step:
         self.number = number
         """Counts from 1."""
         self.assigned = assigned
-        """The rank's own micro-batches of this step."""
+        """The micro-batches that this rank's replica computes; of an interrupted step, those that are missing."""
         self.completed = False
         """Whether the update has been applied."""
         self.loss = float("nan")
@@ -334,7 +334,7 @@ class Run:
             self.replica.begin(number, generation.own_share(self.micro_batches), self.configure.generation)
         self._joined.resumes = False
         assert self.replica.partial is not None
-        return Step(self, number, self.replica.partial.assigned)
+        return Step(self, number, self.replica.partial.work)
 
     def _resumed(self, step: Step | None) -> None:
         joined = self._joined

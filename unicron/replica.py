@@ -50,14 +50,15 @@ class Partial:
     """The step in progress: which micro-batches are this rank's, what the finished ones gave, what is reduced."""
 
     step: int
-    assigned: list[int]
+    work: list[int]
+    """The micro-batches that this rank's replica computes, since the members last agreed."""
     losses: dict[int, float] = field(default_factory=dict)
     samples: dict[int, list[int]] = field(default_factory=dict)
     """Of the micro-batches whose gradients are in the sums."""
-    elsewhere: frozenset[int] = frozenset()
-    """Micro-batches whose gradients another rank of the shard holds; this one may compute them for other shards."""
-    passed: set[int] = field(default_factory=set)
-    """Those of them that it has computed."""
+    counted: frozenset[int] = frozenset()
+    """Micro-batches that some rank of the shard had counted when they agreed: computed again for other shards only."""
+    computed: set[int] = field(default_factory=set)
+    """Those of the work that are done."""
     generation: int = 0
     """The one in which the members last agreed on this step."""
     account: Account | None = None
@@ -67,7 +68,7 @@ class Partial:
     def states(self, micro_batches: int) -> list[int]:
         """Return the agreement's code of each micro-batch."""
         states = [FREE] * micro_batches
-        for k in self.assigned:
+        for k in self.work:
             states[k] = ASSIGNED
         for k in self.samples:
             states[k] = DONE
@@ -75,7 +76,7 @@ class Partial:
 
     def remaining(self) -> list[int]:
         """Return the rank's micro-batches that are still to be computed."""
-        return [k for k in self.assigned if k not in self.samples and k not in self.passed]
+        return [k for k in self.work if k not in self.computed]
 
 
 class Replica:
@@ -140,10 +141,10 @@ class Replica:
         self._release_gradients()
         self.sums.clear()
 
-    def begin(self, step: int, assigned: list[int], generation: int) -> None:
+    def begin(self, step: int, work: list[int], generation: int) -> None:
         """Begin a step."""
         self.discard()
-        self.partial = Partial(step=step, assigned=assigned, generation=generation)
+        self.partial = Partial(step=step, work=work, generation=generation)
 
     def resume(self, step: int, shard: Shard, rank: int, work: tuple[int, ...]) -> None:
         """Go on with an interrupted step: keep what counts of what this rank holds, drop the rest.
@@ -164,8 +165,7 @@ class Replica:
         assert partial is not None
         self.clear_gradients()
         partial.generation = shard.generation
-        partial.assigned = sorted({*work, *kept})
-        partial.elsewhere, partial.passed = shard.counted - kept, set()
+        partial.work, partial.counted, partial.computed = list(work), shard.counted, set()
 
     def give(self, shard: Shard, group: Any, wait: Wait) -> None:
         """Bring the reduced buckets from their holder to the ranks of ``group`` that lack some."""
@@ -223,19 +223,19 @@ class Replica:
         for k, loss in finished.items():
             if not math.isfinite(loss):
                 raise NonFiniteValue(f"loss {loss} in micro-batch {k} of step {partial.step}")
-        elsewhere = [k for k in samples if k in partial.elsewhere]
-        if len(samples) > 1 and (self.exact or elsewhere):
+        counted = [k for k in samples if k in partial.counted]
+        if len(samples) > 1 and (self.exact or counted):
             raise UnicronError("micro-batches must be committed one at a time: see unicron.model.each_backward")
-        if elsewhere:
+        if counted:
             self.sums.drop()
-            partial.passed.update(elsewhere)
-            return
-        try:
-            self.sums.add(partial.reduced)
-        except NonFiniteValue as error:
-            raise NonFiniteValue(f"{error}, in micro-batches {list(samples)} of step {partial.step}") from None
-        partial.losses.update(finished)
-        partial.samples.update(samples)
+        else:
+            try:
+                self.sums.add(partial.reduced)
+            except NonFiniteValue as error:
+                raise NonFiniteValue(f"{error}, in micro-batches {list(samples)} of step {partial.step}") from None
+            partial.losses.update(finished)
+            partial.samples.update(samples)
+        partial.computed.update(samples)
 
     def reduce(
         self, group: Any, wait: Wait, *, before: Callable[[int], None], done: Callable[[int], None], in_flight: int
