@@ -1,0 +1,49 @@
+"""The job under Unicron: the loop of the built-in trainer, with the fault and the notes of this comparison."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.peers.job import Job
+from unicron import generation, loop, model, runtime
+
+
+def main() -> None:
+    """Train to the end."""
+    job = Job()
+    spec = job.spec
+    link = runtime.from_environment(generation.alone(str(job.folder)))
+    dropout: model.Dropout
+
+    def build(tensor: int, pipeline: int) -> tuple[Any, Any]:
+        nonlocal dropout
+        built, optimizer = model.build(spec, tensor, pipeline)
+        dropout = model.Dropout(spec, built)
+        return built, optimizer
+
+    run = loop.Run(
+        link,
+        steps=spec.steps,
+        micro_batches=spec.micro_batches,
+        build=build,
+        initialise=lambda built: model.initialise(spec, built),
+    )
+    for step in run.steps():
+        rank, ranks = run.configure.rank, run.configure.world_size
+        with step:
+            for index, k in enumerate(step.micro_batches()):
+                job.fault(rank, step.number, index, ranks)
+                ids = job.samples.ids(step.number, k)
+                batch = job.samples.batch(ids)
+                [loss] = model.forward_backward(spec, run.model, dropout, step.number, [(k, batch)])
+                step.commit(k, loss, ids)
+            step.reduce()
+            run.optimizer.step()
+        if step.completed:
+            job.note("done", rank=rank, step=step.number, ranks=ranks)
+    if run.configure.rank == 0:
+        job.save(run.model)
+
+
+if __name__ == "__main__":
+    main()
