@@ -321,9 +321,12 @@ class Stack:
         try:
             await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
         except TimeoutError:
-            for left in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
-                with suppress(psutil.NoSuchProcess):
-                    left.kill()
+            # It may end just now after all.
+            with suppress(psutil.NoSuchProcess):
+                parent = psutil.Process(process.pid)
+                for left in [parent, *parent.children(recursive=True)]:
+                    with suppress(psutil.NoSuchProcess):
+                        left.kill()
             await process.wait()
 
     async def _wait_for_nodes(self) -> None:

@@ -50,8 +50,15 @@ class Settings(BaseSettings):
     small machine busy was below 1 s."""
     hang_factor: float = Field(default=3.0, gt=1)
     """Times the mean step (Unicron paper, section 4.1: three times the average iteration is a failure)."""
-    hang_floor_s: Seconds = 3.0
-    """No hang is declared sooner: short steps vary by more than three times on busy machines."""
+    hang_floor_s: Seconds = 0.5
+    """No hang is declared sooner, counted in time in which the rank could have run: short steps vary by more than three
+    times on busy machines."""
+    stop_factor: float = Field(default=3.0, gt=1)
+    """Times the mean step for which a process may be stopped (SIGSTOP)."""
+    stop_floor_s: Seconds = 0.5
+    """A profiler or a snapshot stops a process for less."""
+    collective_floor_s: Seconds = 2.0
+    """No collective that all ranks have entered is given up sooner."""
     slow_region_timeout_s: Seconds = 120.0
     """Limit inside known slow regions (set-up, checkpoint) where no mean step applies."""
     restart_window_s: Seconds = 600.0

@@ -12,6 +12,8 @@ It speaks JSON lines with its node agent on the inherited socket ``N``:
     server -> agent  {"event": "ready", "pid"}
                      {"event": "forked", "id", "pid"}
                      {"event": "store", "id", "pid", "port"}
+                     {"event": "stopped", "id", "pid"}               (by a signal, not by a debugger)
+                     {"event": "continued", "id", "pid"}
                      {"event": "exited", "id", "pid", "code"}        (code < 0: minus the signal's number)
                      {"event": "error", "id", "detail"}              (a request that could not be carried out)
 
@@ -64,10 +66,17 @@ class ForkServer:
         """Read end of a store's pipe -> (request id, pid)"""
         self._buffer = bytearray()
         self._attached = True
+        self._signals, self._signalled = socket.socketpair()
+        self._signals.setblocking(False)
+        self._signalled.setblocking(False)
 
     def run(self) -> int:
         """Serve until told to exit, or until the grace without an agent has passed; return the exit code."""
         self._selector.register(self._agent, selectors.EVENT_READ)
+        self._selector.register(self._signals, selectors.EVENT_READ)
+        # A stop has no descriptor to poll; its SIGCHLD writes a byte here.
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._signalled.fileno(), warn_on_full_buffer=False)
         self._emit(event="ready", pid=self._pid)
         while True:
             timeout = None if self._attached else float(os.environ.get("UNICRON_ORPHAN_GRACE_S", "5"))
@@ -78,6 +87,8 @@ class ForkServer:
                 if key.fileobj is self._agent:
                     if not self._receive():
                         return 0
+                elif key.fileobj is self._signals:
+                    self._stops()
                 elif key.fd in self._children:
                     self._reap(key.fd)
                 elif key.fd in self._ports:
@@ -164,8 +175,11 @@ class ForkServer:
             os.dup2(output, 1)
             os.dup2(output, 2)
             os.close(output)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._selector.close()
-            self._agent.close()
+            for connection in (self._agent, self._signals, self._signalled):
+                connection.close()
             for descriptor in (*self._children, *self._ports):
                 with contextlib.suppress(OSError):
                     os.close(descriptor)
@@ -184,6 +198,17 @@ class ForkServer:
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)
+
+    def _stops(self) -> None:
+        """Tell which children were stopped, or went on, since the last time."""
+        with contextlib.suppress(BlockingIOError):
+            while self._signals.recv(4096):
+                pass
+        for pidfd, (request_id, pid) in list(self._children.items()):
+            result = os.waitid(os.P_PIDFD, pidfd, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+            if result is not None:
+                event = "stopped" if result.si_code == os.CLD_STOPPED else "continued"
+                self._emit(event=event, id=request_id, pid=pid)
 
     def _reap(self, pidfd: int) -> None:
         result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)

@@ -23,8 +23,9 @@ from services.detector.commands import Commands
 from services.detector.fork_server import Forked, ForkServer
 from services.detector.memory import SWEEP_INTERVAL_S, TaskMemory, node_folder
 from services.detector.node import Node, Process
+from services.detector.proc import process_state, starved
 from services.detector.ranks import RankServer, socket_name
-from services.detector.uplink import Heartbeats, Signals, process_state
+from services.detector.uplink import Heartbeats, Signals
 from shared.bus import Bus
 from shared.commands import COMMANDS
 from shared.errors import Unavailable
@@ -206,7 +207,9 @@ class Agent:
     # ---- what happens
 
     def _heard(self, process: Process, message: protocol.Message) -> None:
-        signals = self.node.hear(process, message, at_s=self._clock.seconds(), now=self._clock.now())
+        starved_s = starved(process.pid) if isinstance(message, protocol.Progress) else None
+        at_s, now = self._clock.seconds(), self._clock.now()
+        signals = self.node.hear(process, message, at_s=at_s, now=now, starved_s=starved_s)
         self._signals.put(signals)
         # Progress changes nothing that a command waits for, and comes many times a second.
         if not isinstance(message, protocol.Progress):
@@ -278,6 +281,7 @@ class Agent:
                 "UNICRON_ORPHAN_GRACE_S": str(self._settings.orphan_grace_s),
             },
             exited=self._exited,
+            stopped=self._heartbeats.due,
             lost=self._fork_server_lost,
         )
         try:

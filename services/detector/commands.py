@@ -179,6 +179,8 @@ class Commands:
         message = protocol.Hold if isinstance(command, HoldTask) else protocol.Drain
         for process in processes:
             if not process.waiting:
+                if isinstance(command, HoldTask):
+                    self._node.hold(process, time.monotonic())
                 self._host.send(process, message(generation=process.generation))
         await self._until(command, processes, lambda p: p.waiting)
         return {"workers": {p.worker: WorkerResult(pid=p.pid, step=p.step) for p in processes}}

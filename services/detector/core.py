@@ -9,19 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from services.detector import facts, faults, stalls
+from services.detector import facts, faults, hangs, stalls
 from services.detector.view import NodeView, Suspicion, TaskView, View, evolve
-from shared.events import (
-    Event,
-)
-from shared.plans import Layout
+from shared.events import Event
 from shared.severities import ErrorKind
 from shared.signals import (
     Heartbeat,
     ProcessExited,
     RankRaised,
     Signal,
-    WorkerStatus,
 )
 
 ECHO_TIMEOUT_S = 0.5
@@ -175,9 +171,9 @@ class Monitor:
                 self._lose(decision, node, now, "no heartbeat")
         for task in list(self.view.running()):
             if not self._connection(decision, task, now):
-                self._stall(decision, task, now)
+                self._hang(decision, task, hangs.of_training(self.view, task, self.limits.stalls, now), now)
         for task in list(self.view.moving()):
-            self._stall_on_the_way(decision, task, now)
+            self._hang(decision, task, hangs.of_moving(self.view, task, self.limits.stalls, now), now)
         return decision
 
     # ---- nodes
@@ -257,98 +253,9 @@ class Monitor:
         self._fault(decision, task, fault, now)
         return True
 
-    def _stall(self, decision: Decision, task: TaskView, now: datetime) -> None:
-        """Look whether a task that trains stands still."""
-        statuses = {w: s for w in task.members if (s := self.view.status(w)) is not None}
-        own = [s for s in statuses.values() if s.task == task.name and s.generation == task.generation]
-        if len(own) < len(task.members):
-            return
-        stall = stalls.find(
-            statuses,
-            mean_s=task.mean_step_s(),
-            previous_mean_s=task.previous_mean_s,
-            growth=task.previous_size / len(task.members),
-            data_parallel_only=_data_parallel_only(task.layout),
-            limits=self.limits.stalls,
-        )
-        if stall is not None:
-            self._hang(decision, task, stall, statuses, now)
-
-    def _stall_on_the_way(self, decision: Decision, task: TaskView, now: datetime) -> None:
-        """Look whether a rank holds up a plan: its commands would wait for that rank for minutes."""
-        statuses = {
-            w: s
-            for w in sorted(task.concerned())
-            if (s := self.view.status(w)) is not None
-            and s.task == task.name
-            and s.generation is not None
-            and task.accepts(w, s.generation)
-        }
-        stopped_s = {w: self.view.stopped_s(w) for w in statuses}
-        limit_s = stalls.stopped_limit_s(task.mean_step_s() or task.previous_mean_s, self.limits.stalls)
-        stopped = tuple(w for w in statuses if stopped_s[w] > limit_s)
-        if stopped:
-            stall = stalls.Stall(ErrorKind.HANG, stopped, min(stopped_s[w] for w in stopped), limit_s)
-        else:
-            found = self._stall_of_stage(task, statuses)
-            if found is None:
-                return
-            stall = found
-        self._hang(decision, task, stall, statuses, now)
-
-    def _stall_of_stage(self, task: TaskView, statuses: dict[str, WorkerStatus]) -> stalls.Stall | None:
-        """Return the stall of those who drain, or who begin a stage of the plan, if all of them are at it."""
-        assert task.change is not None
-        newest = max((s.generation or 0 for s in statuses.values() if s.state == "training"), default=-1)
-        stage = next((s for s in task.stages() if s.generation == newest), None)
-        layout: Layout | None
-        if stage is not None:
-            workers, layout = [m.worker for m in stage.members], stage.layout
-            mean_s, previous_s, before = None, task.mean_step_s() or task.previous_mean_s, len(task.members)
-        elif newest == task.generation and not task.change.hold and task.change.interrupted is None:
-            workers, layout = list(task.members), task.layout
-            mean_s, previous_s, before = task.mean_step_s(), task.previous_mean_s, task.previous_size
-        else:
-            return None  # held: these leave their step, or the command times out
-        own = {w: statuses[w] for w in workers if w in statuses and statuses[w].generation == newest}
-        if len(own) < len(workers) or any(s.state != "training" for s in own.values()):
-            return None
-        return stalls.find(
-            own,
-            mean_s=mean_s,
-            previous_mean_s=previous_s,
-            growth=before / len(workers),
-            data_parallel_only=_data_parallel_only(layout),
-            limits=self.limits.stalls,
-        )
-
-    def _hang(
-        self,
-        decision: Decision,
-        task: TaskView,
-        stall: stalls.Stall,
-        statuses: dict[str, WorkerStatus],
-        now: datetime,
-    ) -> None:
-        worker = stall.workers[0] if stall.workers else None
-        status = statuses[worker] if worker is not None else next(iter(statuses.values()))
-        generation = status.generation if status.generation is not None else task.generation
-        step = status.step if worker is not None else task.step
-        # On the way from one stage to the next several ranks may hang at the same step, one after the other.
-        which = f"/{','.join(stall.workers)}" if task.change is not None else ""
-        fault = faults.Fault(
-            cause=f"{task.name}/{generation}/{step}{which}",
-            kind=stall.kind,
-            error=(status.phase or "") if worker is not None else "",
-            occurred_at=now - timedelta(seconds=stall.stalled_s),
-            generation=generation,
-            step=step,
-            worker=worker,
-            node=worker.rpartition("/")[0] if worker is not None else None,
-            rank=status.rank if worker is not None else None,
-            evidence={"workers": list(stall.workers), "stalled_s": stall.stalled_s, "limit_s": stall.limit_s},
-        )
-        self._fault(decision, task, fault, now)
+    def _hang(self, decision: Decision, task: TaskView, fault: faults.Fault | None, now: datetime) -> None:
+        if fault is not None:
+            self._fault(decision, task, fault, now)
 
     def _progress(self, decision: Decision, heartbeat: Heartbeat, now: datetime) -> None:
         """Learn step and rate from rank 0, and summarise them into the log from time to time."""
@@ -383,7 +290,3 @@ class Monitor:
         if event is not None:
             self.fold(event)
             decision.events.append(event)
-
-
-def _data_parallel_only(layout: Layout | None) -> bool:
-    return layout is not None and layout.tensor == layout.pipeline == 1

@@ -73,6 +73,7 @@ class ForkServer:
         output: file for what it prints.
         environment: added to its environment.
         exited: called with the id and the exit status (negative: a signal's number) of each process that ends.
+        stopped: called when a process was stopped by a signal, or goes on.
         lost: called when the fork server ended without being told to.
     """
 
@@ -83,10 +84,11 @@ class ForkServer:
         output: Path,
         environment: dict[str, str],
         exited: Callable[[str, int], None],
+        stopped: Callable[[], None],
         lost: Callable[[], None],
     ) -> None:
         self._command, self._output, self._environment = command, output, environment
-        self._exited, self._lost = exited, lost
+        self._exited, self._stopped, self._lost = exited, stopped, lost
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -218,5 +220,7 @@ class ForkServer:
                 if answer is not None and not answer.done():
                     answer.set_exception(Unavailable(f"ended with {event['code']} before it was ready"))
                 self._exited(event["id"], int(event["code"]))
+            case "stopped" | "continued":
+                self._stopped()
             case unknown:
                 logger.warning("fork server: unknown event %r", unknown)

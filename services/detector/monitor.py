@@ -56,6 +56,9 @@ class MonitorService:
             stalls=stalls.Limits(
                 hang_factor=settings.hang_factor,
                 hang_floor_s=settings.hang_floor_s,
+                stop_factor=settings.stop_factor,
+                stop_floor_s=settings.stop_floor_s,
+                collective_floor_s=settings.collective_floor_s,
                 slow_region_timeout_s=settings.slow_region_timeout_s,
             ),
         )

@@ -35,7 +35,8 @@ class Process:
     """One rank process, from its start to its end.
 
     ``generation``: of the last Configure, before that of the Prepare that started it. ``step``: updates applied.
-    ``progress_at_s``: on the agent's monotonic clock. ``ending``: it was told to end, so its end is no error.
+    ``progress_at_s``: on the agent's monotonic clock; ``starved_at_progress_s``: how long it had lacked a CPU by then.
+    ``held_at_s``: when it was told to leave its step. ``ending``: it was told to end, so its end is no error.
     ``resting``: it waits for Configure (held or drained). ``resumed``, ``raised``: what it said in this generation.
     """
 
@@ -55,6 +56,8 @@ class Process:
     phase: str | None = None
     micro_batch: int | None = None
     progress_at_s: float | None = None
+    starved_at_progress_s: float | None = None
+    held_at_s: float | None = None
     step_s: float | None = None
     steps_timed: int = 0
     loss: float | None = None
@@ -130,16 +133,23 @@ class Node:
     def configure(self, process: Process, *, generation: int, rank: int, at_s: float) -> None:
         """Enter a generation: what belonged to the old one is forgotten; set-up is a slow region from here on."""
         process.generation, process.rank = generation, rank
-        process.configured, process.resting = True, False
+        process.configured, process.resting, process.held_at_s = True, False, None
         process.resumed = process.raised = None
         process.steps_timed, process.step_s, process.micro_batch = 0, None, None
         process.phase, process.progress_at_s = "setup", at_s
+
+    def hold(self, process: Process, at_s: float) -> None:
+        """Note that a rank is told to leave its step; telling it again does not give it more time."""
+        if process.held_at_s is None:
+            process.held_at_s = at_s
 
     def paused(self, duration_s: float) -> None:
         """Forget a time in which this agent itself did not run: silence in it is nobody's fault."""
         for process in self.processes():
             if process.progress_at_s is not None:
                 process.progress_at_s += duration_s
+            if process.held_at_s is not None:
+                process.held_at_s += duration_s
 
     # ---- fencing
 
@@ -163,13 +173,24 @@ class Node:
 
     # ---- what ranks say
 
-    def hear(self, process: Process, message: protocol.Message, *, at_s: float, now: datetime) -> list[Signal]:
-        """Take one message of a rank; return the signals it gives rise to."""
+    def hear(
+        self,
+        process: Process,
+        message: protocol.Message,
+        *,
+        at_s: float,
+        now: datetime,
+        starved_s: float | None = None,
+    ) -> list[Signal]:
+        """Take one message of a rank; return the signals it gives rise to.
+
+        ``starved_s``: for how long the rank has lacked a CPU in its life, if known.
+        """
         match message:
             case protocol.Progress():
-                self._progress(process, message, at_s)
+                self._progress(process, message, at_s, starved_s)
             case protocol.Held(step=step) | protocol.Drained(step=step):
-                process.resting, process.step = True, step
+                process.resting, process.step, process.held_at_s = True, step, None
                 process.phase, process.progress_at_s = "waiting", at_s
             case protocol.Resumed() if message.generation == process.generation:
                 process.resumed, process.step, process.progress_at_s = message, message.step, at_s
@@ -196,11 +217,11 @@ class Node:
                 pass
         return []
 
-    def _progress(self, process: Process, message: protocol.Progress, at_s: float) -> None:
+    def _progress(self, process: Process, message: protocol.Progress, at_s: float, starved_s: float | None) -> None:
         if message.generation != process.generation or not process.configured:
             return
         process.rank, process.phase, process.micro_batch = message.rank, message.phase, message.micro_batch
-        process.progress_at_s = at_s
+        process.progress_at_s, process.starved_at_progress_s = at_s, starved_s
         if message.phase != "waiting":
             process.resting = False
         if message.phase in _IN_STEP:
@@ -261,12 +282,25 @@ class Node:
 
     # ---- heartbeats
 
-    def status(self, *, at_s: float, process_states: dict[int, str]) -> list[WorkerStatus]:
-        """Return every slot's status. ``process_states``: the kernel's letter of each pid."""
-        return [self._status(worker, process, at_s, process_states) for worker, process in self.slots.items()]
+    def status(self, *, at_s: float, process_states: dict[int, str], starved_s: dict[int, float]) -> list[WorkerStatus]:
+        """Return every slot's status.
+
+        Args:
+            at_s: now.
+            process_states: the kernel's letter of each pid.
+            starved_s: how long each pid has lacked a CPU in its life.
+        """
+        return [
+            self._status(worker, process, at_s, process_states, starved_s) for worker, process in self.slots.items()
+        ]
 
     def _status(
-        self, worker: str, process: Process | None, at_s: float, process_states: dict[int, str]
+        self,
+        worker: str,
+        process: Process | None,
+        at_s: float,
+        process_states: dict[int, str],
+        starved_s: dict[int, float],
     ) -> WorkerStatus:
         if process is None:
             return WorkerStatus(worker=worker)
@@ -276,6 +310,7 @@ class Node:
             state = "ready"
         else:
             state = "waiting" if process.resting else "training"
+        before_s, now_s = process.starved_at_progress_s, starved_s.get(process.pid or 0)
         return WorkerStatus(
             worker=worker,
             state=state,  # type: ignore[arg-type]
@@ -287,6 +322,8 @@ class Node:
             phase=process.phase,
             micro_batch=process.micro_batch,
             progress_age_s=None if process.progress_at_s is None else max(0.0, at_s - process.progress_at_s),
+            starved_s=0.0 if before_s is None or now_s is None else max(0.0, now_s - before_s),
+            hold_age_s=None if process.held_at_s is None else max(0.0, at_s - process.held_at_s),
             step_s=process.step_s,
             steps_timed=process.steps_timed,
             loss=process.loss,

@@ -2,6 +2,9 @@
 
 A rank that hangs makes all others wait in the next collective. So the *task* stands still when its newest progress is
 old; the culprits are the ranks that have not reached the collective; if all have, the collective itself is stuck.
+
+A rank's clock runs only while it could: what it spent ready to run and without a CPU is not held against it. So limits
+can be short and busy machines raise no alarm. A stopped process needs no such care, the kernel says that it is.
 """
 
 from __future__ import annotations
@@ -22,6 +25,10 @@ FIRST_STEP_FACTOR = 5.0
 """The first step of a generation may take this many times longer than its mean: buffers are allocated, sockets opened
 and caches filled in it (measured: up to 3 times on a busy machine)."""
 
+DEVIATIONS = 6.0
+"""A step this many standard deviations longer than the mean is no chance (Chebyshev: less than 3% of any distribution,
+of a bell-shaped one less than one in 10**8)."""
+
 _ORDER = {"ended": 0, "begun": 1, "compute": 2, "reduce": 3, "update": 4}
 """Order of the phases between two updates: ``WorkerStatus.step`` counts updates applied, so ``ended`` comes first."""
 
@@ -32,7 +39,14 @@ class Limits:
 
     hang_factor: float
     hang_floor_s: float
+    stop_factor: float
+    stop_floor_s: float
+    collective_floor_s: float
     slow_region_timeout_s: float
+
+    def step_limit_s(self, mean_s: float, deviation_s: float = 0.0) -> float:
+        """Return how long a rank may make no progress where a step takes ``mean_s``."""
+        return max(self.hang_factor * mean_s, mean_s + DEVIATIONS * deviation_s, self.hang_floor_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +63,7 @@ def find(
     statuses: Mapping[str, WorkerStatus],
     *,
     mean_s: float | None,
+    deviation_s: float = 0.0,
     previous_mean_s: float | None,
     growth: float,
     data_parallel_only: bool,
@@ -62,38 +77,55 @@ def find(
     Args:
         statuses: worker -> status of every member, all in the task's present generation.
         mean_s: mean step of this generation; None before one was timed.
+        deviation_s: standard deviation of its steps.
         previous_mean_s: mean step of the generation before, if known.
         growth: how much longer a step is expected to take than in the generation before (workers then / now).
         data_parallel_only: every replica is one rank, so ranks meet only in the reduction at the end of a step.
         limits: thresholds.
     """
-    ages = [s.progress_age_s for s in statuses.values()]
+    ages = [own_age_s(s) for s in statuses.values()]
     known = [age for age in ages if age is not None]
     if not known or len(known) < len(ages):
         return None
     stalled_s = min(known)
+    late = _late(statuses, data_parallel_only)
     if any(s.phase in SLOW_PHASES or s.phase is None for s in statuses.values()):
         limit_s = limits.slow_region_timeout_s
     else:
-        limit_s = _limit_s(mean_s, previous_mean_s, growth, limits)
+        limit_s = _limit_s(mean_s, deviation_s, previous_mean_s, growth, limits)
+        if not late:
+            # Data moves in threads whose want of a CPU is not counted.
+            limit_s = max(limit_s, limits.collective_floor_s)
     if stalled_s <= limit_s:
         return None
-    late = _late(statuses, data_parallel_only)
     kind = ErrorKind.HANG if late else ErrorKind.COLLECTIVE_TIMEOUT
     return Stall(kind=kind, workers=late, stalled_s=stalled_s, limit_s=limit_s)
 
 
+def own_age_s(status: WorkerStatus) -> float | None:
+    """Return for how long a rank has made no progress although it could have run; None if it never made any."""
+    return None if status.progress_age_s is None else max(0.0, status.progress_age_s - status.starved_s)
+
+
+def held_s(status: WorkerStatus) -> float:
+    """Return for how long a rank that was told to leave its step has not done so although it could have run."""
+    if status.hold_age_s is None or status.progress_age_s is None or status.state != "training":
+        return 0.0
+    return max(0.0, min(status.hold_age_s, status.progress_age_s) - status.starved_s)
+
+
 def stopped_limit_s(mean_s: float | None, limits: Limits) -> float:
     """Return how long a process may be stopped (kernel state T) before it counts as hanging, in whatever phase."""
-    return max(limits.hang_factor * (mean_s or 0.0), limits.hang_floor_s)
+    return max(limits.stop_factor * (mean_s or 0.0), limits.stop_floor_s)
 
 
-def _limit_s(mean_s: float | None, previous_mean_s: float | None, growth: float, limits: Limits) -> float:
+def _limit_s(
+    mean_s: float | None, deviation_s: float, previous_mean_s: float | None, growth: float, limits: Limits
+) -> float:
     if mean_s is not None:
-        return max(limits.hang_factor * mean_s, limits.hang_floor_s)
+        return limits.step_limit_s(mean_s, deviation_s)
     if previous_mean_s is not None:
-        scaled_s = previous_mean_s * max(1.0, growth)
-        return max(limits.hang_factor * scaled_s, limits.hang_floor_s) * FIRST_STEP_FACTOR
+        return limits.step_limit_s(previous_mean_s * max(1.0, growth)) * FIRST_STEP_FACTOR
     return limits.slow_region_timeout_s
 
 

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 
 from services.detector.changes import Changes
 from services.detector.clock import SteadyClock
 from services.detector.node import Node, workers_of
+from services.detector.proc import process_state, starved
 from shared.bus import Bus
 from shared.errors import Unavailable
 from shared.settings import Settings
@@ -25,7 +25,7 @@ RETRY_PAUSE_S = 0.1
 MAX_WAITING_SIGNALS = 4096
 """Signals kept for a detector that does not answer; beyond it the oldest are dropped."""
 
-PAUSE_S = 1.0
+PAUSE_S = 0.1
 """A heartbeat this much too late means the agent itself was not run; the time is not held against the ranks."""
 
 
@@ -69,9 +69,13 @@ class Heartbeats:
 
     def changed(self) -> None:
         """Look whether a heartbeat is due at once."""
-        workers = self._node.status(at_s=0.0, process_states={})
+        workers = self._node.status(at_s=0.0, process_states={}, starved_s={})
         if workers_of(self._node.name, workers) != self._last:
             self._changed.set()
+
+    def due(self) -> None:
+        """Have a heartbeat sent at once."""
+        self._changed.set()
 
     async def run(self) -> None:
         """Publish until cancelled."""
@@ -93,7 +97,8 @@ class Heartbeats:
         self._changed.clear()
         pids = [process.pid for process in self._node.processes() if process.pid is not None]
         states = {pid: state for pid in pids if (state := process_state(pid)) is not None}
-        workers = self._node.status(at_s=self._clock.seconds(), process_states=states)
+        starved_s = {pid: seconds for pid in pids if (seconds := starved(pid)) is not None}
+        workers = self._node.status(at_s=self._clock.seconds(), process_states=states, starved_s=starved_s)
         self._last = workers_of(self._node.name, workers)
         self._sequence += 1
         heartbeat = Heartbeat(
@@ -108,13 +113,3 @@ class Heartbeats:
             workers=workers,
         )
         await self._bus.publish(f"{HEARTBEATS}.{self._node.name}", heartbeat.model_dump_json().encode())
-
-
-def process_state(pid: int) -> str | None:
-    """Return the kernel's letter for a process (proc(5), third field of stat), None if there is none."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    # The second field is the command in parentheses, which may itself hold any character.
-    return stat.rpartition(")")[2].split()[0]

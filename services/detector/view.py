@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
+from statistics import pstdev
 
 from services.detector.stalls import STOPPED
 from shared.events import (
@@ -52,10 +53,17 @@ class NodeView:
         stopped = [w.pid for w in heartbeat.workers if w.pid is not None and w.process_state in STOPPED]
         self.stopped = {pid: self.stopped.get(pid, now) for pid in stopped}
 
-    def stopped_s(self, pid: int | None) -> float:
-        """Return for how long a process has been seen stopped; 0 if it was not."""
+    def stopped_s(self, pid: int | None, now: datetime) -> float:
+        """Return for how long a process has been seen stopped; 0 if it was not.
+
+        The agent tells at once of one that goes on, so until its next heartbeat is overdue the process is taken for
+        stopped still.
+        """
         since = self.stopped.get(pid) if pid is not None else None
-        return (self.heard_at - since).total_seconds() if since is not None and self.heard_at is not None else 0.0
+        if since is None or self.heard_at is None or self.heartbeat is None:
+            return 0.0
+        until = min(now, self.heard_at + timedelta(seconds=self.heartbeat.interval_s))
+        return (until - since).total_seconds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +149,10 @@ class TaskView:
         """Return the mean of the recent steps of this generation."""
         return sum(self.durations_s) / len(self.durations_s) if self.durations_s else None
 
+    def deviation_step_s(self) -> float:
+        """Return the standard deviation of the recent steps of this generation; 0 while none is known."""
+        return pstdev(self.durations_s) if self.durations_s else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class PlanNote:
@@ -177,10 +189,12 @@ class View:
             if not task.ended and task.change is not None and task.broken is None and not task.unanswered:
                 yield task
 
-    def stopped_s(self, worker: str) -> float:
+    def stopped_s(self, worker: str, now: datetime) -> float:
         """Return for how long the worker's process has been seen stopped; 0 if it runs, or its node is lost."""
         node, status = self.nodes.get(worker.rpartition("/")[0]), self.status(worker)
-        return node.stopped_s(status.pid) if node is not None and node.lost is None and status is not None else 0.0
+        if node is None or node.lost is not None or status is None:
+            return 0.0
+        return node.stopped_s(status.pid, now)
 
 
 def evolve(view: View, event: Event) -> View:

@@ -18,7 +18,14 @@ LIMITS = Limits(
     node_timeout_s=1.5,
     progress_interval_s=5.0,
     restart_window_s=600.0,
-    stalls=stalls.Limits(hang_factor=3.0, hang_floor_s=3.0, slow_region_timeout_s=120.0),
+    stalls=stalls.Limits(
+        hang_factor=3.0,
+        hang_floor_s=3.0,
+        stop_factor=3.0,
+        stop_floor_s=3.0,
+        collective_floor_s=5.0,
+        slow_region_timeout_s=120.0,
+    ),
 )
 SPEC = {
     "name": "gpt",

@@ -33,7 +33,7 @@ def test_the_rank_that_has_not_reached_the_collective_hangs() -> None:
 
 
 def test_a_collective_that_all_have_reached_times_out() -> None:
-    stall = find(*(status(f"n{i}/0", phase="reduce", progress_age_s=4.0 + i) for i in range(3)))
+    stall = find(*(status(f"n{i}/0", phase="reduce", progress_age_s=6.0 + i) for i in range(3)))
     assert stall is not None
     assert (stall.kind, stall.workers) == (ErrorKind.COLLECTIVE_TIMEOUT, ())
 
