@@ -105,7 +105,7 @@ class WorkerStatus(Model):
     micro_batch: int | None = None
     progress_age_s: float | None = None
     starved_s: float = 0.0
-    """How much of ``progress_age_s`` its main thread was ready to run and had no CPU."""
+    """How much of ``progress_age_s``, at most, its main thread was ready to run and had no CPU."""
     hold_age_s: float | None = None
     """How long ago it was told to leave its step; None if it was not, or has done so."""
     step_s: float | None = None

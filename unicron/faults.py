@@ -1,4 +1,4 @@
-"""Deterministic faults, for tests and the demo: ``UNICRON_FAIL_AT=rank:step:at:kind[:always]``.
+"""Deterministic faults, for tests and the demo: ``UNICRON_FAIL_AT=rank:step:at:kind[:always][,...]``.
 
 ``at``, where n counts the micro-batches of that step that the rank has finished, from 0:
 
@@ -11,16 +11,20 @@
     apply          inside the optimizer's step: a parameter is changed, the others are not
     checkpoint     as the checkpoint of that step begins
 
-``kind``: ``exception``, ``communication`` (as if a collective broke: the process goes on), ``kill`` (SIGKILL) or
-``hang`` (SIGSTOP). ``rank`` is the one the process has in its first generation, whatever it becomes. A fault happens
-once in a process, and only in a process that started the task: one that replaces a failed process does not repeat it
-unless ``always`` is appended. Several are separated by commas.
+``kind``: ``exception``; ``communication`` (as if a collective broke: the process goes on); ``kill`` (SIGKILL); or one of
+the hangs: ``hang`` (SIGSTOP), ``sleep`` (as in a data loader that waits), ``deadlock`` (a lock that nobody releases) and
+``spin`` (native code that computes on and holds the interpreter lock). ``rank`` is the one the process has in its first
+generation, whatever it becomes. A fault happens once in a process, and only in a process that started the task: one that
+replaces a failed process does not repeat it unless ``always`` is appended. Several are separated by commas.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +35,31 @@ VARIABLE = "UNICRON_FAIL_AT"
 SIGNALS_VARIABLE = "UNICRON_FAULT_SIGNALS"
 """Set to 1, a process that gets SIGUSR1 raises ``InjectedFault`` at the next place in a step that can fail."""
 
-KINDS = ("exception", "communication", "kill", "hang")
+FOREVER_S = 86_400.0
 
 
 class InjectedFault(RuntimeError):
     """The exception of an injected fault: as foreign to the library as a user's own."""
+
+
+def _deadlock() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+KINDS: dict[str, Callable[[], object]] = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "hang": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "sleep": lambda: time.sleep(FOREVER_S),
+    "deadlock": _deadlock,
+    # One call of a C function, which looks at no signal and lets no other thread run: days of it.
+    "spin": lambda: sum(range(10**14)),
+}
+"""What each kind does that raises nothing."""
+
+RAISED: dict[str, type[Exception]] = {"exception": InjectedFault, "communication": CommunicationFailed}
+"""What the other kinds raise."""
 
 
 @dataclass(slots=True)
@@ -63,13 +87,14 @@ class Fault:
         """Return the fault that a text describes.
 
         Raises:
-            ValueError: it is not of the documented form.
+            ValueError: they are not of the documented form.
         """
         parts = text.split(":")
         always = parts[-1] == "always"
         parts = parts[: len(parts) - always]
-        if len(parts) < 4 or parts[-1] not in KINDS:
-            raise ValueError(f"{VARIABLE}={text}: rank:step:at:kind[:always] is needed, kind one of {', '.join(KINDS)}")
+        if len(parts) < 4 or parts[-1] not in (*RAISED, *KINDS):
+            kinds = ", ".join((*RAISED, *KINDS))
+            raise ValueError(f"{VARIABLE}={text}: rank:step:at:kind[:always] is needed, kind one of {kinds}")
         return cls(
             rank=None if parts[0] == "*" else int(parts[0]),
             step=int(parts[1]),
@@ -77,6 +102,10 @@ class Fault:
             kind=parts[-1],
             always=always,
         )
+
+    def belongs_to(self, rank: int, *, replaces: bool) -> bool:
+        """Whether it is for the process that begins its life as ``rank``; ``replaces``: in place of one that failed."""
+        return self.rank in (None, rank) and (self.always or not replaces)
 
     def reached(self, step: int, at: str) -> None:
         """Fail if this is the place.
@@ -88,11 +117,9 @@ class Fault:
         if (self.step, self.at) != (step, at):
             return
         self.step = -1  # once
-        if self.kind == "exception":
-            raise InjectedFault(f"injected at step {step}, {at}")
-        if self.kind == "communication":
-            raise CommunicationFailed(f"injected at step {step}, {at}")
-        os.kill(os.getpid(), signal.SIGKILL if self.kind == "kill" else signal.SIGSTOP)
+        if self.kind in RAISED:
+            raise RAISED[self.kind](f"injected at step {step}, {at}")
+        KINDS[self.kind]()
 
     def lay(self, step: int, finished: int, model: Any) -> None:
         """Lay the fault into the passes of the next micro-batch if it belongs there."""

@@ -205,7 +205,10 @@ class ForkServer:
             while self._signals.recv(4096):
                 pass
         for pidfd, (request_id, pid) in list(self._children.items()):
-            result = os.waitid(os.P_PIDFD, pidfd, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+            try:
+                result = os.waitid(os.P_PIDFD, pidfd, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+            except ChildProcessError:
+                continue  # it has ended: its descriptor tells
             if result is not None:
                 event = "stopped" if result.si_code == os.CLD_STOPPED else "continued"
                 self._emit(event=event, id=request_id, pid=pid)

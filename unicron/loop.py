@@ -309,15 +309,11 @@ class Run:
     # Between steps.
 
     def _begin_life(self, configure: Configure) -> None:
-        """Keep the injected faults that are this process's: one that replaces another repeats them only if told to."""
-        if self._current is None:
+        """Keep the injected faults that are this process's: one that replaces another repeats none unless told to."""
+        if self._current is None and self._faults:
             source = next((m[2] for m in configure.members if m[0] == configure.rank), "initial")
             replaces = source == "take" or configure.fault_step > 0
-            self._faults = [
-                fault
-                for fault in self._faults
-                if fault.rank in (None, configure.rank) and (fault.always or not replaces)
-            ]
+            self._faults = [f for f in self._faults if f.belongs_to(configure.rank, replaces=replaces)]
 
     def _enter(self) -> None:
         self.runtime.progress(self._applied() + 1, "setup")

@@ -23,7 +23,7 @@ from services.detector.commands import Commands
 from services.detector.fork_server import Forked, ForkServer
 from services.detector.memory import SWEEP_INTERVAL_S, TaskMemory, node_folder
 from services.detector.node import Node, Process
-from services.detector.proc import process_state, starved
+from services.detector.proc import process_state, scheduled
 from services.detector.ranks import RankServer, socket_name
 from services.detector.uplink import Heartbeats, Signals
 from shared.bus import Bus
@@ -207,9 +207,9 @@ class Agent:
     # ---- what happens
 
     def _heard(self, process: Process, message: protocol.Message) -> None:
-        starved_s = starved(process.pid) if isinstance(message, protocol.Progress) else None
+        schedule = scheduled(process.pid) if isinstance(message, protocol.Progress) else None
         at_s, now = self._clock.seconds(), self._clock.now()
-        signals = self.node.hear(process, message, at_s=at_s, now=now, starved_s=starved_s)
+        signals = self.node.hear(process, message, at_s=at_s, now=now, schedule=schedule)
         self._signals.put(signals)
         # Progress changes nothing that a command waits for, and comes many times a second.
         if not isinstance(message, protocol.Progress):

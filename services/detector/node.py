@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from services.detector.proc import Scheduled, starved_s
 from shared.events import derived_id
 from shared.signals import (
     ProcessExited,
@@ -35,7 +36,7 @@ class Process:
     """One rank process, from its start to its end.
 
     ``generation``: of the last Configure, before that of the Prepare that started it. ``step``: updates applied.
-    ``progress_at_s``: on the agent's monotonic clock; ``starved_at_progress_s``: how long it had lacked a CPU by then.
+    ``progress_at_s``: on the agent's monotonic clock; ``progress_schedule``: how it had been scheduled by then.
     ``held_at_s``: when it was told to leave its step. ``ending``: it was told to end, so its end is no error.
     ``resting``: it waits for Configure (held or drained). ``resumed``, ``raised``: what it said in this generation.
     """
@@ -56,7 +57,7 @@ class Process:
     phase: str | None = None
     micro_batch: int | None = None
     progress_at_s: float | None = None
-    starved_at_progress_s: float | None = None
+    progress_schedule: Scheduled | None = None
     held_at_s: float | None = None
     step_s: float | None = None
     steps_timed: int = 0
@@ -180,15 +181,15 @@ class Node:
         *,
         at_s: float,
         now: datetime,
-        starved_s: float | None = None,
+        schedule: Scheduled | None = None,
     ) -> list[Signal]:
         """Take one message of a rank; return the signals it gives rise to.
 
-        ``starved_s``: for how long the rank has lacked a CPU in its life, if known.
+        ``schedule``: how the rank has been scheduled so far, if known.
         """
         match message:
             case protocol.Progress():
-                self._progress(process, message, at_s, starved_s)
+                self._progress(process, message, at_s, schedule)
             case protocol.Held(step=step) | protocol.Drained(step=step):
                 process.resting, process.step, process.held_at_s = True, step, None
                 process.phase, process.progress_at_s = "waiting", at_s
@@ -217,11 +218,11 @@ class Node:
                 pass
         return []
 
-    def _progress(self, process: Process, message: protocol.Progress, at_s: float, starved_s: float | None) -> None:
+    def _progress(self, process: Process, message: protocol.Progress, at_s: float, schedule: Scheduled | None) -> None:
         if message.generation != process.generation or not process.configured:
             return
         process.rank, process.phase, process.micro_batch = message.rank, message.phase, message.micro_batch
-        process.progress_at_s, process.starved_at_progress_s = at_s, starved_s
+        process.progress_at_s, process.progress_schedule = at_s, schedule
         if message.phase != "waiting":
             process.resting = False
         if message.phase in _IN_STEP:
@@ -282,16 +283,18 @@ class Node:
 
     # ---- heartbeats
 
-    def status(self, *, at_s: float, process_states: dict[int, str], starved_s: dict[int, float]) -> list[WorkerStatus]:
+    def status(
+        self, *, at_s: float, process_states: dict[int, str], schedules: dict[int, Scheduled]
+    ) -> list[WorkerStatus]:
         """Return every slot's status.
 
         Args:
             at_s: now.
             process_states: the kernel's letter of each pid.
-            starved_s: how long each pid has lacked a CPU in its life.
+            schedules: how each pid has been scheduled so far.
         """
         return [
-            self._status(worker, process, at_s, process_states, starved_s) for worker, process in self.slots.items()
+            self._status(worker, process, at_s, process_states, schedules) for worker, process in self.slots.items()
         ]
 
     def _status(
@@ -300,7 +303,7 @@ class Node:
         process: Process | None,
         at_s: float,
         process_states: dict[int, str],
-        starved_s: dict[int, float],
+        schedules: dict[int, Scheduled],
     ) -> WorkerStatus:
         if process is None:
             return WorkerStatus(worker=worker)
@@ -310,7 +313,8 @@ class Node:
             state = "ready"
         else:
             state = "waiting" if process.resting else "training"
-        before_s, now_s = process.starved_at_progress_s, starved_s.get(process.pid or 0)
+        age_s = None if process.progress_at_s is None else max(0.0, at_s - process.progress_at_s)
+        process_state = None if process.pid is None else process_states.get(process.pid)
         return WorkerStatus(
             worker=worker,
             state=state,  # type: ignore[arg-type]
@@ -321,13 +325,15 @@ class Node:
             step=process.step,
             phase=process.phase,
             micro_batch=process.micro_batch,
-            progress_age_s=None if process.progress_at_s is None else max(0.0, at_s - process.progress_at_s),
-            starved_s=0.0 if before_s is None or now_s is None else max(0.0, now_s - before_s),
+            progress_age_s=age_s,
+            starved_s=starved_s(
+                process.progress_schedule, schedules.get(process.pid or 0), age_s or 0.0, process_state
+            ),
             hold_age_s=None if process.held_at_s is None else max(0.0, at_s - process.held_at_s),
             step_s=process.step_s,
             steps_timed=process.steps_timed,
             loss=process.loss,
-            process_state=None if process.pid is None else process_states.get(process.pid),
+            process_state=process_state,
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from services.detector.changes import Changes
 from services.detector.clock import SteadyClock
 from services.detector.node import Node, workers_of
-from services.detector.proc import process_state, starved
+from services.detector.proc import process_state, scheduled
 from shared.bus import Bus
 from shared.errors import Unavailable
 from shared.settings import Settings
@@ -69,7 +69,7 @@ class Heartbeats:
 
     def changed(self) -> None:
         """Look whether a heartbeat is due at once."""
-        workers = self._node.status(at_s=0.0, process_states={}, starved_s={})
+        workers = self._node.status(at_s=0.0, process_states={}, schedules={})
         if workers_of(self._node.name, workers) != self._last:
             self._changed.set()
 
@@ -97,8 +97,8 @@ class Heartbeats:
         self._changed.clear()
         pids = [process.pid for process in self._node.processes() if process.pid is not None]
         states = {pid: state for pid in pids if (state := process_state(pid)) is not None}
-        starved_s = {pid: seconds for pid in pids if (seconds := starved(pid)) is not None}
-        workers = self._node.status(at_s=self._clock.seconds(), process_states=states, starved_s=starved_s)
+        schedules = {pid: found for pid in pids if (found := scheduled(pid)) is not None}
+        workers = self._node.status(at_s=self._clock.seconds(), process_states=states, schedules=schedules)
         self._last = workers_of(self._node.name, workers)
         self._sequence += 1
         heartbeat = Heartbeat(

@@ -397,6 +397,46 @@ def test_a_process_that_goes_on_was_not_hanging() -> None:
     assert stopped_from(cluster, "n2", 7.25, 9.75, pid=102) == []
 
 
+def held_from(cluster: Cluster, start_s: float, until_s: float, **status: Any) -> list[Any]:
+    """A dead rank's peers were told at ``start_s`` to leave their step; n2's has not done so."""
+    events: list[Any] = []
+    for quarter in range(round((until_s - start_s) * 4) + 1):
+        age_s = quarter / 4
+        cluster.beat("n0", start_s + age_s, state="waiting", phase="waiting", progress_age_s=age_s)
+        cluster.beat("n1", start_s + age_s, state="ready", phase=None, progress_age_s=None, generation=2)
+        fields = {"progress_age_s": age_s + 9.0, "hold_age_s": age_s, **status}
+        cluster.beat("n2", start_s + age_s, step=15, **fields)
+        events += cluster.tick(start_s + age_s)
+    return events
+
+
+def timed(cluster: Cluster) -> None:
+    """The mean of its steps is known."""
+    for index in range(1, 5):
+        cluster.beat("n0", index / 10, step=index, step_s=0.1, steps_timed=index)
+
+
+def test_a_survivor_that_does_not_leave_its_step_is_found() -> None:
+    """However long it had waited for the dead rank before it was told."""
+    cluster = Cluster()
+    timed(cluster)
+    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
+    restart_plan("p2", error, cluster, "n1/0")
+    assert held_from(cluster, 1.0, 4.0) == []
+    hang = only_error(held_from(cluster, 1.0, 4.25))
+    assert (hang.kind, hang.severity, hang.worker) == (ErrorKind.HANG, Severity.SEV2, "n2/0")
+    assert (hang.incident, hang.evidence["limit_s"]) == (hang.event_id, 3.0)
+
+
+@pytest.mark.parametrize("status", [{"starved_s": 8.0}, {"phase": "checkpoint"}, {"hold_age_s": None}])
+def test_a_survivor_that_had_no_cpu_or_is_not_yet_told_is_not_hanging(status: dict[str, Any]) -> None:
+    cluster = Cluster()
+    timed(cluster)
+    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
+    restart_plan("p2", error, cluster, "n1/0")
+    assert held_from(cluster, 1.0, 9.0, **status) == []
+
+
 def drain_plan(cluster: Cluster) -> None:
     """A healthy task is to go on with one worker less."""
     change = TaskChange(
@@ -413,8 +453,7 @@ def drain_plan(cluster: Cluster) -> None:
 
 def test_a_rank_that_hangs_while_its_task_drains_is_found() -> None:
     cluster = Cluster()
-    for index in range(1, 5):  # the mean of its steps is known
-        cluster.beat("n0", index / 10, step=index, step_s=0.1, steps_timed=index)
+    timed(cluster)
     drain_plan(cluster)
     events: list[Any] = []
     for age_s in (2.0, 2.9, 3.1, 3.5):

@@ -42,7 +42,7 @@ def test_a_slot_goes_from_idle_to_training_and_back() -> None:
     states = []
 
     def note() -> None:
-        states.append(made.status(at_s=5.0, process_states={7: "R"}, starved_s={})[1].state)
+        states.append(made.status(at_s=5.0, process_states={7: "R"}, schedules={})[1].state)
 
     process.attached = False
     note()
@@ -63,7 +63,7 @@ def test_the_step_counts_updates_applied() -> None:
         hear(made, process, progress(step, phase, duration_s=0.5 if phase == "ended" else None))
         assert process.step == applied
     assert (process.step_s, process.steps_timed) == (0.5, 1)
-    status = made.status(at_s=3.5, process_states={7: "S"}, starved_s={})[1]
+    status = made.status(at_s=3.5, process_states={7: "S"}, schedules={})[1]
     assert (status.progress_age_s, status.process_state, status.phase) == (1.5, "S", "begun")
 
 
@@ -125,7 +125,7 @@ def test_time_in_which_the_agent_did_not_run_is_not_held_against_ranks() -> None
     made, process = configured()
     hear(made, process, progress(1, "compute"), at_s=10.0)
     made.paused(30.0)
-    assert made.status(at_s=41.0, process_states={}, starved_s={})[1].progress_age_s == 1.0
+    assert made.status(at_s=41.0, process_states={}, schedules={})[1].progress_age_s == 1.0
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["p1", "p2", "p3"]))))

@@ -56,6 +56,20 @@ def test_the_limit_is_three_mean_steps_and_at_least_the_floor(mean_s: float, age
     assert (find(status("n0/0", progress_age_s=age_s), mean_s=mean_s) is not None) is hangs
 
 
+def test_time_without_a_cpu_is_not_held_against_a_rank() -> None:
+    waiting = status("n0/0", phase="reduce", progress_age_s=9.0)
+    assert find(waiting, status("n1/0", progress_age_s=9.0, starved_s=6.1)) is None
+    stall = find(waiting, status("n1/0", progress_age_s=9.0, starved_s=5.9))
+    assert stall is not None
+    assert (stall.workers, stall.stalled_s) == (("n1/0",), pytest.approx(3.1))
+
+
+def test_steps_that_vary_much_are_given_more_time() -> None:
+    late = status("n0/0", progress_age_s=6.1)
+    assert find(late, mean_s=1.0, deviation_s=0.8) is not None
+    assert find(late, mean_s=1.0, deviation_s=0.9) is None
+
+
 @pytest.mark.parametrize("phase", ["setup", "checkpoint", "waiting"])
 def test_slow_regions_have_their_own_limit(phase: str) -> None:
     assert find(status("n0/0", phase=phase, progress_age_s=100.0), status("n1/0", progress_age_s=100.0)) is None

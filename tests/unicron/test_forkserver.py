@@ -55,6 +55,23 @@ async def test_an_exit_is_reported_within_milliseconds(tmp_path: Path) -> None:
         assert statistics.median(delays) < 0.1
 
 
+async def test_a_stop_is_told_at_once_and_so_is_its_end(tmp_path: Path) -> None:
+    async with agent(tmp_path, "--no-preload") as a:
+        await a.store()
+        await a.store()
+        name, pid = a.events[-1]["id"], a.events[-1]["pid"]
+        told = [{"event": what, "id": name, "pid": pid} for what in ("stopped", "continued", "stopped")]
+        for number, event in zip((signal.SIGSTOP, signal.SIGCONT, signal.SIGSTOP), told, strict=True):
+            count = a.events.count(event)
+            os.kill(pid, number)
+            await a.until(lambda event=event, count=count: a.events.count(event) == count + 1)
+        # The server goes on with a child that has ended and is not yet reaped.
+        os.kill(pid, signal.SIGKILL)
+        await a.until(lambda: name in a.exits)
+        assert [e for e in a.events if e["event"] in ("stopped", "continued")] == told
+        await a.store()
+
+
 async def test_children_die_with_a_killed_server(tmp_path: Path) -> None:
     async with agent(tmp_path, "--no-preload") as a:
         await a.store()

@@ -1,0 +1,65 @@
+"""Hangs of every kind are found, laid to the right rank and healed, with the failure-free result."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.demo_report import TOLERANCE, compare_parameters
+from cli.stack import Stack
+from tests.e2e.kit import Client, Record, reference, small_task
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
+
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def expected(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """What the task of these tests gives without failures."""
+    folder = tmp_path_factory.mktemp("expected")
+    path = folder / "spec.json"
+    path.write_text(json.dumps(small_task("expected", corpus, steps=STEPS)))
+    return reference(path, folder / "reference")
+
+
+def trained(client: Client, corpus: Path, name: str, faults: list[str], expected: tuple[Path, str]) -> list[Record]:
+    """Train through faults to the expected result; return the incidents by step and rank."""
+    client.submit(small_task(name, corpus, steps=STEPS, env={"UNICRON_FAIL_AT": ",".join(faults)}))
+    task = client.until_state(name, "succeeded")
+    parameters, samples = expected
+    assert task["result"]["samples_sha256"] == samples
+    assert compare_parameters(Path(task["result"]["parameters_path"]), parameters) <= TOLERANCE
+    incidents = sorted(client.incidents(name), key=lambda i: (i["step"], i["worker"]))
+    assert [i["steps_recomputed"] for i in incidents] == [0] * len(incidents)
+    return incidents
+
+
+async def test_ranks_that_hang_in_a_step(
+    stack: Stack, client: Client, corpus: Path, expected: tuple[Path, str]
+) -> None:
+    """A sleep, a deadlock, one rank missing in a collective, native code that spins: restarted, nothing recomputed."""
+    faults = ["1:6:1:sleep", "2:14:1:deadlock", "3:22:reduce:sleep", "0:30:1:spin"]
+    incidents = await asyncio.to_thread(trained, client, corpus, "ill", faults, expected)
+    found = [(i["kind"], i["severity"], i["step"] + 1, i["worker"]) for i in incidents]
+    assert found == [
+        ("hang", "SEV2", 6, "n1/0"),
+        ("hang", "SEV2", 14, "n2/0"),
+        ("hang", "SEV2", 22, "n3/0"),
+        ("hang", "SEV2", 30, "n0/0"),
+    ]
+
+
+async def test_a_survivor_that_hangs_when_it_is_held(
+    stack: Stack, client: Client, corpus: Path, expected: tuple[Path, str]
+) -> None:
+    """It never leaves the step that another rank's death broke, and is named long before its command's time is up."""
+    faults = ["1:8:1:kill", "2:8:1:sleep"]
+    incidents = await asyncio.to_thread(trained, client, corpus, "held", faults, expected)
+    assert [(i["kind"], i["severity"], i["worker"]) for i in incidents] == [
+        ("process-exit", "SEV2", "n1/0"),
+        ("hang", "SEV2", "n2/0"),
+    ]
