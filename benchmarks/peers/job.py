@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch.distributed as dist
 
 from unicron import megatron_cpu, model
 from unicron.data import Samples
+from unicron.faults import Fault
 from unicron.spec import Spec, load
 
 FOLDER_VARIABLE = "RECOVERY_FOLDER"
@@ -34,12 +34,11 @@ COLLECTIVE_TIMEOUT = timedelta(seconds=10)
 """For the peers' collectives. Their defaults are 30 minutes (torch) and 1 minute (torchft): nobody would wait as
 long, and a real job would not dare as little."""
 
-FAULT_AT = 1
+FAULT_AT = "1"
 """The fault comes before this one (from 0) of the rank's micro-batches: in mid-step, with work that can be lost."""
 
-
-class InjectedFault(RuntimeError):
-    """The exception of a fault of kind ``exception``."""
+BEFORE_REDUCTION = "reduce"
+"""Where a fault of kind ``absent`` comes: all ranks but one enter the collective."""
 
 
 class Job:
@@ -52,7 +51,8 @@ class Job:
         self.samples = Samples(self.spec, Path(os.environ[DATA_VARIABLE]))
         self._notes = os.open(self.folder / "notes.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         rank, step, kind = (os.environ.get(FAULT_VARIABLE) or "-1:-1:none").split(":")
-        self._fault = (int(rank), int(step), kind)
+        at, kind = (BEFORE_REDUCTION, "sleep") if kind == "absent" else (FAULT_AT, kind)
+        self._fault = Fault(rank=int(rank), step=int(step), at=at, kind=kind, always=False)
         torch.set_num_threads(1)
 
     def note(self, what: str, *, rank: int, step: int, ranks: int) -> None:
@@ -65,26 +65,20 @@ class Job:
         lines = (self.folder / "notes.jsonl").read_text().splitlines()
         return [note for note in map(json.loads, lines) if note["what"] == what]
 
-    def fault(self, rank: int, step: int, index: int, ranks: int) -> None:
-        """Fail, once in a run, if this is the rank, the step and (``index``, its micro-batches so far) the place.
+    def fault(self, rank: int, step: int, at: str, ranks: int) -> None:
+        """Fail, once in a run, if this is the rank, the step and the place (as in ``unicron.faults``).
 
         Raises:
             InjectedFault: for kind ``exception``.
         """
-        if (rank, step) != self._fault[:2] or index != FAULT_AT:
+        if (rank, step, at) != (self._fault.rank, self._fault.step, self._fault.at):
             return
         try:
             os.close(os.open(self.folder / "fault", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return
         self.note("fault", rank=rank, step=step, ranks=ranks)
-        match self._fault[2]:
-            case "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
-            case "exception":
-                raise InjectedFault(f"injected in step {step}")
+        self._fault.reached(step, at)
 
     def own(self, rank: int, ranks: int) -> list[int]:
         """Return a rank's micro-batches in a run without failures."""
@@ -129,9 +123,10 @@ class PlainGpt:
         for parameter in self.model.parameters():
             parameter.grad = None
         for index, k in enumerate(mine):
-            job.fault(rank, step, index, ranks)
+            job.fault(rank, step, str(index), ranks)
             batch = job.samples.batch(job.samples.ids(step, k))
             model.forward_backward(job.spec, self.model, self._dropout, step, [(k, batch)])
+        job.fault(rank, step, BEFORE_REDUCTION, ranks)
 
     def state(self) -> dict[str, Any]:
         """Return everything that training goes on from."""

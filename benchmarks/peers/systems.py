@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -82,6 +83,8 @@ class Unicron:
                     break
                 await asyncio.sleep(0.1)
             answer = (await client.get("/v1/incidents", params={"limit": 1000})).raise_for_status().json()
+        if state["state"] == "succeeded":
+            shutil.copyfile(state["result"]["parameters_path"], folder / RESULT)
         keys = ("kind", "severity", "occurred_at", "detected_at", "resumed_at", "restored_at", "phases")
         incidents = [{k: i.get(k) for k in keys} for i in answer["items"] if i["task"] == folder.name]
         return {"state": state["state"], "incidents": incidents}

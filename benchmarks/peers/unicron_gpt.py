@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.peers.job import Job
+from benchmarks.peers.job import BEFORE_REDUCTION, Job
 from unicron import generation, loop, model, runtime
 
 
@@ -32,17 +32,16 @@ def main() -> None:
         rank, ranks = run.configure.rank, run.configure.world_size
         with step:
             for index, k in enumerate(step.micro_batches()):
-                job.fault(rank, step.number, index, ranks)
+                job.fault(rank, step.number, str(index), ranks)
                 ids = job.samples.ids(step.number, k)
                 batch = job.samples.batch(ids)
                 [loss] = model.forward_backward(spec, run.model, dropout, step.number, [(k, batch)])
                 step.commit(k, loss, ids)
+            job.fault(rank, step.number, BEFORE_REDUCTION, ranks)
             step.reduce()
             run.optimizer.step()
         if step.completed:
             job.note("done", rank=rank, step=step.number, ranks=ranks)
-    if run.configure.rank == 0:
-        job.save(run.model)
 
 
 if __name__ == "__main__":
