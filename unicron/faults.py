@@ -11,11 +11,12 @@
     apply          inside the optimizer's step: a parameter is changed, the others are not
     checkpoint     as the checkpoint of that step begins
 
-``kind``: ``exception``; ``communication`` (as if a collective broke: the process goes on); ``kill`` (SIGKILL); or one of
-the hangs: ``hang`` (SIGSTOP), ``sleep`` (as in a data loader that waits), ``deadlock`` (a lock that nobody releases) and
-``spin`` (native code that computes on and holds the interpreter lock). ``rank`` is the one the process has in its first
-generation, whatever it becomes. A fault happens once in a process, and only in a process that started the task: one that
-replaces a failed process does not repeat it unless ``always`` is appended. Several are separated by commas.
+``kind``: ``exception``; ``communication`` (as if a collective broke: the process goes on); ``kill`` (SIGKILL); or one
+of the hangs: ``hang`` (SIGSTOP), ``sleep`` (as in a data loader that waits), ``deadlock`` (a lock that nobody
+releases) and ``spin`` (native code that computes on and holds the interpreter lock). ``rank`` is the one the process
+has in its first generation, whatever it becomes. A fault happens once in a process, and only in a process that
+started the task: one that replaces a failed process does not repeat it unless ``always`` is appended. Several are
+separated by commas.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class PlainGpt:
         for index, k in enumerate(mine):
             job.fault(rank, step, str(index), ranks)
             batch = job.samples.batch(job.samples.ids(step, k))
-            model.forward_backward(job.spec, self.model, self._dropout, step, [(k, batch)])
+            model.forward_backward(job.spec, self.model, self._dropout, step, [(k, batch)], lambda k, loss: None)
         job.fault(rank, step, BEFORE_REDUCTION, ranks)
 
     def state(self) -> dict[str, Any]:

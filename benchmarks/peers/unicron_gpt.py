@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from benchmarks.peers.job import BEFORE_REDUCTION, Job
@@ -13,12 +14,10 @@ def main() -> None:
     job = Job()
     spec = job.spec
     link = runtime.from_environment(generation.alone(str(job.folder)))
-    dropout: model.Dropout
 
     def build(tensor: int, pipeline: int) -> tuple[Any, Any]:
-        nonlocal dropout
         built, optimizer = model.build(spec, tensor, pipeline)
-        dropout = model.Dropout(spec, built)
+        built.reseeds = model.Dropout(spec, built)
         return built, optimizer
 
     run = loop.Run(
@@ -34,9 +33,9 @@ def main() -> None:
             for index, k in enumerate(step.micro_batches()):
                 job.fault(rank, step.number, str(index), ranks)
                 ids = job.samples.ids(step.number, k)
-                batch = job.samples.batch(ids)
-                [loss] = model.forward_backward(spec, run.model, dropout, step.number, [(k, batch)])
-                step.commit(k, loss, ids)
+                commit = partial(step.commit, ids=ids)
+                batches = [(k, job.samples.batch(ids))]
+                model.forward_backward(spec, run.model, run.model.reseeds, step.number, batches, commit)
             job.fault(rank, step.number, BEFORE_REDUCTION, ranks)
             step.reduce()
             run.optimizer.step()
