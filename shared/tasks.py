@@ -186,6 +186,8 @@ class TaskSpec(Model):
                 default = Parallel.model_fields[name].default
                 fine = getattr(self.parallel, name) == default
                 checks.append((fine, f"parallel.{name}: the built-in trainer has only {default!r}"))
+            divisible = self.optimizer.name == "adam" or not self.parallel.distributed_optimizer
+            checks.append((divisible, "parallel.distributed_optimizer: the built-in trainer divides only adam's state"))
         problems = [text for holds, text in checks if not holds]
         if problems:
             raise ValueError("; ".join(problems))

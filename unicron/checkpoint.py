@@ -26,6 +26,7 @@ import torch.distributed as dist
 from unicron import archive
 from unicron.archive import Manifest
 from unicron.errors import DamagedCheckpoint
+from unicron.loading import loading
 from unicron.model import checkpoint_metadata, sharded_parameters
 from unicron.replica import Replica
 
@@ -358,12 +359,14 @@ def load(replica: Replica, path: Path) -> None:
     from megatron.core import dist_checkpointing
 
     if _is_sharded(replica):
-        state = dist_checkpointing.load(_state(replica, loading=True), str(path))
-        replica.model.module.load_state_dict(state["model"])
+        with loading(replica):
+            state = dist_checkpointing.load(_state(replica, loading=True), str(path))
+            replica.model.module.load_state_dict(state["model"])
+            replica.optimizer.load_state_dict(state["optimizer"])
     else:
         state = torch.load(path / PLAIN_FILE, map_location="cpu")
         replica.model.load_state_dict(state["model"])
-    replica.optimizer.load_state_dict(state["optimizer"])
+        replica.optimizer.load_state_dict(state["optimizer"])
     replica.hold(int(state["step"]), bytes.fromhex(state["digest"]))
 
 

@@ -9,6 +9,7 @@
     reduce:b       b buckets of gradients are reduced, and no more on any rank
     update         all are reduced, the update is not yet applied
     apply          inside the optimizer's step: a parameter is changed, the others are not
+    move:r         r rounds of state have moved into a new generation, which is to go on with that step
     checkpoint     as the checkpoint of that step begins
 
 ``kind``: ``exception``; ``communication`` (as if a collective broke: the process goes on); ``kill`` (SIGKILL); or one

@@ -162,8 +162,15 @@ class Joined:
         configure: Configure,
         runtime: Runtime,
         micro_batches: int,
+        fault: Callable[[str], None] = lambda at: None,
     ) -> None:
         """Join; the replica then holds the newest state of all members.
+
+        Args:
+            configure: the generation.
+            runtime: waits for collectives.
+            micro_batches: in one update.
+            fault: lets an injected fault happen.
 
         Raises:
             RuntimeError: a member was lost meanwhile, or the generation was held.
@@ -192,7 +199,7 @@ class Joined:
         if settled is None:
             self._restore(configure, replica)
         else:
-            self._move(replica, runtime, settled)
+            self._move(replica, runtime, settled, fault)
         # Only now: what was held in another layout was needed until every member had what it needs.
         self.replica = replica
         self._deal(configure, replica, runtime, reports, micro_batches)
@@ -294,7 +301,7 @@ class Joined:
         live = [] if self.replica is None else self.replica.holdings()
         return self._memory.restore(replica, configure.generation, at_least, live)
 
-    def _move(self, replica: Replica, runtime: Runtime, settled: Settled) -> None:
+    def _move(self, replica: Replica, runtime: Runtime, settled: Settled, fault: Callable[[str], None]) -> None:
         """Take what the plan says into the replica; its own pieces stay where they are."""
         self.source = "own"
         if settled.agreed is None:
@@ -306,13 +313,14 @@ class Joined:
             replica.forget()  # while it is half taken it counts as none
             pieces.allocate(replica, needed)
         into = pieces.pieces(replica)
-        if movement.carry_out(settled, into, _device(), runtime.wait):
+        if movement.carry_out(settled, into, _device(), runtime.wait, lambda number: fault(f"move:{number}")):
             self.source = "live"
         if not stays or replica.ahead:
             replica.hold(settled.version, settled.digest)
+        # Whoever passes this may let go of what it held before.
+        runtime.wait(dist.all_reduce(torch.zeros(1, device=_device()), async_op=True))
         if held is not None and held is not replica and held.version == settled.version and self._partial(replica):
             replica.adopt(held)
-        runtime.wait(dist.all_reduce(torch.zeros(1, device=_device()), async_op=True))
 
     def _deal(
         self, configure: Configure, replica: Replica, runtime: Runtime, reports: list[Report], micro_batches: int

@@ -318,7 +318,8 @@ class Run:
     def _enter(self) -> None:
         self.runtime.progress(self._applied() + 1, "setup")
         self.memory.leave()
-        self._joined.enter(self.configure, self.runtime, self.micro_batches)
+        step = self._applied() + 1
+        self._joined.enter(self.configure, self.runtime, self.micro_batches, lambda at: self.fault(step, at))
         self._due = self._due or not self._writer.idle  # what the last generation was writing is given up
         loaded = self._joined.checkpoint
         self._writer.enter(self._checkpoint_path(), self.configure.generation, loaded)

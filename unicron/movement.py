@@ -8,6 +8,7 @@ cycle. A collective suits a runtime that breaks sockets: it can be waited for in
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,8 +19,11 @@ import torch.distributed as dist
 from unicron.moves import Agreed, Move, newest, region
 from unicron.pieces import Piece, Shard, dtype_of
 
+ROUND_VARIABLE = "UNICRON_ROUND_BYTES"
+"""Environment variable: bytes that a rank sends, and receives, in one round; the same for all ranks of a task."""
+
 ROUND_BYTES = 64 << 20
-"""What a rank sends and receives in one round: buffers of this size twice, whatever the state's size."""
+"""The latency of a round (below 1 ms) is nothing beside it, and two buffers of it fit beside any state."""
 
 Wait = Callable[[Any], None]
 
@@ -95,7 +99,13 @@ def gather(value: Any, device: torch.device, wait: Wait) -> list[Any]:
     return [pickle.loads(row[: int(n)].numpy().tobytes()) for row, n in zip(rows, sizes.tolist(), strict=True)]
 
 
-def carry_out(settled: Settled, into: Mapping[Piece, torch.Tensor], device: torch.device, wait: Wait) -> int:
+def carry_out(
+    settled: Settled,
+    into: Mapping[Piece, torch.Tensor],
+    device: torch.device,
+    wait: Wait,
+    before: Callable[[int], None] = lambda number: None,
+) -> int:
     """Move what the plan says; return the bytes that this rank received from others.
 
     Args:
@@ -103,6 +113,7 @@ def carry_out(settled: Settled, into: Mapping[Piece, torch.Tensor], device: torc
         into: this rank's needed pieces, to be written to. A piece that is its own source is left as it is.
         device: where collectives work.
         wait: waits for one.
+        before: called before each round, with its number.
     """
     agreed = settled.agreed
     if agreed is None:
@@ -123,8 +134,9 @@ def carry_out(settled: Settled, into: Mapping[Piece, torch.Tensor], device: torc
             target, source = taken(move), given(move)
             if target.data_ptr() != source.data_ptr():
                 target.copy_(source)
-    limit = max(1, ROUND_BYTES // size)
-    for moves in rounds(agreed.moves, limit):
+    limit = max(1, int(os.environ.get(ROUND_VARIABLE, ROUND_BYTES)) // size)
+    for number, moves in enumerate(rounds(agreed.moves, limit)):
+        before(number)
         sent = [m for m in moves if m.source == rank]
         sent.sort(key=lambda m: m.taker)
         wanted = [m for m in moves if m.taker == rank]
