@@ -148,7 +148,7 @@ def causes(incident: Record, injected: list[Injected]) -> list[Injected]:
 
 async def reference_of(spec: Record, directory: Path) -> Path:
     """Return the result of a run without failures: kept for the next run with the same specification."""
-    relevant = {k: v for k, v in spec.items() if k not in ("data", "env", "workers", "max_restarts")}
+    relevant = {k: v for k, v in spec.items() if k not in ("data", "env", "workers", "max_restarts", "checkpoint")}
     # The corpus is generated, always the same.
     digest = hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
     kept = Path(tempfile.gettempdir()) / "unicron-chaos-references" / digest
@@ -156,7 +156,7 @@ async def reference_of(spec: Record, directory: Path) -> Path:
     if not (result / "summary.json").exists():
         kept.mkdir(parents=True, exist_ok=True)
         path = directory / f"{spec['name']}.json"
-        path.write_text(json.dumps(spec))
+        path.write_text(json.dumps({**relevant, "data": spec["data"]}))
         await python("unicron.train", "--spec", str(path), "--directory", str(kept))
     return result
 
