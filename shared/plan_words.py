@@ -118,11 +118,10 @@ def _transition(task: TaskProblem, workers: int) -> str:
     seconds = f"{transition_s(task, workers):.3g} s"
     if workers == 0:
         return f"a pause of {seconds}, restoring included"
-    if workers in task.transition_to_s or task.staying == 0:
+    if workers in task.transition_to_s or (task.staying == 0 and task.newcomers_s == 0.0):
         return f"a restore of {seconds}: the state is read again, what was done since is computed again"
     if workers > task.staying:
-        joining = workers - task.staying
-        return f"a transition of {seconds}: {task.transition_s:.3g} s, and {task.newcomers_s:.3g} s as {joining} join"
+        return f"a transition of {seconds}: {task.transition_s:.3g} s, and {task.newcomers_s:.3g} s as others join"
     return f"a transition of {seconds} among those that stay"
 
 

@@ -61,7 +61,9 @@ class _Draft:
     stopped: list[Task] = field(default_factory=list)
 
 
-def decide(state: State, event: EventBase, at: datetime, solve: Solve = solve_with_alternatives) -> list[Event]:
+def decide(
+    state: State, event: EventBase, at: datetime, solve: Solve = solve_with_alternatives, *, digest: bool = True
+) -> list[Event]:
     """Return the events that follow from ``event``: none, or a plan and what it settles at once.
 
     Args:
@@ -69,6 +71,7 @@ def decide(state: State, event: EventBase, at: datetime, solve: Solve = solve_wi
         event: what happened.
         at: when it was recorded.
         solve: the solver, or what answers as it would (``lookahead.py``).
+        digest: whether to set ``inputs_sha256``; looking ahead has no use for it, and it takes long.
     """
     draft = _draft(state, event)
     if draft is None:
@@ -77,7 +80,7 @@ def decide(state: State, event: EventBase, at: datetime, solve: Solve = solve_wi
         posed, why = draft.question
         draft.solved = reconfigure(posed, at, why, solve)
         draft.changes += draft.solved.changes
-    return _events(state, event, at, draft)
+    return _events(state, event, at, draft, digest=digest)
 
 
 def asked(state: State, event: EventBase) -> State | None:
@@ -188,7 +191,7 @@ def _ask(state: State, draft: _Draft, why: str) -> _Draft:
     return draft
 
 
-def _events(state: State, event: EventBase, at: datetime, draft: _Draft) -> list[Event]:
+def _events(state: State, event: EventBase, at: datetime, draft: _Draft, *, digest: bool) -> list[Event]:
     changes = sorted(draft.changes, key=lambda change: change.task)
     unfinished = [state.tasks[c.task].plan for c in changes if state.tasks[c.task].change is not None]
     solved = draft.solved
@@ -203,7 +206,7 @@ def _events(state: State, event: EventBase, at: datetime, draft: _Draft) -> list
         supersedes=list(dict.fromkeys(unfinished)),
         changes=changes,
         queued=_queued(state, draft),
-        inputs_sha256=solved.problem.sha256() if solved else "",
+        inputs_sha256=solved.problem.sha256() if solved and digest else "",
         problem=solved.problem if solved else None,
         solution=solved.solution if solved else None,
         alternatives=solved.alternatives if solved else [],

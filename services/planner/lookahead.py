@@ -32,8 +32,8 @@ HORIZON_S = 60.0
 
 
 Share = tuple[str, int, int, int]
-"""A task's part of a node: its name, how many workers it has there, how many of them hold its state, and of these how
-many are to stay with it."""
+"""A task's part of a node: its name, how many workers it has there, how many of them hold its state, and how many are
+planned for it."""
 
 
 class Loss(NamedTuple):
@@ -188,11 +188,9 @@ class _Spread:
         found = self._known.get(id(task))
         if found is None:
             kept = Counter(map(node_of, task.kept))
-            staying = kept
-            if task.holders != task.members:
-                staying = Counter(map(node_of, set(task.kept).intersection(task.members)))
+            planned = Counter(map(node_of, task.members))
             workers = Counter(map(node_of, dict.fromkeys((*task.holders, *task.members))))
-            found = task, {node: (task.name, n, kept[node], staying[node]) for node, n in workers.items()}
+            found = task, {node: (task.name, n, kept[node], planned[node]) for node, n in workers.items()}
             self._known[id(task)] = found
         return found[1]
 
@@ -283,6 +281,10 @@ _COLUMNS = {"faulted", "running_s", "transition_s", "staying", "newcomers_s"}
 """Parts of a task's problem that may differ once it is hit and are a single number."""
 
 
+_PAUSE = "moves_s"
+"""The one entry of a task's ``transition_to_s`` is what its pause costs: one that was hit cannot save its step."""
+
+
 class _Hits:
     """The problems of an event that strikes one node of each class.
 
@@ -351,6 +353,9 @@ def _difference(before: TaskProblem, after: TaskProblem) -> Numbers | None:
         old, new = getattr(before, field), getattr(after, field)
         if field == "required" or old is new or old == new:
             continue  # who is admitted does not depend on it
+        if field == "transition_to_s" and old.keys() == new.keys() == {0}:
+            numbers[_PAUSE] = new[0]
+            continue
         if field not in _COLUMNS:
             return None
         numbers[field] = new
@@ -367,7 +372,7 @@ def _patched(template: _Template, changes: Mapping[str, Numbers | None]) -> Iter
             pool, index = template.places[name]
             if field not in columns[pool]:
                 columns[pool][field] = getattr(template.posed[pool], field).copy()
-            columns[pool][field][index] = value
+            columns[pool][field][template.posed[pool].moves_starts[index] if field == _PAUSE else index] = value
     for inputs, changed in zip(template.posed, columns, strict=True):
         yield replace(inputs, **changed)
 
@@ -380,6 +385,6 @@ def _planned(state: State, event: Event, at: datetime, posed: Posed, counts: lis
         for task, count in zip(inputs.tasks, found.best, strict=True)
     }
     solution = Solution(label="best", assignment=assignment, objective=0.0, terms=[])
-    for answer_ in decide(state, event, at, lambda _: (solution, [])):
+    for answer_ in decide(state, event, at, lambda _: (solution, []), digest=False):
         state = evolve(state, answer_, at)
     return state

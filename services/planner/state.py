@@ -114,7 +114,7 @@ class Task(Model):
     @property
     def kept(self) -> tuple[str, ...]:
         """Holders that have not been lost, in rank order."""
-        return tuple(worker for worker in self.holders if worker not in self.lost)
+        return tuple(worker for worker in self.holders if worker not in self.lost) if self.lost else self.holders
 
     @property
     def leaving(self) -> bool:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from services.planner.changes import can_save
 from services.planner.state import State, Task, TransitionKind, node_of
 from services.planner.tables import table_of
 from shared.planning.performance import hardware
@@ -49,30 +48,28 @@ def transition(state: State, task: Task) -> Transition:
     lost_s = max(0, task.step - task.checkpoint_step) * task.step_s
     to_s: dict[int, float] = {}
     if task.members:
-        # A step that is saved is not lost; but what is saved must be read again.
-        saving_s = _estimate_s(state, task, "pause") if can_save(task) else lost_s
+        # A step that is saved is not lost, but what is saved must be read again. Shards of a broken step are of no use.
+        # A plan under way counts as carried out: it soon will be.
+        saves = bool(task.kept) and (task.replica == 1 or not (task.broken or task.lost))
+        saving_s = _estimate_s(state, task, "pause") if saves else lost_s
         to_s[0] = on_grid(saving_s + restore_s)
-    staying = staying_workers(state, task)
-    if staying == 0:
+    if not is_live(state, task):
         return Transition(on_grid(restore_s + lost_s), to_s, 0, 0.0)
     to_s |= dict.fromkeys(table_of(state, task).reloading, on_grid(restore_s + lost_s))
     survivors_s = on_grid(_estimate_s(state, task, "survivors"))
     newcomers_s = on_grid(_estimate_s(state, task, "newcomers"))
+    staying = len(task.members) - len(set(task.lost).intersection(task.members))
     return Transition(survivors_s, to_s, staying, max(0.0, newcomers_s - survivors_s))
 
 
-def staying_workers(state: State, task: Task) -> int:
-    """Return how many of the task's workers hold a state that others can take; 0 where no single one holds all.
+def is_live(state: State, task: Task) -> bool:
+    """Return whether there is a worker that holds the task's whole state, which others can take from it.
 
-    None of them stays where the task goes to workers of another kind; nor do those that it is about to give up.
+    Then all that were planned for it and are left count as staying: those that join now will soon hold the state too.
     """
-    if task.replica > 1 or not task.members:
-        return 0
-    if task.pool and task.pool != _own_kind(state, task):
-        return 0
-    if task.holders == task.members and not task.lost:
-        return len(task.members)
-    return len(set(task.kept).intersection(task.members))
+    if task.replica > 1 or not task.members or not task.kept:
+        return False
+    return task.pool in ("", _own_kind(state, task))
 
 
 def kind_of(change: TaskChange) -> TransitionKind | None:
