@@ -6,7 +6,7 @@ is reduced in a copy: a broken collective leaves what was accumulated as it was,
 
     InPlace     the buffers that backward passes add to are the sum: no memory and no time of its own. A half-done
                 backward pass spoils it, so it is for data parallelism alone, where no collective can break inside one.
-    Apart       a float32 sum beside the buffers, to which finished micro-batches are added
+    Apart       a sum beside the buffers, to which finished micro-batches are added: in float64 where that is small
     FixedPoint  the same, in integers: additions are exact, so the order and the number of ranks do not matter
 """
 
@@ -42,6 +42,13 @@ RANGE = 2.0**27
 MAX_PARTS = 1 << 14
 """How many numbers can be added up: the second part holds up to 2**39 for each, of 2**53."""
 
+FLOAT64_VARIABLE = "UNICRON_FLOAT64_LIMIT_BYTES"
+"""Environment variable: the largest sums that are kept in float64, the same for all ranks of a task."""
+
+FLOAT64_LIMIT_BYTES = 1 << 30
+"""Of the order of a hundredth of a device's memory. In float64 the order of additions changes about one bit in 2**29 of
+the float32 totals; in float32 it changes many, and Adam turns the rounding of near-zero gradients into steps."""
+
 CHUNK = 1 << 16
 """Elements that are split at a time: temporaries of 0.5 MB stay in a core's cache."""
 
@@ -72,6 +79,12 @@ def layout(sizes: Sequence[int], elements: int) -> list[list[Slice]]:
 def bucket_bytes() -> int:
     """Return the size of a bucket: the environment's, or ``BUCKET_BYTES``."""
     return int(os.environ.get(BUCKET_VARIABLE, BUCKET_BYTES))
+
+
+def fit_float64(tensors: Iterable[torch.Tensor]) -> bool:
+    """Return whether sums of these tensors are small enough for float64."""
+    limit = int(os.environ.get(FLOAT64_VARIABLE, FLOAT64_LIMIT_BYTES))
+    return sum(tensor.numel() for tensor in tensors) * torch.float64.itemsize <= limit
 
 
 class Accumulator:
@@ -206,14 +219,16 @@ class InPlace(Accumulator):
 
 
 class Apart(Accumulator):
-    """Sums in float32 beside the buffers."""
+    """Sums beside the buffers."""
 
-    bytes_per_element = 4
+    parts = 1
+    """Numbers that hold one element."""
 
     def __init__(
         self,
         tensors: Sequence[torch.Tensor],
         *,
+        dtype: torch.dtype = torch.float32,
         shared: int | None = None,
         leaves: Sequence[tuple[int, torch.Tensor]] = (),
     ) -> None:
@@ -221,9 +236,12 @@ class Apart(Accumulator):
 
         Args:
             tensors: what backward passes add to.
+            dtype: of the sums.
             shared: the tensor whose parameter another pipeline stage holds too.
             leaves: further tensors that backward passes add to, with the number of the tensor they belong to.
         """
+        self._dtype = dtype
+        self.bytes_per_element = dtype.itemsize * self.parts
         super().__init__(tensors)
         self._sources = [self._locate(tensors[i], i) for i in range(len(tensors))]
         self._sources += [self._locate(leaf, i) for i, leaf in leaves]
@@ -249,7 +267,7 @@ class Apart(Accumulator):
         return found
 
     def _zeros(self, elements: int, device: torch.device) -> torch.Tensor:
-        return torch.zeros(elements, dtype=torch.float32, device=device)
+        return torch.zeros(elements, dtype=self._dtype, device=device)
 
     def clear_from(self, bucket: int) -> None:
         """Set later sums, and the buffers, to zero."""
@@ -309,7 +327,7 @@ class FixedPoint(Apart):
     Each number is rounded once, when its micro-batch is added, and the total once, when it becomes a float32 again.
     """
 
-    bytes_per_element = 16
+    parts = len(GRIDS)
 
     def __init__(self, tensors: Sequence[torch.Tensor], *, micro_batches: int, **options: Any) -> None:
         """Allocate the sums.
@@ -322,7 +340,7 @@ class FixedPoint(Apart):
         Raises:
             ValueError: more micro-batches than can be added exactly.
         """
-        super().__init__(tensors, **options)
+        super().__init__(tensors, dtype=torch.float64, **options)
         parts = 2 * micro_batches  # a parameter that is used twice has two gradients
         if parts > MAX_PARTS:
             raise ValueError(f"exact mode adds up to {MAX_PARTS // 2} micro-batches, not {micro_batches}")
@@ -330,7 +348,7 @@ class FixedPoint(Apart):
         """Largest absolute value of one gradient of one micro-batch (scaled by 1/M, as all are)."""
 
     def _zeros(self, elements: int, device: torch.device) -> torch.Tensor:
-        return torch.zeros(len(GRIDS), elements, dtype=torch.float64, device=device)
+        return torch.zeros(self.parts, elements, dtype=self._dtype, device=device)
 
     def add(self, first: int) -> None:
         """Add the buffers to the sums, and zero them."""

@@ -299,12 +299,13 @@ class Replica:
 def _accumulator(built: Any, micro_batches: int, *, exact: bool, parallel: bool) -> Accumulator:
     """Return the accumulator for a model's gradients."""
     tensors = _gradients(built)
-    if not exact and not parallel:
+    double = gradients.fit_float64(tensors)
+    if not (exact or parallel or double):
         return gradients.InPlace(tensors)
     tied = model.tied_weight(built)
     shared = next((i for i, p in enumerate(_trained(built)) if p is tied), None)
     if not exact:
-        return gradients.Apart(tensors, shared=shared)
+        return gradients.Apart(tensors, dtype=torch.float64 if double else torch.float32, shared=shared)
     # One pipeline stage or two: what the two uses of a weight give is added up in the same way.
     leaf = model.separate_output_weight(built)
     leaves = [] if leaf is None or shared is None else [(shared, leaf)]
