@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import os
 import pickle
 import shutil
@@ -81,6 +82,8 @@ class _Strategies:
         from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 
         planned = self
+        # It warns of "old" files in the folder: those of ranks that are faster, as no rank waits for another here.
+        logging.getLogger("megatron.core.dist_checkpointing.serialization").setLevel(logging.ERROR)
 
         class Split(TorchDistSaveShardedStrategy):  # type: ignore[misc]
             def _get_save_and_finalize_callbacks(self, writer: Any, saved: Any) -> Any:

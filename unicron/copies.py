@@ -98,8 +98,8 @@ class Slot:
         self.size = start + layout.payload_bytes
         self._map = allocate(path, self.size)
         self._map[_HEADER.size : start] = self._meta
-        self._payload_at = start
-        self.payload = memoryview(self._map)[start:]
+        self.content = memoryview(self._map)
+        self.payload = self.content[start:]
 
     def begin(self) -> None:
         """Declare what the slot holds torn: it is about to be overwritten."""

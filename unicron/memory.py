@@ -126,7 +126,7 @@ class _Taker:
         slot = self._slots[self._next]
         slot.seal(step, digest)
         if self._sender is not None:
-            self._sender.send(slot.path)
+            self._sender.send(slot.path.name, slot.content)
 
     def close(self) -> None:
         """Fail a ``store`` under way."""

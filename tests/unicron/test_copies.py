@@ -146,16 +146,14 @@ def test_a_peer_keeps_a_copy_and_nothing_without_the_token_or_with_a_path(tmp_pa
         path = write(tmp_path / "mine")
         senders.append(Sender(receiver.address, receiver.token))
         for _ in range(2):
-            senders[0].send(path)
+            senders[0].send(path.name, memoryview(path.read_bytes()))
         assert copies.read(tmp_path / "theirs" / path.name).step == 7
         stranger = Sender(receiver.address, bytes(16))
         senders.append(stranger)
         with pytest.raises(OSError):  # noqa: PT011  # the stranger is told nothing, whatever it sends
-            stranger.send(write(tmp_path / "mine", rank=0))
-        other = path.with_name("other")
-        other.write_bytes(path.read_bytes())
+            stranger.send(copies.name(3, 0, 0), memoryview(bytes(1000)))
         with pytest.raises(OSError):  # noqa: PT011
-            senders[0].send(other)
+            senders[0].send("../other", memoryview(bytes(1000)))
         assert {p.name for p in (tmp_path / "theirs").iterdir()} == {path.name}
     finally:
         for sender in senders:
@@ -180,7 +178,7 @@ def test_a_send_ends_when_it_is_given_up(tmp_path: Path, monkeypatch: pytest.Mon
 
     def send() -> None:
         try:
-            sender.send(write(tmp_path))
+            sender.send(copies.name(3, 0, 0), memoryview(bytes(1000)))
         except OSError as err:
             failed.append(err)
 
