@@ -12,6 +12,7 @@ as one more: ``transition_prior_s`` and the bytes of a worker's state over the b
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from services.planner.state import State, Task, TransitionKind, node_of
@@ -85,6 +86,7 @@ def kind_of(change: TaskChange) -> TransitionKind | None:
     return "newcomers" if "take" in sources else "survivors"
 
 
+@lru_cache(maxsize=4096)
 def on_grid(value_s: float) -> float:
     """Return the largest power of 1.1 that is not above the value, seconds (below 1 ms: the value itself).
 

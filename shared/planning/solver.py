@@ -225,14 +225,16 @@ def _fitting(counts: list[int], tasks: Sequence[TaskProblem], workers: int) -> l
 
 
 def _equal_split(instance: Instance) -> list[int] | None:
-    counts = []
-    for t in range(len(instance.tasks)):
-        useful = instance.useful(t)
-        within = int(np.searchsorted(useful, instance.workers // len(instance.tasks), side="right"))
-        if within == 0:
-            return None
-        counts.append(int(useful[within - 1]))
-    return counts
+    tasks = len(instance.tasks)
+    if tasks == 0:
+        return []
+    # One search for all tasks: each one's counts lie behind those of the task before.
+    behind = np.arange(tasks) * (instance.workers + 1)
+    counts = instance.counts + np.repeat(behind, np.diff(instance.starts))
+    last = np.searchsorted(counts, behind + instance.workers // tasks, side="right") - 1
+    if np.any(last < instance.starts[:-1]):
+        return None
+    return instance.chosen(last)
 
 
 def _only_faulted(inputs: Inputs, instance: Instance, keep: list[int] | None) -> list[int] | None:
