@@ -183,6 +183,7 @@ class Joined:
         groups.leave(abandon=runtime.abandoned)
         runtime.abandoned = False
         groups.join(configure, runtime)
+        runtime.progress(self._step(), "setup", micro_batch=1)
         roles = groups.roles()
         held = self.replica
         if held is not None:
@@ -193,6 +194,7 @@ class Joined:
             held.forget()
         replica = self._replica(layout, micro_batches)
         rebuilt = time.monotonic()
+        runtime.progress(self._step(), "setup", micro_batch=2)
         reports = self._report(replica, runtime, micro_batches)
         settled = self._settle(configure, replica, runtime, reports)
         agreed_at = time.monotonic()
@@ -205,6 +207,10 @@ class Joined:
         self._deal(configure, replica, runtime, reports, micro_batches)
         moved = time.monotonic()
         self.phases = {"rebuild": rebuilt - began, "agree": agreed_at - rebuilt, "move": moved - agreed_at}
+
+    def _step(self) -> int:
+        """Return the step that the state held leads to."""
+        return 1 + (max(0, self.replica.applied) if self.replica is not None else 0)
 
     def _replica(self, layout: tuple[int, int], micro_batches: int) -> Replica:
         """Return the replica to train with: the one that is held if it was built for this rank's place."""

@@ -73,7 +73,8 @@ class Progress(Message):
     step: int
     phase: str
     micro_batch: int | None = None
-    """The micro-batch just finished, for phase ``compute``."""
+    """The micro-batch just finished, for phase ``compute``; for ``setup`` how many of its parts are (1: the groups are
+    made, 2: model and optimizer too)."""
     loss: float | None = None
     """Mean loss over the global batch, with phase ``ended``."""
     duration_s: float | None = None
@@ -83,7 +84,7 @@ class Progress(Message):
 
 
 PHASES = ("begun", "compute", "reduce", "update", "ended", "checkpoint", "setup", "waiting")
-"""``reduce`` is waiting for peers; ``setup`` and ``checkpoint`` are known slow regions where no hang is suspected."""
+"""``reduce`` is waiting for peers; ``setup`` and ``checkpoint`` are known slow regions, with limits of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from services.detector import stalls
 from services.detector.faults import Fault
 from services.detector.stalls import Limits, Stall
 from services.detector.view import TaskView, View
-from shared.plans import Layout
+from shared.plans import Layout, Stage
 from shared.severities import ErrorKind
 from shared.signals import WorkerStatus
 
@@ -69,13 +69,18 @@ def _held_in_vain(task: TaskView, statuses: Mapping[str, WorkerStatus], limits: 
     mean_s = task.mean_step_s() or task.previous_mean_s
     if mean_s is None:
         return None
-    limit_s = limits.step_limit_s(mean_s, task.deviation_step_s())
-    late = {
-        w: held_s
-        for w, s in statuses.items()
-        if s.phase not in stalls.SLOW_PHASES and (held_s := stalls.held_s(s)) > limit_s
-    }
-    return Stall(ErrorKind.HANG, tuple(late), min(late.values()), limit_s) if late else None
+    step_limit_s = limits.step_limit_s(mean_s, task.deviation_step_s())
+    late: dict[str, float] = {}
+    for worker, status in statuses.items():
+        if status.phase == "setup" and task.setup_s is not None:
+            limit_s = max(step_limit_s, stalls.setup_limit_s(task.setup_s))  # it may be in the user's ``build``
+        elif status.phase in stalls.SLOW_PHASES:
+            continue
+        else:
+            limit_s = step_limit_s
+        if (held_s := stalls.held_s(status)) > limit_s:
+            late[worker] = held_s
+    return Stall(ErrorKind.HANG, tuple(late), min(late.values()), step_limit_s) if late else None
 
 
 def _of_stage(task: TaskView, statuses: Mapping[str, WorkerStatus], limits: Limits) -> Stall | None:
@@ -103,7 +108,13 @@ def _of_stage(task: TaskView, statuses: Mapping[str, WorkerStatus], limits: Limi
         growth=before / len(workers),
         data_parallel_only=_data_parallel_only(layout),
         limits=limits,
+        setup_s=task.setup_s if stage is not None and _from_memory(stage) else None,
     )
+
+
+def _from_memory(stage: Stage) -> bool:
+    """Whether its members take their state from one another: what storage takes is another matter."""
+    return all(member.source in ("live", "take") for member in stage.members)
 
 
 def _fault(task: TaskView, stall: Stall, statuses: Mapping[str, WorkerStatus], now: datetime) -> Fault:

@@ -21,6 +21,12 @@ STOPPED = ("T", "t")
 SLOW_PHASES = frozenset({"setup", "checkpoint", "waiting"})
 """Regions in which no mean step applies."""
 
+SETUP_FACTOR = 5.0
+"""Joining a generation may take this many times longer than the longest time before: the first step's reasons."""
+
+SETUP_FLOOR_S = 5.0
+"""Joining takes 0.2 s, on a busy machine a second."""
+
 FIRST_STEP_FACTOR = 5.0
 """The first step of a generation may take this many times longer than its mean: buffers are allocated, sockets opened
 and caches filled in it (measured: up to 3 times on a busy machine)."""
@@ -68,6 +74,7 @@ def find(
     growth: float,
     data_parallel_only: bool,
     limits: Limits,
+    setup_s: float | None = None,
 ) -> Stall | None:
     """Return the stall of a task, if it is one.
 
@@ -82,20 +89,19 @@ def find(
         growth: how much longer a step is expected to take than in the generation before (workers then / now).
         data_parallel_only: every replica is one rank, so ranks meet only in the reduction at the end of a step.
         limits: thresholds.
+        setup_s: the longest that joining a generation has taken so far; None if that says nothing of this one.
     """
     ages = [own_age_s(s) for s in statuses.values()]
     known = [age for age in ages if age is not None]
     if not known or len(known) < len(ages):
         return None
     stalled_s = min(known)
-    late = _late(statuses, data_parallel_only)
-    if any(s.phase in SLOW_PHASES or s.phase is None for s in statuses.values()):
-        limit_s = limits.slow_region_timeout_s
+    if any(s.phase == "setup" for s in statuses.values()) and setup_s is not None:
+        late = _late_in_setup(statuses)
+        limit_s = setup_limit_s(setup_s)
     else:
-        limit_s = _limit_s(mean_s, deviation_s, previous_mean_s, growth, limits)
-        if not late:
-            # Data moves in threads whose want of a CPU is not counted.
-            limit_s = max(limit_s, limits.collective_floor_s)
+        late = _late(statuses, data_parallel_only)
+        limit_s = _limit_s(statuses, mean_s, deviation_s, previous_mean_s, growth, bool(late), limits)
     if stalled_s <= limit_s:
         return None
     kind = ErrorKind.HANG if late else ErrorKind.COLLECTIVE_TIMEOUT
@@ -114,19 +120,43 @@ def held_s(status: WorkerStatus) -> float:
     return max(0.0, min(status.hold_age_s, status.progress_age_s) - status.starved_s)
 
 
+def setup_limit_s(setup_s: float) -> float:
+    """Return how long joining a generation may take where it has taken ``setup_s`` at most."""
+    return max(SETUP_FACTOR * setup_s, SETUP_FLOOR_S)
+
+
 def stopped_limit_s(mean_s: float | None, limits: Limits) -> float:
     """Return how long a process may be stopped (kernel state T) before it counts as hanging, in whatever phase."""
     return max(limits.stop_factor * (mean_s or 0.0), limits.stop_floor_s)
 
 
 def _limit_s(
-    mean_s: float | None, deviation_s: float, previous_mean_s: float | None, growth: float, limits: Limits
+    statuses: Mapping[str, WorkerStatus],
+    mean_s: float | None,
+    deviation_s: float,
+    previous_mean_s: float | None,
+    growth: float,
+    somebody_late: bool,
+    limits: Limits,
 ) -> float:
+    if any(s.phase in SLOW_PHASES or s.phase is None for s in statuses.values()):
+        return limits.slow_region_timeout_s
     if mean_s is not None:
-        return limits.step_limit_s(mean_s, deviation_s)
-    if previous_mean_s is not None:
-        return limits.step_limit_s(previous_mean_s * max(1.0, growth)) * FIRST_STEP_FACTOR
-    return limits.slow_region_timeout_s
+        limit_s = limits.step_limit_s(mean_s, deviation_s)
+    elif previous_mean_s is not None:
+        limit_s = limits.step_limit_s(previous_mean_s * max(1.0, growth)) * FIRST_STEP_FACTOR
+    else:
+        return limits.slow_region_timeout_s
+    # Data moves in threads whose want of a CPU is not counted.
+    return limit_s if somebody_late else max(limit_s, limits.collective_floor_s)
+
+
+def _late_in_setup(statuses: Mapping[str, WorkerStatus]) -> tuple[str, ...]:
+    """Return the ranks that have done fewer parts of joining a generation than others; none if all are equally far."""
+    parts = {w: s.micro_batch or 0 if s.phase == "setup" else None for w, s in statuses.items()}
+    fewest = min(done for done in parts.values() if done is not None)
+    late = tuple(w for w, done in parts.items() if done == fewest)
+    return late if len(late) < len(parts) else ()
 
 
 def _late(statuses: Mapping[str, WorkerStatus], data_parallel_only: bool) -> tuple[str, ...]:

@@ -108,6 +108,8 @@ class TaskView:
     unanswered: set[str] = field(default_factory=set)
     broken: StateMoved | None = None
     suspicion: Suspicion | None = None
+    setup_s: float | None = None
+    """The longest that joining a generation has taken its ranks so far."""
     # Telemetry and its summaries
     durations_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     timed: int = 0
@@ -295,6 +297,8 @@ def _moved(view: View, event: StateMoved) -> None:
         task.generation, task.members = stage.generation, {m.worker: m for m in stage.members}
         task.layout = stage.layout
         task.step = event.step
+        setup_s = sum(event.durations_s.get(name, 0.0) for name in ("rebuild", "agree", "move"))
+        task.setup_s = max(task.setup_s or 0.0, setup_s) or None
         task.durations_s.clear()
         task.timed = 0
     if event.phase == "failed":

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from services.detector import stalls
 from services.detector.core import Clean, Limits, Monitor
-from shared.events import Event, PlanDecided, StateMoved, TaskSubmitted
+from shared.events import ErrorDetected, Event, PlanDecided, StateMoved, TaskSubmitted
 from shared.plans import Layout, Member, Response, Stage, TaskChange, Trigger
 from shared.signals import Heartbeat, ProcessExited, RankRaised, Signal, WorkerStatus
 from shared.tasks import parse_spec
@@ -159,3 +160,26 @@ class Cluster:
             "step": step,
         }
         return {**about, **rest}
+
+
+def only_error(events: Sequence[Any]) -> ErrorDetected:
+    assert [type(e) for e in events] == [ErrorDetected]
+    return events[0]  # type: ignore[no-any-return]
+
+
+def restart_plan(name: str, error: ErrorDetected, cluster: Cluster, worker: str, generation: int = 1) -> None:
+    """The plan that answers a dead rank: survivors finish the step, the rank comes back at the boundary."""
+    survivors = [w for w in cluster.workers if w != worker]
+    change = TaskChange(
+        task="gpt",
+        reason="restart",
+        action="move",
+        from_generation=generation,
+        survivors=survivors,
+        failed=[worker],
+        hold=True,
+        interrupted=stage(generation + 1, survivors, kind="interrupted"),
+        prepare=[worker],
+        target=stage(generation + 2, cluster.workers),
+    )
+    cluster.fold(plan(name, error.event_id, change))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,30 +15,7 @@ from shared.events import ErrorDetected, NodeJoined, TaskCheckpointed, TaskFaile
 from shared.plans import Response, TaskChange
 from shared.severities import ErrorKind, Method, Severity
 from shared.signals import RankCheckpointed, RankFinished, Signal
-from tests.detector.kit import START, Cluster, at, moved, plan, stage
-
-
-def only_error(events: Sequence[Any]) -> ErrorDetected:
-    assert [type(e) for e in events] == [ErrorDetected]
-    return events[0]  # type: ignore[no-any-return]
-
-
-def restart_plan(name: str, error: ErrorDetected, cluster: Cluster, worker: str, generation: int = 1) -> None:
-    """The plan that answers a dead rank: survivors finish the step, the rank comes back at the boundary."""
-    survivors = [w for w in cluster.workers if w != worker]
-    change = TaskChange(
-        task="gpt",
-        reason="restart",
-        action="move",
-        from_generation=generation,
-        survivors=survivors,
-        failed=[worker],
-        hold=True,
-        interrupted=stage(generation + 1, survivors, kind="interrupted"),
-        prepare=[worker],
-        target=stage(generation + 2, cluster.workers),
-    )
-    cluster.fold(plan(name, error.event_id, change))
+from tests.detector.kit import START, Cluster, at, moved, only_error, plan, restart_plan, stage
 
 
 def complete(name: str, cluster: Cluster, generation: int, step: int = 17) -> None:
@@ -342,142 +318,6 @@ def test_a_superseded_plan_cannot_fail_any_more() -> None:
     second = only_error(cluster.signal(cluster.exited("n2/0", 1.2), 1.2))
     restart_plan("p3", second, cluster, "n2/0", generation=3)
     assert cluster.fold(moved("p2", 2, "failed", failed_workers=["n2/0"])).events == []
-
-
-# ---- ranks that hold up a plan
-
-
-def stopped_from(cluster: Cluster, node: str, start_s: float, until_s: float, **status: Any) -> list[Any]:
-    """All nodes send heartbeats four times a second; one shows its process stopped all the time."""
-    events: list[Any] = []
-    for quarter in range(round((until_s - start_s) * 4) + 1):
-        now_s = start_s + quarter / 4
-        for name in cluster.names:
-            own = {"process_state": "T", "pid": 101, **status} if name == node else {"process_state": "S"}
-            # The others wait, so that nothing but the stopped process can be seen.
-            state = {"state": "waiting", "phase": "waiting"} if name != node else {}
-            events += cluster.beat(name, now_s, **{**state, **own}).events
-        events += cluster.tick(now_s)
-    return events
-
-
-def test_a_stopped_survivor_holds_no_plan_up() -> None:
-    """It cannot be held; without a verdict the command would wait for it until its time is up."""
-    cluster = Cluster()
-    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
-    restart_plan("p2", error, cluster, "n1/0")
-    assert stopped_from(cluster, "n2", 1.0, 3.9) == []
-    hang = only_error(stopped_from(cluster, "n2", 4.0, 5.0))
-    assert (hang.kind, hang.severity, hang.worker, hang.node) == (ErrorKind.HANG, Severity.SEV2, "n2/0", "n2")
-    assert (hang.generation, hang.escalates, hang.evidence["workers"]) == (1, None, ["n2/0"])
-    # Answered by a plan that restarts it: nothing more is said of the old process.
-    restart_plan("p3", hang, cluster, "n2/0", generation=3)
-    assert stopped_from(cluster, "n2", 5.25, 12.0) == []
-
-
-def test_a_newcomer_stopped_before_it_joins_is_the_failed_restart() -> None:
-    cluster = Cluster()
-    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
-    restart_plan("p2", error, cluster, "n1/0")
-    hang = only_error(
-        stopped_from(cluster, "n1", 1.0, 5.0, state="ready", generation=2, phase=None, rank=None, progress_age_s=None)
-    )
-    assert (hang.kind, hang.severity, hang.worker) == (ErrorKind.HANG, Severity.SEV1, "n1/0")
-    assert (hang.escalates, hang.incident) == (error.event_id, error.incident)
-
-
-def test_a_process_that_goes_on_was_not_hanging() -> None:
-    cluster = Cluster()
-    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
-    restart_plan("p2", error, cluster, "n1/0")
-    assert stopped_from(cluster, "n2", 1.0, 3.5) == []
-    assert stopped_from(cluster, "n2", 3.75, 4.0, process_state="R") == []
-    assert stopped_from(cluster, "n2", 4.25, 6.5) == []
-    assert stopped_from(cluster, "n2", 6.75, 7.0, pid=102) == []  # another process by now
-    assert stopped_from(cluster, "n2", 7.25, 9.75, pid=102) == []
-
-
-def held_from(cluster: Cluster, start_s: float, until_s: float, **status: Any) -> list[Any]:
-    """A dead rank's peers were told at ``start_s`` to leave their step; n2's has not done so."""
-    events: list[Any] = []
-    for quarter in range(round((until_s - start_s) * 4) + 1):
-        age_s = quarter / 4
-        cluster.beat("n0", start_s + age_s, state="waiting", phase="waiting", progress_age_s=age_s)
-        cluster.beat("n1", start_s + age_s, state="ready", phase=None, progress_age_s=None, generation=2)
-        fields = {"progress_age_s": age_s + 9.0, "hold_age_s": age_s, **status}
-        cluster.beat("n2", start_s + age_s, step=15, **fields)
-        events += cluster.tick(start_s + age_s)
-    return events
-
-
-def timed(cluster: Cluster) -> None:
-    """The mean of its steps is known."""
-    for index in range(1, 5):
-        cluster.beat("n0", index / 10, step=index, step_s=0.1, steps_timed=index)
-
-
-def test_a_survivor_that_does_not_leave_its_step_is_found() -> None:
-    """However long it had waited for the dead rank before it was told."""
-    cluster = Cluster()
-    timed(cluster)
-    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
-    restart_plan("p2", error, cluster, "n1/0")
-    assert held_from(cluster, 1.0, 4.0) == []
-    hang = only_error(held_from(cluster, 1.0, 4.25))
-    assert (hang.kind, hang.severity, hang.worker) == (ErrorKind.HANG, Severity.SEV2, "n2/0")
-    assert (hang.incident, hang.evidence["limit_s"]) == (hang.event_id, 3.0)
-
-
-@pytest.mark.parametrize("status", [{"starved_s": 8.0}, {"phase": "checkpoint"}, {"hold_age_s": None}])
-def test_a_survivor_that_had_no_cpu_or_is_not_yet_told_is_not_hanging(status: dict[str, Any]) -> None:
-    cluster = Cluster()
-    timed(cluster)
-    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
-    restart_plan("p2", error, cluster, "n1/0")
-    assert held_from(cluster, 1.0, 9.0, **status) == []
-
-
-def drain_plan(cluster: Cluster) -> None:
-    """A healthy task is to go on with one worker less."""
-    change = TaskChange(
-        task="gpt",
-        reason="shrink",
-        action="move",
-        from_generation=1,
-        survivors=cluster.workers,
-        release=cluster.workers[2:],
-        target=stage(2, cluster.workers[:2]),
-    )
-    cluster.fold(plan("p2", "another task", change, response=Response.RECONFIGURE))
-
-
-def test_a_rank_that_hangs_while_its_task_drains_is_found() -> None:
-    cluster = Cluster()
-    timed(cluster)
-    drain_plan(cluster)
-    events: list[Any] = []
-    for age_s in (2.0, 2.9, 3.1, 3.5):
-        for name in cluster.names:
-            phase = "compute" if name == "n1" else "reduce"
-            events += cluster.beat(name, 1.0 + age_s, step=4, phase=phase, progress_age_s=age_s).events
-        events += cluster.tick(1.0 + age_s)
-    hang = only_error(events)
-    assert (hang.kind, hang.severity, hang.worker, hang.evidence["limit_s"]) == (
-        ErrorKind.HANG,
-        Severity.SEV2,
-        "n1/0",
-        3.0,
-    )
-
-
-def test_ranks_that_wait_for_others_on_the_way_do_not_hang() -> None:
-    cluster = Cluster()
-    drain_plan(cluster)
-    for now_s in (1.0, 200.0, 400.0):  # another task's release may take minutes
-        cluster.listen_until(now_s)
-        for name in cluster.names:
-            cluster.beat(name, now_s, state="waiting", phase="waiting", progress_age_s=now_s)
-        assert cluster.tick(now_s) == []
 
 
 # ---- the same failure again and again
