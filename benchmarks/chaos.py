@@ -51,6 +51,9 @@ SLOW_STEP_S = 0.5
 READY_LIMIT_S = 60.0
 """An agent that starts imports torch and Megatron in its fork server first: 5-10 s, more on a busy machine."""
 
+FAULTS_A_ROUND = 10
+"""Faults between two rounds of the operator, who starts isolated nodes anew."""
+
 QUIET_S = 10.0
 """How long processes of tasks that have ended may take to go."""
 
@@ -163,6 +166,8 @@ class Chaos:
             if fault.targets:
                 self._injected.append(fault)
             say("fault", **asdict(fault))
+            if number % FAULTS_A_ROUND == FAULTS_A_ROUND - 1:
+                await self._readmit()
         limit_s = END_LIMIT_S + SLOW_STEP_S * await self._steps_left(specs)
         ended = await self._until("both succeed", lambda: self._all_ended(specs), limit_s)
         failed = self._stack.failed
@@ -235,10 +240,11 @@ class Chaos:
     async def _readmit(self) -> None:
         """Do what an operator does with a node that was isolated because restarts on it failed: start it anew."""
         for node in await self._items("/v1/nodes"):
-            if node["state"] == "isolated":
+            if node["state"] == "isolated" and node["name"] not in self._down:
                 say("note", what=f"{node['name']} is isolated: {node['reason']}")
                 at = await self._stack.kill_node(node["name"])
-                self._injected.append(Injected(len(self._injected), "node", at, [node["name"]]))
+                number = self._options.faults + len(self._injected)
+                self._injected.append(Injected(number, "node", at, [node["name"]]))
                 await self._stack.start_node(node["name"])
 
     async def _use_everything(self, spec: Record) -> None:

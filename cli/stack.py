@@ -286,6 +286,9 @@ class Stack:
         except TimeoutError:
             line = b""
         if line.strip() != b"ready":
+            with suppress(ProcessLookupError):
+                child.process.kill()
+            await child.process.wait()
             tail = log_path.read_text(errors="replace")[-2000:]
             raise Unavailable(f"{child.name} did not start; the end of {log_path}:\n{tail}")
         watcher = asyncio.create_task(self._watch(child, child.process))
@@ -294,22 +297,21 @@ class Stack:
 
     async def _watch(self, child: Child, process: asyncio.subprocess.Process) -> None:
         """Start a child again that ended unasked; give up on one that keeps ending."""
-        code = await process.wait()
-        if self._stopping or child.expected_end:
-            return
-        now = time.monotonic()
-        child.starts = [t for t in child.starts if now - t < 60.0]
-        if len(child.starts) > RESTARTS_PER_MINUTE:
-            if not self.failed.done():
-                self.failed.set_result(f"{child.name} ended {len(child.starts)} times in a minute (exit code {code})")
-            return
-        if child.name in self.node_names:
-            await asyncio.sleep(NODE_RETURN_S)
-        try:
-            await self._start(child)
-        except Unavailable as err:
-            if not self.failed.done():
-                self.failed.set_result(err.detail)
+        reason = f"exit code {await process.wait()}"
+        while not (self._stopping or child.expected_end):
+            now = time.monotonic()
+            child.starts = [t for t in child.starts if now - t < 60.0]
+            if len(child.starts) > RESTARTS_PER_MINUTE:
+                if not self.failed.done():
+                    self.failed.set_result(f"{child.name} ended {len(child.starts)} times in a minute ({reason})")
+                return
+            if child.name in self.node_names:
+                await asyncio.sleep(NODE_RETURN_S)
+            try:
+                await self._start(child)
+                return
+            except Unavailable as err:
+                reason = err.detail  # one more end: a child may be killed while it starts, too
 
     async def _end(self, child: Child) -> None:
         process = child.process
