@@ -344,6 +344,7 @@ class FixedPoint(Apart):
         parts = 2 * micro_batches  # a parameter that is used twice has two gradients
         if parts > MAX_PARTS:
             raise ValueError(f"exact mode adds up to {MAX_PARTS // 2} micro-batches, not {micro_batches}")
+        self._scratch = torch.empty(2, CHUNK, dtype=torch.float64, device=tensors[0].device)
         self.limit = RANGE / parts
         """Largest absolute value of one gradient of one micro-batch (scaled by 1/M, as all are)."""
 
@@ -352,12 +353,13 @@ class FixedPoint(Apart):
 
     def add(self, first: int) -> None:
         """Add the buffers to the sums, and zero them."""
-        largest = torch.stack([tensor.abs().max() for tensor in [*self.tensors, *self._leaves]]).max()
+        each = [torch.linalg.vector_norm(tensor, math.inf) for tensor in [*self.tensors, *self._leaves]]
+        largest = torch.stack(each).max()
         if not float(largest) <= self.limit:  # not a number, too
             raise NonFiniteValue(f"gradient {float(largest)}; exact mode holds values up to {self.limit:g}")
         for total, sources in zip(self._sums[first:], self._added[first:], strict=True):
             for offset, piece in sources:
-                add_exactly(total[:, offset : offset + piece.numel()], piece)
+                add_exactly(total[:, offset : offset + piece.numel()], piece, self._scratch)
         self.drop()
 
     def check_finite(self, first: int) -> None:
@@ -374,20 +376,22 @@ def _check_finite(tensors: Iterable[torch.Tensor]) -> None:
             raise NonFiniteValue("gradient")
 
 
-def add_exactly(total: torch.Tensor, values: torch.Tensor) -> None:
-    """Add numbers (absolute values below 2**27) to their sums, [parts, n], in place.
+def add_exactly(total: torch.Tensor, values: torch.Tensor, scratch: torch.Tensor) -> None:
+    """Add numbers (absolute values below 2**27) to their sums, [parts, n], in place; ``scratch``: float64 [2, CHUNK].
 
     A number is split by rounding it to a multiple of the grid: added to 1.5 * 2**52 of them, where neighbouring float64
     are one grid apart, and that subtracted again (the pre-rounding of Demmel and Nguyen's reproducible sums). What
     remains is exact, and so are the additions.
     """
+    coarse, fine = (1.5 * 2.0**52 * grid for grid in GRIDS)
     for start in range(0, values.numel(), CHUNK):
-        rest = values[start : start + CHUNK].to(torch.float64, copy=True)
-        for part, grid in zip(total[:, start : start + CHUNK], GRIDS, strict=True):
-            shift = 1.5 * 2.0**52 * grid
-            whole = (rest + shift).sub_(shift)
-            part.add_(whole)
-            rest.sub_(whole)
+        chunk = values[start : start + CHUNK]
+        high, low = total[:, start : start + CHUNK]
+        rest, whole = scratch[:, : chunk.numel()]
+        rest.copy_(chunk)
+        torch.add(rest, coarse, out=whole).sub_(coarse)
+        high.add_(whole)
+        low.add_(rest.sub_(whole).add_(fine).sub_(fine))
 
 
 def value(total: torch.Tensor) -> torch.Tensor:

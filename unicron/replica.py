@@ -193,7 +193,9 @@ class Replica:
             self.digest = chain(self.digest, self.partial.account.ids)
             self.ahead = True
             self.discard()
-        elif self._update[0] != BEFORE:
+        elif self._update[0] == AFTER:
+            self.applied_update()  # what failed came after it: a user's own collective, say
+        elif self._update[0] == WITHIN:
             self.forget()  # the parameters may be half updated
         elif computing and self.partial is not None:
             self._release_gradients()
