@@ -215,7 +215,7 @@ def problems(draw: st.DrawFn) -> tuple[dict[str, Node], list[Want], list[str], s
 
 
 @given(problems())
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 def test_any_placement_keeps_the_rules(
     problem: tuple[dict[str, Node], list[Want], list[str], set[str], dict[str, int]],
 ) -> None:

@@ -58,7 +58,7 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 @given(problems())
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 def test_the_whole_is_made_of_the_pools(problem: Problem) -> None:
     best, alternatives = solve_with_alternatives(problem)
     used = dict.fromkeys(problem.pools, 0)
