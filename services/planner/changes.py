@@ -1,9 +1,9 @@
 """What a plan does to one task: stages, members and where each gets its state (see ``TaskChange``).
 
-Data-parallel tasks (tensor = pipeline = 1): survivors of a fault finish the interrupted step by themselves, then the
-target stage starts, its newcomers taking the state from them. Other layouts: whoever is left takes its state from the
-newest checkpoint, since no single survivor holds a whole model. So does everybody where the new count has another
-layout than the present one: a checkpoint can be read in any.
+Replicas that a fault has left whole finish the interrupted step by themselves, in a stage of their own; members of a
+broken one stand by. Then the target stage starts, in whatever layout: who holds state brings it, pieces move between
+memories, newcomers take theirs. Only where those that stay do not hold all of the state together, everybody takes the
+newest copy in memory or the newest checkpoint: no whole replica is left, or a part of a divided optimizer is gone.
 
 A process that was to join a stage which is not known to have formed may stand anywhere between its start and its
 first step. It is on ``prepare`` again: an agent keeps a process not yet configured and replaces any other.
@@ -11,7 +11,8 @@ first step. It is on ``prepare`` again: an agent keeps a process not yet configu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 from services.planner.state import State, Task, node_of
@@ -29,23 +30,56 @@ def disturbed(task: Task) -> bool:
 def move(state: State, task: Task, workers: Sequence[str], reason: str) -> TaskChange:
     """Return the change that brings the task onto ``workers``, given in rank order (those that hold state first).
 
-    The state is live only if one that stays holds it: a last holder may be one whose worker was given to another task.
+    The state is live only if those that stay hold all of it: a last holder may be one whose worker was given to
+    another task.
     """
     layout = layout_of(state, task, len(workers))
-    data_parallel = task.replica == 1 and layout.tensor * layout.pipeline == 1
-    if data_parallel and any(worker in task.kept for worker in workers):
+    if _covers(task, set(workers)):
         return _move_live(state, task, workers, layout, reason)
     return _move_from_storage(state, task, workers, layout, reason)
 
 
+def current(task: Task) -> list[str]:
+    """Return the workers whose process holds, or can complete, the newest step, in the order of a stage of them alone.
+
+    After a fault these are the members of the replicas that nobody is lost of: members of a broken one have the state
+    before that step.
+    """
+    layout = task.held
+    if layout is None:
+        return []
+    held = {worker: _place(layout, task.ranks[worker]) for worker in task.kept if worker in task.ranks}
+    size = Counter(place[1] for place in held.values())
+    whole = {data for data, count in size.items() if count == layout.tensor * layout.pipeline}
+    found = [worker for worker in held if not disturbed(task) or held[worker][1] in whole]
+    return sorted(found, key=task.ranks.__getitem__)
+
+
+def _place(layout: Layout, rank: int) -> tuple[int, int, int]:
+    """Return tensor-, data- and pipeline-parallel rank, in Megatron's order."""
+    rest, tensor = divmod(rank, layout.tensor)
+    stage, data = divmod(rest, layout.data)
+    return tensor, data, stage
+
+
+def _covers(task: Task, staying: Collection[str]) -> bool:
+    """Return whether those of ``staying`` that are ``current`` hold the whole state."""
+    layout = task.held
+    if layout is None:
+        return False
+    places = [_place(layout, task.ranks[worker]) for worker in current(task) if worker in staying]
+    if task.spec.parallel.distributed_optimizer:
+        return len(places) == layout.world_size  # each holds a part that nobody else does
+    return len({(tensor, stage) for tensor, _, stage in places}) == layout.tensor * layout.pipeline
+
+
 def _move_live(state: State, task: Task, workers: Sequence[str], layout: Layout, reason: str) -> TaskChange:
-    """The survivors hold the state and finish the step that was interrupted, if one was."""
+    """The survivors hold the state; whole replicas finish the step that was interrupted, if one was."""
     kept = task.kept
     interrupted = _interrupted(task) if disturbed(task) else None
-    holding = set(kept)
-    sources: dict[str, Source] = {worker: "live" if worker in holding else "take" for worker in workers}
+    sources: dict[str, Source] = {worker: "live" if worker in kept else "take" for worker in workers}
     target = None
-    if interrupted is None or list(workers) != list(kept):
+    if interrupted is None or list(workers) != current(task) or not _same_split(interrupted.layout, layout):
         generation = (interrupted.generation if interrupted else task.generation) + 1
         target = _stage(task, "boundary", generation, layout, sources)
     failed = _failed(state, task, kept)
@@ -64,12 +98,18 @@ def _move_live(state: State, task: Task, workers: Sequence[str], layout: Layout,
     )
 
 
+def _same_split(one: Layout, other: Layout) -> bool:
+    """Return whether a model is split in the same way."""
+    return (one.tensor, one.pipeline) == (other.tensor, other.pipeline)
+
+
 def _move_from_storage(state: State, task: Task, workers: Sequence[str], layout: Layout, reason: str) -> TaskChange:
     """All members take the newest checkpoint, or begin anew; processes that are known to be up are kept.
 
-    A data-parallel task that stays one is here only because none of those that hold its state stays.
+    A data-parallel task that stays one, and whose replicas are whole each, is here only because none of them stays.
     """
-    kept = task.kept if max(task.replica, layout.tensor * layout.pipeline) > 1 else ()
+    divided = max(task.replica, layout.tensor * layout.pipeline) > 1 or task.spec.parallel.distributed_optimizer
+    kept = task.kept if divided else ()
     source: Source = "checkpoint" if task.checkpoint else "initial"
     failed = _failed(state, task, kept)
     return TaskChange(
@@ -93,13 +133,13 @@ def leave(state: State, task: Task, action: Literal["stop", "pause"], reason: st
     all there is; then its processes only end.
     """
     saves = can_save(task)
-    kept = task.kept if saves else ()
+    kept = current(task) if saves else []
     return TaskChange(
         task=task.name,
         reason=reason,
         action=action,
         from_generation=task.generation,
-        survivors=list(kept),
+        survivors=kept,
         failed=sorted({*task.lost, *task.occupied} - set(kept)),
         hold=disturbed(task),
         interrupted=_interrupted(task) if saves and disturbed(task) else None,
@@ -109,7 +149,7 @@ def leave(state: State, task: Task, action: Literal["stop", "pause"], reason: st
 
 def can_save(task: Task) -> bool:
     """Return whether the task's live processes can still write a checkpoint of the step they are in."""
-    return bool(task.kept) and (task.replica == 1 or not disturbed(task))
+    return _covers(task, task.kept)
 
 
 def end(state: State, task: Task, reason: str) -> TaskChange:
@@ -124,9 +164,12 @@ def end(state: State, task: Task, reason: str) -> TaskChange:
 
 
 def _interrupted(task: Task) -> Stage:
-    """Only data-parallel tasks have one: each survivor is a replica."""
-    layout = Layout(tensor=1, pipeline=1, data=len(task.kept), micro_batch=task.spec.batch.micro)
-    return _stage(task, "interrupted", task.generation + 1, layout, dict.fromkeys(task.kept, "live"))
+    """Return the stage in which whole replicas finish the step."""
+    members = current(task)
+    tensor, pipeline = (task.held.tensor, task.held.pipeline) if task.held is not None else (1, 1)
+    data = len(members) // (tensor * pipeline)
+    layout = Layout(tensor=tensor, pipeline=pipeline, data=data, micro_batch=task.spec.batch.micro)
+    return _stage(task, "interrupted", task.generation + 1, layout, dict.fromkeys(members, "live"))
 
 
 def _stage(

@@ -125,7 +125,9 @@ def _formed(state: State, name: str, generation: int) -> State:
     task = state.tasks[name]
     if task.change is None or task.change.target is None or task.change.target.generation != generation:
         return state
-    return _update(state, name, holders=tuple(member.worker for member in task.change.target.members))
+    target = task.change.target
+    ranks = {member.worker: member.rank for member in target.members}
+    return _update(state, name, holders=tuple(ranks), held=target.layout, ranks=ranks)
 
 
 def _joined(state: State, event: NodeJoined, at: datetime) -> State:
@@ -297,14 +299,14 @@ def _changed(task: Task, change: TaskChange, plan: str, at: datetime) -> Task:
     numbers = [s.generation for s in (change.interrupted, change.target) if s is not None]
     processes = dict.fromkeys((*members, *change.survivors, *change.failed, *change.release))
     # Processes that keep running while the layout becomes data-parallel hold shards, which are no whole state.
-    whole = (
-        stage is None or stage.layout.world_size != stage.layout.data or any(m.source == "live" for m in stage.members)
-    )
+    live = stage is None or any(member.source == "live" for member in stage.members)
+    whole = live or (stage is not None and stage.layout.world_size != stage.layout.data)
     return task.model_copy(
         update={
             "generation": max((task.generation, *numbers)),
             "members": members,
             "holders": tuple(change.survivors) if whole else (),
+            "ranks": {worker: task.ranks[worker] for worker in change.survivors if live and worker in task.ranks},
             "occupied": tuple(sorted(processes)),
             "lost": (),
             "broken": False,

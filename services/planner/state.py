@@ -63,8 +63,10 @@ class Task(Model):
 
     ``generation``: the newest number given to one of its stages; it only rises, also over resubmission.
     ``members``: workers planned for it, in rank order; empty while it is queued, pausing or stopping.
-    ``holders``: workers whose process is known to hold its state, in rank order (for tensor or pipeline layouts: its
-    own shard). A process that is to take its state becomes a holder when its stage is known to have formed.
+    ``holders``: workers whose process is known to hold its state, in rank order. A process that is to take its state
+    becomes a holder when its stage is known to have formed.
+    ``held``: the layout in which they came to hold it; ``ranks``: theirs in it, which say what shard each holds. One
+    that is to take its state from storage has none.
     ``occupied``: workers that may still have a process of it.
     ``lost``: workers whose process ended, or must end, since the newest plan; ``broken``: its step was interrupted.
     ``change``: what the newest plan does to it, while that is not complete.
@@ -96,6 +98,8 @@ class Task(Model):
     checkpoint_step: int = 0
     pool: str = ""
     layout: Layout | None = None
+    held: Layout | None = None
+    ranks: dict[str, int] = Field(default_factory=dict)
     trained: dict[int, Size] = Field(default_factory=dict)
     measured: dict[Size, int] = Field(default_factory=dict)
 

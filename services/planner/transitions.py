@@ -49,8 +49,8 @@ def transition(state: State, task: Task) -> Transition:
     lost_s = max(0, task.step - task.checkpoint_step) * task.step_s
     to_s: dict[int, float] = {}
     if task.members:
-        # A step that is saved is not lost, but what is saved must be read again. Shards of a broken step are of no use.
-        # A plan under way counts as carried out: it soon will be.
+        # A step that is saved is not lost, but what is saved must be read again. Whether a fault leaves whole replicas
+        # depends on who is lost; problems solved ahead know how many. A plan under way counts as carried out.
         saves = bool(task.kept) and (task.replica == 1 or not (task.broken or task.lost))
         saving_s = _estimate_s(state, task, "pause") if saves else lost_s
         to_s[0] = on_grid(saving_s + restore_s)

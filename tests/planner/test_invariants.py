@@ -188,7 +188,11 @@ def _check_change(before: State, after: State, change: TaskChange) -> None:
     assert (change.action == "move") == (change.target is not None)
     if change.interrupted is not None:
         assert change.hold
-        assert [m.worker for m in change.interrupted.members] == change.survivors
+        finishing = [m.worker for m in change.interrupted.members]
+        assert set(finishing) <= survivors
+        assert len(finishing) == change.interrupted.layout.world_size
+        if change.interrupted.layout.world_size == change.interrupted.layout.data:
+            assert finishing == change.survivors
         assert {m.source for m in change.interrupted.members} == {"live"}
     staying = {m.worker for m in stages[-1].members} if change.action in ("move", "none") else set()
     assert not release & staying

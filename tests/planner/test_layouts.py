@@ -77,7 +77,7 @@ def test_a_large_model_gets_a_layout_that_fits_with_its_tensor_groups_inside_nod
     replayed(world)
 
 
-def test_growth_that_changes_the_layout_goes_through_storage_and_keeps_the_processes() -> None:
+def test_growth_that_changes_the_layout_moves_the_live_state() -> None:
     world = gpus(1)
     world.checkpoint(step=40)
     before = world.task()
@@ -87,8 +87,8 @@ def test_growth_that_changes_the_layout_goes_through_storage_and_keeps_the_proce
     after = target(change).layout
     assert (after.tensor, after.pipeline) != (before.layout.tensor, before.layout.pipeline)
     assert after == layout_of(world.state, world.task(), 16)
-    assert {m.source for m in target(change).members} == {"checkpoint"}
-    assert target(change).checkpoint == "checkpoint-40"
+    assert {m.worker for m in target(change).members if m.source == "live"} == set(before.members)
+    assert {m.source for m in target(change).members} == {"live", "take"}
     assert change.survivors == list(before.members)
     assert not change.hold
     assert change.interrupted is None
@@ -138,22 +138,22 @@ def test_measurements_of_two_layouts_change_what_a_count_gets() -> None:
 
 
 def test_from_shards_to_one_whole_model_a_worker() -> None:
-    """Processes that hold shards are kept, and are no holders of the state until they have read it."""
+    """The replica that is left finishes the step as it is, and becomes two whole models."""
     world = World()
     world.join("n0", 2)
     world.join("n1", 2)
     world.complete(world.submit("a", model=NARROW, batch={"global": 2}))
     assert world.task().layout == layout_of(world.state, world.task(), 4)
     assert world.task().replica == 2
-    plan = world.lose("n1")
-    change = change_of(plan)
+    change = change_of(world.lose("n1"))
+    assert change.interrupted is not None
+    assert change.interrupted.layout.world_size == 2
     assert target(change).layout.tensor * target(change).layout.pipeline == 1
-    assert {m.source for m in target(change).members} == {"initial"}
+    assert {m.source for m in target(change).members} == {"live"}
     assert (change.survivors, change.prepare, change.hold) == (["n0/0", "n0/1"], [], True)
-    assert world.task().holders == ()
-    # A fault before that stage has formed: nobody holds the state yet.
+    # A fault before that stage has formed: one worker holds half of a model.
     again = change_of(world.exit("n0/1"))
-    assert (again.survivors, again.interrupted) == ([], None)
+    assert again.interrupted is None
     assert {m.source for m in target(again).members} == {"initial"}
     replayed(world)
 
@@ -167,9 +167,10 @@ def test_from_whole_models_to_shards_and_a_fault_on_the_way() -> None:
     world.join("n1", 2)
     assert world.task().replica == 2
     change = change_of(world.exit("n0/1"))
-    assert change.interrupted is None
+    assert change.interrupted is not None
+    assert change.interrupted.layout.world_size == 1
     assert change.survivors == ["n0/0"]
-    assert {m.source for m in target(change).members} == {"checkpoint"}
+    assert [m.worker for m in target(change).members if m.source == "live"] == ["n0/0"]
     assert target(change).layout.world_size == 4
     world.complete(world.lose("n1"))
     assert world.task().replica == 1

@@ -471,20 +471,40 @@ def test_a_name_may_be_used_again_and_its_generations_go_on() -> None:
     assert world.task().life == "active"
 
 
-def test_tensor_parallel_task_keeps_processes_and_takes_the_checkpoint() -> None:
+def test_whole_replicas_finish_the_step_and_the_rest_of_a_broken_one_stands_by() -> None:
     world = running(nodes=2, workers=2, parallel={"tensor": 2})
     world.checkpoint(step=5)
     a, b, c, d = world.task().members
     assert a.split("/")[0] == b.split("/")[0] != c.split("/")[0] == d.split("/")[0]
-    change = change_of(world.exit(b))
-    assert change.interrupted is None
+    plan = world.exit(b)
+    change = change_of(plan)
     assert change.hold
     assert change.survivors == [a, c, d]
+    assert change.interrupted is not None
+    assert workers(change.interrupted) == [c, d]
+    assert (change.interrupted.layout.tensor, change.interrupted.layout.data) == (2, 1)
     assert change.prepare == [b]
-    assert sources(change.target) == ["checkpoint"] * 4
-    retry = change_of(world.complete(world.error(ErrorKind.CONNECTION, task="a", generation=2)))
-    assert retry.interrupted is None
-    assert sources(retry.target) == ["checkpoint"] * 4
+    assert change.target is not None
+    assert dict(zip(workers(change.target), sources(change.target), strict=True)) == {
+        a: "live", b: "take", c: "live", d: "live",
+    }  # fmt: skip
+    # Another of the same replica before that has formed: a is a step behind, and no whole replica is left.
+    last = change_of(world.exit(d))
+    assert last.interrupted is None
+    assert sources(last.target) == ["checkpoint"] * 4
+    assert last.survivors == [a, c]
+
+
+def test_all_replicas_retry_and_a_divided_optimizer_needs_all_its_parts() -> None:
+    world = running(nodes=2, workers=2, parallel={"tensor": 2, "distributed_optimizer": True})
+    world.checkpoint(step=5)
+    members = list(world.task().members)
+    retry = change_of(world.complete(world.error(ErrorKind.CONNECTION, task="a", generation=1)))
+    assert retry.interrupted is not None
+    assert (workers(retry.interrupted), retry.action) == (members, "none")
+    change = change_of(world.exit(members[3]))
+    assert change.interrupted is None
+    assert (change.survivors, sources(change.target)) == (members[:3], ["checkpoint"] * 4)
 
 
 def test_a_worker_lost_while_another_task_waits_for_it() -> None:
