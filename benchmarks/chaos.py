@@ -76,6 +76,7 @@ def tasks(corpus: Path, steps: int, workers: int) -> list[Record]:
         "data": str(corpus),
         "workers": {"min": 1, "max": max(1, workers - 1)},
         "checkpoint": {"every": 25},
+        "exact": True,
         # Faults here are the cluster's, however often they strike at the same step.
         "max_restarts": 1000,
         "env": {"UNICRON_FAULT_SIGNALS": "1"},

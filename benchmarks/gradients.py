@@ -168,6 +168,13 @@ def report(measured: list[dict[str, Any]], cycles: int) -> None:
             ]
             line["step_time_ratio"], *ends = (round(x, 4) for x in interval(ratios))
             line["step_time_ratio_95"] = ends
+            cpu = [
+                sum(rank[i]["cpu_s"] for rank in rows for i in blocks[cycle, kind])
+                / sum(rank[i]["cpu_s"] for rank in rows for i in blocks[cycle, KINDS[0]])
+                for cycle in range(1, cycles + 1)
+            ]
+            line["cpu_ratio"], *ends = (round(x, 4) for x in interval(cpu))
+            line["cpu_ratio_95"] = ends
         print(json.dumps(line), flush=True)
 
 

@@ -10,7 +10,7 @@
     update         all are reduced, the update is not yet applied
     apply          inside the optimizer's step: a parameter is changed, the others are not
     move:r         r rounds of state have moved into a new generation, which is to go on with that step
-    checkpoint     as the checkpoint of that step begins
+    checkpoint     as the first checkpoint of that step or a later one begins (one at a time is written)
 
 ``kind``: ``exception``; ``communication`` (as if a collective broke: the process goes on); ``kill`` (SIGKILL); or one
 of the hangs: ``hang`` (SIGSTOP), ``sleep`` (as in a data loader that waits), ``deadlock`` (a lock that nobody
@@ -122,6 +122,15 @@ class Fault:
         if self.kind in RAISED:
             raise RAISED[self.kind](f"injected at step {step}, {at}")
         KINDS[self.kind]()
+
+    def reached_after(self, step: int, at: str) -> None:
+        """Fail if this is the place, in the fault's step or a later one.
+
+        Raises:
+            InjectedFault, CommunicationFailed: as ``reached``.
+        """
+        if 0 < self.step <= step:
+            self.reached(self.step, at)
 
     def lay(self, step: int, finished: int, model: Any) -> None:
         """Lay the fault into the passes of the next micro-batch if it belongs there."""

@@ -366,7 +366,8 @@ class Run:
         self._due = False
         self.runtime.progress(self.replica.applied, "checkpoint")
         self._writer.begin(self.replica, self._checkpoint_path())
-        self.fault(self.replica.applied, "checkpoint")
+        for fault in self._faults:
+            fault.reached_after(self.replica.applied, "checkpoint")
 
     def _published(self) -> Callable[[int, Path], None]:
         """Return what tells the agent that a checkpoint of this generation is published."""

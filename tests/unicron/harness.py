@@ -31,6 +31,9 @@ from unicron.protocol import (
 
 ROOT = Path(__file__).resolve().parents[2]
 
+PATIENCE_S = float(os.environ.get("UNICRON_TEST_PATIENCE_S", "30"))
+"""How long to wait for what must come: far longer than it takes, also on a busy machine."""
+
 
 class Agent:
     """Forks ranks, hears them, and does what a plan would make an agent do."""
@@ -72,7 +75,7 @@ class Agent:
         self._server.close()
         self.log.close()
 
-    async def until(self, condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+    async def until(self, condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
         """Wait for a condition on what was heard; tell what was heard when it does not come."""
         try:
             async with self._changed:
