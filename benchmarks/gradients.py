@@ -5,9 +5,9 @@
 A small GPT trains on data-parallel ranks. Steps with each accumulator take turns in one run, so that what else the
 machine does falls on all alike:
 
-    in-place   the default of data-parallel tasks: the buffers of the backward passes are the sum, in float32
-    apart      the default of tensor- and pipeline-parallel tasks: a float32 sum beside the buffers
-    float64    the same in float64, which no mode uses: results to the bit in practice, but not by construction
+    in-place   the default of large data-parallel tasks: the buffers of the backward passes are the sum, in float32
+    apart      that of large tensor- and pipeline-parallel tasks: a float32 sum beside the buffers
+    float64    the same in float64, the default of small models: results to the bit in practice, not by construction
     exact      exact mode: two float64 that hold integers
 
 One JSON line for each: step time and CPU-seconds (all ranks), the ratio of step times to the first with a 95%
@@ -47,21 +47,15 @@ def accumulators(replica: Any, micro_batches: int) -> dict[str, Any]:
 
     from unicron import gradients, model
 
-    class Float64(gradients.Apart):
-        bytes_per_element = 8
-
-        def _zeros(self, elements: int, device: torch.device) -> torch.Tensor:
-            return torch.zeros(elements, dtype=torch.float64, device=device)
-
     tensors = replica.sums.tensors
     tied = model.tied_weight(replica.model)
     shared = next(i for i, parameter in enumerate(replica.model.parameters()) if parameter is tied)
     # Exact mode keeps the gradients of the shared weight's two uses apart.
     leaves = [(shared, torch.zeros_like(tensors[shared]))]
     return {
-        "in-place": replica.sums,
+        "in-place": gradients.InPlace(tensors),
         "apart": gradients.Apart(tensors),
-        "float64": Float64(tensors),
+        "float64": gradients.Apart(tensors, dtype=torch.float64),
         "exact": gradients.FixedPoint(tensors, micro_batches=micro_batches, leaves=leaves),
     }
 

@@ -29,7 +29,6 @@ def small_task(name: str, data: Path, **changes: Any) -> Record:
         "data": str(data),
         "workers": {"min": 1, "max": 4},
         "checkpoint": {"every": 20},
-        "exact": True,
         "env": {"UNICRON_FAULT_SIGNALS": "1"},
         **changes,
     }
