@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -28,9 +29,9 @@ Sizes = tuple[int, int] | tuple[str, str]
 class Planner(RuleBasedStateMachine):
     """Throws events at the planner; each plan is checked against the state it was made in."""
 
-    @initialize()
-    def begin(self) -> None:
-        self.world = World()
+    @initialize(allow_pausing=st.booleans())
+    def begin(self, allow_pausing: bool) -> None:
+        self.world = World(starvation_s=3600.0, allow_pausing=allow_pausing)
         self.newest: dict[str, PlanDecided] = {}
 
     def check(self, before: State, plan: PlanDecided | None) -> None:
@@ -110,6 +111,11 @@ class Planner(RuleBasedStateMachine):
     @precondition(lambda self: self.tasks())
     def checkpoint(self, data: st.DataObject, step: int) -> None:
         self.world.checkpoint(data.draw(st.sampled_from(self.tasks())), step)
+
+    @rule()
+    def starve(self) -> None:
+        before = self.world.state
+        self.check(before, self.world.age())
 
     # ---- faults
 
@@ -240,4 +246,4 @@ Planner.TestCase.settings = settings(
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-test_any_sequence_of_events = Planner.TestCase
+test_any_sequence_of_events = pytest.mark.timeout(300)(Planner.TestCase)  # long on a busy machine
