@@ -120,7 +120,7 @@ class Checks:
         self.expect(f"{name}: same steps", result["steps"] == spec["steps"], f"{result['steps']}")
         same = summary["samples_sha256"] == result["samples_sha256"]
         self.expect(f"{name}: same samples", same, f"{result['samples_sha256']}")
-        loss, expected = result["loss"], summary["loss"]
+        loss, expected = task["loss"], summary["loss"]
         self.expect(f"{name}: same loss", abs(loss - expected) <= TOLERANCE * abs(expected), f"{loss}, not {expected}")
         difference = compare_parameters(Path(result["parameters_path"]), reference / "parameters.safetensors")
         self.expect(f"{name}: same parameters", difference <= TOLERANCE, f"{difference:.2e}")

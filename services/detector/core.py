@@ -110,8 +110,8 @@ class Monitor:
             away = gap.total_seconds() > self.limits.node_timeout_s
             grace = timedelta(seconds=RECONNECT_GRACE_S)
             for node in self.view.nodes.values():
-                if node.heard_at is not None:
-                    node.heard_at = now + grace if away else min(now, node.heard_at + gap)
+                if (since := node.silent_since) is not None:
+                    node.excused_until = now + grace if away else min(now, since + gap)
             if away:
                 self.started_at = now + grace
         self.echo_at = now
@@ -166,7 +166,7 @@ class Monitor:
         if self._deaf(now):
             return decision
         for node in list(self.view.nodes.values()):
-            since = max(node.heard_at or self.started_at, self.started_at)
+            since = max(node.silent_since or self.started_at, self.started_at)
             if node.lost is None and (now - since).total_seconds() > self.limits.node_timeout_s:
                 self._lose(decision, node, now, "no heartbeat")
         for task in list(self.view.running()):

@@ -33,7 +33,8 @@ RECENT_STEPS = 32
 class NodeView:
     """A node. ``joined``: its newest join event; ``lost``: the error event that declared it lost, if one did.
 
-    ``heard_at`` and ``heartbeat`` are telemetry: the newest heartbeat and when the monitor received it. ``stopped``:
+    ``heard_at`` and ``heartbeat`` are telemetry: the newest heartbeat and when the monitor received it;
+    ``excused_until``: until when its silence is explained by a bus that was away. ``stopped``:
     pid -> since when every heartbeat has shown that process stopped (kernel state T).
     """
 
@@ -42,6 +43,7 @@ class NodeView:
     joined: str
     lost: str | None = None
     heard_at: datetime | None = None
+    excused_until: datetime | None = None
     heartbeat: Heartbeat | None = None
     cleaned_at: datetime | None = None
     stopped: dict[int, datetime] = field(default_factory=dict)
@@ -52,6 +54,13 @@ class NodeView:
         self.heartbeat = heartbeat
         stopped = [w.pid for w in heartbeat.workers if w.pid is not None and w.process_state in STOPPED]
         self.stopped = {pid: self.stopped.get(pid, now) for pid in stopped}
+
+    @property
+    def silent_since(self) -> datetime | None:
+        """From when on its silence counts; None before it was heard."""
+        if self.heard_at is None or self.excused_until is None:
+            return self.heard_at
+        return max(self.heard_at, self.excused_until)
 
     def stopped_s(self, pid: int | None, now: datetime) -> float:
         """Return for how long a process has been seen stopped; 0 if it was not.

@@ -194,6 +194,22 @@ def test_broken_sockets_without_a_cause_are_a_connection_fault_once_all_nodes_ha
     assert cluster.tick(1.5) == []
 
 
+@pytest.mark.parametrize("away_s", [1.0, 4.0])
+def test_a_bus_that_was_away_does_not_make_a_node_report(away_s: float) -> None:
+    """Its silence is excused meanwhile; that is no word of its ranks, who may have gone with it."""
+    cluster = Cluster()
+    cluster.listen_until(1.0)
+    for node in cluster.names:
+        cluster.beat(node, 0.9)
+    cluster.monitor.signal(cluster.raised("n0/0", 1.0, "communication"), at(1.0))
+    back_s = 1.0 + away_s
+    for node in ("n0", "n1"):
+        cluster.beat(node, back_s)
+    assert cluster.tick(back_s) == []
+    assert cluster.tick(back_s + 0.1) == []
+    assert cluster.monitor.view.nodes["n2"].lost is None
+
+
 def test_a_dead_rank_in_a_heartbeat_leaves_the_suspicion_to_its_exit() -> None:
     cluster = Cluster()
     cluster.monitor.signal(cluster.raised("n0/0", 1.0, "communication"), at(1.0))
