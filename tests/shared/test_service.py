@@ -97,7 +97,7 @@ async def test_a_service_lives_and_is_stopped(start: Start, bus: Bus, tmp_path: 
     async with start("run") as process:
         assert await line(process) == "ready"
         health = json.loads(await bus.request("unicron.health.thing", b"", timeout_s=10))
-        assert health == {"name": "thing", "pid": process.pid, "ready": True}
+        assert health == {"name": "thing", "pid": process.pid, "ready": True, "counters": {}}
         process.send_signal(signum)
         output, errors = await process.communicate()
         assert output == b"stopping True\n"
