@@ -126,8 +126,9 @@ async def test_a_divided_optimizer_outlives_a_newcomer_and_keeps_the_step(tmp_pa
     spec = spec_file(steps=8, parallel={"distributed_optimizer": True})
     env = {ROUND_VARIABLE: "20000"}
     async with agent(tmp_path / "run") as a:
-        await begin(a, spec, (2, 1, 1), ["0:3:reduce:communication", "1:99:0:kill"])
+        await begin(a, spec, (2, 1, 1), ["0:3:reduce:communication", "1:9:0:kill"])
         await a.until(lambda: a.of(Raised, "w0"))
+        await a.until(lambda: [m for m in a.of(Progress, "w1") if (m.step, m.phase) == (3, "reduce")])
         await a.hold(["w0", "w1"])
         await a.fork("w2", spec, env | {"UNICRON_FAIL_AT": "2:1:move:1:kill:always"})
         await a.configure({"w0": "live", "w1": "live", "w2": "take"})
