@@ -29,8 +29,8 @@ from shared.tasks import TaskSpec
 
 STAYING = 1.05
 """A task keeps its tensor and pipeline sizes unless others are faster by this factor: the model's own error is of that
-size, and another layout is read from storage, where the same one moves in place. A task that has none yet is data-
-parallel by the same rule: then a fault costs it no step."""
+size, and all of the state moves for another layout. A task that has none yet is data-parallel by the same rule: then a
+fault breaks the least."""
 
 DATA_PARALLEL = (1, 1)
 """Tensor and pipeline sizes."""
@@ -46,7 +46,7 @@ class Table(NamedTuple):
     """T(t, x), FLOP/s, and the layout behind it, at the useful counts, ascending.
 
     ``exponent``: the general correction. ``reloading``: counts whose layout is not of the task's present tensor and
-    pipeline sizes, so that its state goes through storage.
+    pipeline sizes, priced as if its state went through storage: an upper bound.
     """
 
     counts: list[int]

@@ -77,6 +77,31 @@ async def test_killed_rank(stack: Stack, client: Client, corpus: Path, tmp_path:
     check_replay(stack)
 
 
+async def test_killed_rank_of_a_tensor_parallel_task(
+    stack: Stack, client: Client, corpus: Path, tmp_path: Path
+) -> None:
+    """The whole replica finishes the step, the other half of the broken one waits for the newcomer; no file is read."""
+
+    def course() -> None:
+        spec = small_task("halves", corpus, checkpoint={"every": 0, "memory_every": 0}, workers={"min": 2, "max": 4})
+        client.submit(spec | {"parallel": {"tensor": 2, "pipeline": 1}})
+        before = client.until_step("halves", 8)
+        assert before["workers"] == 4
+        victim = next(r for r in before["ranks"] if r["rank"] == 3)
+        os.kill(victim["pid"], signal.SIGKILL)
+        incident = client.until_restored("process-exit", task="halves")
+        pids = {r["worker"]: r["pid"] for r in client.task("halves")["ranks"]}
+        assert {r["worker"]: r["pid"] for r in before["ranks"] if r is not victim}.items() <= pids.items()
+        assert (incident["worker"], incident["steps_recomputed"]) == (victim["worker"], 0)
+        assert incident["state_source"] == "live"
+        client.until_state("halves", "succeeded")
+        assert len(client.incidents("halves")) == 1
+        check_result(client, "halves", spec, tmp_path)
+
+    await asyncio.to_thread(course)
+    check_replay(stack)
+
+
 async def test_exception_and_hang(stack: Stack, client: Client, corpus: Path, tmp_path: Path) -> None:
     """An exception inside a step and a stopped process are found, named and healed."""
 
