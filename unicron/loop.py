@@ -375,14 +375,18 @@ class Run:
         return lambda step, path: runtime.send(Checkpointed(generation=number, step=step, path=str(path)))
 
     def statuses(self) -> tuple[int, ...]:
-        """Return what this rank tells at the end of a step: how far checkpoint and in-memory copy in hand are."""
-        return self._writer.status, self.memory.status
+        """Return what this rank tells at the end of a step: how far checkpoint and in-memory copy in hand are.
+
+        And whether a checkpoint is due: only who was there when a fault interrupted one knows it.
+        """
+        return self._writer.status, self.memory.status, int(self._due)
 
     def agreed(self, statuses: list[int]) -> None:
         """Take what all ranks told. The state may change once this returns."""
         self._writer.agreed(statuses[0], self._published())
         self.memory.settle()
         self.memory.agreed(statuses[1])
+        self._due = bool(statuses[2])
 
     def _checkpoint_and_stop(self) -> None:
         """Write the checkpoint that a stop leaves behind, and wait for it."""

@@ -96,8 +96,9 @@ def plan(course: Course) -> tuple[list[str], list[Stage]]:
         rank = (3 * number + 1) % layout.size
         victim, lost = workers[rank], change != "retry"
         after = _next_layout(layout, change)
-        # One replica is all there is, or each has a part of the optimizer's state that no other has.
-        from_checkpoint = lost and (layout.replicas == 1 or course.sharded)
+        # One replica is all there is, or each has a part of the optimizer's state that no other has; a half-applied
+        # update is as good as lost.
+        from_checkpoint = (lost or at == "apply") and (layout.replicas == 1 or course.sharded)
         placed = _placed(workers, layout, rank, after, change, names)
         started = tuple(worker for worker in placed if worker not in workers)
         members = {

@@ -17,8 +17,8 @@ from unicron.protocol import Checkpointed, Finished
 
 pytestmark = pytest.mark.timeout(300)
 
-BUCKETS = {"UNICRON_BUCKET_BYTES": str(64 << 10)}
-"""Some on each rank of the tiny model."""
+LARGE = {"UNICRON_BUCKET_BYTES": str(64 << 10), "UNICRON_FLOAT64_LIMIT_BYTES": "0"}
+"""As for a large model: several buckets on each rank, and no float64 but in exact mode."""
 
 ROUNDING = 1e-6
 """Of parameters of at most 1, by SGD."""
@@ -69,7 +69,7 @@ async def follow(a: Agent, spec: Path, course: Course) -> Finished:
         faults[stage.victim] = ",".join(filter(None, [faults.get(stage.victim, ""), stage.fault]))
 
     async def start(started: Sequence[str]) -> None:
-        await asyncio.gather(*(a.fork(w, spec, BUCKETS | {"UNICRON_FAIL_AT": faults.get(w, "")}) for w in started))
+        await asyncio.gather(*(a.fork(w, spec, LARGE | {"UNICRON_FAIL_AT": faults.get(w, "")}) for w in started))
 
     await start(workers)
     layout = course.layout
