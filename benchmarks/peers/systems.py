@@ -30,6 +30,9 @@ LIMIT_S = 200.0
 END_S = 5.0
 """After the result is written all ranks are about to exit; one that is stopped, or came too late, never does."""
 
+START_S = 60.0
+"""For a process that imports torch before it says anything."""
+
 RESULT = "parameters.safetensors"
 
 
@@ -195,7 +198,8 @@ class Torchft(Launched):
         )
 
     def _address(self, log: Path) -> str:
-        for _ in range(100):
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
             found = re.search(r"http://\S+:(\d+)", log.read_text())
             if found:
                 return f"http://127.0.0.1:{found[1]}"
