@@ -156,6 +156,8 @@ class Joined:
         self.checkpoint = ""
         """The checkpoint that the state was read from, if it was."""
         self._roles: dict[str, Any] = {}
+        self._random: torch.Tensor | None = None
+        """The generator's state before the first model was built."""
 
     def enter(
         self,
@@ -199,7 +201,7 @@ class Joined:
         settled = self._settle(configure, replica, runtime, reports)
         agreed_at = time.monotonic()
         if settled is None:
-            self._restore(configure, replica)
+            replica = self._restore(configure, replica, micro_batches)
         else:
             self._move(replica, runtime, settled, fault)
         # Only now: what was held in another layout was needed until every member had what it needs.
@@ -219,7 +221,15 @@ class Joined:
             return held
         if held is not None and held.applied < 0:
             held = self.replica = None  # nothing to keep beside the new one
-        with groups.building_alone():
+        return self._built(layout, micro_batches)
+
+    def _built(self, layout: tuple[int, int], micro_batches: int) -> Replica:
+        """Return a new replica; each is built with the random numbers of the first: ``build`` may draw parameters."""
+        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        with groups.building_alone(), torch.random.fork_rng(devices, enabled=self._random is not None):
+            if self._random is None:
+                self._random = torch.get_rng_state()
+            torch.set_rng_state(self._random)
             built = Replica(
                 *self._build(*layout), micro_batches=micro_batches, exact=self._exact, parallel=layout != (1, 1)
             )
@@ -275,8 +285,12 @@ class Joined:
             return None
         return held.partial
 
-    def _restore(self, configure: Configure, replica: Replica) -> None:
-        """Take the state from in-memory copies or the newest checkpoint or, without any, from the beginning."""
+    def _restore(self, configure: Configure, replica: Replica, micro_batches: int) -> Replica:
+        """Take the state from in-memory copies or the newest checkpoint or, without any, from the beginning.
+
+        Returns:
+            The replica, or a new one in its place: one that has trained has no first state left.
+        """
         self.source = self._from_memory(configure, replica)
         if not self.source and configure.checkpoint:
             self.checkpoint = str(checkpoint.restore(replica, Path(configure.checkpoint)))
@@ -286,13 +300,17 @@ class Joined:
                 raise UnicronError(f"generation {configure.generation}: nobody holds the state; no checkpoint is given")
             if self._initialise is not None:
                 self._initialise(replica.model)
+                pieces.reset(replica)
             else:
+                if replica is self.replica:
+                    replica = self._built((configure.tensor, configure.pipeline), micro_batches)
                 for parameter in replica.model.parameters():
                     dist.broadcast(parameter.data, group=data_group(), group_src=0)
             replica.hold(0, EMPTY_DIGEST)
             self.source = "initial"
         if configure.fault_step:
             self.steps_recomputed = max(0, configure.fault_step - replica.applied)
+        return replica
 
     def _from_memory(self, configure: Configure, replica: Replica) -> str:
         """Take the state from in-memory copies if they are as new as what else there is; return which, or nothing.

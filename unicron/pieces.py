@@ -261,6 +261,16 @@ def allocate(replica: Replica, needed_: Iterable[Piece]) -> None:
                 one.state[main] = state.get(main, {})
 
 
+def reset(replica: Replica) -> None:
+    """Make the optimizer's state what it is before the first update of the parameters that the model has."""
+    allocate(replica, ())
+    for one in torch_optimizers(replica.optimizer):
+        for group in one.param_groups:
+            group.pop("step", None)  # where fused optimizers count
+    if hasattr(replica.optimizer, "reload_model_params"):  # Megatron's
+        replica.optimizer.reload_model_params()  # float32 copies of half-precision parameters
+
+
 def torch_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
     """Return the torch optimizers inside Megatron's wrappers."""
     if isinstance(optimizer, torch.optim.Optimizer):

@@ -163,3 +163,16 @@ async def test_a_rank_is_lost_during_a_checkpoint(tmp_path: Path, spec_file: Spe
         # Step 2's is given up, and made up for at the new generation's first boundary.
         assert a.of(Checkpointed)[0].step == 3
         await check_result(a, spec, finished, exact=True)
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
+async def test_a_task_that_begins_again_has_learnt_nothing(tmp_path: Path, spec_file: SpecFile, sharded: bool) -> None:
+    """Without a checkpoint the survivors' parameters, and what their optimizers keep, are those of the start."""
+    spec = spec_file(steps=4, exact=True, parallel={"distributed_optimizer": sharded})
+    async with agent(tmp_path / "run") as a:
+        await begin(a, spec, "1:3:1:kill")
+        await lose(a)
+        resumed = await a.resumed(await a.configure({"w0": "initial", "w2": "initial"}, fault_step=2))
+        assert {(r.step, r.source, r.steps_recomputed) for r in resumed} == {(1, "initial", 2)}
+        finished = await a.finished(2)
+        await check_result(a, spec, finished, exact=True)
