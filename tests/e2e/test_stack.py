@@ -1,0 +1,34 @@
+"""The stack keeps its services running."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cli.stack import Stack
+from tests.e2e.kit import Client
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="session")]
+
+
+async def test_a_service_that_is_killed_as_it_starts_is_started_again(stack: Stack, client: Client) -> None:
+    """Two deaths in a row, the second before the service said that it is ready."""
+
+    def course() -> None:
+        killed: list[int] = []
+
+        def kill_a_new_one() -> bool:
+            pid = stack.kill_service("planner")
+            if pid is None or pid in killed:
+                return False
+            killed.append(pid)
+            return True
+
+        for _ in range(2):
+            # This looks twenty times a second; a service needs longer to import what it uses.
+            client.until("a new planner is killed", kill_a_new_one)
+        client.until("all services are ready", lambda: client.http.get("/readyz").status_code == 200)
+
+    await asyncio.to_thread(course)
+    assert not stack.failed.done()
