@@ -171,6 +171,7 @@ class Writer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="unicron-checkpoint")
         self._strategies: _Strategies | None = None
         self._part: _Part | None = None
+        self._publication: Future[None] | None = None
         self._protected: list[Path] = []
 
     @property
@@ -238,7 +239,8 @@ class Writer:
             return None
         if dist.get_rank() != 0:
             return None
-        return self._thread.submit(self._publish, part, dist.get_world_size(), published)
+        self._publication = self._thread.submit(self._publish, part, dist.get_world_size(), published)
+        return self._publication
 
     def complete(self, published: Callable[[int, Path], None]) -> bool:
         """Wait until the checkpoint in hand is published, if there is one; all ranks call it.
@@ -249,6 +251,8 @@ class Writer:
         Raises:
             RuntimeError: a collective failed.
         """
+        if self._publication is not None:
+            self._publication.exception()  # waits: this may be the end of the process
         if self._part is None:
             return True
         assert self._part.written is not None
