@@ -43,7 +43,7 @@ async def test_ranks_that_hang_in_a_step(
 ) -> None:
     """A sleep, a deadlock, one rank missing in a collective, native code that spins: restarted, nothing recomputed."""
     faults = ["1:6:1:sleep", "2:14:1:deadlock", "3:22:reduce:sleep", "0:30:1:spin"]
-    incidents = await asyncio.to_thread(trained, client, corpus, "ill", faults, expected)
+    incidents = await asyncio.to_thread(trained, client, corpus, "hung", faults, expected)
     found = [(i["kind"], i["severity"], i["step"] + 1, i["worker"]) for i in incidents]
     assert found == [
         ("hang", "SEV2", 6, "n1/0"),
