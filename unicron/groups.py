@@ -37,6 +37,28 @@ def backend() -> str:
     return "nccl" if torch.cuda.is_available() else "gloo"
 
 
+COLLECTIVES = frozenset({*range(12), 15, 16})
+"""What ``Work._get_op_type`` says of collectives: c10d's ``OpType`` but for sends and receives, which end with the
+time-out that gloo's connections have and cannot be waited for in slices (gloo closes the connection after one)."""
+
+_wait = dist.Work.wait
+
+
+def _wait_in_slices(runtime: Runtime) -> None:
+    """Let also those collectives that Megatron and torch themselves wait for end when the generation is held."""
+
+    def wait(work: Any, timeout: timedelta | None = None) -> bool:
+        if timeout is not None:
+            return _wait(work, timeout)
+        if not runtime.slices or work._get_op_type() not in COLLECTIVES:
+            return _wait(work)
+        runtime.wait(work)
+        return True
+
+    work: Any = dist.Work
+    work.wait = wait
+
+
 def join(configure: Configure, runtime: Runtime) -> None:
     """Make the process groups of a generation.
 
@@ -87,6 +109,7 @@ def join(configure: Configure, runtime: Runtime) -> None:
         dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, group)
     mine = sockets.connected() - before - store_sockets
     runtime.breaks(lambda inode: inode in mine, _abort, sliced=backend() == "gloo")
+    _wait_in_slices(runtime)
 
 
 @contextlib.contextmanager

@@ -68,7 +68,7 @@ def has_ended(work: Any) -> bool:
         if not work.is_completed():
             return False
         # It may have ended after the slice did: what it raised itself, if anything, it keeps.
-        work.wait()
+        work.wait(WAIT_SLICE)
     return True
 
 
@@ -233,6 +233,11 @@ class Runtime:
         with self._changed:
             self._inside = False
 
+    @property
+    def slices(self) -> bool:
+        """Whether collectives are waited for in slices."""
+        return self._connection is not None and self._sliced
+
     def wait(self, work: Any) -> None:
         """Wait for a collective (torch's Work), at most until the generation is held and its sockets are broken.
 
@@ -240,7 +245,7 @@ class Runtime:
             RuntimeError: the collective failed.
             Interrupted: it neither failed nor ended, though its sockets are gone.
         """
-        if self._connection is None or not self._sliced:
+        if not self.slices:
             work.wait()
             return
         while not has_ended(work):
