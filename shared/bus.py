@@ -212,12 +212,20 @@ class Bus:
 
     async def _close_client(self) -> None:
         try:
-            await self._client.close()
+            with cancellation.foreign():
+                await self._client.close()
+            return
         except OSError:
-            # It flushed what was pending into a connection that is lost, and stopped half-way. Nothing is pending now;
-            # without this status it would take itself for closed.
-            self._client._status = Client.DISCONNECTED
-            await self._client.close()
+            pass  # it flushed what was pending into a connection that is lost; nothing is pending now
+        except cancellation.Foreign:
+            # It waited for the end of a connection, as its attempt to reconnect had when that was cancelled, and the
+            # future with it. There is nothing to wait for.
+            transport, self._client._transport = self._client._transport, None
+            if transport is not None:
+                transport.close()  # type: ignore[no-untyped-call]
+        # It stopped half-way, and would take itself for closed.
+        self._client._status = Client.DISCONNECTED
+        await self._client.close()
 
     async def _on_error(self, err: Exception) -> None:
         # A publish to a forbidden subject, a slow consumer, a lost connection: nothing else tells of these. The same

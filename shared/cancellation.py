@@ -1,4 +1,4 @@
-"""Cancellation that libraries cannot swallow."""
+"""Cancellation that libraries can neither swallow nor feign."""
 
 from __future__ import annotations
 
@@ -29,6 +29,26 @@ def kept() -> Iterator[None]:
         raise
     if swallowed():
         raise asyncio.CancelledError
+
+
+class Foreign(Exception):
+    """Something that was awaited had been cancelled, and not the task that awaited it."""
+
+
+@contextlib.contextmanager
+def foreign() -> Iterator[None]:
+    """Raise ``Foreign`` in place of a ``CancelledError`` that is not a cancellation of this task.
+
+    A task that awaits a future itself cancels it when it is cancelled; who awaits it next is told so.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    try:
+        yield
+    except asyncio.CancelledError as err:
+        if task is not None and task.cancelling() == before:
+            raise Foreign from err
+        raise
 
 
 async def end(task: asyncio.Task[Any]) -> None:

@@ -213,6 +213,23 @@ async def test_closing_while_reconnecting_leaves_nothing_running(
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+async def test_closing_when_another_that_waited_for_it_was_cancelled(nats: NatsServer) -> None:
+    """Who awaits a future itself cancels it for all: the client's attempt to reconnect, of the connection's end."""
+    bus = await Bus.connect(nats.url, token=nats.token, name="test")
+    transport = bus._client._transport
+    assert transport is not None
+    waiting = asyncio.create_task(transport.wait_closed())  # type: ignore[no-untyped-call]
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    async with asyncio.timeout(10):
+        await bus.close()
+    assert bus.closed
+    await asyncio.wait_for(bus.wait_closed(), 10)
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 async def test_closing_with_messages_for_a_lost_connection(nats: NatsServer) -> None:
     bus = await Bus.connect(nats.url, token=nats.token, name="test")
     await nats.stop()
