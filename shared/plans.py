@@ -126,6 +126,9 @@ class Stage(Model):
     """One generation of a task: who is in it and how it starts.
 
     ``interrupted``: the survivors finish the step that the fault broke. ``boundary``: all start from a step boundary.
+    ``checkpoint``: the newest one, where live members do not hold the whole state. ``complete``: whether they do, or
+    sources say that nobody does; if not, copies in their nodes' memory have what is missing, or the checkpoint is read
+    or, without one, the task begins anew.
     """
 
     kind: Literal["interrupted", "boundary"]
@@ -133,6 +136,7 @@ class Stage(Model):
     layout: Layout
     members: list[Member]
     checkpoint: str = ""
+    complete: bool = True
 
 
 class TaskChange(Model):

@@ -206,6 +206,7 @@ class Joined:
             self._move(replica, runtime, settled, fault)
         # Only now: what was held in another layout was needed until every member had what it needs.
         self.replica = replica
+        self.steps_recomputed = max(0, configure.fault_step - replica.applied)
         self._deal(configure, replica, runtime, reports, micro_batches)
         moved = time.monotonic()
         self.phases = {"rebuild": rebuilt - began, "agree": agreed_at - rebuilt, "move": moved - agreed_at}
@@ -239,18 +240,30 @@ class Joined:
     def _settle(
         self, configure: Configure, replica: Replica, runtime: Runtime, reports: list[Report]
     ) -> Settled | None:
-        """Agree on the newest state that the members hold in memory; None: no complete one."""
+        """Agree on the newest state that the members, or else their nodes, hold in memory; None: no complete one.
+
+        Copies are of the task's own past generations: at any step they are what the failure-free run had there. What
+        members hold live of the same step counts with them: the part of a rank that is lost may be all that is missing.
+        """
         if agreement.all_complete(reports) >= 0:
             return Settled.in_place(replica.applied, replica.digest)
-        held = self.replica
-        return movement.settle(
-            [] if held is None else held.holdings(),
-            [part.shard for part in replica.parts],
-            sharded=is_sharded(replica.model),
-            nodes=[worker.rpartition("/")[0] for _, worker, _ in configure.members],
-            device=_device(),
-            wait=runtime.wait,
-        )
+        live = [] if self.replica is None else self.replica.holdings()
+        if not _has_no_live_state(configure):
+            settled = movement.settle(
+                live,
+                [part.shard for part in replica.parts],
+                sharded=is_sharded(replica.model),
+                nodes=[worker.rpartition("/")[0] for _, worker, _ in configure.members],
+                device=_device(),
+                wait=runtime.wait,
+            )
+            if settled is not None:
+                return settled
+        if all(source == "initial" for _, _, source in configure.members) and not configure.fault_step:
+            self._memory.forget()  # the task begins: what is there is of an earlier one with its name
+            return None
+        at_least = checkpoint.newest_step(Path(configure.checkpoint)) if configure.checkpoint else 1
+        return self._memory.settle(replica, configure.generation, at_least, live)
 
     def _report(self, replica: Replica, runtime: Runtime, micro_batches: int) -> list[Report]:
         complete = replica.applied if replica is self.replica and not replica.ahead else -1
@@ -286,17 +299,16 @@ class Joined:
         return held.partial
 
     def _restore(self, configure: Configure, replica: Replica, micro_batches: int) -> Replica:
-        """Take the state from in-memory copies or the newest checkpoint or, without any, from the beginning.
+        """Take the state from the newest checkpoint or, without any, from the beginning.
 
         Returns:
             The replica, or a new one in its place: one that has trained has no first state left.
         """
-        self.source = self._from_memory(configure, replica)
-        if not self.source and configure.checkpoint:
+        if configure.checkpoint:
             self.checkpoint = str(checkpoint.restore(replica, Path(configure.checkpoint)))
             self.source = "checkpoint"
-        elif not self.source:
-            if any(source in ("live", "take", "checkpoint") for _, _, source in configure.members):
+        else:
+            if configure.complete and any(source != "initial" for _, _, source in configure.members):
                 raise UnicronError(f"generation {configure.generation}: nobody holds the state; no checkpoint is given")
             if self._initialise is not None:
                 self._initialise(replica.model)
@@ -308,26 +320,11 @@ class Joined:
                     dist.broadcast(parameter.data, group=data_group(), group_src=0)
             replica.hold(0, EMPTY_DIGEST)
             self.source = "initial"
-        if configure.fault_step:
-            self.steps_recomputed = max(0, configure.fault_step - replica.applied)
         return replica
-
-    def _from_memory(self, configure: Configure, replica: Replica) -> str:
-        """Take the state from in-memory copies if they are as new as what else there is; return which, or nothing.
-
-        Copies are of the task's own past generations: at any step they are what the failure-free run had there. What
-        members hold live of the same step counts with them: a sharded optimizer's lost part may be all that is missing.
-        """
-        if all(source == "initial" for _, _, source in configure.members) and not configure.fault_step:
-            self._memory.forget()  # the task begins: what is there is of an earlier one with its name
-            return ""
-        at_least = checkpoint.newest_step(Path(configure.checkpoint)) if configure.checkpoint else 1
-        live = [] if self.replica is None else self.replica.holdings()
-        return self._memory.restore(replica, configure.generation, at_least, live)
 
     def _move(self, replica: Replica, runtime: Runtime, settled: Settled, fault: Callable[[str], None]) -> None:
         """Take what the plan says into the replica; its own pieces stay where they are."""
-        self.source = "own"
+        self.source = settled.source(dist.get_rank())
         if settled.agreed is None:
             return
         held = self.replica
@@ -337,8 +334,7 @@ class Joined:
             replica.forget()  # while it is half taken it counts as none
             pieces.allocate(replica, needed)
         into = pieces.pieces(replica)
-        if movement.carry_out(settled, into, _device(), runtime.wait, lambda number: fault(f"move:{number}")):
-            self.source = "live"
+        movement.carry_out(settled, into, _device(), runtime.wait, lambda number: fault(f"move:{number}"))
         if not stays or replica.ahead:
             replica.hold(settled.version, settled.digest)
         # Whoever passes this may let go of what it held before.
@@ -351,7 +347,7 @@ class Joined:
     ) -> None:
         """Deal what is missing of the interrupted step; survivors keep what they have."""
         step = replica.applied + 1
-        if self.source not in ("own", "live") or not any(report.partial == step for report in reports):
+        if self.source in ("checkpoint", "initial") or not any(report.partial == step for report in reports):
             replica.discard()
             return
         agreed = agreement.deal(reports, step, micro_batches)

@@ -384,7 +384,7 @@ class Run:
     def agreed(self, statuses: list[int]) -> None:
         """Take what all ranks told. The state may change once this returns."""
         self._writer.agreed(statuses[0], self._published())
-        self.memory.settle()
+        self.memory.copied()
         self.memory.agreed(statuses[1])
         self._due = bool(statuses[2])
 

@@ -1,12 +1,12 @@
 """In-memory copies of the state: every rank's part, on its own node and on a peer's, taken beside training.
 
 After a step each rank copies its part of the state to shared memory (``unicron.copies``) while the next step's forward
-and backward passes run; the copy is complete before the optimizer may touch the state again (``settle``). It then goes
+and backward passes run; the copy is complete before the optimizer may touch the state again (``copied``). It then goes
 to a partner on another failure domain (``unicron.peers``). The end-of-step agreement tells whether all ranks have
 stored theirs; only then is the next one taken, into the other slot, so one whole state is always there.
 
-Data-parallel ranks hold the same pieces: each copies its share of them. A generation without live state takes the
-newest whole set that its nodes hold, in any layout.
+Data-parallel ranks hold the same pieces: each copies its share of them. Where the members of a generation lack a part
+of the state, they take it from the copies that their nodes hold, in any layout (``settle``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from unicron import copies, movement, pieces
 from unicron.copies import Layout, Slot
-from unicron.movement import Holding, Wait
+from unicron.movement import Holding, Settled, Wait
 from unicron.peers import Receiver, Sender
 from unicron.pieces import OPTIMIZER, Piece
 from unicron.protocol import DOMAIN_VARIABLE, HOST_VARIABLE, MEMORY_VARIABLE, NODE_VARIABLE
@@ -227,7 +227,7 @@ class Memory:
         )
         return _Taker(self._folder, layout, part, self._sender)
 
-    def settle(self) -> None:
+    def copied(self) -> None:
         """Wait until the state has been copied: it may change now."""
         if self._copied is not None:
             self._copied.result()
@@ -285,43 +285,31 @@ class Memory:
             answer.append(Holding(copy.step, bytes.fromhex(copy.digest), values))
         return answer
 
-    def restore(self, replica: Replica, generation: int, at_least: int, live: Sequence[Holding] = ()) -> str:
-        """Take the newest whole state that the nodes of a generation hold; all ranks call it.
+    def settle(self, replica: Replica, generation: int, at_least: int, live: Sequence[Holding] = ()) -> Settled | None:
+        """Agree on the newest whole state that live memory and the nodes' copies hold together; all ranks call it.
 
         Args:
-            replica: what takes it.
+            replica: what is to take it.
             generation: copies of older ones count.
             at_least: the step of another source; an older state is of no use. Rank 0's counts.
             live: what this rank holds in its own memory.
-
-        Returns:
-            Where this rank's part came from, ``memory`` (its own node's) or ``peer-memory``; empty if there is none.
 
         Raises:
             RuntimeError: a peer was lost meanwhile.
         """
         if not self.enabled:
-            return ""
+            return None
         told = movement.gather((os.environ.get(NODE_VARIABLE, ""), at_least), _device(), self._wait)
-        nodes = [node for node, _ in told]
         settled = movement.settle(
-            [*live, *self.holdings(generation)],
+            live,
             [part.shard for part in replica.parts],
             sharded=pieces.is_sharded(replica.model),
-            nodes=nodes,
+            nodes=[node for node, _ in told],
             device=_device(),
             wait=self._wait,
+            copies=self.holdings(generation),
         )
-        if settled is None or settled.version < told[0][1]:
-            return ""
-        assert settled.agreed is not None
-        replica.forget()
-        rank = dist.get_rank()
-        pieces.allocate(replica, settled.agreed.needed[rank])
-        movement.carry_out(settled, pieces.pieces(replica), _device(), self._wait)
-        replica.hold(settled.version, settled.digest)
-        near = all(nodes[move.source] == nodes[rank] for move in settled.agreed.moves if move.taker == rank)
-        return "memory" if near else "peer-memory"
+        return settled if settled is not None and settled.version >= told[0][1] else None
 
 
 def _device() -> torch.device:

@@ -47,11 +47,27 @@ class Settled(NamedTuple):
     """Who gives what to whom; None: every member has all it needs, in place."""
     held: list[tuple[Piece, torch.Tensor]]
     """What this rank has to give, as the plan numbers it."""
+    live: Sequence[int] = ()
+    """For each rank, how many of its pieces, the first ones, are its memory's own; the others are copies'."""
+    nodes: Sequence[str] = ()
+    """Each rank's node."""
 
     @classmethod
     def in_place(cls, version: int, digest: bytes) -> Settled:
         """Return that nothing has to move."""
         return cls(version, digest, None, [])
+
+    def source(self, rank: int) -> str:
+        """Return where a rank has its state from, the farthest part of it.
+
+        Returns:
+            ``own``, ``live`` (another member's memory), ``memory`` (copies on its node) or ``peer-memory`` (elsewhere).
+        """
+        taken = [] if self.agreed is None else [move for move in self.agreed.moves if move.taker == rank]
+        copied = {self.nodes[move.source] for move in taken if move.held >= self.live[move.source]}
+        if copied:
+            return "memory" if copied == {self.nodes[rank]} else "peer-memory"
+        return "own" if all(move.source == rank for move in taken) else "live"
 
 
 def settle(
@@ -62,26 +78,29 @@ def settle(
     nodes: Sequence[str],
     device: torch.device,
     wait: Wait,
+    copies: Sequence[Holding] = (),
 ) -> Settled | None:
     """Agree on the newest state that the members together hold; None if they hold no complete one.
 
     Args:
-        holdings: what this rank holds.
+        holdings: what this rank holds live.
         shards: what it computes with in the new generation.
         sharded: whether the optimizer's state is divided among data-parallel ranks.
         nodes: each rank's node.
         device: where collectives work.
         wait: waits for a collective.
+        copies: in-memory copies that this rank has at hand; at equal distance what is live is preferred.
     """
-    mine = [(piece, holding.version) for holding in holdings for piece in holding.values]
-    digests = {holding.version: holding.digest for holding in holdings}
-    told = gather((mine, digests, list(shards)), device, wait)
+    everything = [*holdings, *copies]
+    mine = [(piece, holding.version) for holding in everything for piece in holding.values]
+    digests = {holding.version: holding.digest for holding in everything}
+    told = gather((mine, digests, list(shards), sum(len(holding.values) for holding in holdings)), device, wait)
     agreed = newest([t[2] for t in told], [t[0] for t in told], sharded=sharded, nodes=nodes)
     if agreed is None:
         return None
     digest = next(t[1][agreed.version] for t in told if agreed.version in t[1])
-    values = [item for holding in holdings for item in holding.values.items()]
-    return Settled(agreed.version, digest, agreed, values)
+    values = [item for holding in everything for item in holding.values.items()]
+    return Settled(agreed.version, digest, agreed, values, [t[3] for t in told], list(nodes))
 
 
 def gather(value: Any, device: torch.device, wait: Wait) -> list[Any]:

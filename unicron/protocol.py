@@ -187,8 +187,10 @@ class Configure(Message):
     ``stage``: ``interrupted`` (finish the step the fault broke, from what the survivors hold) or ``boundary`` (start
     from a step boundary). ``members``: one ``[rank, worker, source]`` a member in rank order; ``source`` is ``live``
     for one that holds the state in its memory, ``take`` for one that takes it from such a member, ``checkpoint`` or
-    ``initial`` when nobody holds it. ``checkpoint``: the folder to read for ``checkpoint``. ``directory``: where this
-    generation writes. ``fault_step``: the newest step known before a fault (0 if none), to count what is recomputed.
+    ``initial`` when nobody holds it. ``checkpoint``: the folder to read where memory does not hold the whole state.
+    ``complete``: whether live members hold it for certain; if they do not, and there is no checkpoint, the task begins
+    anew. ``directory``: where this generation writes. ``fault_step``: the newest step known before a fault (0 if
+    none), to count what is recomputed.
     """
 
     name: ClassVar[str] = "configure"
@@ -202,6 +204,7 @@ class Configure(Message):
     store_port: int
     members: list[list[Any]]
     checkpoint: str = ""
+    complete: bool = True
     directory: str = ""
     fault_step: int = 0
 

@@ -208,6 +208,7 @@ class Commands:
                     store_port=command.store_port,
                     members=listed,
                     checkpoint=stage.checkpoint,
+                    complete=stage.complete,
                     directory=self._host.directory(command.task, stage.generation),
                     fault_step=command.fault_step,
                 ),

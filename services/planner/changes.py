@@ -2,8 +2,9 @@
 
 Replicas that a fault has left whole finish the interrupted step by themselves, in a stage of their own; members of a
 broken one stand by. Then the target stage starts, in whatever layout: who holds state brings it, pieces move between
-memories, newcomers take theirs. Only where those that stay do not hold all of the state together, everybody takes the
-newest copy in memory or the newest checkpoint: no whole replica is left, or a part of a divided optimizer is gone.
+memories, newcomers take theirs. Where those that stay do not hold all of the state together (no whole replica is left,
+or a part of a divided optimizer is gone) the copies in their nodes' memory have the rest, as a rule of the same step.
+Only where a task takes no such copies, or no process of it is left, everybody goes back to what is stored.
 
 A process that was to join a stage which is not known to have formed may stand anywhere between its start and its
 first step. It is on ``prepare`` again: an agent keeps a process not yet configured and replaces any other.
@@ -12,7 +13,7 @@ first step. It is on ``prepare`` again: an agent keeps a process not yet configu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 from typing import Literal
 
 from services.planner.state import State, Task, node_of
@@ -30,12 +31,12 @@ def disturbed(task: Task) -> bool:
 def move(state: State, task: Task, workers: Sequence[str], reason: str) -> TaskChange:
     """Return the change that brings the task onto ``workers``, given in rank order (those that hold state first).
 
-    The state is live only if those that stay hold all of it: a last holder may be one whose worker was given to
-    another task.
+    The state is live only if those that stay hold it: a last holder may be one whose worker was given to another task.
     """
     layout = layout_of(state, task, len(workers))
-    if _covers(task, set(workers)):
-        return _move_live(state, task, workers, layout, reason)
+    complete = _covers(task, set(workers))
+    if complete or _is_copied(task, set(workers)):
+        return _move_live(state, task, workers, layout, reason, complete=complete)
     return _move_from_storage(state, task, workers, layout, reason)
 
 
@@ -73,15 +74,35 @@ def _covers(task: Task, staying: Collection[str]) -> bool:
     return len({(tensor, stage) for tensor, _, stage in places}) == layout.tensor * layout.pipeline
 
 
-def _move_live(state: State, task: Task, workers: Sequence[str], layout: Layout, reason: str) -> TaskChange:
-    """The survivors hold the state; whole replicas finish the step that was interrupted, if one was."""
+def _is_copied(task: Task, staying: Set[str]) -> bool:
+    """Return whether copies in memory have, in all likelihood, what those that stay lack of the state."""
+    return task.spec.checkpoint.memory_every > 0 and any(
+        worker in task.ranks for worker in task.kept if worker in staying
+    )
+
+
+def _are_replicas(task: Task) -> bool:
+    """Return whether every survivor is a replica of its own."""
+    return task.replica == 1 and set(current(task)) == set(task.kept)
+
+
+def _move_live(
+    state: State, task: Task, workers: Sequence[str], layout: Layout, reason: str, *, complete: bool
+) -> TaskChange:
+    """The survivors hold the state; whole replicas finish the step that was interrupted, if one was.
+
+    ``complete``: whether those that stay hold all of it. If not, the more nodes take part the more copies are at hand:
+    only where every survivor is a replica of its own do they finish the step in a stage of theirs.
+    """
     kept = task.kept
-    interrupted = _interrupted(task) if disturbed(task) else None
+    alone = complete or _are_replicas(task)
+    interrupted = _interrupted(task, complete=complete) if disturbed(task) and alone else None
     sources: dict[str, Source] = {worker: "live" if worker in kept else "take" for worker in workers}
     target = None
     if interrupted is None or list(workers) != current(task) or not _same_split(interrupted.layout, layout):
         generation = (interrupted.generation if interrupted else task.generation) + 1
-        target = _stage(task, "boundary", generation, layout, sources)
+        whole = complete or interrupted is not None
+        target = _stage(task, "boundary", generation, layout, sources, complete=whole)
     failed = _failed(state, task, kept)
     return TaskChange(
         task=task.name,
@@ -90,7 +111,7 @@ def _move_live(state: State, task: Task, workers: Sequence[str], layout: Layout,
         from_generation=task.generation,
         survivors=list(kept),
         failed=failed,
-        hold=interrupted is not None,
+        hold=disturbed(task),
         interrupted=interrupted,
         release=_release(state, task, [*workers, *failed]),
         prepare=_without(workers, kept),
@@ -133,6 +154,7 @@ def leave(state: State, task: Task, action: Literal["stop", "pause"], reason: st
     all there is; then its processes only end.
     """
     saves = can_save(task)
+    complete = _covers(task, task.kept)
     kept = current(task) if saves else []
     return TaskChange(
         task=task.name,
@@ -142,14 +164,14 @@ def leave(state: State, task: Task, action: Literal["stop", "pause"], reason: st
         survivors=kept,
         failed=sorted({*task.lost, *task.occupied} - set(kept)),
         hold=disturbed(task),
-        interrupted=_interrupted(task) if saves and disturbed(task) else None,
+        interrupted=_interrupted(task, complete=complete) if saves and disturbed(task) else None,
         release=[worker for worker in kept if state.usable(worker)],
     )
 
 
 def can_save(task: Task) -> bool:
     """Return whether the task's live processes can still write a checkpoint of the step they are in."""
-    return _covers(task, task.kept)
+    return _covers(task, task.kept) or (_is_copied(task, set(task.kept)) and _are_replicas(task))
 
 
 def end(state: State, task: Task, reason: str) -> TaskChange:
@@ -163,17 +185,24 @@ def end(state: State, task: Task, reason: str) -> TaskChange:
     )
 
 
-def _interrupted(task: Task) -> Stage:
+def _interrupted(task: Task, *, complete: bool) -> Stage:
     """Return the stage in which whole replicas finish the step."""
     members = current(task)
     tensor, pipeline = (task.held.tensor, task.held.pipeline) if task.held is not None else (1, 1)
     data = len(members) // (tensor * pipeline)
     layout = Layout(tensor=tensor, pipeline=pipeline, data=data, micro_batch=task.spec.batch.micro)
-    return _stage(task, "interrupted", task.generation + 1, layout, dict.fromkeys(members, "live"))
+    sources: dict[str, Source] = dict.fromkeys(members, "live")
+    return _stage(task, "interrupted", task.generation + 1, layout, sources, complete=complete)
 
 
 def _stage(
-    task: Task, kind: Literal["interrupted", "boundary"], generation: int, layout: Layout, sources: dict[str, Source]
+    task: Task,
+    kind: Literal["interrupted", "boundary"],
+    generation: int,
+    layout: Layout,
+    sources: dict[str, Source],
+    *,
+    complete: bool = True,
 ) -> Stage:
     return Stage(
         kind=kind,
@@ -183,7 +212,8 @@ def _stage(
             Member(rank=rank, worker=worker, node=node_of(worker), source=source)
             for rank, (worker, source) in enumerate(sources.items())
         ],
-        checkpoint=task.checkpoint if "checkpoint" in sources.values() else "",
+        checkpoint="" if complete and "checkpoint" not in sources.values() else task.checkpoint,
+        complete=complete,
     )
 
 

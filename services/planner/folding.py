@@ -121,13 +121,19 @@ def _checkpointed(state: State, event: TaskCheckpointed, at: datetime) -> State:
 
 
 def _formed(state: State, name: str, generation: int) -> State:
-    """Return the state knowing that this generation trains: its members hold the task's state."""
+    """Return the state knowing that this generation trains: its members hold the task's state.
+
+    While the survivors finish a step, those of them that are not among its members hold what they held before.
+    """
     task = state.tasks[name]
-    if task.change is None or task.change.target is None or task.change.target.generation != generation:
+    stages = [s for s in (task.change.interrupted, task.change.target) if s is not None] if task.change else []
+    stage = next((s for s in stages if s.generation == generation), None)
+    if stage is None:
         return state
-    target = task.change.target
-    ranks = {member.worker: member.rank for member in target.members}
-    return _update(state, name, holders=tuple(ranks), held=target.layout, ranks=ranks)
+    ranks = {member.worker: member.rank for member in stage.members}
+    if stage is not stages[-1] and not ranks.keys() >= set(task.holders):
+        return state
+    return _update(state, name, holders=tuple(ranks), held=stage.layout, ranks=ranks)
 
 
 def _joined(state: State, event: NodeJoined, at: datetime) -> State:
@@ -346,7 +352,7 @@ def _moved(state: State, event: StateMoved, at: datetime) -> State:
     if event.phase == "resumed":
         stood_s = task.stood_s + _stood_s(task, event)
         state = _update(state, event.task, stands_since=None, stood_s=stood_s)
-    if event.phase == "restored":
+    if event.phase in ("resumed", "restored"):
         state = _formed(state, event.task, event.generation)
     if event.phase == "released":
         staying = _without(task.occupied, [w for w in change.release if w not in task.members])

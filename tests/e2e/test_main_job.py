@@ -102,6 +102,37 @@ async def test_killed_rank_of_a_tensor_parallel_task(
     check_replay(stack)
 
 
+@pytest.mark.parametrize(
+    ("name", "parallel", "workers"),
+    [("parts", {"distributed_optimizer": True}, 4), ("stages", {"tensor": 1, "pipeline": 2}, 2)],
+)
+async def test_killed_rank_that_held_a_part_alone(
+    name: str, parallel: dict[str, object], workers: int, stack: Stack, client: Client, corpus: Path, tmp_path: Path
+) -> None:
+    """Its part of the state comes from memory, whose copies are of about the same step; the others' processes stay."""
+
+    def course() -> None:
+        spec = small_task(name, corpus, steps=80, checkpoint={"every": 0}, workers={"min": workers, "max": workers})
+        client.submit(spec | {"parallel": parallel})
+        before = client.until_step(name, 20)
+        victim = next(r for r in before["ranks"] if r["rank"] == 1)
+        os.kill(victim["pid"], signal.SIGKILL)
+        incident = client.until_restored("process-exit", task=name)
+        pids = {r["worker"]: r["pid"] for r in client.task(name)["ranks"]}
+        assert {r["worker"]: r["pid"] for r in before["ranks"] if r is not victim}.items() <= pids.items()
+        assert incident["worker"] == victim["worker"]
+        sources = set(incident["state_source"].split("+"))
+        assert sources & {"memory", "peer-memory"}
+        assert sources <= {"memory", "peer-memory", "live"}
+        assert incident["steps_recomputed"] < before["step"]
+        client.until_state(name, "succeeded")
+        assert len(client.incidents(name)) == 1
+        check_result(client, name, spec, tmp_path)
+
+    await asyncio.to_thread(course)
+    check_replay(stack)
+
+
 async def test_exception_and_hang(stack: Stack, client: Client, corpus: Path, tmp_path: Path) -> None:
     """An exception inside a step and a stopped process are found, named and healed."""
 

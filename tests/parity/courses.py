@@ -44,7 +44,7 @@ class Course:
 
     layout: Layout
     sharded: bool
-    """Whether the optimizer's state is divided among replicas: then a loss is answered from a checkpoint."""
+    """Whether the optimizer's state is divided among replicas: then what is lost with one is in copies only."""
     faults: tuple[tuple[str, str], ...]
     """(point, change) of each."""
     exact: bool = True
@@ -73,8 +73,9 @@ class Stage:
     dropped: tuple[str, ...]
     """Workers that are still there and no longer needed."""
     lost: bool
-    """Whether the victim's process is gone."""
-    from_checkpoint: bool
+    """Whether the victim's process is gone, and its node with it."""
+    complete: bool
+    """Whether those who are left hold the whole state."""
 
 
 @dataclass(slots=True)
@@ -98,12 +99,10 @@ def plan(course: Course) -> tuple[list[str], list[Stage]]:
         after = _next_layout(layout, change)
         # One replica is all there is, or each has a part of the optimizer's state that no other has; a half-applied
         # update is as good as lost.
-        from_checkpoint = (lost or at == "apply") and (layout.replicas == 1 or course.sharded)
+        complete = not ((lost or at == "apply") and (layout.replicas == 1 or course.sharded))
         placed = _placed(workers, layout, rank, after, change, names)
         started = tuple(worker for worker in placed if worker not in workers)
-        members = {
-            worker: "checkpoint" if from_checkpoint else "take" if worker in started else "live" for worker in placed
-        }
+        members = {worker: "take" if worker in started else "live" for worker in placed}
         step = FIRST_FAULT + BETWEEN_FAULTS * number
         stages.append(
             Stage(
@@ -114,7 +113,7 @@ def plan(course: Course) -> tuple[list[str], list[Stage]]:
                 started=started,
                 dropped=tuple(w for w in workers if w not in placed and not (lost and w == victim)),
                 lost=lost,
-                from_checkpoint=from_checkpoint,
+                complete=complete,
             )
         )
         workers, layout = placed, after

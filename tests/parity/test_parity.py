@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,8 +36,7 @@ def write_spec(folder: Path, course: Course, text: Path) -> Path:
         "data": str(text),
         "dropout": 0.1,
         "optimizer": {"name": "adam"} if course.exact else {"name": "sgd", "lr": 0.1},
-        # From a checkpoint as little as possible is computed again.
-        "checkpoint": {"every": 1 if course.sharded or course.layout.replicas == 1 else 2},
+        "checkpoint": {"every": 2},
         "parallel": {"distributed_optimizer": course.sharded},
         "exact": course.exact,
     }
@@ -69,7 +69,7 @@ async def follow(a: Agent, spec: Path, course: Course) -> Finished:
         faults[stage.victim] = ",".join(filter(None, [faults.get(stage.victim, ""), stage.fault]))
 
     async def start(started: Sequence[str]) -> None:
-        await asyncio.gather(*(a.fork(w, spec, LARGE | {"UNICRON_FAIL_AT": faults.get(w, "")}) for w in started))
+        await asyncio.gather(*(a.fork(w, spec, LARGE | _node(a, w, faults.get(w, ""))) for w in started))
 
     await start(workers)
     layout = course.layout
@@ -78,25 +78,33 @@ async def follow(a: Agent, spec: Path, course: Course) -> Finished:
         await heal(a, stage)
         await start(stage.started)
         saved = a.of(Checkpointed)
-        checkpoint = saved[-1].path if saved and stage.from_checkpoint else ""
-        source = "checkpoint" if checkpoint else "initial"
-        members = {w: source if stage.from_checkpoint else s for w, s in stage.members.items()}
-        interrupted = not (stage.started or stage.from_checkpoint)
         generation = await a.configure(
-            members,
-            stage="interrupted" if interrupted else "boundary",
+            stage.members,
+            stage="boundary" if stage.started else "interrupted",
             tensor=stage.layout.tensor,
             pipeline=stage.layout.pipeline,
-            checkpoint=checkpoint,
+            checkpoint=saved[-1].path if saved and not stage.complete else "",
+            complete=stage.complete,
         )
         await a.resumed(generation)
     return await a.finished(len(a.members))
+
+
+def _node(a: Agent, worker: str, fault: str) -> dict[str, str]:
+    """Return the environment of a worker on a node of its own."""
+    memory = str(_memory(a, worker))
+    return {"UNICRON_FAIL_AT": fault, "UNICRON_NODE": worker, "UNICRON_DOMAIN": worker, "UNICRON_MEMORY": memory}
+
+
+def _memory(a: Agent, worker: str) -> Path:
+    return a.folder / "memory" / worker
 
 
 async def heal(a: Agent, stage: Stage) -> None:
     """Wait for the fault, hold the others and release those that are not needed."""
     if stage.lost:
         await a.until(lambda: stage.victim in a.exits)
+        shutil.rmtree(_memory(a, stage.victim), ignore_errors=True)
         await a.hold([worker for worker in a.members if worker != stage.victim])
     else:
         await a.until(lambda: any(m.generation == a.generation for m in a.errors()))

@@ -137,9 +137,9 @@ class World:
             )
         )
 
-    def submit(self, name: str = "a", *, checkpoint: str = "", step: int = 0, **fields: Any) -> PlanDecided:
+    def submit(self, name: str = "a", *, saved: str = "", step: int = 0, **fields: Any) -> PlanDecided:
         return self.must(
-            TaskSubmitted(**self.base(), task=name, spec=spec(name, **fields), checkpoint=checkpoint, step=step)
+            TaskSubmitted(**self.base(), task=name, spec=spec(name, **fields), checkpoint=saved, step=step)
         )
 
     def stop(self, name: str = "a") -> PlanDecided:

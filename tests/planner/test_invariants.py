@@ -66,19 +66,32 @@ class Planner(RuleBasedStateMachine):
         more=st.integers(0, 5),
         weight=st.sampled_from([1.0, 2.5]),
         saved=st.booleans(),
+        divided=st.booleans(),
+        copied=st.booleans(),
     )
-    def submit(self, name: str, parallel: Sizes, least: int, more: int, weight: float, saved: bool) -> None:
+    def submit(
+        self,
+        name: str,
+        parallel: Sizes,
+        least: int,
+        more: int,
+        weight: float,
+        saved: bool,
+        divided: bool,
+        copied: bool,
+    ) -> None:
         task = self.world.state.tasks.get(name)
         if task is not None and task.life != "ended":
             return
         before = self.world.state
         plan = self.world.submit(
             name,
-            checkpoint="saved" if saved else "",
+            saved="saved" if saved else "",
             step=3 if saved else 0,
             weight=weight,
             model=LARGE if parallel[0] == "auto" else SMALL,
-            parallel={"tensor": parallel[0], "pipeline": parallel[1]},
+            parallel={"tensor": parallel[0], "pipeline": parallel[1], "distributed_optimizer": divided},
+            checkpoint={"every": 5, "memory_every": int(copied)},
             workers={"min": least, "max": max(least + more, 2)},
         )
         self.check(before, plan)
@@ -177,7 +190,10 @@ def _check_stage(stage: Stage, after: State) -> None:
         if stage.layout.world_size == stage.layout.data:
             assert stage.members[0].source == "live"
     assert not sources & {"checkpoint", "initial"} or len(sources) == 1
-    assert ("checkpoint" in sources) == (stage.checkpoint != "")
+    if stage.complete:
+        assert ("checkpoint" in sources) == (stage.checkpoint != "")
+    else:
+        assert "live" in sources
 
 
 def _check_change(before: State, after: State, change: TaskChange) -> None:
@@ -194,6 +210,8 @@ def _check_change(before: State, after: State, change: TaskChange) -> None:
     assert not release & failed
     assert all(after.usable(w) for w in change.release)
     assert (change.action == "move") == (change.target is not None)
+    if old is not None and not (old.spec.checkpoint.memory_every and change.survivors):
+        assert all(stage.complete for stage in stages)
     if change.interrupted is not None:
         assert change.hold
         finishing = [m.worker for m in change.interrupted.members]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from services.planner.problem import horizons_s
 from shared.plans import Response, Stage, Trigger
 from shared.severities import ErrorKind, Severity
@@ -38,7 +40,7 @@ def test_a_submitted_task_starts_on_all_useful_workers_from_its_initial_state() 
 def test_a_resumed_task_starts_from_its_checkpoint() -> None:
     world = World()
     world.join("n0")
-    change = change_of(world.submit("a", checkpoint="saved", step=9))
+    change = change_of(world.submit("a", saved="saved", step=9))
     assert change.target is not None
     assert sources(change.target) == ["checkpoint"] * 2
     assert change.target.checkpoint == "saved"
@@ -415,7 +417,7 @@ def test_a_stop_drains_saves_and_frees_the_workers_once_done() -> None:
 
 def test_a_stop_of_a_queued_task_is_done_at_once() -> None:
     world = World()
-    world.submit("a", checkpoint="saved", step=9)
+    world.submit("a", saved="saved", step=9)
     plan = world.stop()
     assert (plan.response, plan.changes, plan.queued) == (Response.NONE, [], {})
     last = world.records[-1].event
@@ -465,7 +467,7 @@ def test_a_name_may_be_used_again_and_its_generations_go_on() -> None:
     world.complete(world.stop())
     plan = world.stopped("a", step=7, path="saved")
     assert plan is not None
-    again = change_of(world.submit("a", checkpoint="saved", step=7))
+    again = change_of(world.submit("a", saved="saved", step=7))
     assert again.target is not None
     assert again.target.generation == 2
     assert world.task().life == "active"
@@ -488,23 +490,77 @@ def test_whole_replicas_finish_the_step_and_the_rest_of_a_broken_one_stands_by()
     assert dict(zip(workers(change.target), sources(change.target), strict=True)) == {
         a: "live", b: "take", c: "live", d: "live",
     }  # fmt: skip
-    # Another of the same replica before that has formed: a is a step behind, and no whole replica is left.
+    # Another of the same replica before that has formed: a is a step behind, and no whole replica is left. Copies in
+    # memory have what is missing.
     last = change_of(world.exit(d))
+    assert last.hold
     assert last.interrupted is None
-    assert sources(last.target) == ["checkpoint"] * 4
+    assert last.target is not None
+    assert (last.target.complete, last.target.checkpoint) == (False, "checkpoint-5")
+    assert dict(zip(workers(last.target), sources(last.target), strict=True)) == {
+        a: "live", b: "take", c: "live", d: "take",
+    }  # fmt: skip
     assert last.survivors == [a, c]
 
 
-def test_all_replicas_retry_and_a_divided_optimizer_needs_all_its_parts() -> None:
-    world = running(nodes=2, workers=2, parallel={"tensor": 2, "distributed_optimizer": True})
+COPIED = {"every": 5, "memory_every": 1}
+NOT_COPIED = {"every": 5, "memory_every": 0}
+
+
+@pytest.mark.parametrize(("checkpoint", "source"), [(COPIED, "live"), (NOT_COPIED, "checkpoint")])
+def test_all_replicas_retry_and_a_divided_optimizer_needs_all_its_parts(
+    checkpoint: dict[str, int], source: str
+) -> None:
+    parallel = {"tensor": 2, "distributed_optimizer": True}
+    world = running(nodes=2, workers=2, parallel=parallel, checkpoint=checkpoint)
     world.checkpoint(step=5)
     members = list(world.task().members)
     retry = change_of(world.complete(world.error(ErrorKind.CONNECTION, task="a", generation=1)))
     assert retry.interrupted is not None
     assert (workers(retry.interrupted), retry.action) == (members, "none")
     change = change_of(world.exit(members[3]))
+    assert change.hold
     assert change.interrupted is None
-    assert (change.survivors, sources(change.target)) == (members[:3], ["checkpoint"] * 4)
+    assert change.target is not None
+    assert change.target.checkpoint == "checkpoint-5"
+    assert (change.survivors, sources(change.target)[:3]) == (members[:3], [source] * 3)
+
+
+def test_the_survivors_of_a_divided_optimizer_finish_the_step_by_what_is_copied() -> None:
+    """Each replica holds a part: the lost one's is in the memory of nodes, until the survivors have divided it anew."""
+    world = running(parallel={"distributed_optimizer": True}, checkpoint=COPIED)
+    a, b, c, d = world.task().members
+    plan = world.exit(b)
+    change = change_of(plan)
+    assert change.interrupted is not None
+    assert change.target is not None
+    assert (workers(change.interrupted), change.interrupted.complete) == ([a, c, d], False)
+    assert (workers(change.target), change.target.complete) == ([a, c, d, b], True)
+    # Another one before that has formed: still nobody has b's part.
+    second = world.exit(d)
+    change = change_of(second)
+    assert change.interrupted is not None
+    assert (workers(change.interrupted), change.interrupted.complete) == ([a, c], False)
+    # Now the two have all of it, and it is saved when the task stops.
+    world.resume(second, change)
+    assert (world.task().holders, world.task().ranks) == ((a, c), {a: 0, c: 1})
+    stop = change_of(world.stop())
+    assert stop.interrupted is not None
+    assert (workers(stop.interrupted), stop.interrupted.complete) == ([a, c], True)
+
+
+def test_a_divided_optimizer_that_shrinks_is_whole_once_its_survivors_have_formed() -> None:
+    world = running(nodes=3, workers=1, parallel={"distributed_optimizer": True}, checkpoint=COPIED)
+    plan = world.lose("n1")
+    change = change_of(plan)
+    assert change.action == "none"
+    assert change.interrupted is not None
+    assert not change.interrupted.complete
+    world.complete(plan)
+    joined = change_of(world.join("n3"))
+    assert joined.interrupted is None
+    assert joined.target is not None
+    assert joined.target.complete
 
 
 def test_a_worker_lost_while_another_task_waits_for_it() -> None:

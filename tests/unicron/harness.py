@@ -154,6 +154,7 @@ class Agent:
         tensor: int = 1,
         pipeline: int = 1,
         checkpoint: str = "",
+        complete: bool = True,
         fault_step: int = 0,
     ) -> int:
         """Bring workers (worker -> source) into a new generation; return its number."""
@@ -167,8 +168,8 @@ class Agent:
                 Configure(
                     generation=self.generation, stage=stage, rank=rank, world_size=len(members),
                     tensor=tensor, pipeline=pipeline, store_host="127.0.0.1", store_port=port, members=listed,
-                    checkpoint=checkpoint, directory=str(self.folder / f"generation-{self.generation}"),
-                    fault_step=fault_step,
+                    checkpoint=checkpoint, complete=complete, fault_step=fault_step,
+                    directory=str(self.folder / f"generation-{self.generation}"),
                 ),
             )  # fmt: skip
         return self.generation

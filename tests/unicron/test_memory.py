@@ -39,10 +39,9 @@ class Nodes:
         return self.memory / node / "a"
 
     async def fork(self, fail_at: str = "") -> None:
-        await asyncio.gather(*(self._fork(worker, fail_at) for worker in self.nodes))
+        await asyncio.gather(*(self.fork_one(worker, self.nodes[worker], fail_at) for worker in self.nodes))
 
-    async def _fork(self, worker: str, fail_at: str) -> None:
-        node = self.nodes[worker]
+    async def fork_one(self, worker: str, node: str, fail_at: str = "") -> None:
         env = {"UNICRON_NODE": node, "UNICRON_DOMAIN": node, "UNICRON_MEMORY": str(self.folder(node))}
         await self.agent.fork(worker, self.spec, env | ({"UNICRON_FAIL_AT": fail_at} if fail_at else {}))
 
@@ -58,13 +57,13 @@ class Nodes:
         return max(int(m.step) for m in self.agent.of(Progress) if m.phase == "ended")
 
     def newest(self) -> int:
-        """Return the newest step of which the nodes hold every rank's part."""
+        """Return the newest step of which the nodes hold every rank's part; 0: none."""
         ranks: dict[int, set[int]] = {}
         for path in self.memory.glob("*/a/*.copy"):
             with contextlib.suppress(TornCopy):
                 copy = copies.read(path)
                 ranks.setdefault(copy.step, set()).add(copy.rank)
-        return max(step for step, found in ranks.items() if len(found) == len(self.nodes))
+        return max((step for step, found in ranks.items() if len(found) == len(self.nodes)), default=0)
 
     async def restore(self, fault_step: int, *, tensor: int = 1, pipeline: int = 1) -> list[Resumed]:
         """Start all workers again, as after the loss of all live state."""
