@@ -45,7 +45,7 @@ def accumulators(replica: Any, micro_batches: int) -> dict[str, Any]:
     """Return one of each kind over a replica's gradients."""
     import torch
 
-    from unicron import gradients, model
+    from unicron import fixed_point, gradients, model
 
     tensors = replica.sums.tensors
     tied = model.tied_weight(replica.model)
@@ -56,7 +56,7 @@ def accumulators(replica: Any, micro_batches: int) -> dict[str, Any]:
         "in-place": gradients.InPlace(tensors),
         "apart": gradients.Apart(tensors),
         "float64": gradients.Apart(tensors, dtype=torch.float64),
-        "exact": gradients.FixedPoint(tensors, micro_batches=micro_batches, leaves=leaves),
+        "exact": fixed_point.FixedPoint(tensors, micro_batches=micro_batches, leaves=leaves),
     }
 
 
@@ -66,6 +66,7 @@ def train(folder: Path) -> None:
 
     from unicron import generation, loop, megatron_cpu, model, runtime, spec
     from unicron.data import Samples
+    from unicron.step import Step
 
     megatron_cpu.enable()
     torch.set_num_threads(1)
@@ -93,7 +94,7 @@ def train(folder: Path) -> None:
             for k in step.micro_batches():
                 ids = samples.ids(step.number, k)
 
-                def done(k: int, loss: float | None, ids: list[int] = ids, step: loop.Step = step) -> None:
+                def done(k: int, loss: float | None, ids: list[int] = ids, step: Step = step) -> None:
                     step.commit(k, loss, ids)
 
                 batches = [(k, samples.batch(ids))]

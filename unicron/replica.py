@@ -19,6 +19,7 @@ import torch.distributed as dist
 from unicron import gradients, model, pieces
 from unicron.agreement import ASSIGNED, DONE, FREE, Shard
 from unicron.errors import NonFiniteValue, UnicronError
+from unicron.fixed_point import FixedPoint
 from unicron.gradients import Accumulator, Wait
 from unicron.movement import Holding
 from unicron.pieces import Part
@@ -311,7 +312,7 @@ def _accumulator(built: Any, micro_batches: int, *, exact: bool, parallel: bool)
     # One pipeline stage or two: what the two uses of a weight give is added up in the same way.
     leaf = model.separate_output_weight(built)
     leaves = [] if leaf is None or shared is None else [(shared, leaf)]
-    return gradients.FixedPoint(tensors, micro_batches=micro_batches, shared=shared, leaves=leaves)
+    return FixedPoint(tensors, micro_batches=micro_batches, shared=shared, leaves=leaves)
 
 
 def _trained(built: Any) -> list[torch.nn.Parameter]:

@@ -34,6 +34,7 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
 
     from unicron import clipping, generation, loop, model, runtime, spec
     from unicron.data import Samples
+    from unicron.step import Step
 
     task = spec.load(spec_path)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -63,7 +64,7 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
         exact=task.exact,
     )
 
-    def compute(step: loop.Step, ks: list[int]) -> None:
+    def compute(step: Step, ks: list[int]) -> None:
         ids = {k: samples.ids(step.number, k) for k in ks}
         batches = [(k, samples.batch(ids[k])) for k in ks]
 

@@ -11,9 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unicron import gradients
+from unicron import fixed_point, gradients
 from unicron.errors import NonFiniteValue
-from unicron.gradients import Accumulator, Apart, FixedPoint, InPlace, layout
+from unicron.fixed_point import FixedPoint
+from unicron.gradients import Accumulator, Apart, InPlace, layout
 
 SIZES = [5, 1, 7]
 MICRO_BATCHES = 6
@@ -124,7 +125,7 @@ def test_exact_sums_round_each_number_once(numbers: list[float]) -> None:
     assert float(result(sums)) == pytest.approx(float(true), rel=2.0**-23, abs=MICRO_BATCHES * 2.0**-65)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), gradients.RANGE])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), fixed_point.RANGE])
 def test_what_exact_sums_cannot_hold_is_refused_before_it_counts(value: float) -> None:
     sums = exact()
     backward(sums, 0)
