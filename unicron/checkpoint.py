@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unicron import archive
+from unicron import archive, device
 from unicron.archive import Manifest
 from unicron.errors import DamagedCheckpoint
 from unicron.loading import loading
@@ -257,13 +257,13 @@ class Writer:
             return True
         assert self._part.written is not None
         self._part.written.exception()  # waits
-        worst = torch.tensor(self.status, device=_device())
+        worst = torch.tensor(self.status, device=device.current())
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
         publication = self.agreed(int(worst), published)
         failed = int(worst) != WRITTEN
         if publication is not None:
             failed = publication.exception() is not None  # waits
-        verdict = torch.tensor(int(failed), device=_device())
+        verdict = torch.tensor(int(failed), device=device.current())
         dist.all_reduce(verdict, op=dist.ReduceOp.MAX)
         return int(verdict) == 0
 
@@ -301,10 +301,6 @@ def _write_part(part: _Part, rank: int) -> None:
         pickle.dump((results, files), file)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _device() -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 # Reading.
@@ -352,7 +348,7 @@ def intact(path: Path) -> bool:
     except DamagedCheckpoint as err:
         reason = str(err)
         print(f"unicron: warning: {reason}; trying another", file=sys.stderr, flush=True)
-    damaged = torch.tensor(int(bool(reason)), device=_device())
+    damaged = torch.tensor(int(bool(reason)), device=device.current())
     dist.all_reduce(damaged, op=dist.ReduceOp.MAX)
     return int(damaged) == 0
 

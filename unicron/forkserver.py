@@ -42,6 +42,9 @@ for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     # Before torch and numpy are imported: their thread pools would not survive a fork.
     os.environ.setdefault(_variable, "1")
 
+# torch.cuda.is_available() otherwise initialises CUDA, and no child could use it.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
 PR_SET_PDEATHSIG = 1
 
 NICE_VARIABLE = "UNICRON_RANK_NICE"

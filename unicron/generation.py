@@ -16,11 +16,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unicron import agreement, checkpoint, groups, movement, pieces
+from unicron import agreement, checkpoint, device, groups, movement, pieces
 from unicron.agreement import Report
 from unicron.errors import SampleAccountingError, UnicronError
 from unicron.memory import Memory
-from unicron.movement import Settled
+from unicron.movement import Settled, Wait
 from unicron.pieces import is_sharded
 from unicron.protocol import Configure
 from unicron.replica import EMPTY_DIGEST, Account, Partial, Replica
@@ -63,10 +63,6 @@ def own_share(micro_batches: int) -> list[int]:
     return agreement.share(group.rank(), group.size(), micro_batches)
 
 
-def _device() -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-
-
 def account(
     replica: Replica, micro_batches: int, runtime: Runtime, statuses: tuple[int, ...] = ()
 ) -> tuple[int, list[int]]:
@@ -87,7 +83,7 @@ def account(
     assert partial is not None
     width = max((len(ids) for ids in partial.samples.values()), default=0)
     # The number of samples in a micro-batch is the same on all ranks, but a rank may have none.
-    head = torch.tensor([width, runtime.request, *statuses], dtype=torch.int64, device=_device())
+    head = torch.tensor([width, runtime.request, *statuses], dtype=torch.int64, device=device.current())
     runtime.wait(dist.all_reduce(head, op=dist.ReduceOp.MAX, async_op=True))
     width, agreed, *told = head.tolist()
     last = parallel_state.get_pipeline_model_parallel_world_size() - 1
@@ -111,7 +107,7 @@ def account(
 
 
 def _summed(values: torch.Tensor, group: Any, runtime: Runtime) -> torch.Tensor:
-    values = values.to(_device())
+    values = values.to(device.current())
     runtime.wait(dist.all_reduce(values, group=group, async_op=True))
     return values
 
@@ -120,6 +116,35 @@ def _check_counts(counts: list[int], step: int) -> None:
     wrong = {k: count for k, count in enumerate(counts) if count != 1}
     if wrong:
         raise SampleAccountingError(f"step {step}: times computed, by micro-batch: {wrong}")
+
+
+def take(
+    replica: Replica,
+    settled: Settled,
+    wait: Wait,
+    *,
+    stays: bool = False,
+    before: Callable[[int], None] = lambda number: None,
+) -> None:
+    """Bring a replica to the state that the members agreed on.
+
+    Args:
+        replica: of this rank.
+        settled: what they agreed on; something has to move.
+        wait: waits for a collective.
+        stays: whether the replica's own pieces are of that state, and stay where they are.
+        before: called before each round of the movement, with its number.
+
+    Raises:
+        RuntimeError: a member was lost meanwhile; unless it ``stays``, the replica holds nothing then.
+    """
+    assert settled.agreed is not None
+    if not stays:
+        replica.forget()  # while it is half taken it counts as none
+        pieces.allocate(replica, settled.agreed.needed[dist.get_rank()])
+    movement.carry_out(settled, pieces.pieces(replica), device.current(), wait, before)
+    if not stays or replica.ahead:
+        replica.hold(settled.version, settled.digest)
 
 
 class Joined:
@@ -182,8 +207,8 @@ class Joined:
         self.steps_recomputed, self.source, self.checkpoint = 0, "", ""
         layout = (configure.tensor, configure.pipeline)
         began = time.monotonic()
-        groups.leave(abandon=runtime.abandoned)
-        runtime.abandoned = False
+        groups.leave(runtime.abandoned)
+        runtime.abandoned = []
         groups.join(configure, runtime)
         runtime.progress(self._step(), "setup", micro_batch=1)
         roles = groups.roles()
@@ -201,7 +226,7 @@ class Joined:
         settled = self._settle(configure, replica, runtime, reports)
         agreed_at = time.monotonic()
         if settled is None:
-            replica = self._restore(configure, replica, micro_batches)
+            replica = self._restore(configure, replica, micro_batches, runtime)
         else:
             self._move(replica, runtime, settled, fault)
         # Only now: what was held in another layout was needed until every member had what it needs.
@@ -254,7 +279,7 @@ class Joined:
                 [part.shard for part in replica.parts],
                 sharded=is_sharded(replica.model),
                 nodes=[worker.rpartition("/")[0] for _, worker, _ in configure.members],
-                device=_device(),
+                device=device.current(),
                 wait=runtime.wait,
             )
             if settled is not None:
@@ -273,7 +298,7 @@ class Joined:
             accounted = partial.account is not None
             held = [partial.step, partial.generation, accounted, partial.reduced, *partial.states(micro_batches)]
         values = [*coordinate(), data_group().rank(), complete, replica.sums.buckets, *held]
-        mine = torch.tensor(values, dtype=torch.int64, device=_device())
+        mine = torch.tensor(values, dtype=torch.int64, device=device.current())
         gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         runtime.wait(dist.all_gather(gathered, mine, async_op=True))
         return [
@@ -298,7 +323,7 @@ class Joined:
             return None
         return held.partial
 
-    def _restore(self, configure: Configure, replica: Replica, micro_batches: int) -> Replica:
+    def _restore(self, configure: Configure, replica: Replica, micro_batches: int, runtime: Runtime) -> Replica:
         """Take the state from the newest checkpoint or, without any, from the beginning.
 
         Returns:
@@ -317,7 +342,7 @@ class Joined:
                 if replica is self.replica:
                     replica = self._built((configure.tensor, configure.pipeline), micro_batches)
                 for parameter in replica.model.parameters():
-                    dist.broadcast(parameter.data, group=data_group(), group_src=0)
+                    runtime.wait(dist.broadcast(parameter.data, group=data_group(), group_src=0, async_op=True))
             replica.hold(0, EMPTY_DIGEST)
             self.source = "initial"
         return replica
@@ -328,17 +353,10 @@ class Joined:
         if settled.agreed is None:
             return
         held = self.replica
-        needed = settled.agreed.needed[dist.get_rank()]
         stays = replica is held and settled.version == replica.version
-        if not stays:
-            replica.forget()  # while it is half taken it counts as none
-            pieces.allocate(replica, needed)
-        into = pieces.pieces(replica)
-        movement.carry_out(settled, into, _device(), runtime.wait, lambda number: fault(f"move:{number}"))
-        if not stays or replica.ahead:
-            replica.hold(settled.version, settled.digest)
+        take(replica, settled, runtime.wait, stays=stays, before=lambda number: fault(f"move:{number}"))
         # Whoever passes this may let go of what it held before.
-        runtime.wait(dist.all_reduce(torch.zeros(1, device=_device()), async_op=True))
+        runtime.wait(dist.all_reduce(torch.zeros(1, device=device.current()), async_op=True))
         if held is not None and held is not replica and held.version == settled.version and self._partial(replica):
             replica.adopt(held)
 
@@ -356,9 +374,7 @@ class Joined:
         partial = replica.partial
         assert partial is not None
         if agreed.accountant >= 0:
-            told = [partial.account]
-            dist.broadcast_object_list(told, src=agreed.accountant)
-            partial.account = told[0]
+            partial.account = movement.gather(partial.account, device.current(), runtime.wait)[agreed.accountant]
         replica.give(mine, data_group(), runtime.wait)
         partial.generation = configure.generation
         self.resumes, self.computed, self.buckets_kept = True, len(partial.remaining()), partial.reduced

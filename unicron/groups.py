@@ -7,16 +7,18 @@ globals, torch's, and those inside the modules, which ``regroup`` points to the 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from unicron import sockets
+from unicron import device, sockets
 from unicron.protocol import Configure
 from unicron.runtime import Runtime
 
@@ -28,6 +30,16 @@ DEFAULT_JOIN_TIMEOUT_S = 20.0
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Torch's default. A peer that does not come is the detector's to find, from the rank's progress, long before."""
+
+NCCL_SETTINGS = {
+    # Else torch's watchdog ends the process when a peer is gone, before the agent can say what to do.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    # Aborting communicators that use NVLink SHARP is not supported.
+    "NCCL_NVLS_ENABLE": "0",
+}
+"""Environment of communicators that are to be aborted: the note at torch's ``_abort_process_group``, and the known
+issues in the usage guide of NVIDIA's nvidia-resiliency-ext (in-process restart)."""
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -84,9 +96,12 @@ def join(configure: Configure, runtime: Runtime) -> None:
         store = dist.TCPStore(configure.store_host, configure.store_port, is_master=False, timeout=timeout)
     store_sockets = sockets.connected() - before
     listening = sockets.listening()
+    for name, value in NCCL_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    abort_once = functools.cache(_abort)
 
     def abort() -> None:
-        _abort()
+        abort_once()
         sockets.answer(lambda inode: inode not in listening, configure.world_size)
 
     runtime.breaks(lambda inode: inode not in before, abort)
@@ -108,8 +123,11 @@ def join(configure: Configure, runtime: Runtime) -> None:
     for group in list(dist.distributed_c10d._world.pg_map):
         dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, group)
     mine = sockets.connected() - before - store_sockets
-    runtime.breaks(lambda inode: inode in mine, _abort, sliced=backend() == "gloo")
-    _wait_in_slices(runtime)
+    if backend() == "gloo":
+        runtime.breaks(lambda inode: inode in mine, lambda: None, sliced=True)
+        _wait_in_slices(runtime)
+    else:
+        runtime.breaks(lambda inode: inode in mine, abort_once, settle=device.settle)
 
 
 @contextlib.contextmanager
@@ -135,22 +153,39 @@ def building_alone() -> Iterator[None]:
 
 
 def _abort() -> None:
-    """Abort NCCL's communicators: they have no sockets that a blocked thread waits on."""
-    if torch.cuda.is_available() and dist.is_initialized():
-        with contextlib.suppress(RuntimeError):
-            dist.distributed_c10d._abort_process_group()
+    """Abort NCCL's communicators, all side by side: one may wait for peers that wait in the abort of another.
+
+    Their kernels end; what they had received is garbage (``Runtime.settled``).
+    """
+    if not torch.cuda.is_available() or not dist.is_initialized():
+        return
+    cuda = torch.device("cuda")
+    backends: list[Any] = [group._get_backend(cuda) for group in list(dist.distributed_c10d._world.pg_names)]
+    with ThreadPoolExecutor(max_workers=len(backends)) as threads:
+        for aborting in [threads.submit(one.abort) for one in backends]:
+            with contextlib.suppress(RuntimeError):
+                aborting.result()
 
 
-_abandoned: list[dist.ProcessGroup] = []
-"""Groups with a collective that never ends: their destructors would wait for it."""
+_abandoned: list[tuple[list[dist.ProcessGroup], list[Any]]] = []
+"""Groups of generations left behind, and the collectives of each that had not ended: a group's destructor waits for
+them, at worst until ``COLLECTIVE_TIMEOUT`` is over."""
 
 
-def leave(*, abandon: bool = False) -> None:
-    """Destroy the process groups of the generation this process is in, if any; or leave them behind for good."""
+def leave(unfinished: Sequence[Any] = ()) -> None:
+    """Destroy the process groups of the generation this process is in, if any.
+
+    Args:
+        unfinished: collectives (torch's Work) that have not ended although they were broken off. The groups are left
+            behind then, with their threads and sockets, and destroyed by a later call, when these have ended.
+    """
     from megatron.core import parallel_state
 
-    if abandon:
-        _abandoned.extend(dist.distributed_c10d._world.pg_map)
+    if torch.cuda.is_available() and dist.is_initialized():
+        device.settle()  # buffers of kernels that have not ended may not be touched
+    _abandoned[:] = [(left, works) for left, works in _abandoned if not all(work.is_completed() for work in works)]
+    if unfinished:
+        _abandoned.append((list(dist.distributed_c10d._world.pg_map), list(unfinished)))
     parallel_state.destroy_model_parallel()
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError):  # a broken group may refuse to say goodbye

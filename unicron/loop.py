@@ -299,6 +299,7 @@ class Run:
         try:
             self.runtime.enter()
             action()
+            self.runtime.settled()
         except Exception as error:
             self.runtime.leave()
             if not self.survives(error):
@@ -313,7 +314,9 @@ class Run:
             return False
         runtime = self.runtime
         broken = failures.is_communication(error)
-        if runtime.supervised and (isinstance(error, Interrupted) or (broken and runtime.is_held())):
+        # Where aborted collectives leave garbage, that may have led to any error.
+        aborted = runtime.is_held() and (broken or runtime.blind)
+        if runtime.supervised and (isinstance(error, Interrupted) or aborted):
             failures.forget_frames(error)
             return True
         failures.report(runtime, error, step=self._applied() + 1)

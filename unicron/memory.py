@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unicron import copies, movement, pieces
+from unicron import copies, device, movement, pieces
 from unicron.copies import Layout, Slot
 from unicron.movement import Holding, Settled, Wait
 from unicron.peers import Receiver, Sender
@@ -87,14 +87,15 @@ class _Taker:
     def __init__(self, folder: Path, layout: Layout, part: dict[Piece, torch.Tensor], sender: Sender | None) -> None:
         self._sources = list(part.values())
         self._slots = [Slot(folder / copies.name(layout.generation, layout.rank, n), layout) for n in (0, 1)]
-        self._into = [self._views(slot, layout) for slot in self._slots]
         self._sender = sender
         self._next = 0
         cuda = any(source.is_cuda for source in self._sources)
         self._stream: Any = torch.cuda.Stream() if cuda else None  # type: ignore[no-untyped-call]
+        memories = [torch.frombuffer(slot.payload, dtype=torch.uint8) for slot in self._slots]
+        self._pinned = [memory for memory in memories if cuda and device.pin(memory)]
+        self._into = [self._views(memory, layout) for memory in memories]
 
-    def _views(self, slot: Slot, layout: Layout) -> list[torch.Tensor]:
-        memory = torch.frombuffer(slot.payload, dtype=torch.uint8)
+    def _views(self, memory: torch.Tensor, layout: Layout) -> list[torch.Tensor]:
         return [
             memory[at : at + size].view(source.dtype)
             for at, (_, size), source in zip(layout.offsets(), layout.pieces, self._sources, strict=True)
@@ -118,7 +119,7 @@ class _Taker:
         else:
             with torch.cuda.stream(self._stream):
                 self._stream.wait_event(ready)
-                torch._foreach_copy_(into, self._sources)
+                torch._foreach_copy_(into, self._sources, non_blocking=True)
             self._stream.synchronize()
 
     def store(self, step: int, digest: bytes) -> None:
@@ -132,6 +133,12 @@ class _Taker:
         """Fail a ``store`` under way."""
         if self._sender is not None:
             self._sender.close()
+
+    def release(self) -> None:
+        """Let go of the memory, once nothing is under way."""
+        for memory in self._pinned:
+            device.unpin(memory)
+        self._pinned = []
 
 
 class Memory:
@@ -172,6 +179,8 @@ class Memory:
         for job in (self._copied, self._stored):
             if job is not None:
                 job.exception()  # waits
+        if self._taker is not None:
+            self._taker.release()
         self._taker = self._copied = self._stored = None
         if self._sender is not None:
             self._sender.close()
@@ -188,7 +197,7 @@ class Memory:
             self._receiver = Receiver(host, self._folder)
         node, domain = os.environ.get(NODE_VARIABLE, ""), os.environ.get(DOMAIN_VARIABLE, "")
         mine = Place(node, domain, self._receiver.address, self._receiver.token)
-        places: list[Place] = movement.gather(mine, _device(), self._wait)
+        places: list[Place] = movement.gather(mine, device.current(), self._wait)
         partner = copies.partners([(place.node, place.domain) for place in places])[dist.get_rank()]
         if partner is not None:
             try:
@@ -270,9 +279,9 @@ class Memory:
         if self.enabled:
             copies.remove(self._folder, sys.maxsize)
 
-    def holdings(self, generation: int) -> list[Holding]:
-        """Return what this node holds of the states that generations before one have left: whole copies only."""
-        found, refused = copies.held(self._folder, self._identity, generation) if self.enabled else ([], [])
+    def _holdings(self, generation: int, index: int, of: int) -> list[Holding]:
+        """Return a share of what this node holds of the states that generations before one have left, whole copies."""
+        found, refused = copies.held(self._folder, self._identity, generation, index=index, of=of)
         for reason in refused:
             print(f"unicron: warning: in-memory copy not used: {reason}", file=sys.stderr, flush=True)
         answer = []
@@ -299,21 +308,20 @@ class Memory:
         """
         if not self.enabled:
             return None
-        told = movement.gather((os.environ.get(NODE_VARIABLE, ""), at_least), _device(), self._wait)
+        told = movement.gather((os.environ.get(NODE_VARIABLE, ""), at_least), device.current(), self._wait)
+        nodes = [node for node, _ in told]
+        neighbours = [rank for rank, node in enumerate(nodes) if node == nodes[dist.get_rank()]]
+        mine = self._holdings(generation, neighbours.index(dist.get_rank()), len(neighbours))
         settled = movement.settle(
             live,
             [part.shard for part in replica.parts],
             sharded=pieces.is_sharded(replica.model),
-            nodes=[node for node, _ in told],
-            device=_device(),
+            nodes=nodes,
+            device=device.current(),
             wait=self._wait,
-            copies=self.holdings(generation),
+            copies=mine,
         )
         return settled if settled is not None and settled.version >= told[0][1] else None
-
-
-def _device() -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def _identity() -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from unicron import device
 from unicron.errors import InvalidSpec
 from unicron.spec import Spec
 
@@ -38,11 +39,6 @@ def checkpoint_metadata() -> dict[str, Any]:
 def padded_vocabulary(spec: Spec) -> int:
     """Return the embedding's number of rows."""
     return math.ceil(spec.vocabulary / VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
-
-
-def device() -> torch.device:
-    """Return the device this process trains on."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def build(spec: Spec, tensor: int, pipeline: int) -> tuple[Any, Any]:
@@ -91,7 +87,7 @@ def build(spec: Spec, tensor: int, pipeline: int) -> tuple[Any, Any]:
         parallel_output=True,
         share_embeddings_and_output_weights=True,
         position_embedding_type="learned_absolute",
-    ).to(device())
+    ).to(device.current())
     _mark_split_weights(module)
     model = DistributedDataParallel(
         config,
@@ -271,7 +267,7 @@ def forward_backward(
     """
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    where = device()
+    where = device.current()
     losses: list[torch.Tensor] = []
     order = iter(enumerate(batches))
 

@@ -111,6 +111,9 @@ class Replica:
         self.partial: Partial | None = None
         self.exact = exact
         self.sums = _accumulator(model, micro_batches, exact=exact, parallel=parallel)
+        cuda = any(parameter.is_cuda for parameter in model.parameters())
+        self._doubtful = cuda and (parallel or pieces.is_sharded(model))
+        """Whether an update may have used what an aborted collective left, without an error that tells of it."""
         self._update = [BEFORE]
         update = self._update  # not self: the optimizer must not keep the replica alive
         for one in pieces.torch_optimizers(optimizer):
@@ -187,7 +190,9 @@ class Replica:
         Args:
             computing: whether it came while the loop was at work, rather than this library.
         """
-        if self._update[0] == AFTER and pieces.is_sharded(self.model):
+        if self._update[0] == AFTER and self._doubtful:
+            self.forget()
+        elif self._update[0] == AFTER and pieces.is_sharded(self.model):
             # This rank's part is updated; the parameters of the others' may not have come, or not all.
             assert self.partial is not None
             assert self.partial.account is not None

@@ -100,8 +100,9 @@ class Runtime:
         self._breaker: threading.Thread | None = None
         self._broken_at: float | None = None
         self._sliced = False
-        self.abandoned = False
-        """Whether a collective of this generation was left behind: its group must never be destroyed."""
+        self._settle: Callable[[], None] | None = None
+        self.abandoned: list[Any] = []
+        """Collectives of this generation that were left behind: its groups may not be destroyed before they end."""
         if alone is None:
             hello = Hello(
                 version=VERSION,
@@ -247,20 +248,50 @@ class Runtime:
         """
         if not self.slices:
             work.wait()
+            self.settled()
             return
         while not has_ended(work):
             broken_at = self._broken_at
             if self.is_held() and broken_at is not None and time.monotonic() - broken_at > STUCK_S:
-                self.abandoned = True
+                self.abandoned.append(work)
                 raise Interrupted(f"generation {self._generation} is held; a collective of it does not end")
 
-    def breaks(self, breakable: Callable[[int], bool], abort: Callable[[], None], *, sliced: bool = False) -> None:
-        """Set which sockets (by inode) carry this generation's collectives, and how to abort what has no sockets.
+    @property
+    def blind(self) -> bool:
+        """Whether collectives that are aborted end without an error, and leave garbage."""
+        return self._connection is not None and self._settle is not None
 
-        ``sliced``: whether the backend's Work can be waited for in slices (gloo's can).
+    def settled(self) -> None:
+        """Wait for the device where collectives are aborted without an error, and leave the step if they may have been.
+
+        What came of them may count only after this.
+
+        Raises:
+            Interrupted: the generation is held.
+            RuntimeError: something failed on the device.
+        """
+        if self._connection is not None and self._settle is not None:
+            self._settle()
+            self.check()
+
+    def breaks(
+        self,
+        breakable: Callable[[int], bool],
+        abort: Callable[[], None],
+        *,
+        sliced: bool = False,
+        settle: Callable[[], None] | None = None,
+    ) -> None:
+        """Set how collectives of this generation are broken off.
+
+        Args:
+            breakable: which sockets, by inode, carry them.
+            abort: ends what has no sockets.
+            sliced: whether the backend's Work can be waited for in slices (gloo's can).
+            settle: waits for the device, where what was aborted gives no error (NCCL).
         """
         with self._changed:
-            self._breakable, self._abort, self._sliced = breakable, abort, sliced
+            self._breakable, self._abort, self._sliced, self._settle = breakable, abort, sliced, settle
 
     def exit(self, code: int) -> NoReturn:
         """End the process at once, after the last messages have left: no destructor can block on a broken group."""

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from unicron import generation
-from unicron.errors import SampleAccountingError
+from unicron.errors import Interrupted, SampleAccountingError
 from unicron.gradients import IN_FLIGHT
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class Step:
             NonFiniteValue: a loss is not finite or, in exact mode, a gradient.
             UnicronError: several at once in exact mode, which must tell their gradients apart.
         """
+        self._run.runtime.settled()
         self._run.replica.commit(dict(zip(micro_batches, losses)), dict(zip(micro_batches, ids)))  # noqa: B905
         for k in micro_batches:
             self._run.runtime.progress(self.number, "compute", micro_batch=k)
@@ -135,10 +136,16 @@ class Step:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         """Complete the step; swallow what a new generation answers, report everything else."""
-        self._run.runtime.leave()
         if error is None:
             if not self._reduced:
+                self._run.runtime.leave()
                 raise SampleAccountingError(f"step {self.number} ended without reduce()")
+            try:
+                self._run.runtime.settled()
+            except (Interrupted, RuntimeError) as err:
+                error = err
+        self._run.runtime.leave()
+        if error is None:
             self._run.replica.applied_update()
             self.completed = True
             duration = time.monotonic() - self.began

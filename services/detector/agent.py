@@ -301,6 +301,7 @@ class Agent:
     def _environment(self, process: Process, spec: TaskSpec, directory: Path) -> dict[str, str]:
         return {
             "OMP_NUM_THREADS": "1",
+            **hardware.device_environment(process.worker, os.environ.get(hardware.VISIBLE_VARIABLE)),
             **spec.env,
             protocol.SOCKET_VARIABLE: f"@{self._socket}",
             "UNICRON_TASK": process.task,

@@ -40,6 +40,24 @@ def profile_of(device: str | None) -> str:
     return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or CPU
 
 
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+def device_environment(worker: str, visible: str | None) -> dict[str, str]:
+    """Return the environment that shows a worker's process its device and no other: worker ``node/k`` has the k-th.
+
+    Args:
+        worker: the worker's name.
+        visible: the agent's own ``CUDA_VISIBLE_DEVICES``; None: all of the node's devices are its.
+    """
+    index = int(worker.rpartition("/")[2])
+    if visible is None:
+        return {VISIBLE_VARIABLE: str(index)}
+    listed = visible.split(",")
+    # More workers than devices: none is right, and torch says so.
+    return {VISIBLE_VARIABLE: listed[index].strip() if index < len(listed) else ""}
+
+
 def device_name() -> str | None:
     """Return what NVML calls the first device; None without the library, a driver or a device."""
     try:

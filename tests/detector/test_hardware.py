@@ -59,3 +59,10 @@ def test_a_node_joins_with_its_kind() -> None:
         workers=[],
     )
     assert joined(heartbeat, "i", START).hardware == "h100"
+
+
+@pytest.mark.parametrize(
+    ("visible", "shown"), [(None, "2"), ("4, 5,6 ,7", "6"), ("GPU-a,GPU-b,GPU-c", "GPU-c"), ("0,1", ""), ("", "")]
+)
+def test_a_worker_sees_its_device_alone(visible: str | None, shown: str) -> None:
+    assert hardware.device_environment("rack/n0/2", visible) == {"CUDA_VISIBLE_DEVICES": shown}

@@ -1,0 +1,102 @@
+"""On CUDA devices: communicators that are aborted and made again, and state that is staged through host memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.unicron.conftest import SpecFile, largest_difference
+from tests.unicron.harness import Agent, agent
+from tests.unicron.test_memory import shared_memory
+from unicron import device
+from unicron.protocol import Finished, Progress, Raised, Resumed
+
+__all__ = ["shared_memory"]
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+several = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are not two CUDA devices")
+
+TOLERANCE = 1e-5
+
+
+async def begin(a: Agent, spec: Path, workers: Sequence[str], env: dict[str, str]) -> None:
+    """Fork a worker on each device, and bring them into the first generation."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
+    await asyncio.gather(*(a.fork(w, spec, {**env, "CUDA_VISIBLE_DEVICES": listed[i]}) for i, w in enumerate(workers)))
+    await a.configure(dict.fromkeys(workers, "initial"))
+
+
+async def check_result(a: Agent, spec: Path, finished: Finished) -> None:
+    """Compare with a failure-free run on one device."""
+    a.messages.clear()
+    await begin(a, spec, ["reference"], {})
+    reference = await a.finished(1)
+    assert finished.samples_sha256 == reference.samples_sha256
+    assert largest_difference(finished.parameters_path, reference.parameters_path) <= TOLERANCE
+
+
+@pytest.mark.parametrize("at", ["2", "reduce", "update"])
+async def test_a_step_is_retried_in_place(at: str, tmp_path: Path, spec_file: SpecFile) -> None:
+    spec = spec_file(steps=8)
+    async with agent(tmp_path / "run") as a:
+        await begin(a, spec, ["w0"], {"UNICRON_FAIL_AT": f"0:3:{at}:communication"})
+        await a.until(lambda: a.of(Raised))
+        await a.hold(["w0"])
+        (resumed,) = await a.resumed(await a.configure({"w0": "live"}, stage="interrupted"))
+        assert (resumed.source, resumed.step, resumed.steps_recomputed) == ("own", 3, 0)
+        await check_result(a, spec, await a.finished(1))
+
+
+async def test_copies_of_device_memory_are_whole(tmp_path: Path, spec_file: SpecFile, shared_memory: Path) -> None:
+    spec = spec_file(steps=10, checkpoint={"every": 0, "memory_every": 6})
+    env = {"UNICRON_NODE": "n0", "UNICRON_DOMAIN": "n0", "UNICRON_MEMORY": str(shared_memory / "n0")}
+    async with agent(tmp_path / "run") as a:
+        await begin(a, spec, ["w0"], {**env, "UNICRON_FAIL_AT": "0:9:1:kill"})
+        await a.until(lambda: "w0" in a.exits)
+        await a.fork("w1", spec, env)
+        generation = await a.configure({"w1": "initial"}, fault_step=8)
+        await a.resumed(generation)
+        (resumed,) = a.of(Resumed, "w1", generation)
+        assert (resumed.source, resumed.step, resumed.steps_recomputed) == ("memory", 7, 2)
+        await check_result(a, spec, await a.finished(1))
+
+
+def test_a_pinned_buffer_is_copied_to_without_the_processor() -> None:
+    memory = torch.zeros(1 << 20, dtype=torch.uint8)
+    assert device.pin(memory)
+    try:
+        memory.copy_(torch.full((1 << 20,), 7, dtype=torch.uint8, device=device.current()), non_blocking=True)
+        device.settle()
+        assert bool((memory == 7).all())
+    finally:
+        device.unpin(memory)
+
+
+@several
+@pytest.mark.parametrize("kind", ["kill", "sleep"])
+@pytest.mark.parametrize("at", ["2", "reduce", "update"])
+async def test_survivors_leave_a_collective_that_a_peer_never_enters(
+    at: str, kind: str, tmp_path: Path, spec_file: SpecFile
+) -> None:
+    """The survivor's kernel waits on the device until its communicator is aborted; what it left does not count."""
+    spec = spec_file(steps=8)
+    async with agent(tmp_path / "run") as a:
+        await begin(a, spec, ["w0", "w1"], {"UNICRON_FAIL_AT": f"1:3:{at}:{kind}"})
+        await a.until(lambda: any(m.step == 3 and m.phase == "reduce" for m in a.of(Progress, "w0")))
+        if kind == "kill":
+            await a.until(lambda: "w1" in a.exits)
+        await a.hold(["w0"])
+        if kind == "sleep":
+            a.kill("w1")
+        (resumed,) = await a.resumed(await a.configure({"w0": "live"}, stage="interrupted"))
+        assert resumed.steps_recomputed == 0
+        await check_result(a, spec, await a.finished(1))
