@@ -45,7 +45,7 @@ test-slow: install
 	$(PYTEST) -m "slow and not soak" || test $$? -eq 5
 
 test-parity: install
-	$(PYTEST) -m parity
+	$(PYTEST) -n 2 --dist worksteal -m parity
 
 test-no-false-alarm: install
 	$(PYTEST) -m soak

@@ -59,6 +59,7 @@ def train(folder: Path) -> None:
 
     from unicron import checkpoint, generation, loop, megatron_cpu, model, runtime, spec
     from unicron.data import Samples
+    from unicron.step import Step
 
     megatron_cpu.enable()
     megatron_cpu.write_checkpoints_in_process()
@@ -93,7 +94,7 @@ def train(folder: Path) -> None:
                 ids = samples.ids(step.number, k)
                 batches = [(k, samples.batch(ids))]
 
-                def done(k: int, loss: float | None, ids: list[int] = ids, step: loop.Step = step) -> None:
+                def done(k: int, loss: float | None, ids: list[int] = ids, step: Step = step) -> None:
                     step.commit(k, loss, ids)
 
                 model.forward_backward(task, run.model, run.model.reseeds, step.number, batches, done)
@@ -109,7 +110,7 @@ def restores(run: Any, checkpoint: Any, folder: Path) -> list[dict[str, Any]]:
     """Take the state back in turns from a peer's memory and from disk."""
     import torch.distributed as dist
 
-    from unicron import archive
+    from unicron import archive, generation
 
     run.memory.every = 1
     named = archive.published(folder / "checkpoints" / "step-0")[0]
@@ -126,7 +127,9 @@ def restores(run: Any, checkpoint: Any, folder: Path) -> list[dict[str, Any]]:
                 checkpoint.restore(run.replica, named)
                 took = source
             else:
-                took = run.memory.restore(run.replica, 2, 0)
+                settled = run.memory.settle(run.replica, 2, 0)
+                generation.take(run.replica, settled, run.runtime.wait)
+                took = settled.source(dist.get_rank())
             dist.barrier()
             rows.append({"restore": source, "took": took, "s": time.perf_counter() - began})
     # The state of the last restore may be an older step's: the run ends here.

@@ -199,11 +199,19 @@ def read(path: Path) -> Copy:
     )
 
 
-def held(folder: Path, identity: str, before: int) -> tuple[list[Copy], list[str]]:
-    """Return the whole copies in a folder of a task's generations before one, and why others are not used."""
+def held(folder: Path, identity: str, before: int, *, index: int = 0, of: int = 1) -> tuple[list[Copy], list[str]]:
+    """Return the whole copies in a folder of a task's generations before one, and why others are not used.
+
+    Args:
+        folder: of the node.
+        identity: the task's.
+        before: the generation.
+        index: which share of the files is read, of ``of``: each is read, and checked, by one of the node's ranks.
+        of: how many shares there are.
+    """
     found: list[Copy] = []
     refused: list[str] = []
-    for path in sorted(folder.glob("*.copy")):
+    for path in sorted(folder.glob("*.copy"))[index::of]:
         try:
             copy = read(path)
         except TornCopy as err:

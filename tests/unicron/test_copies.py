@@ -78,6 +78,13 @@ def test_what_another_task_or_a_later_generation_left_is_not_held(tmp_path: Path
     assert copies.held(tmp_path, "task", before=3) == ([], [])
 
 
+@pytest.mark.parametrize("of", [1, 2, 3, 7])
+def test_each_copy_is_read_by_one_of_a_nodes_ranks(of: int, tmp_path: Path) -> None:
+    written = {write(tmp_path, rank=rank, slot=slot) for rank in (0, 1, 10) for slot in (0, 1)}
+    read = [copy.path for index in range(of) for copy in copies.held(tmp_path, "task", 4, index=index, of=of)[0]]
+    assert sorted(read) == sorted(written)
+
+
 def test_copies_of_older_generations_are_removed(tmp_path: Path) -> None:
     for generation in (1, 2, 10):
         write(tmp_path, generation=generation)
