@@ -5,9 +5,15 @@ from __future__ import annotations
 import torch
 
 
+def is_cuda() -> bool:
+    """Return whether this process trains on a CUDA device."""
+    # Asking the driver's library takes milliseconds each time; once CUDA is in use there is no question.
+    return torch.cuda.is_initialized() or torch.cuda.is_available()  # type: ignore[no-untyped-call]
+
+
 def current() -> torch.device:
     """Return this process's device: its only CUDA device (the agent shows it one), or the CPU."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device()) if is_cuda() else torch.device("cpu")
 
 
 def settle() -> None:

@@ -251,7 +251,7 @@ class Joined:
 
     def _built(self, layout: tuple[int, int], micro_batches: int) -> Replica:
         """Return a new replica; each is built with the random numbers of the first: ``build`` may draw parameters."""
-        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        devices = [torch.cuda.current_device()] if device.is_cuda() else []
         with groups.building_alone(), torch.random.fork_rng(devices, enabled=self._random is not None):
             if self._random is None:
                 self._random = torch.get_rng_state()

@@ -7,7 +7,6 @@ globals, torch's, and those inside the modules, which ``regroup`` points to the 
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,7 +45,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 def backend() -> str:
     """Return the collective backend of this machine."""
-    return "nccl" if torch.cuda.is_available() else "gloo"
+    return "nccl" if device.is_cuda() else "gloo"
 
 
 COLLECTIVES = frozenset({*range(12), 15, 16})
@@ -98,7 +97,11 @@ def join(configure: Configure, runtime: Runtime) -> None:
     listening = sockets.listening()
     for name, value in NCCL_SETTINGS.items():
         os.environ.setdefault(name, value)
-    abort_once = functools.cache(_abort)
+    aborted: list[bool] = []
+
+    def abort_once() -> None:
+        if not aborted and _abort():
+            aborted.append(True)
 
     def abort() -> None:
         abort_once()
@@ -152,19 +155,23 @@ def building_alone() -> Iterator[None]:
             setattr(distributed, name, function)
 
 
-def _abort() -> None:
+def _abort() -> bool:
     """Abort NCCL's communicators, all side by side: one may wait for peers that wait in the abort of another.
 
     Their kernels end; what they had received is garbage (``Runtime.settled``).
+
+    Returns:
+        Whether there were any.
     """
-    if not torch.cuda.is_available() or not dist.is_initialized():
-        return
+    if not device.is_cuda() or not dist.is_initialized():
+        return False
     cuda = torch.device("cuda")
     backends: list[Any] = [group._get_backend(cuda) for group in list(dist.distributed_c10d._world.pg_names)]
     with ThreadPoolExecutor(max_workers=len(backends)) as threads:
         for aborting in [threads.submit(one.abort) for one in backends]:
             with contextlib.suppress(RuntimeError):
                 aborting.result()
+    return True
 
 
 _abandoned: list[tuple[list[dist.ProcessGroup], list[Any]]] = []
@@ -181,7 +188,7 @@ def leave(unfinished: Sequence[Any] = ()) -> None:
     """
     from megatron.core import parallel_state
 
-    if torch.cuda.is_available() and dist.is_initialized():
+    if device.is_cuda() and dist.is_initialized():
         device.settle()  # buffers of kernels that have not ended may not be touched
     _abandoned[:] = [(left, works) for left, works in _abandoned if not all(work.is_completed() for work in works)]
     if unfinished:

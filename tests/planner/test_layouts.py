@@ -151,10 +151,11 @@ def test_from_shards_to_one_whole_model_a_worker() -> None:
     assert target(change).layout.tensor * target(change).layout.pipeline == 1
     assert {m.source for m in target(change).members} == {"live"}
     assert (change.survivors, change.prepare, change.hold) == (["n0/0", "n0/1"], [], True)
-    # A fault before that stage has formed: one worker holds half of a model.
+    # A fault before that stage has formed: one worker holds half of a model, and a copy has the other half.
     again = change_of(world.exit("n0/1"))
     assert again.interrupted is None
-    assert {m.source for m in target(again).members} == {"initial"}
+    assert {m.source for m in target(again).members} == {"live", "take"}
+    assert not target(again).complete
     replayed(world)
 
 
