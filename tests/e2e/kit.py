@@ -124,18 +124,32 @@ def at(record: Record, name: str) -> float:
     return datetime.fromisoformat(record[name]).timestamp()
 
 
-def reference(spec_path: Path, directory: Path) -> tuple[Path, str]:
-    """Train a specification alone, without failures; return its parameters' file and its samples' digest."""
-    directory.mkdir(parents=True)
-    subprocess.run(
-        [sys.executable, "-P", "-m", "unicron.train", "--spec", str(spec_path), "--directory", str(directory)],
-        check=True,
-        timeout=120,
-        cwd=directory,
-        stdout=subprocess.DEVNULL,
-    )
-    result = directory / "result"
-    return result / "parameters.safetensors", json.loads((result / "summary.json").read_text())["samples_sha256"]
+DETERMINING = ("model", "batch", "steps", "data", "seed", "dropout", "optimizer", "exact")
+"""Fields of a specification that the result depends on."""
+
+_references: dict[str, tuple[Path, str]] = {}
+
+
+def reference(spec: Record, directory: Path) -> tuple[Path, str]:
+    """Train a specification alone, without failures; return its parameters' file and its samples' digest.
+
+    Specifications that differ in nothing the result depends on are trained once.
+    """
+    alike = json.dumps({field: spec[field] for field in DETERMINING if field in spec}, sort_keys=True)
+    if alike not in _references:
+        directory.mkdir(parents=True)
+        path = directory / "spec.json"
+        path.write_text(json.dumps(spec))
+        subprocess.run(
+            [sys.executable, "-P", "-m", "unicron.train", "--spec", str(path), "--directory", str(directory)],
+            check=True,
+            timeout=120,
+            cwd=directory,
+            stdout=subprocess.DEVNULL,
+        )
+        summary = json.loads((directory / "result" / "summary.json").read_text())
+        _references[alike] = directory / "result" / "parameters.safetensors", summary["samples_sha256"]
+    return _references[alike]
 
 
 def processes_of(run_dir: Path) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 
 import pytest
@@ -17,20 +16,12 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.asyncio(loo
 STEPS = 40
 
 
-@pytest.fixture(scope="module")
-def expected(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """What the task of these tests gives without failures."""
-    folder = tmp_path_factory.mktemp("expected")
-    path = folder / "spec.json"
-    path.write_text(json.dumps(small_task("expected", corpus, steps=STEPS)))
-    return reference(path, folder / "reference")
-
-
-def trained(client: Client, corpus: Path, name: str, faults: list[str], expected: tuple[Path, str]) -> list[Record]:
+def trained(client: Client, corpus: Path, name: str, faults: list[str], folder: Path) -> list[Record]:
     """Train through faults to the expected result; return the incidents by step and rank."""
-    client.submit(small_task(name, corpus, steps=STEPS, env={"UNICRON_FAIL_AT": ",".join(faults)}))
+    spec = small_task(name, corpus, steps=STEPS, env={"UNICRON_FAIL_AT": ",".join(faults)})
+    client.submit(spec)
     task = client.until_state(name, "succeeded")
-    parameters, samples = expected
+    parameters, samples = reference(spec, folder / "reference")
     assert task["result"]["samples_sha256"] == samples
     assert compare_parameters(Path(task["result"]["parameters_path"]), parameters) <= TOLERANCE
     incidents = sorted(client.incidents(name), key=lambda i: (i["step"], i["worker"]))
@@ -38,12 +29,10 @@ def trained(client: Client, corpus: Path, name: str, faults: list[str], expected
     return incidents
 
 
-async def test_ranks_that_hang_in_a_step(
-    stack: Stack, client: Client, corpus: Path, expected: tuple[Path, str]
-) -> None:
+async def test_ranks_that_hang_in_a_step(stack: Stack, client: Client, corpus: Path, tmp_path: Path) -> None:
     """A sleep, a deadlock, one rank missing in a collective, native code that spins: restarted, nothing recomputed."""
     faults = ["1:6:1:sleep", "2:14:1:deadlock", "3:22:reduce:sleep", "0:30:1:spin"]
-    incidents = await asyncio.to_thread(trained, client, corpus, "hung", faults, expected)
+    incidents = await asyncio.to_thread(trained, client, corpus, "hung", faults, tmp_path)
     found = [(i["kind"], i["severity"], i["step"] + 1, i["worker"]) for i in incidents]
     assert found == [
         ("hang", "SEV2", 6, "n1/0"),
@@ -54,11 +43,11 @@ async def test_ranks_that_hang_in_a_step(
 
 
 async def test_a_survivor_that_hangs_when_it_is_held(
-    stack: Stack, client: Client, corpus: Path, expected: tuple[Path, str]
+    stack: Stack, client: Client, corpus: Path, tmp_path: Path
 ) -> None:
     """It never leaves the step that another rank's death broke, and is named long before its command's time is up."""
     faults = ["1:8:1:kill", "2:8:1:sleep"]
-    incidents = await asyncio.to_thread(trained, client, corpus, "held", faults, expected)
+    incidents = await asyncio.to_thread(trained, client, corpus, "held", faults, tmp_path)
     assert [(i["kind"], i["severity"], i["worker"]) for i in incidents] == [
         ("process-exit", "SEV2", "n1/0"),
         ("hang", "SEV2", "n2/0"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import time
@@ -26,9 +25,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.asyncio(loo
 def check_result(client: Client, name: str, spec: dict[str, object], tmp_path: Path) -> None:
     """The finished task has the parameters and samples of a run without failures."""
     task = client.task(name)
-    path = tmp_path / f"{name}.json"
-    path.write_text(json.dumps(spec))
-    parameters, samples = reference(path, tmp_path / f"reference-{name}")
+    parameters, samples = reference(spec, tmp_path / f"reference-{name}")
     assert task["result"]["steps"] == spec["steps"]
     assert task["result"]["samples_sha256"] == samples
     assert compare_parameters(Path(task["result"]["parameters_path"]), parameters) <= TOLERANCE

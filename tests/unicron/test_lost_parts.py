@@ -19,6 +19,7 @@ __all__ = ["shared_memory"]
 pytestmark = pytest.mark.timeout(120)
 
 STEP = 7
+SLOW = ("1", "reduce")
 DIVIDED = {"distributed_optimizer": True}
 COPIED_ONCE = {"every": 0, "memory_every": STEP - 1}
 """With steps this short a copy may not be due because the one before is not yet stored: of this one there is none."""
@@ -67,7 +68,7 @@ async def test_survivors_of_a_divided_optimizer_finish_the_step(
         await check_result(a, spec_file(steps=10), await a.finished(3))
 
 
-@pytest.mark.parametrize("at", ["1", "1.backward", "reduce", "update"])
+@pytest.mark.parametrize("at", ["1.backward", "update", *(pytest.param(at, marks=pytest.mark.slow) for at in SLOW)])
 async def test_the_only_holder_of_a_slice_is_replaced(
     at: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:

@@ -58,8 +58,8 @@ async def check_result(a: Agent, spec: Path, finished: Finished, *, checkpoints:
     [
         ((2, 1, 1), (2, 2, 1), False),
         ((2, 2, 1), (2, 1, 1), True),
-        ((2, 1, 2), (4, 1, 2), True),
-        ((4, 2, 1), (3, 1, 1), False),
+        pytest.param((2, 1, 2), (4, 1, 2), True, marks=pytest.mark.slow),
+        pytest.param((4, 2, 1), (3, 1, 1), False, marks=pytest.mark.slow),
     ],
 )
 async def test_a_healthy_task_changes_its_layout(
