@@ -119,16 +119,23 @@ def _progressed(views: Views, event: TaskProgressed) -> None:
 
 
 def _ended(views: Views, event: TaskStopped | TaskFinished | TaskFailed) -> None:
-    """End a task; the time it trained ends with it, and a plan that was not done with it never will be."""
+    """End a task; the time it trained ends with it, and a plan that was not done with it never will be.
+
+    One that is paused has only saved its state.
+    """
     task = views.tasks.get(event.task)
     if task is None:
+        return
+    if isinstance(event, TaskStopped) and event.path:
+        _task(views, event.task, checkpoint=event.path, checkpoint_step=event.step)
+    if isinstance(event, TaskStopped) and task.pausing and task.state is not TaskState.STOPPING:
+        _impact(views, task.training_plan, event.task, until=event.occurred_at)
+        _task(views, event.task, step=event.step, training_plan="")
         return
     changes: dict[str, Any] = {"ended_at": event.occurred_at, "step": event.step, "training_plan": ""}
     match event:
         case TaskStopped():
             changes |= {"state": TaskState.STOPPED, "reason": "stopped as asked"}
-            if event.path:
-                changes |= {"checkpoint": event.path, "checkpoint_step": event.step}
         case TaskFinished():
             result = Result(
                 steps=event.step, samples_sha256=event.samples_sha256, parameters_path=event.parameters_path
@@ -268,6 +275,7 @@ def _planned_task(task: TaskView, change: TaskChange, event: PlanDecided) -> Tas
     changes: dict[str, Any] = {
         "plan": event.plan,
         "planned": after,
+        "pausing": change.action == "pause",
         "stages": [stage for stage in (change.interrupted, change.target) if stage is not None],
         "strength": strength,
         "failed_workers": change.failed,

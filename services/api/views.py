@@ -40,8 +40,9 @@ class TaskView(Model):
     ``stages``: of the newest plan; one counts from its milestone on. ``members``: ranks of the generation that trains
     (or last trained). ``planned``: workers the newest plan aims for. ``strength``: workers it had before a fault took
     some; below it the task is degraded. ``plan``: the plan that is not done with it, if any. ``training_plan``: the
-    plan whose training goes on. ``checkpoint``: the newest published one, of step ``checkpoint_step``. ``step_s``:
-    the newest measured step time; 0 until one was measured.
+    plan whose training goes on. ``pausing``: the newest plan takes its workers, and it is to go on later.
+    ``checkpoint``: the newest published one, of step ``checkpoint_step``. ``step_s``: the newest measured step time; 0
+    until one was measured.
     """
 
     name: str
@@ -65,6 +66,7 @@ class TaskView(Model):
     strength: int = 0
     plan: str = ""
     training_plan: str = ""
+    pausing: bool = False
     queued_reason: str = ""
     step_s: float = 0.0
     loss: float | None = None

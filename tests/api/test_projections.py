@@ -294,6 +294,9 @@ def test_a_paused_task_is_queued(story: Story) -> None:
     change = TaskChange(task="gpt", reason="a heavier task needs all", action="pause", from_generation=1)
     story.at(50).plan("p1", change, queued={"gpt": "a heavier task has all workers"})
     assert story.views().tasks["gpt"].state is TaskState.TRANSITIONING
+    story.at(54).add(TaskStopped, task="gpt", generation=1, step=40, path="/c40")  # it has saved its state
+    task = story.views().tasks["gpt"]
+    assert (task.state, task.ended_at, task.checkpoint) == (TaskState.TRANSITIONING, None, "/c40")
     story.at(55).moved("p1", "gpt", "ended", 1, complete=True)
     task = story.views().tasks["gpt"]
     assert (task.state, task.reason, task.members) == (TaskState.QUEUED, "a heavier task has all workers", [])
