@@ -37,8 +37,8 @@ demo: install
 
 # The tests marked e2e start many processes and measure time, so they run alone, one after the other.
 test: install
-	$(PYTEST) -n 2 --dist worksteal -m "not e2e and not slow and not soak and not parity"
-	$(PYTEST) -m "e2e and not slow and not soak"
+	$(PYTEST) -n 2 --dist worksteal --durations 15 -m "not e2e and not slow and not soak and not parity"
+	$(PYTEST) --durations 15 -m "e2e and not slow and not soak"
 
 # Exit status 5: there is no such test.
 test-slow: install

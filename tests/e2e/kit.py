@@ -25,7 +25,7 @@ def small_task(name: str, data: Path, **changes: Any) -> Record:
         "name": name,
         "model": {"layers": 2, "hidden": 32, "heads": 4, "sequence_length": 32},
         "batch": {"global": 12, "micro": 1},
-        "steps": 60,
+        "steps": 80,
         "data": str(data),
         "workers": {"min": 1, "max": 4},
         "checkpoint": {"every": 20},

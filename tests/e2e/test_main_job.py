@@ -109,7 +109,7 @@ async def test_killed_rank_that_held_a_part_alone(
     """Its part of the state comes from memory, whose copies are of about the same step; the others' processes stay."""
 
     def course() -> None:
-        spec = small_task(name, corpus, steps=80, checkpoint={"every": 0}, workers={"min": workers, "max": workers})
+        spec = small_task(name, corpus, checkpoint={"every": 0}, workers={"min": workers, "max": workers})
         client.submit(spec | {"parallel": parallel})
         before = client.until_step(name, 20)
         victim = next(r for r in before["ranks"] if r["rank"] == 1)
@@ -134,7 +134,7 @@ async def test_exception_and_hang(stack: Stack, client: Client, corpus: Path, tm
     """An exception inside a step and a stopped process are found, named and healed."""
 
     def course() -> None:
-        spec = small_task("ill", corpus, steps=80)
+        spec = small_task("ill", corpus)
         client.submit(spec)
         task = client.until_step("ill", 5)
         rank = next(r for r in task["ranks"] if r["rank"] == 1)
@@ -202,7 +202,7 @@ async def test_stop_and_resume(stack: Stack, client: Client, corpus: Path, tmp_p
         assert client.http.post("/v1/tasks", json=spec).status_code == 409
         assert client.http.post("/v1/tasks/pause/stop").status_code == 202
         stopped = client.until_state("pause", "stopped")
-        assert 6 <= stopped["step"] < 60
+        assert 6 <= stopped["step"] < spec["steps"]
         assert not [r for r in stopped["ranks"] if r["pid"] and psutil.pid_exists(r["pid"])]
         client.submit(spec)
         client.until_state("pause", "succeeded")
@@ -241,7 +241,7 @@ async def test_services_may_die(stack: Stack, client: Client, corpus: Path, tmp_
         return False
 
     def course() -> None:
-        spec = small_task("steady", corpus, steps=80)
+        spec = small_task("steady", corpus)
         client.submit(spec)
         client.until_step("steady", 4)
         for name in ("planner", "transition", "detector", "api"):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -14,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.unicron.zygote import zygote
 from unicron.protocol import (
     Configure,
     Drain,
@@ -47,19 +49,27 @@ class Agent:
         self.pids: dict[str, int] = {}
         self.exits: dict[str, tuple[float, int]] = {}
         self.events: list[dict[str, Any]] = []
+        self.process: asyncio.subprocess.Process | None = None
+        """The fork server, unless it was forked from a warm one."""
         self.generation = 0
         self.members: list[str] = []
         self._changed = asyncio.Condition()
         self._stores = 0
 
-    async def start(self, *arguments: str) -> None:
+    async def start(self, *arguments: str, warm: bool = True) -> None:
+        """Start the fork server: forked from one that is ``warm``, or as a node agent starts it."""
         ours, theirs = socket.socketpair()
-        environment = dict(os.environ, PYTHONPATH=str(ROOT), UNICRON_ORPHAN_GRACE_S="2", PYTHONWARNINGS="ignore")
         self.log = (self.folder / "forkserver.log").open("ab")
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "unicron.forkserver", "--fd", str(theirs.fileno()), *arguments,
-            pass_fds=(theirs.fileno(),), env=environment, stdout=self.log, stderr=self.log, start_new_session=True,
-        )  # fmt: skip
+        if warm:
+            pid = await asyncio.to_thread(zygote().fork, theirs.fileno(), self.log.fileno())
+        else:
+            environment = dict(os.environ, PYTHONPATH=str(ROOT), UNICRON_ORPHAN_GRACE_S="2", PYTHONWARNINGS="ignore")
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", "unicron.forkserver", "--fd", str(theirs.fileno()), *arguments,
+                pass_fds=(theirs.fileno(),), env=environment, stdout=self.log, stderr=self.log, start_new_session=True,
+            )  # fmt: skip
+            pid = self.process.pid
+        self._server_pidfd = os.pidfd_open(pid)
         theirs.close()
         self._fs_reader, self._fs_writer = await asyncio.open_connection(sock=ours)
         self._server = await asyncio.start_unix_server(self._attach, "\0" + self.address[1:])
@@ -68,8 +78,11 @@ class Agent:
 
     async def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
-        await self.process.wait()
+            signal.pidfd_send_signal(self._server_pidfd, signal.SIGKILL)
+        await asyncio.to_thread(select.select, [self._server_pidfd], [], [])
+        os.close(self._server_pidfd)
+        if self.process is not None:
+            await self.process.wait()
         await self._task
         self._fs_writer.close()
         self._server.close()
@@ -213,10 +226,10 @@ class Agent:
 
 
 @contextlib.asynccontextmanager
-async def agent(folder: Path, *arguments: str) -> AsyncIterator[Agent]:
+async def agent(folder: Path, *arguments: str, warm: bool = True) -> AsyncIterator[Agent]:
     """A started agent; its fork server and every rank are gone afterwards."""
     it = Agent(folder)
-    await it.start(*arguments)
+    await it.start(*arguments, warm=warm and not arguments)
     try:
         yield it
     finally:

@@ -84,6 +84,7 @@ async def test_children_die_with_a_killed_server(tmp_path: Path) -> None:
         await a.store()
         pids = [event["pid"] for event in a.events if event["event"] == "store"]
         assert all(alive(pid) for pid in pids)
+        assert a.process is not None
         a.process.kill()
         await gone(*pids)
 
@@ -93,6 +94,7 @@ async def test_server_and_children_end_when_the_agent_is_gone(tmp_path: Path) ->
         await a.store()
         pid = a.events[-1]["pid"]
         a._fs_writer.close()
+        assert a.process is not None
         assert await a.process.wait() == 0  # after the grace
         await gone(pid)
 
