@@ -80,7 +80,8 @@ async def test_killed_rank_of_a_tensor_parallel_task(
     """The whole replica finishes the step, the other half of the broken one waits for the newcomer; no file is read."""
 
     def course() -> None:
-        spec = small_task("halves", corpus, checkpoint={"every": 0, "memory_every": 0}, workers={"min": 2, "max": 4})
+        unsaved = {"every": 0, "memory_every": 0}
+        spec = small_task("halves", corpus, steps=40, checkpoint=unsaved, workers={"min": 2, "max": 4})
         client.submit(spec | {"parallel": {"tensor": 2, "pipeline": 1}})
         before = client.until_step("halves", 8)
         assert before["workers"] == 4
@@ -159,8 +160,8 @@ async def test_exception_and_hang(stack: Stack, client: Client, corpus: Path, tm
 async def test_node_lost_and_back(stack: Stack, client: Client, corpus: Path, tmp_path: Path) -> None:
     """A killed node: SEV1, both tasks are planned again and go on; the node comes back and is used."""
     specs = [
-        small_task("heavy", corpus, weight=2.0, steps=300, workers={"min": 1, "max": 3}),
-        small_task("light", corpus, weight=1.0, steps=300, workers={"min": 1, "max": 3}),
+        small_task("heavy", corpus, weight=2.0, steps=240, workers={"min": 1, "max": 3}),
+        small_task("light", corpus, weight=1.0, steps=240, workers={"min": 1, "max": 3}),
     ]
     for spec in specs:
         await asyncio.to_thread(client.submit, spec)
