@@ -110,7 +110,7 @@ def restores(run: Any, checkpoint: Any, folder: Path) -> list[dict[str, Any]]:
     """Take the state back in turns from a peer's memory and from disk."""
     import torch.distributed as dist
 
-    from unicron import archive, generation
+    from unicron import archive
 
     run.memory.every = 1
     named = archive.published(folder / "checkpoints" / "step-0")[0]
@@ -128,7 +128,7 @@ def restores(run: Any, checkpoint: Any, folder: Path) -> list[dict[str, Any]]:
                 took = source
             else:
                 settled = run.memory.settle(run.replica, 2, 0)
-                generation.take(run.replica, settled, run.runtime.wait)
+                run.replica.take(settled, run.runtime.wait)
                 took = settled.source(dist.get_rank())
             dist.barrier()
             rows.append({"restore": source, "took": took, "s": time.perf_counter() - began})

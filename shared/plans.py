@@ -162,3 +162,8 @@ class TaskChange(Model):
     release: list[str] = Field(default_factory=list)
     prepare: list[str] = Field(default_factory=list)
     target: Stage | None = None
+
+    @property
+    def stages(self) -> list[Stage]:
+        """The stages it leads through, in order."""
+        return [stage for stage in (self.interrupted, self.target) if stage is not None]

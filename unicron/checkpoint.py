@@ -29,6 +29,7 @@ from unicron.archive import Manifest
 from unicron.errors import DamagedCheckpoint
 from unicron.loading import loading
 from unicron.model import checkpoint_metadata, sharded_parameters
+from unicron.pieces import is_megatron
 from unicron.replica import Replica
 
 PLAIN_FILE = "state.pt"
@@ -39,10 +40,6 @@ WRITTEN, WRITING, FAILED = 0, 1, 2
 
 FORMAT = ("torch_dist", 1)
 """Megatron's name and version of the folder's format."""
-
-
-def _is_sharded(replica: Replica) -> bool:
-    return hasattr(getattr(replica.model, "module", None), "sharded_state_dict")
 
 
 def _state(replica: Replica, *, loading: bool) -> dict[str, Any]:
@@ -210,7 +207,7 @@ class Writer:
         """
         archive.torso(path).mkdir(parents=True, exist_ok=True)
         position = {"step": replica.applied, "digest": replica.digest.hex()}
-        if _is_sharded(replica):
+        if is_megatron(replica.model):
             self._strategies = self._strategies or _Strategies()
             part = self._strategies.part(replica, position, path)
         else:
@@ -361,7 +358,7 @@ def load(replica: Replica, path: Path) -> None:
     """
     from megatron.core import dist_checkpointing
 
-    if _is_sharded(replica):
+    if is_megatron(replica.model):
         with loading(replica):
             state = dist_checkpointing.load(_state(replica, loading=True), str(path))
             replica.model.module.load_state_dict(state["model"])
@@ -395,7 +392,7 @@ def export(replica: Replica, path: Path) -> None:
     """Write the full, unsharded parameters as a safetensors file; all ranks call it, rank 0 writes."""
     from safetensors.torch import save_file
 
-    full = gather(replica) if _is_sharded(replica) else replica.model.state_dict()
+    full = gather(replica) if is_megatron(replica.model) else replica.model.state_dict()
     if dist.get_rank() == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.partial")

@@ -16,7 +16,7 @@ def current() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if is_cuda() else torch.device("cpu")
 
 
-def settle() -> None:
+def synchronize() -> None:
     """Wait until all that was started on the device is done; other threads run meanwhile.
 
     Raises:

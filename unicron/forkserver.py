@@ -46,10 +46,10 @@ for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 PR_SET_PDEATHSIG = 1
+"""From linux/prctl.h."""
 
 NICE_VARIABLE = "UNICRON_RANK_NICE"
 """Environment variable: how much less of a busy core ranks get than everything else (see nice(2))."""
-"""From linux/prctl.h."""
 
 STORE_BACKLOG = 1024
 """Connections that may wait to be accepted by a store: all ranks of a task connect at once."""

@@ -20,7 +20,7 @@ from unicron import agreement, checkpoint, device, groups, movement, pieces
 from unicron.agreement import Report
 from unicron.errors import SampleAccountingError, UnicronError
 from unicron.memory import Memory
-from unicron.movement import Settled, Wait
+from unicron.movement import Settled
 from unicron.pieces import is_sharded
 from unicron.protocol import Configure
 from unicron.replica import EMPTY_DIGEST, Account, Partial, Replica
@@ -116,35 +116,6 @@ def _check_counts(counts: list[int], step: int) -> None:
     wrong = {k: count for k, count in enumerate(counts) if count != 1}
     if wrong:
         raise SampleAccountingError(f"step {step}: times computed, by micro-batch: {wrong}")
-
-
-def take(
-    replica: Replica,
-    settled: Settled,
-    wait: Wait,
-    *,
-    stays: bool = False,
-    before: Callable[[int], None] = lambda number: None,
-) -> None:
-    """Bring a replica to the state that the members agreed on.
-
-    Args:
-        replica: of this rank.
-        settled: what they agreed on; something has to move.
-        wait: waits for a collective.
-        stays: whether the replica's own pieces are of that state, and stay where they are.
-        before: called before each round of the movement, with its number.
-
-    Raises:
-        RuntimeError: a member was lost meanwhile; unless it ``stays``, the replica holds nothing then.
-    """
-    assert settled.agreed is not None
-    if not stays:
-        replica.forget()  # while it is half taken it counts as none
-        pieces.allocate(replica, settled.agreed.needed[dist.get_rank()])
-    movement.carry_out(settled, pieces.pieces(replica), device.current(), wait, before)
-    if not stays or replica.ahead:
-        replica.hold(settled.version, settled.digest)
 
 
 class Joined:
@@ -279,7 +250,6 @@ class Joined:
                 [part.shard for part in replica.parts],
                 sharded=is_sharded(replica.model),
                 nodes=[worker.rpartition("/")[0] for _, worker, _ in configure.members],
-                device=device.current(),
                 wait=runtime.wait,
             )
             if settled is not None:
@@ -354,7 +324,7 @@ class Joined:
             return
         held = self.replica
         stays = replica is held and settled.version == replica.version
-        take(replica, settled, runtime.wait, stays=stays, before=lambda number: fault(f"move:{number}"))
+        replica.take(settled, runtime.wait, stays=stays, before=lambda number: fault(f"move:{number}"))
         # Whoever passes this may let go of what it held before.
         runtime.wait(dist.all_reduce(torch.zeros(1, device=device.current()), async_op=True))
         if held is not None and held is not replica and held.version == settled.version and self._partial(replica):
@@ -374,7 +344,7 @@ class Joined:
         partial = replica.partial
         assert partial is not None
         if agreed.accountant >= 0:
-            partial.account = movement.gather(partial.account, device.current(), runtime.wait)[agreed.accountant]
+            partial.account = movement.gather(partial.account, runtime.wait)[agreed.accountant]
         replica.give(mine, data_group(), runtime.wait)
         partial.generation = configure.generation
         self.resumes, self.computed, self.buckets_kept = True, len(partial.remaining()), partial.reduced

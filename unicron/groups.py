@@ -130,7 +130,7 @@ def join(configure: Configure, runtime: Runtime) -> None:
         runtime.breaks(lambda inode: inode in mine, lambda: None, sliced=True)
         _wait_in_slices(runtime)
     else:
-        runtime.breaks(lambda inode: inode in mine, abort_once, settle=device.settle)
+        runtime.breaks(lambda inode: inode in mine, abort_once, synchronize=device.synchronize)
 
 
 @contextlib.contextmanager
@@ -158,7 +158,7 @@ def building_alone() -> Iterator[None]:
 def _abort() -> bool:
     """Abort NCCL's communicators, all side by side: one may wait for peers that wait in the abort of another.
 
-    Their kernels end; what they had received is garbage (``Runtime.settled``).
+    Their kernels end; what they had received is garbage (``Runtime.synchronize``).
 
     Returns:
         Whether there were any.
@@ -189,7 +189,7 @@ def leave(unfinished: Sequence[Any] = ()) -> None:
     from megatron.core import parallel_state
 
     if device.is_cuda() and dist.is_initialized():
-        device.settle()  # buffers of kernels that have not ended may not be touched
+        device.synchronize()  # buffers of kernels that have not ended may not be touched
     _abandoned[:] = [(left, works) for left, works in _abandoned if not all(work.is_completed() for work in works)]
     if unfinished:
         _abandoned.append((list(dist.distributed_c10d._world.pg_map), list(unfinished)))

@@ -251,7 +251,7 @@ class Run:
     def agreed(self, statuses: list[int]) -> None:
         """Take what all ranks told. The state may change once this returns."""
         self._writer.agreed(statuses[0], self._published())
-        self.memory.copied()
+        self.memory.wait_copied()
         self.memory.agreed(statuses[1])
         self._due = bool(statuses[2])
 
@@ -299,7 +299,7 @@ class Run:
         try:
             self.runtime.enter()
             action()
-            self.runtime.settled()
+            self.runtime.synchronize()
         except Exception as error:
             self.runtime.leave()
             if not self.survives(error):

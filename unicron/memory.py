@@ -1,8 +1,8 @@
 """In-memory copies of the state: every rank's part, on its own node and on a peer's, taken beside training.
 
 After a step each rank copies its part of the state to shared memory (``unicron.copies``) while the next step's forward
-and backward passes run; the copy is complete before the optimizer may touch the state again (``copied``). It then goes
-to a partner on another failure domain (``unicron.peers``). The end-of-step agreement tells whether all ranks have
+and backward passes run; the copy is complete before the optimizer may touch the state again (``wait_copied``). It then
+goes to a partner on another failure domain (``unicron.peers``). The end-of-step agreement tells whether all ranks have
 stored theirs; only then is the next one taken, into the other slot, so one whole state is always there.
 
 Data-parallel ranks hold the same pieces: each copies its share of them. Where the members of a generation lack a part
@@ -197,7 +197,7 @@ class Memory:
             self._receiver = Receiver(host, self._folder)
         node, domain = os.environ.get(NODE_VARIABLE, ""), os.environ.get(DOMAIN_VARIABLE, "")
         mine = Place(node, domain, self._receiver.address, self._receiver.token)
-        places: list[Place] = movement.gather(mine, device.current(), self._wait)
+        places: list[Place] = movement.gather(mine, self._wait)
         partner = copies.partners([(place.node, place.domain) for place in places])[dist.get_rank()]
         if partner is not None:
             try:
@@ -236,7 +236,7 @@ class Memory:
         )
         return _Taker(self._folder, layout, part, self._sender)
 
-    def copied(self) -> None:
+    def wait_copied(self) -> None:
         """Wait until the state has been copied: it may change now."""
         if self._copied is not None:
             self._copied.result()
@@ -308,7 +308,7 @@ class Memory:
         """
         if not self.enabled:
             return None
-        told = movement.gather((os.environ.get(NODE_VARIABLE, ""), at_least), device.current(), self._wait)
+        told = movement.gather((os.environ.get(NODE_VARIABLE, ""), at_least), self._wait)
         nodes = [node for node, _ in told]
         neighbours = [rank for rank, node in enumerate(nodes) if node == nodes[dist.get_rank()]]
         mine = self._holdings(generation, neighbours.index(dist.get_rank()), len(neighbours))
@@ -317,7 +317,6 @@ class Memory:
             [part.shard for part in replica.parts],
             sharded=pieces.is_sharded(replica.model),
             nodes=nodes,
-            device=device.current(),
             wait=self._wait,
             copies=mine,
         )

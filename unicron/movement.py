@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from unicron import device
 from unicron.moves import Agreed, Move, newest, region
 from unicron.pieces import Piece, Shard, dtype_of
 
@@ -76,7 +77,6 @@ def settle(
     *,
     sharded: bool,
     nodes: Sequence[str],
-    device: torch.device,
     wait: Wait,
     copies: Sequence[Holding] = (),
 ) -> Settled | None:
@@ -87,14 +87,13 @@ def settle(
         shards: what it computes with in the new generation.
         sharded: whether the optimizer's state is divided among data-parallel ranks.
         nodes: each rank's node.
-        device: where collectives work.
         wait: waits for a collective.
         copies: in-memory copies that this rank has at hand; at equal distance what is live is preferred.
     """
     everything = [*holdings, *copies]
     mine = [(piece, holding.version) for holding in everything for piece in holding.values]
     digests = {holding.version: holding.digest for holding in everything}
-    told = gather((mine, digests, list(shards), sum(len(holding.values) for holding in holdings)), device, wait)
+    told = gather((mine, digests, list(shards), sum(len(holding.values) for holding in holdings)), wait)
     agreed = newest([t[2] for t in told], [t[0] for t in told], sharded=sharded, nodes=nodes)
     if agreed is None:
         return None
@@ -103,16 +102,17 @@ def settle(
     return Settled(agreed.version, digest, agreed, values, [t[3] for t in told], list(nodes))
 
 
-def gather(value: Any, device: torch.device, wait: Wait) -> list[Any]:
+def gather(value: Any, wait: Wait) -> list[Any]:
     """Return every rank's value, in rank order."""
-    data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(device)
+    where = device.current()
+    data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(where)
     size = dist.get_world_size()
-    sizes = torch.empty(size, dtype=torch.int64, device=device)
-    wait(dist.all_gather_into_tensor(sizes, torch.tensor([data.numel()], device=device), async_op=True))
+    sizes = torch.empty(size, dtype=torch.int64, device=where)
+    wait(dist.all_gather_into_tensor(sizes, torch.tensor([data.numel()], device=where), async_op=True))
     longest = int(sizes.max())
-    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
+    padded = torch.zeros(longest, dtype=torch.uint8, device=where)
     padded[: data.numel()] = data
-    everything = torch.empty(size * longest, dtype=torch.uint8, device=device)
+    everything = torch.empty(size * longest, dtype=torch.uint8, device=where)
     wait(dist.all_gather_into_tensor(everything, padded, async_op=True))
     rows = everything.view(size, longest).cpu()
     return [pickle.loads(row[: int(n)].numpy().tobytes()) for row, n in zip(rows, sizes.tolist(), strict=True)]
@@ -121,7 +121,6 @@ def gather(value: Any, device: torch.device, wait: Wait) -> list[Any]:
 def carry_out(
     settled: Settled,
     into: Mapping[Piece, torch.Tensor],
-    device: torch.device,
     wait: Wait,
     before: Callable[[int], None] = lambda number: None,
 ) -> int:
@@ -130,14 +129,13 @@ def carry_out(
     Args:
         settled: the plan.
         into: this rank's needed pieces, to be written to. A piece that is its own source is left as it is.
-        device: where collectives work.
-        wait: waits for one.
+        wait: waits for a collective.
         before: called before each round, with its number.
     """
     agreed = settled.agreed
     if agreed is None:
         return 0
-    rank, size = dist.get_rank(), dist.get_world_size()
+    rank, size, where = dist.get_rank(), dist.get_world_size(), device.current()
     needed = agreed.needed
 
     def given(move: Move) -> torch.Tensor:
@@ -160,9 +158,9 @@ def carry_out(
         sent.sort(key=lambda m: m.taker)
         wanted = [m for m in moves if m.taker == rank]
         wanted.sort(key=lambda m: m.source)
-        flat = [given(m).reshape(-1).view(torch.uint8).to(device) for m in sent]
-        out = torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8, device=device)
-        buffer = torch.empty(sum(m.bytes for m in wanted), dtype=torch.uint8, device=device)
+        flat = [given(m).reshape(-1).view(torch.uint8).to(where) for m in sent]
+        out = torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8, device=where)
+        buffer = torch.empty(sum(m.bytes for m in wanted), dtype=torch.uint8, device=where)
         work = dist.all_to_all_single(
             buffer,
             out,

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unicron import gradients, model, pieces
+from unicron import gradients, model, movement, pieces
 from unicron.agreement import ASSIGNED, DONE, FREE, Shard
 from unicron.errors import NonFiniteValue, UnicronError
 from unicron.fixed_point import FixedPoint
 from unicron.gradients import Accumulator, Wait
-from unicron.movement import Holding
+from unicron.movement import Holding, Settled
 from unicron.pieces import Part
 
 BEFORE, WITHIN, AFTER = 0, 1, 2
@@ -294,6 +294,33 @@ class Replica:
         for bucket in range(self.sums.buckets):
             self.sums.store(bucket, other.sums.load(bucket))
         self.partial, other.partial = other.partial, None
+
+    def take(
+        self,
+        settled: Settled,
+        wait: Wait,
+        *,
+        stays: bool = False,
+        before: Callable[[int], None] = lambda number: None,
+    ) -> None:
+        """Take the state that the members agreed on.
+
+        Args:
+            settled: what they agreed on; something has to move.
+            wait: waits for a collective.
+            stays: whether what this replica holds is of that state, and stays where it is.
+            before: called before each round of the movement, with its number.
+
+        Raises:
+            RuntimeError: a member was lost meanwhile; unless it ``stays``, nothing is held then.
+        """
+        assert settled.agreed is not None
+        if not stays:
+            self.forget()  # while it is half taken it counts as none
+            pieces.allocate(self, settled.agreed.needed[dist.get_rank()])
+        movement.carry_out(settled, pieces.pieces(self), wait, before)
+        if not stays or self.ahead:
+            self.hold(settled.version, settled.digest)
 
     def holdings(self) -> list[Holding]:
         """Return the state that is held, for others to take: nothing, one step's, or a part of one step's."""

@@ -100,7 +100,7 @@ class Runtime:
         self._breaker: threading.Thread | None = None
         self._broken_at: float | None = None
         self._sliced = False
-        self._settle: Callable[[], None] | None = None
+        self._synchronize: Callable[[], None] | None = None
         self.abandoned: list[Any] = []
         """Collectives of this generation that were left behind: its groups may not be destroyed before they end."""
         if alone is None:
@@ -248,7 +248,7 @@ class Runtime:
         """
         if not self.slices:
             work.wait()
-            self.settled()
+            self.synchronize()
             return
         while not has_ended(work):
             broken_at = self._broken_at
@@ -259,9 +259,9 @@ class Runtime:
     @property
     def blind(self) -> bool:
         """Whether collectives that are aborted end without an error, and leave garbage."""
-        return self._connection is not None and self._settle is not None
+        return self._connection is not None and self._synchronize is not None
 
-    def settled(self) -> None:
+    def synchronize(self) -> None:
         """Wait for the device where collectives are aborted without an error, and leave the step if they may have been.
 
         What came of them may count only after this.
@@ -270,8 +270,8 @@ class Runtime:
             Interrupted: the generation is held.
             RuntimeError: something failed on the device.
         """
-        if self._connection is not None and self._settle is not None:
-            self._settle()
+        if self._connection is not None and self._synchronize is not None:
+            self._synchronize()
             self.check()
 
     def breaks(
@@ -280,7 +280,7 @@ class Runtime:
         abort: Callable[[], None],
         *,
         sliced: bool = False,
-        settle: Callable[[], None] | None = None,
+        synchronize: Callable[[], None] | None = None,
     ) -> None:
         """Set how collectives of this generation are broken off.
 
@@ -288,10 +288,10 @@ class Runtime:
             breakable: which sockets, by inode, carry them.
             abort: ends what has no sockets.
             sliced: whether the backend's Work can be waited for in slices (gloo's can).
-            settle: waits for the device, where what was aborted gives no error (NCCL).
+            synchronize: waits for the device, where what was aborted gives no error (NCCL).
         """
         with self._changed:
-            self._breakable, self._abort, self._sliced, self._settle = breakable, abort, sliced, settle
+            self._breakable, self._abort, self._sliced, self._synchronize = breakable, abort, sliced, synchronize
 
     def exit(self, code: int) -> NoReturn:
         """End the process at once, after the last messages have left: no destructor can block on a broken group."""

@@ -84,7 +84,7 @@ class Step:
             NonFiniteValue: a loss is not finite or, in exact mode, a gradient.
             UnicronError: several at once in exact mode, which must tell their gradients apart.
         """
-        self._run.runtime.settled()
+        self._run.runtime.synchronize()
         self._run.replica.commit(dict(zip(micro_batches, losses)), dict(zip(micro_batches, ids)))  # noqa: B905
         for k in micro_batches:
             self._run.runtime.progress(self.number, "compute", micro_batch=k)
@@ -141,7 +141,7 @@ class Step:
                 self._run.runtime.leave()
                 raise SampleAccountingError(f"step {self.number} ended without reduce()")
             try:
-                self._run.runtime.settled()
+                self._run.runtime.synchronize()
             except (Interrupted, RuntimeError) as err:
                 error = err
         self._run.runtime.leave()

@@ -276,7 +276,7 @@ def _planned_task(task: TaskView, change: TaskChange, event: PlanDecided) -> Tas
         "plan": event.plan,
         "planned": after,
         "pausing": change.action == "pause",
-        "stages": [stage for stage in (change.interrupted, change.target) if stage is not None],
+        "stages": change.stages,
         "strength": strength,
         "failed_workers": change.failed,
         "queued_reason": event.queued.get(task.name, ""),

@@ -153,8 +153,7 @@ class TaskView:
 
     def stages(self) -> list[Stage]:
         """Return what the outstanding plan leads through, in order."""
-        change = self.change
-        return [s for s in (change.interrupted, change.target) if s is not None] if change is not None else []
+        return self.change.stages if self.change is not None else []
 
     def mean_step_s(self) -> float | None:
         """Return the mean of the recent steps of this generation."""
@@ -298,8 +297,7 @@ def _moved(view: View, event: StateMoved) -> None:
     task = _task(view, event.task)
     if task.plan != event.plan or task.change is None:
         return
-    stages = [s for s in (task.change.interrupted, task.change.target) if s is not None]
-    stage = next((s for s in stages if s.generation == event.generation), None)
+    stage = next((s for s in task.change.stages if s.generation == event.generation), None)
     if event.phase in ("resumed", "restored") and stage is not None:
         task.previous_mean_s = task.mean_step_s() or task.previous_mean_s
         task.previous_size = len(task.members) or task.previous_size

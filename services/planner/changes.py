@@ -150,8 +150,8 @@ def _move_from_storage(state: State, task: Task, workers: Sequence[str], layout:
 def leave(state: State, task: Task, action: Literal["stop", "pause"], reason: str) -> TaskChange:
     """Return the change that saves the task's state and releases its workers.
 
-    Without a whole live state at a step boundary (no survivor, or shards of a broken step) the newest checkpoint is
-    all there is; then its processes only end.
+    Where neither those that live hold all of it nor copies make it whole (no survivor, or shards of a broken step) the
+    newest checkpoint is all there is; then its processes only end.
     """
     saves = can_save(task)
     complete = _covers(task, task.kept)

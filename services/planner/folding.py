@@ -126,7 +126,7 @@ def _formed(state: State, name: str, generation: int) -> State:
     While the survivors finish a step, those of them that are not among its members hold what they held before.
     """
     task = state.tasks[name]
-    stages = [s for s in (task.change.interrupted, task.change.target) if s is not None] if task.change else []
+    stages = task.change.stages if task.change else []
     stage = next((s for s in stages if s.generation == generation), None)
     if stage is None:
         return state
@@ -260,7 +260,7 @@ def is_stale(task: Task, event: ErrorDetected) -> bool:
 
 def oldest_live(task: Task) -> int:
     """Return the oldest generation that may still count: that of the newest plan's first stage."""
-    stages = [s for s in (task.change.interrupted, task.change.target) if s is not None] if task.change else []
+    stages = task.change.stages if task.change else []
     return stages[0].generation if stages else task.generation
 
 
@@ -302,7 +302,7 @@ def _changed(task: Task, change: TaskChange, plan: str, at: datetime) -> Task:
     stage = change.target or change.interrupted
     moves = change.action in ("move", "none") and stage is not None
     members = tuple(member.worker for member in stage.members) if stage is not None and moves else ()
-    numbers = [s.generation for s in (change.interrupted, change.target) if s is not None]
+    numbers = [s.generation for s in change.stages]
     processes = dict.fromkeys((*members, *change.survivors, *change.failed, *change.release))
     # Processes that keep running while the layout becomes data-parallel hold shards, which are no whole state.
     live = stage is None or any(member.source == "live" for member in stage.members)
@@ -333,10 +333,9 @@ GENERATIONS_REMEMBERED = 16
 def _trained(state: State, task: Task, change: TaskChange) -> dict[int, Size]:
     """Return ``Task.trained`` with the stages of the plan."""
     trained = dict(task.trained)
-    for stage in (change.interrupted, change.target):
-        if stage is not None:
-            layout, hardware = stage.layout, state.nodes[stage.members[0].node].hardware
-            trained[stage.generation] = Size(hardware, layout.tensor, layout.pipeline, layout.data)
+    for stage in change.stages:
+        layout, hardware = stage.layout, state.nodes[stage.members[0].node].hardware
+        trained[stage.generation] = Size(hardware, layout.tensor, layout.pipeline, layout.data)
     return {generation: trained[generation] for generation in sorted(trained)[-GENERATIONS_REMEMBERED:]}
 
 

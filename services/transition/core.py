@@ -124,7 +124,7 @@ def _logged(state: State, event: Event) -> State:
 def _planned(state: State, plan: PlanDecided, change: TaskChange) -> State:
     """Take the task over from whatever plan had it."""
     task = change.task
-    numbers = [stage.generation for stage in (change.interrupted, change.target) if stage]
+    numbers = [stage.generation for stage in change.stages]
     generation = max([*numbers, change.from_generation, state.generations.get(task, 0)])
     part = Part(plan=plan.plan, incident=plan.incident, change=change, generation=generation)
     gone = sorted(state.leaving.get(task, frozenset()) & set(change.survivors))

@@ -186,8 +186,7 @@ def generation_of(part: Part, phase: Phase) -> int:
     An agent refuses what is older than the newest it has seen, so what runs beside the interrupted stage (starting
     processes, ending failed ones) carries that stage's generation; the target's comes with the drain.
     """
-    interrupted, target = part.change.interrupted, part.change.target
-    stages = [s for s in (interrupted, target) if s is not None]
+    stages = part.change.stages
     if not stages:
         return part.generation
     late = phase in (Phase.DRAIN, Phase.RELEASE, Phase.STORE_TARGET, Phase.CONFIGURE_TARGET)

@@ -198,7 +198,7 @@ def _check_stage(stage: Stage, after: State) -> None:
 
 def _check_change(before: State, after: State, change: TaskChange) -> None:
     old = before.tasks.get(change.task)
-    stages = [s for s in (change.interrupted, change.target) if s is not None]
+    stages = change.stages
     generations = [s.generation for s in stages]
     first = old.generation if old is not None else 0
     assert change.from_generation == first

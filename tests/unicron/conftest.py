@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
-from tests.unicron.harness import ROOT
+from tests.unicron.zygote import ROOT
 from unicron import corpus, train
 
 SpecFile = Callable[..., Path]
@@ -52,6 +54,14 @@ def spec_file(tmp_path: Path, text: Path) -> SpecFile:
         return path
 
     return write
+
+
+@pytest.fixture
+def shared_memory() -> Iterator[Path]:
+    """A folder in shared memory, gone afterwards."""
+    folder = Path("/dev/shm") / f"unicron-test-{uuid4().hex}"
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def train_alone(spec: Path, directory: Path) -> dict[str, Any]:

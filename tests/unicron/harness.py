@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.unicron.zygote import zygote
+from tests.unicron.zygote import environment, zygote
 from unicron.protocol import (
     Configure,
     Drain,
@@ -30,8 +30,6 @@ from unicron.protocol import (
     decode,
     encode,
 )
-
-ROOT = Path(__file__).resolve().parents[2]
 
 PATIENCE_S = float(os.environ.get("UNICRON_TEST_PATIENCE_S", "30"))
 """How long to wait for what must come: far longer than it takes, also on a busy machine."""
@@ -63,10 +61,10 @@ class Agent:
         if warm:
             pid = await asyncio.to_thread(zygote().fork, theirs.fileno(), self.log.fileno())
         else:
-            environment = dict(os.environ, PYTHONPATH=str(ROOT), UNICRON_ORPHAN_GRACE_S="2", PYTHONWARNINGS="ignore")
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", "unicron.forkserver", "--fd", str(theirs.fileno()), *arguments,
-                pass_fds=(theirs.fileno(),), env=environment, stdout=self.log, stderr=self.log, start_new_session=True,
+                pass_fds=(theirs.fileno(),), env=environment(),
+                stdout=self.log, stderr=self.log, start_new_session=True,
             )  # fmt: skip
             pid = self.process.pid
         self._server_pidfd = os.pidfd_open(pid)

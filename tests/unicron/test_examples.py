@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.unicron.conftest import SpecFile, largest_difference
-from tests.unicron.harness import ROOT, agent
+from tests.unicron.harness import agent
+from tests.unicron.zygote import ROOT
 
 pytestmark = pytest.mark.timeout(120)
 

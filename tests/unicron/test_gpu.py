@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from services.detector import hardware
 from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent
-from tests.unicron.test_memory import shared_memory
 from unicron import device
 from unicron.protocol import Finished, Progress, Raised, Resumed
-
-__all__ = ["shared_memory"]
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,8 +28,9 @@ TOLERANCE = 1e-5
 
 async def begin(a: Agent, spec: Path, workers: Sequence[str], env: dict[str, str]) -> None:
     """Fork a worker on each device, and bring them into the first generation."""
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
-    await asyncio.gather(*(a.fork(w, spec, {**env, "CUDA_VISIBLE_DEVICES": listed[i]}) for i, w in enumerate(workers)))
+    visible = os.environ.get(hardware.VISIBLE_VARIABLE)
+    shown = [hardware.device_environment(f"n/{index}", visible) for index in range(len(workers))]
+    await asyncio.gather(*(a.fork(w, spec, env | own) for w, own in zip(workers, shown, strict=True)))
     await a.configure(dict.fromkeys(workers, "initial"))
 
 
@@ -75,7 +74,7 @@ def test_a_pinned_buffer_is_copied_to_without_the_processor() -> None:
     assert device.pin(memory)
     try:
         memory.copy_(torch.full((1 << 20,), 7, dtype=torch.uint8, device=device.current()), non_blocking=True)
-        device.settle()
+        device.synchronize()
         assert bool((memory == 7).all())
     finally:
         device.unpin(memory)

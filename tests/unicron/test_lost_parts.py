@@ -10,16 +10,15 @@ import pytest
 
 from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import Agent, agent
-from tests.unicron.test_memory import Nodes, shared_memory
+from tests.unicron.test_memory import Nodes
 from tests.unicron.test_movement import check_result
 from unicron.protocol import Progress, Resumed
-
-__all__ = ["shared_memory"]
 
 pytestmark = pytest.mark.timeout(120)
 
 STEP = 7
 SLOW = ("1", "reduce")
+"""Where the rank is lost: beside the other two these show little more."""
 DIVIDED = {"distributed_optimizer": True}
 COPIED_ONCE = {"every": 0, "memory_every": STEP - 1}
 """With steps this short a copy may not be due because the one before is not yet stored: of this one there is none."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
@@ -19,14 +18,6 @@ from unicron.errors import TornCopy
 from unicron.protocol import Checkpointed, Progress, Resumed
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture
-def shared_memory() -> Iterator[Path]:
-    """A folder in shared memory, gone afterwards."""
-    folder = Path("/dev/shm") / f"unicron-test-{uuid4().hex}"
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 class Nodes:

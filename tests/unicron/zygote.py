@@ -19,15 +19,19 @@ ROOT = Path(__file__).resolve().parents[2]
 _PID = struct.Struct("i")
 
 
+def environment() -> dict[str, str]:
+    """Return what a fork server of the tests runs with."""
+    return dict(os.environ, PYTHONPATH=str(ROOT), UNICRON_ORPHAN_GRACE_S="2", PYTHONWARNINGS="ignore")
+
+
 class Zygote:
     """The process, as its parent sees it."""
 
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair()
-        environment = dict(os.environ, PYTHONPATH=str(ROOT), UNICRON_ORPHAN_GRACE_S="2", PYTHONWARNINGS="ignore")
         command = [sys.executable, "-P", "-m", "tests.unicron.zygote", str(theirs.fileno())]
         self._process = subprocess.Popen(
-            command, pass_fds=(theirs.fileno(),), env=environment, start_new_session=True, stdin=subprocess.DEVNULL
+            command, pass_fds=(theirs.fileno(),), env=environment(), start_new_session=True, stdin=subprocess.DEVNULL
         )
         theirs.close()
         atexit.register(self.close)
