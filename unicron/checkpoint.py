@@ -268,7 +268,7 @@ class Writer:
         folder = archive.torso(part.path)
         try:
             results: list[Results] = []
-            files: dict[str, tuple[int, int]] = {}
+            files: dict[str, tuple[int, str]] = {}
             for rank in range(world_size):
                 record = folder / _record(rank)
                 rank_results, rank_files = pickle.loads(record.read_bytes())

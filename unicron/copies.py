@@ -3,7 +3,7 @@
 A copy is one rank's part of the state of one step. It is written in place into one of two slots, so a reader must be
 able to tell a torn one: the header is marked invalid first and valid last, and holds a checksum over everything.
 
-    header   magic, valid, CRC-32, step, generation, rank, world size, digest, sizes
+    header   magic, valid, checksum, step, generation, rank, world size, digest, sizes
     meta     JSON: the task's identity, and for each piece of state its fields and where it begins
     payload  the values, each piece aligned
 """
@@ -15,16 +15,21 @@ import mmap
 import os
 import re
 import struct
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from unicron.errors import TornCopy
 
-_HEADER = struct.Struct("<8sIIqqII32sQQ")
+_HEADER = struct.Struct("<8sI16sqqII32sQQ")
 _MAGIC = b"unicron1"
+Hasher = xxhash.xxh3_128
+"""Takes the checksum in a twentieth of the time of zlib's CRC-32 (0.09 against 2.1 ms for 5 MB), which cost training
+more than the copying did. It finds what hardware does by accident and is no protection from intent."""
+
 ALIGNMENT_BYTES = 64
 """Of the payload and of each piece in it: a cache line, and a multiple of every number's size."""
 
@@ -91,31 +96,41 @@ class Slot:
         Raises:
             OSError: there is no room in shared memory.
         """
-        self._layout, self._meta = layout, layout.meta()
-        self._meta_crc = zlib.crc32(self._meta)
+        self._layout, meta = layout, layout.meta()
+        self._meta_bytes = len(meta)
         self.path = path
-        start = _HEADER.size + len(self._meta)
+        start = _HEADER.size + len(meta)
         self.size = start + layout.payload_bytes
         self._map = allocate(path, self.size)
-        self._map[_HEADER.size : start] = self._meta
+        self._map[_HEADER.size : start] = meta
         self.content = memoryview(self._map)
         self.payload = self.content[start:]
+        self.begin()
 
     def begin(self) -> None:
         """Declare what the slot holds torn: it is about to be overwritten."""
         _VALID.pack_into(self._map, _VALID_AT, 0)
+        self._hasher, self._hashed = Hasher(), _HEADER.size
+
+    def written(self, stop: int) -> None:
+        """Take note that the payload is there up to a byte: it is hashed while the processor's caches have it."""
+        stop += len(self.content) - len(self.payload)
+        self._hasher.update(self.content[self._hashed : stop])  # gives up the interpreter's lock
+        self._hashed = stop
 
     def seal(self, step: int, digest: bytes) -> None:
         """Declare the payload whole."""
-        crc = zlib.crc32(self.payload, self._meta_crc)
-        _HEADER.pack_into(self._map, 0, *_fields(self._layout, len(self._meta), step, digest, crc, valid=0))
+        layout = self._layout
+        self.written(len(self.payload))
+        rest = (step, layout.generation, layout.rank, layout.world_size, digest, self._meta_bytes, len(self.payload))
+        _HEADER.pack_into(self._map, 0, _MAGIC, 0, _checksum(self._hasher, rest), *rest)
         _VALID.pack_into(self._map, _VALID_AT, 1)
 
 
-def _fields(layout: Layout, meta_bytes: int, step: int, digest: bytes, crc: int, *, valid: int) -> tuple[Any, ...]:
-    """Return the header's fields; their checksum goes on from that of meta and payload."""
-    rest = (step, layout.generation, layout.rank, layout.world_size, digest, meta_bytes, layout.payload_bytes)
-    return _MAGIC, valid, zlib.crc32(_HEADER.pack(_MAGIC, 0, 0, *rest), crc), *rest
+def _checksum(hasher: Hasher, rest: tuple[Any, ...]) -> bytes:
+    """Return a copy's checksum: over meta, payload and the header's fields after the checksum."""
+    hasher.update(_HEADER.pack(_MAGIC, 0, b"", *rest))
+    return hasher.digest()
 
 
 def allocate(path: Path, size: int) -> mmap.mmap:
@@ -169,15 +184,17 @@ def read(path: Path) -> Copy:
     try:
         with open(path, "rb") as file:
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        magic, valid, crc, step, generation, rank, world_size, digest, meta_bytes, payload_bytes = _HEADER.unpack_from(
-            mapping
+        magic, valid, checksum, step, generation, rank, world_size, digest, meta_bytes, payload_bytes = (
+            _HEADER.unpack_from(mapping)
         )
         start = _HEADER.size + meta_bytes
         if magic != _MAGIC or valid != 1 or len(mapping) != start + payload_bytes:
             raise TornCopy(f"{path}: torn")
         view = memoryview(mapping)
         rest = (step, generation, rank, world_size, digest, meta_bytes, payload_bytes)
-        if zlib.crc32(_HEADER.pack(_MAGIC, 0, 0, *rest), zlib.crc32(view[_HEADER.size :])) != crc:
+        hasher = Hasher()
+        hasher.update(view[_HEADER.size :])
+        if _checksum(hasher, rest) != checksum:
             raise TornCopy(f"{path}: not what was written")
         data = json.loads(bytes(view[_HEADER.size : start]))
         pieces: dict[tuple[Any, ...], memoryview] = {}
