@@ -190,7 +190,7 @@ class Run:
         self._due = self._due or not self._writer.idle  # what the last generation was writing is given up
         loaded = self._joined.checkpoint
         self._writer.enter(self._checkpoint_path(), self.configure.generation, loaded)
-        self.memory.enter(self.configure.generation)
+        self.memory.enter(self.configure.generation, self.replica)
 
     def _next_step(self) -> Step:
         number = self.replica.applied + 1

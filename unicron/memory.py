@@ -1,20 +1,24 @@
 """In-memory copies of the state: every rank's part, on its own node and on a peer's, taken beside training.
 
 After a step each rank copies its part of the state to shared memory (``unicron.copies``) while the next step's forward
-and backward passes run; the copy is complete before the optimizer may touch the state again (``wait_copied``). It then
-goes to a partner on another failure domain (``unicron.peers``). The end-of-step agreement tells whether all ranks have
-stored theirs; only then is the next one taken, into the other slot, so one whole state is always there.
+and backward passes run; the copy is complete before the optimizer may touch the state again (``wait_copied``). The
+end-of-step agreement tells whether all ranks have stored theirs; only then is the next one taken, into the other slot,
+so one whole state is always there.
 
-Data-parallel ranks hold the same pieces: each copies its share of them. Where the members of a generation lack a part
-of the state, they take it from the copies that their nodes hold, in any layout (``settle``).
+Every part is copied in two failure domains. Data-parallel ranks hold the same pieces: each copies its share of them and
+the share of another one whose partner it is, and nothing goes over the network. What only one rank holds (its part of a
+divided optimizer), and everything where replicas share a failure domain, is sent to a partner (``unicron.peers``).
+Where the members of a generation lack a part of the state, they take it from the copies that their nodes hold, in any
+layout (``settle``).
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +36,9 @@ from unicron.protocol import DOMAIN_VARIABLE, HOST_VARIABLE, MEMORY_VARIABLE, NO
 from unicron.replica import Replica
 
 SPEC_VARIABLE = "UNICRON_SPEC"
+
+PORTION_BYTES = 1 << 19
+"""What is copied and hashed in one go: as much as stays in a core's second-level cache, or one tensor."""
 
 STORED, STORING, FAILED = 0, 1, 2
 """A rank's copy in hand (``STORED`` also if there is none); the worst of all ranks counts."""
@@ -67,18 +74,51 @@ def shares(held: Sequence[Piece], index: int, of: int) -> list[Piece]:
     return answer
 
 
-def own_part(replica: Replica, index: int, of: int) -> dict[Piece, torch.Tensor]:
-    """Return what one of ``of`` data-parallel ranks copies of the state: flat views."""
+def kept_shares(places: Sequence[Place], group: Sequence[int], rank: int) -> list[int] | None:
+    """Return the shares that a rank copies of what its data-parallel group holds in common: its own, and its partners'.
+
+    Args:
+        places: of all ranks.
+        group: the ranks of the data-parallel group.
+        rank: one of them.
+
+    Returns:
+        Indices in ``group``, or None if the group's ranks cannot be partners of each other: then copies must be sent.
+    """
+    where = [(place.node, place.domain) for place in places]
+    partners = copies.partners([where[member] for member in group])
+    apart = [p is not None and where[group[p]][1] != where[m][1] for m, p in zip(group, partners, strict=True)]
+    if None in partners or (not all(apart) and len({domain for _, domain in where}) > 1):
+        return None
+    index = list(group).index(rank)
+    return [index, *(other for other, partner in enumerate(partners) if partner == index)]
+
+
+def parts(replica: Replica, kept: Sequence[int], of: int) -> dict[Piece, torch.Tensor]:
+    """Return what one of ``of`` data-parallel ranks copies of the state, as flat views.
+
+    Its part of a divided optimizer, and the shares ``kept`` of what the ranks hold in common.
+    """
     held = pieces.pieces(replica)
     sharded = pieces.is_sharded(replica.model)
     own = {piece for piece in held if sharded and piece.key.startswith(f"{OPTIMIZER}/")}
     chosen = {piece: held[piece].detach().view(-1) for piece in own}
     common = [piece for piece in held if piece not in own]
     begins = {(piece.key, piece.offset): piece for piece in common}
-    for piece in shares(common, index, of):
+    for piece in itertools.chain.from_iterable(shares(common, index, of) for index in kept):
         whole = begins[piece.key, piece.offset]
         chosen[piece] = held[whole].detach().view(-1)[piece.start - whole.start : piece.stop - whole.start]
     return chosen
+
+
+def portions(layout: Layout) -> Iterator[tuple[int, int, int]]:
+    """Yield the first piece of each portion, the one after its last, and where the payload goes on behind it."""
+    first, began = 0, 0
+    stops = [*layout.offsets()[1:], layout.payload_bytes] if layout.pieces else []
+    for index, stop in enumerate(stops):
+        if stop - began >= PORTION_BYTES or index + 1 == len(stops):
+            yield first, index + 1, stop
+            first, began = index + 1, stop
 
 
 class _Taker:
@@ -94,6 +134,7 @@ class _Taker:
         memories = [torch.frombuffer(slot.payload, dtype=torch.uint8) for slot in self._slots]
         self._pinned = [memory for memory in memories if cuda and device.pin(memory)]
         self._into = [self._views(memory, layout) for memory in memories]
+        self._portions = list(portions(layout))
 
     def _views(self, memory: torch.Tensor, layout: Layout) -> list[torch.Tensor]:
         return [
@@ -113,9 +154,11 @@ class _Taker:
         """Copy the state; nothing may change it meanwhile."""
         slot, into = self._slots[self._next], self._into[self._next]
         slot.begin()
-        # One call for all tensors: the interpreter's lock changes hands once, not once for each.
+        # Few calls, of many tensors each: the interpreter's lock changes hands with every one.
         if self._stream is None:
-            torch._foreach_copy_(into, self._sources)
+            for first, last, stop in self._portions:
+                torch._foreach_copy_(into[first:last], self._sources[first:last])
+                slot.written(stop)
         else:
             with torch.cuda.stream(self._stream):
                 self._stream.wait_event(ready)
@@ -153,6 +196,8 @@ class Memory:
         """
         folder = os.environ.get(MEMORY_VARIABLE, "")
         self.every = every if folder else 0
+        self.stored = -1
+        """The step of the newest copy that all ranks have stored, in this life of the process; -1: none."""
         self._folder = Path(folder)
         self._wait = wait
         self._identity = _identity()
@@ -162,7 +207,9 @@ class Memory:
         self._taker: _Taker | None = None
         self._copied: Future[None] | None = None
         self._stored: Future[None] | None = None
-        self._generation = 0
+        self._generation = self._taken = 0
+        self._kept: list[int] = []
+        self._replicas = 1
         self._cleaned = self._given_up = False
 
     @property
@@ -186,10 +233,12 @@ class Memory:
             self._sender.close()
             self._sender = None
 
-    def enter(self, generation: int) -> None:
+    def enter(self, generation: int, replica: Replica) -> None:
         """Find the partner in a new generation; all ranks call it, after ``leave`` and when they hold the state."""
         if not self.enabled:
             return
+        from megatron.core import parallel_state
+
         self._generation, self._cleaned, self._given_up = generation, False, False
         host = os.environ.get(HOST_VARIABLE, "127.0.0.1")
         if self._receiver is None:
@@ -198,8 +247,12 @@ class Memory:
         node, domain = os.environ.get(NODE_VARIABLE, ""), os.environ.get(DOMAIN_VARIABLE, "")
         mine = Place(node, domain, self._receiver.address, self._receiver.token)
         places: list[Place] = movement.gather(mine, self._wait)
+        group = dist.get_process_group_ranks(parallel_state.get_data_parallel_group())
+        kept = None if pieces.is_sharded(replica.model) else kept_shares(places, group, dist.get_rank())
+        self._replicas = len(group)
+        self._kept = [group.index(dist.get_rank())] if kept is None else kept
         partner = copies.partners([(place.node, place.domain) for place in places])[dist.get_rank()]
-        if partner is not None:
+        if kept is None and partner is not None:
             try:
                 self._sender = Sender(places[partner].address, places[partner].token)
             except OSError as err:
@@ -219,14 +272,12 @@ class Memory:
             self._stored.set_exception(err)
             return
         taker, step, digest = self._taker, replica.applied, replica.digest
+        self._taken = step
         self._copied = self._thread.submit(taker.copy, taker.ready())
         self._stored = self._thread.submit(taker.store, step, digest)
 
     def _make_taker(self, replica: Replica) -> _Taker:
-        from megatron.core import parallel_state
-
-        group = parallel_state.get_data_parallel_group()
-        part = own_part(replica, group.rank(), group.size())
+        part = parts(replica, self._kept, self._replicas)
         layout = Layout(
             generation=self._generation,
             rank=dist.get_rank(),
@@ -259,7 +310,7 @@ class Memory:
             self._give_up(cause)
         if self._stored is None or status != STORED:
             return
-        self._stored = None
+        self._stored, self.stored = None, self._taken
         if self._taker is not None:
             self._taker.stored()
         if not self._cleaned:

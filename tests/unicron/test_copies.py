@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from unicron import copies
 from unicron.copies import Layout, Slot
 from unicron.errors import TornCopy
-from unicron.memory import shares
+from unicron.memory import PORTION_BYTES, Place, kept_shares, portions, shares
 from unicron.peers import Receiver, Sender
 from unicron.pieces import Piece
 
@@ -142,6 +142,44 @@ def test_no_failure_domain_holds_all_copies_where_there_are_two(pairs: list[tupl
             assert partner is None
     if len(nodes) == len(places) == len(domains):
         assert sorted(p for p in chosen if p is not None) == ([*range(len(places))] if len(places) > 1 else [])
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2)), min_size=1, max_size=12), st.data())
+def test_what_replicas_hold_in_common_is_kept_apart_or_has_to_be_sent(
+    pairs: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """Each share lies in two failure domains, or on two nodes of the only one; else nobody keeps another's."""
+    domain_of = dict(pairs)
+    places = [Place(f"n{node}", f"d{domain_of[node]}", ("127.0.0.1", 1), b"") for node, _ in pairs]
+    group = sorted(data.draw(st.sets(st.integers(0, len(places) - 1), min_size=1), label="group"))
+    kept = {rank: kept_shares(places, group, rank) for rank in group}
+    one_domain = len({place.domain for place in places}) == 1
+    apart = {places[rank].node if one_domain else places[rank].domain for rank in group}
+    if len(apart) == 1:
+        assert all(shares_ is None for shares_ in kept.values())
+        return
+    for index in range(len(group)):
+        holders = [places[rank] for rank in group if index in (kept[rank] or [])]
+        assert len(holders) == 2
+        assert len({p.node if one_domain else p.domain for p in holders}) == 2
+    assert [(kept[rank] or [-1])[0] for rank in group] == list(range(len(group)))
+
+
+@given(st.lists(st.integers(0, 2 * PORTION_BYTES), max_size=12))
+def test_portions_are_all_pieces_in_order_and_none_is_small_but_the_last(sizes: list[int]) -> None:
+    made = Layout(
+        generation=1,
+        rank=0,
+        world_size=1,
+        identity="",
+        pieces=tuple(((str(index),), size) for index, size in enumerate(sizes)),
+    )
+    found = list(portions(made))
+    ends = [*made.offsets()[1:], made.payload_bytes]
+    assert [n for first, last, _ in found for n in range(first, last)] == list(range(len(sizes)))
+    assert [stop for _, _, stop in found] == [ends[last - 1] for _, last, _ in found]
+    begins = [0, *(stop for _, _, stop in found)]
+    assert all(stop - begin >= PORTION_BYTES for begin, (_, _, stop) in list(zip(begins, found, strict=False))[:-1])
 
 
 def test_a_peer_keeps_a_copy_and_nothing_without_the_token_or_with_a_path(tmp_path: Path) -> None:

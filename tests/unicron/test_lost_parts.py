@@ -39,7 +39,7 @@ async def lose_node(nodes: Nodes, worker: str, at: str, *, tensor: int = 1) -> N
     await nodes.agent.until(lambda: all(has_come(nodes.agent, other, alone) for other in others))
     # Files tell nobody when they are whole.
     async with asyncio.timeout(30.0):
-        while nodes.newest() < STEP - 1:  # noqa: ASYNC110
+        while nodes.stored() < STEP - 1:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     nodes.agent.kill(worker)
     shutil.rmtree(nodes.folder(nodes.nodes[worker]))

@@ -7,6 +7,7 @@ import contextlib
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,14 +48,33 @@ class Nodes:
         await self.agent.until(lambda: set(self.nodes) <= set(self.agent.exits))
         return max(int(m.step) for m in self.agent.of(Progress) if m.phase == "ended")
 
-    def newest(self) -> int:
-        """Return the newest step of which the nodes hold every rank's part; 0: none."""
-        ranks: dict[int, set[int]] = {}
+    def _copies(self) -> dict[int, list[tuple[str, copies.Copy]]]:
+        """Return the whole copies of each step with the node that holds them."""
+        held: dict[int, list[tuple[str, copies.Copy]]] = {}
         for path in self.memory.glob("*/a/*.copy"):
             with contextlib.suppress(TornCopy):
                 copy = copies.read(path)
-                ranks.setdefault(copy.step, set()).add(copy.rank)
-        return max((step for step, found in ranks.items() if len(found) == len(self.nodes)), default=0)
+                held.setdefault(copy.step, []).append((path.parent.parent.name, copy))
+        return held
+
+    def newest(self) -> int:
+        """Return the newest step of which the nodes hold all that they hold of any step; 0: none."""
+        held = {step: {p for _, copy in found for p in copy.pieces} for step, found in self._copies().items()}
+        everything = set().union(*held.values())
+        return max((step for step, found in held.items() if found == everything), default=0)
+
+    def stored(self) -> int:
+        """Return the newest step of which every rank has made its copy, and two nodes hold each piece; 0: none."""
+        answer = 0
+        for step, found in self._copies().items():
+            nodes: dict[tuple[Any, ...], set[str]] = {}
+            for node, copy in found:
+                for piece in copy.pieces:
+                    nodes.setdefault(piece, set()).add(node)
+            twice = all(len(holders) > 1 for holders in nodes.values())
+            if twice and len({copy.rank for _, copy in found}) == len(self.nodes):
+                answer = max(answer, step)
+        return answer
 
     async def restore(self, fault_step: int, *, tensor: int = 1, pipeline: int = 1) -> list[Resumed]:
         """Start all workers again, as after the loss of all live state."""
