@@ -1,19 +1,22 @@
 """What checkpoints cost a training step, and how fast state comes back from them.
 
-    .venv/bin/python -m benchmarks.checkpoints [--ranks 2] [--cycles 12] [--hidden 128]
+    .venv/bin/python -m benchmarks.checkpoints [--ranks 2] [--pairs 600] [--cycles 12] [--hidden 128]
 
-A small GPT trains on data-parallel ranks, each on a node of its own. Blocks of steps without checkpoints, with an
-in-memory copy each step (own and a peer's node) and with asynchronous persistent ones take turns in one run, so that
-what else the machine does falls on all alike. Then the state is taken back, in turns, from a peer's memory (one node's
-copies are hidden) and from disk (whose pages are still cached: disk's best case).
+A small GPT trains on data-parallel ranks, each on a node of its own. First, steps beside which an in-memory copy of the
+state is made and stored on two nodes take turns with steps without, in the order with, without, without, with: on a
+shared machine the speed of a core changes by tens of percent within seconds, which only neighbouring steps share. Then
+blocks of steps with and without asynchronous persistent checkpoints take turns. Then the state is taken back, in turns,
+from a peer's memory (one node's copies are hidden) and from disk (whose pages are still cached: disk's best case).
 
 JSON lines on stdout: step times and CPU-seconds (all ranks) by kind, ratios against none with a 95% confidence interval
-over the cycles, restore times, and the requirements. Exit status 0 if they hold.
+over parts of the run, how many copies were stored before their step's end, restore times, and the requirements. Exit
+status 0 if they hold.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -24,10 +27,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-KINDS = ("none", "memory", "persistent")
+import scipy.stats
+
+Row = dict[str, Any]
+
+NONE, MEMORY, PERSISTENT = "none", "memory", "persistent"
+WARM_UP_STEPS = 20
+"""Compiling, first copies, first pages."""
+
 BLOCK_STEPS = 10
 SETTLING_STEPS = 2
 """Of each block, not counted: what the block before has begun may still be under way."""
@@ -37,23 +48,46 @@ MEMORY_RATIO = 1.02
 """Required: the step time with an in-memory copy each step over that without."""
 
 RESTORES = 7
-T_95 = {n: t for n, t in zip(range(1, 31), (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09, 2.09, 2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05, 2.05, 2.05, 2.04), strict=True)}  # fmt: skip  # noqa: E501
-"""Student's t, two-sided 95%, by degrees of freedom."""
+PARTS = 30
+"""Of the pairs of steps, for the confidence interval: each about as long as a change of the machine's speed lasts."""
 
 
-def kind_of(step: int) -> str:
-    """Return what is on in a step (from 1); the order turns round with each cycle, so that drifts cancel."""
-    block = (step - 1) // BLOCK_STEPS
-    cycle, place = divmod(block, len(KINDS))
-    return KINDS[place] if cycle % 2 == 0 else KINDS[-1 - place]
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What is on in each step, from 1: warm-up, ``pairs`` of steps with and without a copy, ``cycles`` of blocks."""
+
+    pairs: int
+    cycles: int
+
+    @property
+    def steps(self) -> int:
+        """The steps in all; the last ones are for what begins at the end of a step."""
+        return WARM_UP_STEPS + 2 * self.pairs + 2 * BLOCK_STEPS * self.cycles + 3
+
+    def kind(self, step: int) -> str:
+        """Return what is on beside a step."""
+        return self._place(step)[1]
+
+    def counted(self, step: int) -> tuple[str, int] | None:
+        """Return the comparison that a step counts in, and which pair or cycle of it; None if it does not count."""
+        return self._place(step)[0]
+
+    def _place(self, step: int) -> tuple[tuple[str, int] | None, str]:
+        at = step - 1 - WARM_UP_STEPS
+        if at < 0:
+            return None, MEMORY
+        if at < 2 * self.pairs:
+            pair, second = divmod(at, 2)
+            return (MEMORY, pair), NONE if second != pair % 2 else MEMORY
+        cycle, at = divmod(at - 2 * self.pairs, 2 * BLOCK_STEPS)
+        if cycle >= self.cycles:
+            return None, NONE
+        block, at = divmod(at, BLOCK_STEPS)
+        counts = (PERSISTENT, cycle) if at >= SETTLING_STEPS else None
+        return counts, NONE if block != cycle % 2 else PERSISTENT
 
 
-def counted(step: int) -> bool:
-    """Return whether a step's time counts."""
-    return (step - 1) % BLOCK_STEPS >= SETTLING_STEPS and step > BLOCK_STEPS * len(KINDS)
-
-
-def train(folder: Path) -> None:
+def train(folder: Path, schedule: Schedule) -> None:
     """Be one rank: train, then restore; write what was measured."""
     import torch
 
@@ -85,9 +119,9 @@ def train(folder: Path) -> None:
     for step in run.steps():
         if step.number == task.steps:
             rows += restores(run, checkpoint, folder)
-        kind = kind_of(step.number)
-        run.memory.every = 1 if kind == "memory" else 0
-        run.checkpoint_every = PERSISTENT_EVERY if kind == "persistent" else 0
+        # A copy is taken at the end of a step, and made beside the next one.
+        run.memory.every = 1 if schedule.kind(step.number + 1) == MEMORY else 0
+        run.checkpoint_every = PERSISTENT_EVERY if schedule.kind(step.number) == PERSISTENT else 0
         began, cpu = time.perf_counter(), time.process_time()
         with step:
             for k in step.micro_batches():
@@ -100,13 +134,12 @@ def train(folder: Path) -> None:
                 model.forward_backward(task, run.model, run.model.reseeds, step.number, batches, done)
             step.reduce()
             run.optimizer.step()
-        rows.append(
-            {"step": step.number, "s": time.perf_counter() - began, "cpu_s": time.process_time() - cpu, "began": began}
-        )
+        cpu_s, stored = time.process_time() - cpu, run.memory.stored == step.number - 1
+        rows.append({"step": step.number, "began": began, "cpu_s": cpu_s, "stored": stored})
     (folder / f"rank-{rank}.json").write_text(json.dumps(rows))
 
 
-def restores(run: Any, checkpoint: Any, folder: Path) -> list[dict[str, Any]]:
+def restores(run: Any, checkpoint: Any, folder: Path) -> list[Row]:
     """Take the state back in turns from a peer's memory and from disk."""
     import torch.distributed as dist
 
@@ -115,7 +148,7 @@ def restores(run: Any, checkpoint: Any, folder: Path) -> list[dict[str, Any]]:
     run.memory.every = 1
     named = archive.published(folder / "checkpoints" / "step-0")[0]
     own = Path(os.environ["UNICRON_MEMORY"])
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     if dist.get_rank() == 0:
         own.rename(own.with_name("hidden"))
         own.mkdir()
@@ -139,7 +172,7 @@ def restores(run: Any, checkpoint: Any, folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def launch(folder: Path, ranks: int) -> list[list[dict[str, Any]]]:
+def launch(folder: Path, ranks: int, schedule: Schedule) -> list[list[Row]]:
     """Run the ranks to their end; return what each measured."""
     import torch.distributed as dist
 
@@ -161,6 +194,7 @@ def launch(folder: Path, ranks: int) -> list[list[dict[str, Any]]]:
                 "UNICRON_SPEC": str(folder / "spec.json"),
             }
             command = [sys.executable, "-m", "benchmarks.checkpoints", "--rank-of", str(folder)]
+            command += ["--pairs", str(schedule.pairs), "--cycles", str(schedule.cycles)]
             children.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
         if any([child.wait() for child in children]):
             raise SystemExit("a rank failed")
@@ -173,55 +207,66 @@ def launch(folder: Path, ranks: int) -> list[list[dict[str, Any]]]:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the mean of ratios and its 95% confidence interval, over their logarithms."""
+    """Return the mean of at least two ratios and its 95% confidence interval, over their logarithms."""
     logs = [math.log(value) for value in values]
     mean = statistics.fmean(logs)
-    half = T_95[min(len(logs) - 1, 30)] * statistics.stdev(logs) / math.sqrt(len(logs))
+    t = scipy.stats.t.ppf(0.975, len(logs) - 1)
+    half = float(t) * statistics.stdev(logs) / math.sqrt(len(logs))
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
-def report(measured: list[list[dict[str, Any]]], cycles: int) -> bool:
-    """Print the figures; return whether the requirements hold."""
+def compare(measured: list[list[Row]], schedule: Schedule, kind: str) -> float:
+    """Print the figures of steps of a kind and of the steps without that are their neighbours; return their ratio."""
     steps = {row["step"]: row for row in measured[0] if "step" in row}
     cpu = {n: sum(row["cpu_s"] for rows in measured for row in rows if row.get("step") == n) for n in steps}
     # From one step's beginning to the next: what lies between steps counts too.
     wall = {n: steps[n + 1]["began"] - steps[n]["began"] for n in steps if n + 1 in steps}
-    blocks: dict[tuple[int, str], list[int]] = {}
+    repetitions = schedule.pairs if kind == MEMORY else schedule.cycles
+    parts = min(PARTS, repetitions)
+    found: dict[str, list[list[int]]] = {of: [[] for _ in range(parts)] for of in (NONE, kind)}
     for n in wall:
-        if counted(n) and n + 1 in steps and n < max(steps) - 1:
-            blocks.setdefault(((n - 1) // (BLOCK_STEPS * len(KINDS)), kind_of(n)), []).append(n)
-    whole = [c for c in range(1, cycles + 1) if all((c, kind) in blocks for kind in KINDS)]
-    ratios = {}
-    for kind in KINDS:
-        mine = [n for c in whole for n in blocks[c, kind]]
-        line = {
-            "kind": kind,
+        counted = schedule.counted(n)
+        if counted is not None and counted[0] == kind:
+            found[schedule.kind(n)][counted[1] * parts // repetitions].append(n)
+    for of in found:
+        mine = list(itertools.chain.from_iterable(found[of]))
+        line: Row = {
+            "compared": kind,
+            "kind": of,
+            "steps": len(mine),
             "step_s_median": round(statistics.median(wall[n] for n in mine), 5),
             "cpu_s_per_step": round(statistics.fmean(cpu[n] for n in mine), 5),
-            "steps": len(mine),
         }
-        if kind != "none":
-            for name, of in (("ratio", wall), ("cpu_ratio", cpu)):
-                pairs = [
-                    statistics.fmean(of[n] for n in blocks[c, kind])
-                    / statistics.fmean(of[n] for n in blocks[c, "none"])
-                    for c in whole
-                ]
-                mean, low, high = interval(pairs)
+        if of == MEMORY:
+            line["stored"] = sum(steps[n]["stored"] for n in mine)
+        if of == kind:
+            for name, seconds in (("ratio", wall), ("cpu_ratio", cpu)):
+                parted = zip(found[kind], found[NONE], strict=True)
+                mean, low, high = interval([sum(seconds[n] for n in a) / sum(seconds[n] for n in b) for a, b in parted])
                 line |= {name: round(mean, 4), f"{name}_95": [round(low, 4), round(high, 4)]}
-            ratios[kind] = line["ratio"]
         print(json.dumps(line), flush=True)
+    return float(line["ratio"])
+
+
+def restored(measured: list[list[Row]]) -> dict[str, float]:
+    """Print how long restoring took from each source, in seconds; return the medians."""
     times: dict[str, list[float]] = {}
-    for rows in measured:
-        for row in rows:
-            if "restore" in row:
-                times.setdefault(row["restore"], []).append(row["s"])
-                assert row["took"] in (row["restore"], "memory"), row  # the other ranks have their own
+    for row in itertools.chain.from_iterable(measured):
+        if "restore" in row:
+            times.setdefault(row["restore"], []).append(row["s"])
+            assert row["took"] in (row["restore"], "memory"), row  # the other ranks have their own
     medians = {source: statistics.median(found) for source, found in times.items()}
     for source, found in times.items():
         print(json.dumps({"restore": source, "s_median": round(medians[source], 4), "s_max": round(max(found), 4)}))
+    return medians
+
+
+def report(measured: list[list[Row]], schedule: Schedule) -> bool:
+    """Print the figures; return whether the requirements hold."""
+    ratios = {kind: compare(measured, schedule, kind) for kind in (MEMORY, PERSISTENT)}
+    medians = restored(measured)
     required = {
-        f"in-memory copy each step: ratio <= {MEMORY_RATIO}": ratios["memory"] <= MEMORY_RATIO,
+        f"in-memory copy each step: ratio <= {MEMORY_RATIO}": ratios[MEMORY] <= MEMORY_RATIO,
         "restore from a peer's memory faster than from disk": medians["peer-memory"] < medians["disk"],
     }
     for what, holds in required.items():
@@ -229,28 +274,36 @@ def report(measured: list[list[dict[str, Any]]], cycles: int) -> bool:
     return all(required.values())
 
 
+def at_least_two(text: str) -> int:
+    """Parse a number of repetitions: an interval takes two."""
+    if not text.isdigit() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 2, not {text!r}")
+    return int(text)
+
+
 def main() -> int:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--cycles", type=int, default=12, help="of one block of each kind; one more warms up")
+    parser.add_argument("--pairs", type=at_least_two, default=600, help="of steps with and without an in-memory copy")
+    parser.add_argument("--cycles", type=at_least_two, default=12, help="of blocks with and without persistent ones")
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--batch", type=int, default=8, help="samples in one update")
     parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    schedule = Schedule(options.pairs, options.cycles)
     if options.rank_of:
-        train(options.rank_of)
+        train(options.rank_of, schedule)
         return 0
     from unicron import corpus
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         corpus.write(folder / "corpus.txt", size_bytes=400_000)
-        steps = (options.cycles + 1) * BLOCK_STEPS * len(KINDS) + 3
         model = {"layers": 4, "hidden": options.hidden, "heads": 4, "sequence_length": 128}
-        spec = {"name": "b", "model": model, "batch": {"global": options.batch}, "steps": steps}
+        spec = {"name": "b", "model": model, "batch": {"global": options.batch}, "steps": schedule.steps}
         (folder / "spec.json").write_text(json.dumps(spec | {"data": str(folder / "corpus.txt")}))
-        return 0 if report(launch(folder, options.ranks), options.cycles) else 1
+        return 0 if report(launch(folder, options.ranks, schedule), schedule) else 1
 
 
 if __name__ == "__main__":
