@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unicron.gradients import Wait
+from unicron.runtime import Wait
 
 EPSILON = 1e-6
 """Added to the norm before it divides, as in Megatron and torch."""

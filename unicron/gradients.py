@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from unicron.errors import NonFiniteValue
+from unicron.runtime import Wait
 
 BUCKET_VARIABLE = "UNICRON_BUCKET_BYTES"
 """Environment variable: bytes of a bucket, the same for all ranks of a task."""
@@ -312,9 +313,6 @@ def _check_finite(tensors: Iterable[torch.Tensor]) -> None:
         if not math.isfinite(tensor.sum()) and not bool(torch.isfinite(tensor).all()):
             raise NonFiniteValue("gradient")
 
-
-Wait = Callable[[Any], None]
-"""Waits for a collective (torch's Work) and raises what it raised."""
 
 IN_FLIGHT = 3
 """Reductions under way at once: the transfer of one covers the copies of the next and of the one before."""

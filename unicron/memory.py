@@ -29,11 +29,12 @@ import torch.distributed as dist
 
 from unicron import copies, device, movement, pieces
 from unicron.copies import Layout, Slot
-from unicron.movement import Holding, Settled, Wait
+from unicron.movement import Holding, Settled
 from unicron.peers import Receiver, Sender
 from unicron.pieces import OPTIMIZER, Piece
 from unicron.protocol import DOMAIN_VARIABLE, HOST_VARIABLE, MEMORY_VARIABLE, NODE_VARIABLE
 from unicron.replica import Replica
+from unicron.runtime import Wait
 
 SPEC_VARIABLE = "UNICRON_SPEC"
 

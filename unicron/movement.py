@@ -19,14 +19,13 @@ import torch.distributed as dist
 from unicron import device
 from unicron.moves import Agreed, Move, newest, region
 from unicron.pieces import Piece, Shard, dtype_of
+from unicron.runtime import Wait
 
 ROUND_VARIABLE = "UNICRON_ROUND_BYTES"
 """Environment variable: bytes that a rank sends, and receives, in one round; the same for all ranks of a task."""
 
 ROUND_BYTES = 64 << 20
 """The latency of a round (below 1 ms) is nothing beside it, and two buffers of it fit beside any state."""
-
-Wait = Callable[[Any], None]
 
 
 class Holding(NamedTuple):

@@ -20,9 +20,10 @@ from unicron import gradients, model, movement, pieces
 from unicron.agreement import ASSIGNED, DONE, FREE, Shard
 from unicron.errors import NonFiniteValue, UnicronError
 from unicron.fixed_point import FixedPoint
-from unicron.gradients import Accumulator, Wait
+from unicron.gradients import Accumulator
 from unicron.movement import Holding, Settled
 from unicron.pieces import Part
+from unicron.runtime import Wait
 
 BEFORE, WITHIN, AFTER = 0, 1, 2
 """Where an update of the parameters is: not begun, in the midst of it, done by this rank's optimizer."""

@@ -42,6 +42,9 @@ BREAK_AGAIN_S = 0.005
 FLUSH_S = 1.0
 """How long the last messages of a process may take to leave it."""
 
+Wait = Callable[[Any], None]
+"""Waits for a collective (torch's Work) and raises what it raised: ``Runtime.wait``, for code that needs only that."""
+
 WAIT_SLICE = timedelta(milliseconds=100)
 """How long a wait for a collective lasts before it looks whether the collective has been left behind."""
 
