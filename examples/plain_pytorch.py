@@ -17,12 +17,14 @@ STEPS, MICRO_BATCHES, MICRO_BATCH_SIZE = 200, 8, 16
 generator = torch.Generator().manual_seed(0)
 inputs = torch.randn(4096, 32, generator=generator)
 targets = torch.sin(inputs @ torch.randn(32, 1, generator=generator))
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def build(tensor: int, pipeline: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:  # +
     """Return model and optimizer; a plain module is not split, so both sizes are 1."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(32, 128), torch.nn.Tanh(), torch.nn.Linear(128, 1))
+    model.to(device)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
@@ -37,7 +39,9 @@ for step in run.steps():  # + in place of `for step in range(STEPS)`
     with step:  # +
         for k in step.micro_batches():  # + in place of `for k in range(rank, MICRO_BATCHES, world_size)`
             ids = sample_ids(step.number, k)
-            loss: torch.Tensor = torch.nn.functional.mse_loss(run.model(inputs[ids]), targets[ids])
+            loss: torch.Tensor = torch.nn.functional.mse_loss(
+                run.model(inputs[ids].to(device)), targets[ids].to(device)
+            )
             torch.autograd.backward(loss / MICRO_BATCHES)
             step.commit(k, float(loss.detach()), ids)  # +
         step.reduce()  # + in place of DistributedDataParallel's all-reduce

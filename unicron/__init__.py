@@ -33,12 +33,12 @@ def attach(
     micro_batches: int,
     build: Callable[[int, int], tuple[Any, Any]],
     initialise: Callable[[Any], None] | None = None,
-    checkpoint_every: int = 0,
-    checkpoint_directory: str = "",
-    checkpoint_keep: int = 2,
-    memory_every: int = 1,
+    checkpoint_every: int | None = None,
+    checkpoint_directory: str | None = None,
+    checkpoint_keep: int | None = None,
+    memory_every: int | None = None,
+    exact: bool | None = None,
     directory: str = "unicron-run",
-    exact: bool = False,
 ) -> Run:
     """Attach this process to its node agent, or let it stand alone (also as one of torchrun's processes).
 
@@ -53,29 +53,43 @@ def attach(
         checkpoint_directory: where they go; empty: where the agent says.
         checkpoint_keep: how many published checkpoints to leave; at least 2.
         memory_every: steps between in-memory copies (under an agent, which says where they go); 0: none.
-        directory: where checkpoints and results go without an agent.
         exact: whether gradients are added up so that the result is the same to the last bit whatever fails and however
             many replicas there are; 16 bytes for each parameter, and micro-batches are committed one at a time.
+        directory: where checkpoints and results go without an agent.
+
+    What is None is as the task's specification says, whose defaults also hold without an agent; there checkpoints are
+    written only where ``checkpoint_every`` says so.
 
     Returns:
         The run; iterate over its ``steps()``.
 
     Raises:
         OSError: the agent cannot be reached.
+        InvalidSpec: ``steps`` or ``micro_batches`` are not those of the task's specification, which the planner reads.
     """
-    from unicron import generation, loop, megatron_cpu, runtime
+    from unicron import device, generation, loop, megatron_cpu, runtime, spec
 
+    link = runtime.from_environment(generation.alone(directory))
+    task = spec.of_environment() if link.supervised else None
+    if task is not None:
+        task.check_script(steps=steps, micro_batches=micro_batches)
+    else:
+        device.take_local()
     megatron_cpu.enable()
     megatron_cpu.write_checkpoints_in_process()
+    told = {
+        "checkpoint_every": checkpoint_every,
+        "checkpoint_directory": checkpoint_directory,
+        "checkpoint_keep": checkpoint_keep,
+        "memory_every": memory_every,
+        "exact": exact,
+    }
+    specified = {name: getattr(task, name) for name in told} if task is not None else {}
     return loop.Run(
-        runtime.from_environment(generation.alone(directory)),
+        link,
         steps=steps,
         micro_batches=micro_batches,
         build=build,
         initialise=initialise,
-        checkpoint_every=checkpoint_every,
-        checkpoint_directory=checkpoint_directory,
-        checkpoint_keep=checkpoint_keep,
-        memory_every=memory_every,
-        exact=exact,
+        **(specified | {name: value for name, value in told.items() if value is not None}),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 
@@ -14,6 +16,12 @@ def is_cuda() -> bool:
 def current() -> torch.device:
     """Return this process's device: its only CUDA device (the agent shows it one), or the CPU."""
     return torch.device("cuda", torch.cuda.current_device()) if is_cuda() else torch.device("cpu")
+
+
+def take_local() -> None:
+    """Turn to the CUDA device of this process's number on its machine, as torchrun's processes have to."""
+    if is_cuda():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def synchronize() -> None:

@@ -2,6 +2,8 @@
 
     UnicronError
     ├── InvalidSpec            the task specification or its data cannot be used
+    ├── UnsupportedModel       what ``build`` returned would train wrongly
+    ├── WrongLoop              the training loop does not do what a step needs of it
     ├── Interrupted            the agent holds this generation: leave the step
     ├── CommunicationFailed    a collective broke: a peer is gone or a socket was shut
     ├── DamagedCheckpoint      a checkpoint on disk is incomplete or not what was written
@@ -21,6 +23,14 @@ class UnicronError(Exception):
 
 class InvalidSpec(UnicronError):
     """The task specification, or the data it names, cannot be used."""
+
+
+class UnsupportedModel(UnicronError):
+    """A model or optimizer would train to a wrong result; the message names the setting and what is allowed."""
+
+
+class WrongLoop(UnicronError):
+    """The training loop leaves out, or does at the wrong place, what a step needs of it."""
 
 
 class Interrupted(UnicronError):

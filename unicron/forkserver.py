@@ -232,10 +232,10 @@ class ForkServer:
 
 def _train(request: dict[str, Any]) -> int:
     """Be a training process."""
-    from unicron import train
+    from unicron import spec, train
 
     os.nice(int(os.environ.get(NICE_VARIABLE, "0")))
-    os.environ[train.SPEC_VARIABLE] = request["spec"]
+    os.environ[spec.VARIABLE] = request["spec"]
     os.environ["UNICRON_TASK"] = request["task"]
     os.environ["UNICRON_WORKER"] = request["worker"]
     return train.child()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unicron import agreement, checkpoint, device, groups, movement, pieces
+from unicron import agreement, checkpoint, device, groups, movement, pieces, supported
 from unicron.agreement import Report
 from unicron.errors import SampleAccountingError, UnicronError
 from unicron.memory import Memory
@@ -227,9 +227,9 @@ class Joined:
             if self._random is None:
                 self._random = torch.get_rng_state()
             torch.set_rng_state(self._random)
-            built = Replica(
-                *self._build(*layout), micro_batches=micro_batches, exact=self._exact, parallel=layout != (1, 1)
-            )
+            model, optimizer = self._build(*layout)
+            supported.check(model, optimizer, *layout)
+            built = Replica(model, optimizer, micro_batches=micro_batches, exact=self._exact, parallel=layout != (1, 1))
         built.place = place(layout, sharded=is_sharded(built.model))
         return built
 
@@ -311,8 +311,9 @@ class Joined:
             else:
                 if replica is self.replica:
                     replica = self._built((configure.tensor, configure.pipeline), micro_batches)
-                for parameter in replica.model.parameters():
-                    runtime.wait(dist.broadcast(parameter.data, group=data_group(), group_src=0, async_op=True))
+                for values in (*replica.model.parameters(), *replica.model.buffers()):
+                    runtime.wait(dist.broadcast(values.data, group=data_group(), group_src=0, async_op=True))
+                pieces.reset(replica)
             replica.hold(0, EMPTY_DIGEST)
             self.source = "initial"
         return replica

@@ -154,9 +154,10 @@ class Run:
         while self.replica.applied < self.total:
             step = self._next_step()
             yield step
-            if not step.completed:
+            if step.completed:
+                self._loss = step.loss
+            if step.left:
                 return False
-            self._loss = step.loss
             if first:
                 self._resumed(step)
                 first = False
@@ -172,6 +173,14 @@ class Run:
                 return False
             self.memory.take(self.replica)
         return False
+
+    def heartbeat(self) -> None:
+        """Tell that this rank is at work on something else than a step: evaluation, a file of the script's own.
+
+        To be called between steps, before what takes longer than a step and then at least once in the agent's
+        ``slow_region_timeout_s`` (120 s); else the rank counts as hanging. It lasts until the next step begins.
+        """
+        self.runtime.progress(self._applied(), "aside")
 
     # Between steps.
 
@@ -194,6 +203,7 @@ class Run:
 
     def _next_step(self) -> Step:
         number = self.replica.applied + 1
+        self.replica.check_begins()
         if not self._joined.resumes:
             self.replica.begin(number, generation.own_share(self.micro_batches), self.configure.generation)
         self._joined.resumes = False

@@ -65,10 +65,10 @@ def enable() -> None:
     if _enabled:
         return
     _enabled = True
-    # torch.compile's start costs seconds for each process and helps nothing at these sizes on a CPU.
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     if torch.cuda.is_available():
         return
+    # torch.compile's start costs seconds for each process and helps nothing at these sizes on a CPU.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     cuda: Any = torch.cuda
     cpu = torch.device("cpu")
     # Buffers, pipeline receives, masks and mappings are allocated on torch.cuda.current_device().

@@ -302,9 +302,16 @@ def forward_backward(
         )
 
 
+def unwrapped(model: Any) -> Any:
+    """Return the module inside Megatron's wrappers (data parallelism, half precision)."""
+    while isinstance(getattr(model, "module", None), torch.nn.Module):
+        model = model.module
+    return model
+
+
 def tied_weight(model: Any) -> torch.nn.Parameter | None:
     """Return the weight that embedding and output layer share, if this rank has it."""
-    module = getattr(model, "module", model)
+    module = unwrapped(model)
     if not getattr(module, "share_embeddings_and_output_weights", False):
         return None
     weight: torch.nn.Parameter | None = module.shared_embedding_or_output_weight()
@@ -326,7 +333,7 @@ def separate_output_weight(model: Any) -> torch.Tensor | None:
     Returns:
         The tensor that the output layer's gradients are added to; None if this rank does not use the weight twice.
     """
-    module = getattr(model, "module", model)
+    module = unwrapped(model)
     weight = tied_weight(model)
     if weight is None or not (module.pre_process and module.post_process):
         return None

@@ -271,6 +271,18 @@ def reset(replica: Replica) -> None:
         replica.optimizer.reload_model_params()  # float32 copies of half-precision parameters
 
 
+def count_steps(optimizer: Any, steps: int) -> None:
+    """Set the count of steps where an optimizer keeps one for all parameters of a group.
+
+    Transformer Engine's and Apex's do (``group["step"]``), Megatron's choice where there is one. Torch's keep one with
+    each parameter, as a tensor: that moves with the state.
+    """
+    for one in torch_optimizers(optimizer):
+        if not any("step" in state for state in one.state.values()):
+            for group in one.param_groups:
+                group["step"] = steps
+
+
 def torch_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
     """Return the torch optimizers inside Megatron's wrappers."""
     if isinstance(optimizer, torch.optim.Optimizer):

@@ -83,8 +83,9 @@ class Progress(Message):
     """How many buckets of gradients are reduced, for phase ``reduce``."""
 
 
-PHASES = ("begun", "compute", "reduce", "update", "ended", "checkpoint", "setup", "waiting")
-"""``reduce`` is waiting for peers; ``setup`` and ``checkpoint`` are known slow regions, with limits of their own."""
+PHASES = ("begun", "compute", "reduce", "update", "ended", "checkpoint", "setup", "waiting", "aside")
+"""``reduce`` is waiting for peers. ``setup``, ``checkpoint`` and ``aside`` (the script does something else between two
+steps) are known slow regions, with limits of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from unicron import gradients, model, movement, pieces
 from unicron.agreement import ASSIGNED, DONE, FREE, Shard
-from unicron.errors import NonFiniteValue, UnicronError
+from unicron.errors import NonFiniteValue, WrongLoop
 from unicron.fixed_point import FixedPoint
 from unicron.gradients import Accumulator
 from unicron.movement import Holding, Settled
@@ -85,7 +85,7 @@ class Replica:
     """A model, its optimizer, and how far they have come.
 
     ``model`` is Megatron's DistributedDataParallel (gradients in ``main_grad``) or any module (gradients in
-    ``.grad``, which must not be set to None).
+    ``.grad``). Gradients are this library's from here on: ``zero_grad`` of model and optimizer does nothing.
     """
 
     def __init__(
@@ -111,7 +111,10 @@ class Replica:
         """Whether a distributed optimizer has applied one update more to its own part, not yet gathered by all."""
         self.partial: Partial | None = None
         self.exact = exact
-        self.sums = _accumulator(model, micro_batches, exact=exact, parallel=parallel)
+        _keep_gradients(model, optimizer)
+        tensors = _gradients(model)
+        self._plain = [(p, t) for p, t in zip(_trained(model), tensors, strict=True) if p.grad is t]
+        self.sums = _accumulator(model, tensors, micro_batches, exact=exact, parallel=parallel)
         cuda = any(parameter.is_cuda for parameter in model.parameters())
         self._doubtful = cuda and (parallel or pieces.is_sharded(model))
         """Whether an update may have used what an aborted collective left, without an error that tells of it."""
@@ -225,16 +228,17 @@ class Replica:
 
         Raises:
             NonFiniteValue: a loss is not finite or, in exact mode, a gradient.
-            UnicronError: several at once, where they must be told apart.
+            WrongLoop: several at once, where they must be told apart; or gradients are elsewhere.
         """
         partial = self.partial
         assert partial is not None
+        self._check_gradients()
         for k, loss in finished.items():
             if not math.isfinite(loss):
                 raise NonFiniteValue(f"loss {loss} in micro-batch {k} of step {partial.step}")
         counted = [k for k in samples if k in partial.counted]
         if len(samples) > 1 and (self.exact or counted):
-            raise UnicronError("micro-batches must be committed one at a time: see unicron.model.each_backward")
+            raise WrongLoop("micro-batches must be committed one at a time: see unicron.model.each_backward")
         if counted:
             self.sums.drop()
         else:
@@ -254,9 +258,11 @@ class Replica:
         Raises:
             NonFiniteValue: this rank's gradients are not finite (its peers see a broken collective).
             RuntimeError: a collective broke.
+            WrongLoop: gradients are elsewhere.
         """
         partial = self.partial
         assert partial is not None
+        self._check_gradients()
         try:
             self.sums.check_finite(partial.reduced)
         except NonFiniteValue as error:
@@ -273,6 +279,29 @@ class Replica:
             wait(dist.all_reduce(total, group=ends, async_op=True))
 
         self.sums.finish(exchange if ends is not None else None)
+
+    def _check_gradients(self) -> None:
+        if any(parameter.grad is not tensor for parameter, tensor in self._plain):
+            raise WrongLoop("a parameter's .grad was replaced: it must stay the tensor that it is (set none to None)")
+
+    def check_begins(self) -> None:
+        """Check that no update has been applied outside of a step.
+
+        Raises:
+            WrongLoop: one has.
+        """
+        if self._update[0] != BEFORE:
+            raise WrongLoop("optimizer.step() was called outside of a step: call it inside, after step.reduce()")
+
+    def check_applied(self) -> None:
+        """Check that the optimizer has applied the step in progress.
+
+        Raises:
+            WrongLoop: it has not.
+        """
+        assert self.partial is not None
+        if self._update[0] != AFTER:
+            raise WrongLoop(f"step {self.partial.step} ended without run.optimizer.step()")
 
     def applied_update(self) -> None:
         """Record that the optimizer has applied the step in progress."""
@@ -320,6 +349,8 @@ class Replica:
             self.forget()  # while it is half taken it counts as none
             pieces.allocate(self, settled.agreed.needed[dist.get_rank()])
         movement.carry_out(settled, pieces.pieces(self), wait, before)
+        if not stays:
+            pieces.count_steps(self.optimizer, settled.version)
         if not stays or self.ahead:
             self.hold(settled.version, settled.digest)
 
@@ -332,9 +363,22 @@ class Replica:
         return [Holding(self.version, self.digest, pieces.updated(self) if self.ahead else pieces.pieces(self))]
 
 
-def _accumulator(built: Any, micro_batches: int, *, exact: bool, parallel: bool) -> Accumulator:
+def _keep_gradients(built: Any, optimizer: Any) -> None:
+    """Let ``zero_grad`` do nothing, which most loops call: in a resumed step it would erase what counts as done."""
+    for one in (built, optimizer, *pieces.torch_optimizers(optimizer)):
+        for name in ("zero_grad", "zero_grad_buffer"):
+            if hasattr(one, name):
+                setattr(one, name, _do_nothing)
+
+
+def _do_nothing(*args: Any, **options: Any) -> None:
+    """Stand in the place of ``zero_grad``: gradients are cleared with each step."""
+
+
+def _accumulator(
+    built: Any, tensors: list[torch.Tensor], micro_batches: int, *, exact: bool, parallel: bool
+) -> Accumulator:
     """Return the accumulator for a model's gradients."""
-    tensors = _gradients(built)
     double = gradients.fit_float64(tensors)
     if not (exact or parallel or double):
         return gradients.InPlace(tensors)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from unicron.errors import InvalidSpec
+
+VARIABLE = "UNICRON_SPEC"
+"""Environment variable: the file that the agent has written the task's specification to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +61,20 @@ class Spec:
         """Micro-batches in one update."""
         return self.global_batch // self.micro_batch
 
+    def check_script(self, *, steps: int, micro_batches: int) -> None:
+        """Check that a script does what the specification says, which is what the planner knows of it.
+
+        Raises:
+            InvalidSpec: it does not.
+        """
+        if steps != self.steps:
+            raise InvalidSpec(f"steps: the script trains {steps}, the task's specification says {self.steps}")
+        if micro_batches != self.micro_batches:
+            raise InvalidSpec(
+                f"micro_batches: the script's update has {micro_batches}, the task's specification says "
+                f"{self.micro_batches} (batch.global {self.global_batch} / batch.micro {self.micro_batch})"
+            )
+
 
 def parse(data: Mapping[str, Any]) -> Spec:
     """Return the specification in a decoded JSON document. Defaults match the validated document's.
@@ -102,6 +120,16 @@ def parse(data: Mapping[str, Any]) -> Spec:
         )
     except (KeyError, TypeError, ValueError) as err:
         raise InvalidSpec(f"task specification: {type(err).__name__}: {err}") from err
+
+
+def of_environment() -> Spec | None:
+    """Return the specification of the task that this process is a rank of; None where the environment names none.
+
+    Raises:
+        InvalidSpec: the file cannot be read, is not JSON or lacks a field.
+    """
+    path = os.environ.get(VARIABLE, "")
+    return load(path) if path else None
 
 
 def load(path: str | Path) -> Spec:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from unicron import generation
-from unicron.errors import Interrupted, SampleAccountingError
+from unicron.errors import Interrupted, WrongLoop
 from unicron.gradients import IN_FLIGHT
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ class Step:
         """Whether the update has been applied."""
         self.loss = float("nan")
         """Mean loss over the global batch, once reduced."""
+        self.left = False
+        """Whether a failure ended it here: the same step comes again, or the next one if the update was applied."""
         self._reduced = False
         self._scheduled = False
         """Whether the micro-batches are computed in one schedule."""
@@ -139,17 +141,20 @@ class Step:
         if error is None:
             if not self._reduced:
                 self._run.runtime.leave()
-                raise SampleAccountingError(f"step {self.number} ended without reduce()")
+                raise WrongLoop(f"step {self.number} ended without step.reduce()")
             try:
                 self._run.runtime.synchronize()
             except (Interrupted, RuntimeError) as err:
                 error = err
         self._run.runtime.leave()
         if error is None:
+            self._run.replica.check_applied()
             self._run.replica.applied_update()
             self.completed = True
             duration = time.monotonic() - self.began
             self._run.runtime.progress(self.number, "ended", loss=self.loss, duration_s=duration)
             return False
+        self.left = True
         self._run.replica.interrupted(computing=self._computing)
+        self.completed = self._run.replica.applied == self.number
         return self._run.survives(error)

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from unicron import megatron_cpu
+from unicron import megatron_cpu, spec
 
-SPEC_VARIABLE = "UNICRON_SPEC"
 DATA_VARIABLE = "UNICRON_DATA_DIRECTORY"
 """Environment variable: where text is tokenised to and dataset indices are kept; default: ``data`` beside the spec."""
 
@@ -32,7 +31,7 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
     """
     import torch
 
-    from unicron import clipping, generation, loop, model, runtime, spec
+    from unicron import clipping, generation, loop, model, runtime
     from unicron.data import Samples
     from unicron.step import Step
 
@@ -114,11 +113,11 @@ def child() -> int:
 
     An error outside of a step is reported like one inside; before there is a generation to join, as generation 0's.
     """
-    from unicron import failures, generation, runtime, spec
+    from unicron import failures, generation, runtime
 
     megatron_cpu.enable()
     megatron_cpu.write_checkpoints_in_process()
-    path = Path(os.environ[SPEC_VARIABLE])
+    path = Path(os.environ[spec.VARIABLE])
     try:
         script = spec.load(path).script
         if script:
@@ -139,12 +138,12 @@ def child() -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code."""
     parser = argparse.ArgumentParser(prog="unicron.train", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--spec", type=Path, default=os.environ.get(SPEC_VARIABLE), help="task specification (JSON)")
+    parser.add_argument("--spec", type=Path, default=os.environ.get(spec.VARIABLE), help="task specification (JSON)")
     parser.add_argument("--directory", default="", help="where checkpoints and results go")
     parser.add_argument("--checkpoint", default="", help="checkpoint to start from")
     options = parser.parse_args(arguments)
     if options.spec is None:
-        parser.error(f"--spec is needed (or {SPEC_VARIABLE})")
+        parser.error(f"--spec is needed (or {spec.VARIABLE})")
     megatron_cpu.enable()
     megatron_cpu.write_checkpoints_in_process()
     cache = Path(options.directory) / "data" if options.directory else None

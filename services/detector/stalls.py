@@ -18,7 +18,7 @@ from shared.signals import WorkerStatus
 STOPPED = ("T", "t")
 """The kernel's letters for a process that was stopped, by a signal or by a debugger (proc(5))."""
 
-SLOW_PHASES = frozenset({"setup", "checkpoint", "waiting"})
+SLOW_PHASES = frozenset({"setup", "checkpoint", "waiting", "aside"})
 """Regions in which no mean step applies."""
 
 SETUP_FACTOR = 5.0

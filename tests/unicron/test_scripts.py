@@ -1,0 +1,223 @@
+"""A user's own loop: habits that do no harm, mistakes that are told, and what moves with the state of any optimizer."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unicron.conftest import SpecFile, largest_difference
+from tests.unicron.harness import Agent, agent
+from tests.unicron.test_memory import Nodes
+from unicron import supported
+from unicron.errors import UnsupportedModel
+from unicron.protocol import Checkpointed, Finished, Progress, Raised
+
+pytestmark = pytest.mark.timeout(120)
+
+SCRIPT = """
+import os
+
+import torch
+
+import unicron
+from unicron.errors import CommunicationFailed
+
+
+class GroupAdam(torch.optim.Optimizer):
+    '''Counts its steps for a whole group, as fused optimizers do, and puts new tensors in the place of old ones.'''
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            for p in group["params"]:
+                state = self.state[p]
+                first = state.get("exp_avg", torch.zeros_like(p))
+                state["exp_avg"] = 0.9 * first + 0.1 * p.grad
+                p.data.sub_(0.1 * state["exp_avg"] / (1.0 - 0.9 ** group["step"]))
+
+
+def build(tensor, pipeline):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    return {model}, {optimizer}
+
+
+first = True
+run = unicron.attach(steps=6, micro_batches=12, build=build)
+for step in run.steps():
+    with step:
+        {begin}
+        for k in step.micro_batches():
+            inputs = torch.arange(4.0) + step.number + k / 12
+            loss = run.model(inputs).square().sum()
+            (loss / 12).backward()
+            {backward}
+            step.commit(k, float(loss), [k])
+        step.reduce()
+        {update}
+    {after}
+"""
+
+
+def script(
+    folder: Path,
+    *,
+    model: str = "model",
+    optimizer: str = "torch.optim.AdamW(model.parameters(), lr=0.1)",
+    begin: str = "pass",
+    backward: str = "pass",
+    update: str = "run.optimizer.step()",
+    after: str = "pass",
+) -> str:
+    """Write a loop with some lines of its own; return its path."""
+    path = folder / "script.py"
+    parts = {"model": model, "optimizer": optimizer, "begin": begin, "backward": backward, "update": update}
+    text = SCRIPT
+    for name, line in (parts | {"after": after}).items():
+        text = text.replace("{" + name + "}", line)
+    path.write_text(text)
+    return str(path)
+
+
+async def train(a: Agent, spec: Path, workers: tuple[str, ...] = ("w0", "w1")) -> Finished:
+    """Train without a failure."""
+    a.messages.clear()
+    await asyncio.gather(*(a.fork(worker, spec) for worker in workers))
+    await a.configure(dict.fromkeys(workers, "initial"))
+    return await a.finished(len(workers))
+
+
+async def test_gradients_that_the_loop_zeroes_do_no_harm(tmp_path: Path, spec_file: SpecFile) -> None:
+    async with agent(tmp_path / "run") as a:
+        usual = await train(a, spec_file(script=script(tmp_path)))
+        zeroing = "run.optimizer.zero_grad(); run.model.zero_grad(set_to_none=True)"
+        finished = await train(a, spec_file(script=script(tmp_path, begin=zeroing)), ("w2", "w3"))
+        assert largest_difference(finished.parameters_path, usual.parameters_path) == 0.0
+
+
+MISTAKES = {
+    "WrongLoop: a parameter's .grad was replaced": {"backward": "next(run.model.parameters()).grad = None"},
+    "WrongLoop: step 1 ended without run.optimizer.step()": {"update": "pass"},
+    "WrongLoop: optimizer.step() was called outside of a step": {"after": "run.optimizer.step()"},
+    "UnsupportedModel: model: 1 is a batch norm": {
+        "model": "torch.nn.Sequential(model, torch.nn.BatchNorm1d(1))",
+    },
+    "UnsupportedModel: model: must be one module, not list": {"model": "[model]"},
+}
+
+
+@pytest.mark.parametrize("told", MISTAKES)
+async def test_what_would_train_wrongly_is_told(told: str, tmp_path: Path, spec_file: SpecFile) -> None:
+    async with agent(tmp_path / "run") as a:
+        await a.fork("w0", spec_file(script=script(tmp_path, **MISTAKES[told])))
+        await a.configure({"w0": "initial"})
+        await a.until(lambda: "w0" in a.exits)
+        (raised,) = a.of(Raised)
+        assert f"{raised.error}: {raised.detail}".startswith(told)
+
+
+async def test_a_script_that_does_not_do_what_its_specification_says(tmp_path: Path, spec_file: SpecFile) -> None:
+    async with agent(tmp_path / "run") as a:
+        await a.fork("w0", spec_file(script=script(tmp_path), steps=7))
+        await a.until(lambda: "w0" in a.exits)
+        (raised,) = a.of(Raised)
+        assert raised.error == "InvalidSpec"
+        assert raised.detail == "steps: the script trains 6, the task's specification says 7"
+
+
+async def test_checkpoints_come_as_the_specification_says_and_rest_is_told(tmp_path: Path, spec_file: SpecFile) -> None:
+    async with agent(tmp_path / "run") as a:
+        path = script(tmp_path, after="run.heartbeat()")
+        await train(a, spec_file(script=path, checkpoint={"every": 4}), ("w0",))
+        assert [m.step for m in a.of(Checkpointed)] == [4]
+        assert {m.step for m in a.of(Progress) if m.phase == "aside"} >= {1, 2, 3, 4, 5}
+
+
+@pytest.mark.parametrize("source", ["live", "memory"])
+async def test_an_optimizer_that_counts_for_a_group_and_renews_its_tensors(
+    source: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
+) -> None:
+    """A process that takes its state goes on with the count of steps, and with the newest tensors."""
+    spec = spec_file(script=script(tmp_path, optimizer="GroupAdam(model.parameters(), {})"))
+    async with agent(tmp_path / "run") as a:
+        nodes = Nodes(a, spec, shared_memory, {"w0": "n0", "w1": "n1"})
+        if source == "live":
+            await nodes.fork("1:4:1:kill")
+            await a.configure({"w0": "initial", "w1": "initial"})
+            await a.until(lambda: "w1" in a.exits)
+            await a.hold(["w0"])
+            await nodes.fork_one("w2", "n2")
+            resumed = await a.resumed(await a.configure({"w0": "live", "w2": "take"}))
+        else:
+            applied = await nodes.lose("1:4:1:kill", "w1")
+            shutil.rmtree(nodes.folder("n1"))
+            resumed = await nodes.restore(applied)
+            assert {r.source for r in resumed} == {"memory", "peer-memory"}
+            assert all(r.step > 2 for r in resumed)
+        finished = await a.finished(2)
+        usual = await train(a, spec, ("w3", "w4"))
+        assert largest_difference(finished.parameters_path, usual.parameters_path) <= 1e-6
+
+
+async def test_an_update_counts_as_completed_whatever_comes_after_it(tmp_path: Path, spec_file: SpecFile) -> None:
+    """A failure behind the optimizer's step, inside the block: the step is applied, and the loop is told so."""
+    breaks = (
+        "run.optimizer.step(); fails, first = first and step.number == 3, first and step.number != 3\n"
+        "        if fails and os.environ['UNICRON_WORKER'] == 'w0': raise CommunicationFailed('injected')"
+    )
+    note = f"open('{tmp_path}/' + os.environ['UNICRON_WORKER'], 'a').write(f'{{step.number}} ' * step.completed)"
+    spec = spec_file(script=script(tmp_path, update=breaks, after=note))
+    async with agent(tmp_path / "run") as a:
+        await asyncio.gather(*(a.fork(worker, spec) for worker in ("w0", "w1")))
+        await a.configure({"w0": "initial", "w1": "initial"})
+        await a.until(lambda: a.of(Raised, "w0"))
+        await a.hold(["w0", "w1"])
+        await a.configure({"w0": "live", "w1": "live"}, stage="interrupted")
+        await a.finished(2)
+    assert {(tmp_path / worker).read_text() for worker in ("w0", "w1")} == {"1 2 3 4 5 6 "}
+
+
+CONFIG = {"calculate_per_token_loss": True}
+
+
+@pytest.mark.parametrize(
+    ("config", "ddp", "tensor", "word"),
+    [
+        ({"calculate_per_token_loss": False}, {}, 1, "calculate_per_token_loss"),
+        ({"finalize_model_grads_func": print}, {}, 1, "finalize_model_grads_func"),
+        ({"fp16": True}, {}, 1, "fp16"),
+        ({"sequence_parallel": True}, {}, 2, "sequence_parallel"),
+        ({"qk_layernorm": True}, {}, 2, "qk_layernorm"),
+        ({"context_parallel_size": 2}, {}, 1, "context_parallel_size"),
+        ({"num_moe_experts": 4, "moe_aux_loss_coeff": [0.0, 0.1]}, {}, 1, "moe_aux_loss_coeff"),
+        ({"num_moe_experts": 4, "moe_z_loss_coeff": 0.1}, {}, 1, "moe_z_loss_coeff"),
+        ({}, {"overlap_grad_reduce": True}, 1, "overlap_grad_reduce"),
+        ({}, {"overlap_param_gather": True}, 1, "overlap_param_gather"),
+    ],
+)
+def test_settings_of_megatron_that_would_train_wrongly(
+    config: dict[str, Any], ddp: dict[str, Any], tensor: int, word: str
+) -> None:
+    model = torch.nn.Linear(2, 1)
+    inner = torch.nn.Linear(2, 1)
+    inner.sharded_state_dict = dict  # type: ignore[assignment]
+    model.module = inner
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings: Any = model
+    settings.config, settings.ddp_config = SimpleNamespace(**CONFIG), SimpleNamespace()
+    supported.check(model, optimizer, tensor, 1)
+    settings.config, settings.ddp_config = SimpleNamespace(**(CONFIG | config)), SimpleNamespace(**ddp)
+    with pytest.raises(UnsupportedModel, match=f"{word}: must be"):
+        supported.check(model, optimizer, tensor, 1)
+
+
+def test_a_module_that_cannot_be_split() -> None:
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(UnsupportedModel, match=r"set parallel\.tensor and parallel\.pipeline to 1"):
+        supported.check(model, torch.optim.SGD(model.parameters(), lr=0.1), 2, 1)
