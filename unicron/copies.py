@@ -112,6 +112,11 @@ class Slot:
         _VALID.pack_into(self._map, _VALID_AT, 0)
         self._hasher, self._hashed = Hasher(), _HEADER.size
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it holds a whole copy."""
+        return bool(_VALID.unpack_from(self._map, _VALID_AT)[0])
+
     def written(self, stop: int) -> None:
         """Take note that the payload is there up to a byte: it is hashed while the processor's caches have it."""
         stop += len(self.content) - len(self.payload)

@@ -6,8 +6,8 @@ end-of-step agreement tells whether all ranks have stored theirs; only then is t
 so one whole state is always there.
 
 Every part is copied in two failure domains. Data-parallel ranks hold the same pieces: each copies its share of them and
-the share of another one whose partner it is, and nothing goes over the network. What only one rank holds (its part of a
-divided optimizer), and everything where replicas share a failure domain, is sent to a partner (``unicron.peers``).
+the share of another one whose partner it is, and nothing goes over the network. Where the optimizer is divided, where
+there is one replica, and where replicas share a failure domain, copies are sent to a partner (``unicron.peers``).
 Where the members of a generation lack a part of the state, they take it from the copies that their nodes hold, in any
 layout (``settle``).
 """
@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unicron import copies, device, movement, pieces
+from unicron import copies, device, movement, pieces, spec
 from unicron.copies import Layout, Slot
 from unicron.movement import Holding, Settled
 from unicron.peers import Receiver, Sender
@@ -35,8 +35,6 @@ from unicron.pieces import OPTIMIZER, Piece
 from unicron.protocol import DOMAIN_VARIABLE, HOST_VARIABLE, MEMORY_VARIABLE, NODE_VARIABLE
 from unicron.replica import Replica
 from unicron.runtime import Wait
-
-SPEC_VARIABLE = "UNICRON_SPEC"
 
 PORTION_BYTES = 1 << 19
 """What is copied and hashed in one go: as much as stays in a core's second-level cache, or one tensor."""
@@ -122,11 +120,17 @@ def portions(layout: Layout) -> Iterator[tuple[int, int, int]]:
             first, began = index + 1, stop
 
 
+def _addresses(replica: Replica) -> list[int]:
+    """Return where the optimizer's state is in memory: an optimizer may put a new tensor in the place of one."""
+    states = (state for one in pieces.torch_optimizers(replica.optimizer) for state in one.state.values())
+    return [value.data_ptr() for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+
+
 class _Taker:
     """This generation's two slots, and how the state gets into them."""
 
     def __init__(self, folder: Path, layout: Layout, part: dict[Piece, torch.Tensor], sender: Sender | None) -> None:
-        self._sources = list(part.values())
+        self._layout, self._sources = layout, list(part.values())
         self._slots = [Slot(folder / copies.name(layout.generation, layout.rank, n), layout) for n in (0, 1)]
         self._sender = sender
         self._next = 0
@@ -147,6 +151,16 @@ class _Taker:
         """Turn to the other slot."""
         self._next ^= 1
 
+    def turn_to(self, part: dict[Piece, torch.Tensor]) -> None:
+        """Copy from other tensors from now on, which hold the same pieces.
+
+        Raises:
+            RuntimeError: they do not.
+        """
+        if tuple((tuple(piece), piece.bytes) for piece in part) != self._layout.pieces:
+            raise RuntimeError("the optimizer's state has changed its form")
+        self._sources = list(part.values())
+
     def ready(self) -> Any:
         """Return what the copying has to wait for on the device, if anything."""
         return torch.cuda.current_stream().record_event() if self._stream is not None else None
@@ -166,8 +180,9 @@ class _Taker:
                 torch._foreach_copy_(into, self._sources, non_blocking=True)
             self._stream.synchronize()
 
-    def store(self, step: int, digest: bytes) -> None:
-        """Seal the copy and send it to the partner."""
+    def store(self, copied: Future[None], step: int, digest: bytes) -> None:
+        """Seal the copy and send it to the partner; fails if it was not copied."""
+        copied.result()
         slot = self._slots[self._next]
         slot.seal(step, digest)
         if self._sender is not None:
@@ -179,10 +194,13 @@ class _Taker:
             self._sender.close()
 
     def release(self) -> None:
-        """Let go of the memory, once nothing is under way."""
+        """Let go of the memory, once nothing is under way; files that hold nothing whole go, too."""
         for memory in self._pinned:
             device.unpin(memory)
         self._pinned = []
+        for slot in self._slots:
+            if not slot.is_whole:
+                slot.path.unlink(missing_ok=True)
 
 
 class Memory:
@@ -209,6 +227,7 @@ class Memory:
         self._copied: Future[None] | None = None
         self._stored: Future[None] | None = None
         self._generation = self._taken = 0
+        self._where: list[int] = []
         self._kept: list[int] = []
         self._replicas = 1
         self._cleaned = self._given_up = False
@@ -243,10 +262,14 @@ class Memory:
         self._generation, self._cleaned, self._given_up = generation, False, False
         host = os.environ.get(HOST_VARIABLE, "127.0.0.1")
         if self._receiver is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._receiver = Receiver(host, self._folder)
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._receiver = Receiver(host, self._folder)
+            except OSError as err:
+                self._give_up(err)  # the others hear of it at the end of the step
         node, domain = os.environ.get(NODE_VARIABLE, ""), os.environ.get(DOMAIN_VARIABLE, "")
-        mine = Place(node, domain, self._receiver.address, self._receiver.token)
+        address, token = (self._receiver.address, self._receiver.token) if self._receiver else (("", 0), b"")
+        mine = Place(node, domain, address, token)
         places: list[Place] = movement.gather(mine, self._wait)
         group = dist.get_process_group_ranks(parallel_state.get_data_parallel_group())
         kept = None if pieces.is_sharded(replica.model) else kept_shares(places, group, dist.get_rank())
@@ -265,9 +288,11 @@ class Memory:
         if not due or self._given_up or self._stored is not None:
             return
         try:
-            if self._taker is None:
-                self._taker = self._make_taker(replica)
-        except OSError as err:
+            where = _addresses(replica)
+            if self._taker is not None and self._where != where:
+                self._taker.turn_to(self._part(replica))  # the optimizer keeps its state in other tensors now
+            self._taker, self._where = self._taker or self._make_taker(replica), where
+        except (OSError, RuntimeError) as err:  # no room; or a tensor of which there is no flat view
             # The peers hear of it at the end of the step.
             self._stored = Future()
             self._stored.set_exception(err)
@@ -275,10 +300,13 @@ class Memory:
         taker, step, digest = self._taker, replica.applied, replica.digest
         self._taken = step
         self._copied = self._thread.submit(taker.copy, taker.ready())
-        self._stored = self._thread.submit(taker.store, step, digest)
+        self._stored = self._thread.submit(taker.store, self._copied, step, digest)
+
+    def _part(self, replica: Replica) -> dict[Piece, torch.Tensor]:
+        return parts(replica, self._kept, self._replicas)
 
     def _make_taker(self, replica: Replica) -> _Taker:
-        part = parts(replica, self._kept, self._replicas)
+        part = self._part(replica)
         layout = Layout(
             generation=self._generation,
             rank=dist.get_rank(),
@@ -377,5 +405,5 @@ class Memory:
 
 def _identity() -> str:
     """Return what tells this task's state from that of another one with its name: a digest of its specification."""
-    path = os.environ.get(SPEC_VARIABLE, "")
+    path = os.environ.get(spec.VARIABLE, "")
     return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path and Path(path).is_file() else ""

@@ -24,6 +24,10 @@ TOKEN_BYTES = 16
 CONNECT_TIMEOUT_S = 5.0
 """The peer has been listening since before its address was told; this is for a network that drops packets."""
 
+SILENT_S, PROBE_S, PROBES = 60, 10, 3
+"""A sender that is silent for a minute is asked three times in half a minute whether it is there. Nothing waits for
+this: a generation whose member is gone has ended long before."""
+
 STORED = b"1"
 
 
@@ -56,6 +60,7 @@ class Receiver:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
+            _keep_alive(connection)
             threading.Thread(target=self._serve, args=(connection,), name="unicron-copies", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
@@ -81,6 +86,14 @@ class Receiver:
         with memoryview(mapping)[copies.HEADER_BYTES :] as rest:
             _receive_into(connection, rest)
         mapping[: copies.HEADER_BYTES] = header
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Let a connection end whose sender's machine is gone without a word; its thread keeps a copy's memory mapped."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
