@@ -326,6 +326,7 @@ def reduce(
     *,
     before: Callable[[int], None],
     done: Callable[[int], None],
+    broken: Callable[[list[Any]], None],
     in_flight: int = IN_FLIGHT,
 ) -> None:
     """Replace the sums of buckets from ``first`` on by their totals over ``group``, in order.
@@ -337,6 +338,8 @@ def reduce(
         wait: waits for a collective.
         before: called before a bucket is sent.
         done: called with the number of buckets that are reduced, whenever one more is.
+        broken: called with the collectives that were sent and not waited for, if one broke or was left: they may never
+            end, and what destroys their group would wait for them.
         in_flight: how many are sent before the first of them is waited for.
 
     Raises:
@@ -350,14 +353,18 @@ def reduce(
         sums.store(bucket, total)
         done(bucket + 1)
 
-    for bucket in range(first, sums.buckets):
-        before(bucket)
-        if group.size() == 1:
-            done(bucket + 1)  # the sum is the total
-            continue
-        total = sums.load(bucket)
-        sent.append((bucket, total, dist.all_reduce(total, group=group, async_op=True)))
-        if len(sent) == in_flight:
+    try:
+        for bucket in range(first, sums.buckets):
+            before(bucket)
+            if group.size() == 1:
+                done(bucket + 1)  # the sum is the total
+                continue
+            total = sums.load(bucket)
+            sent.append((bucket, total, dist.all_reduce(total, group=group, async_op=True)))
+            if len(sent) == in_flight:
+                complete()
+        while sent:
             complete()
-    while sent:
-        complete()
+    except BaseException:
+        broken([work for _, _, work in sent])
+        raise

@@ -183,16 +183,17 @@ def leave(unfinished: Sequence[Any] = ()) -> None:
     """Destroy the process groups of the generation this process is in, if any.
 
     Args:
-        unfinished: collectives (torch's Work) that have not ended although they were broken off. The groups are left
-            behind then, with their threads and sockets, and destroyed by a later call, when these have ended.
+        unfinished: collectives (torch's Work) that were broken off. Where one has not ended the groups are left behind,
+            with their threads and sockets, and destroyed by a later call, when it has.
     """
     from megatron.core import parallel_state
 
     if device.is_cuda() and dist.is_initialized():
         device.synchronize()  # buffers of kernels that have not ended may not be touched
     _abandoned[:] = [(left, works) for left, works in _abandoned if not all(work.is_completed() for work in works)]
-    if unfinished:
-        _abandoned.append((list(dist.distributed_c10d._world.pg_map), list(unfinished)))
+    endless = [work for work in unfinished if not work.is_completed()]
+    if endless:
+        _abandoned.append((list(dist.distributed_c10d._world.pg_map), endless))
     parallel_state.destroy_model_parallel()
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError):  # a broken group may refuse to say goodbye

@@ -251,7 +251,14 @@ class Replica:
         partial.computed.update(samples)
 
     def reduce(
-        self, group: Any, wait: Wait, *, before: Callable[[int], None], done: Callable[[int], None], in_flight: int
+        self,
+        group: Any,
+        wait: Wait,
+        *,
+        before: Callable[[int], None],
+        done: Callable[[int], None],
+        broken: Callable[[list[Any]], None],
+        in_flight: int,
     ) -> None:
         """Reduce what is not yet reduced over ``group``, and put the totals into the gradient buffers.
 
@@ -272,7 +279,16 @@ class Replica:
             partial.reduced = count
             done(count)
 
-        gradients.reduce(self.sums, partial.reduced, group, wait, before=before, done=reduced, in_flight=in_flight)
+        gradients.reduce(
+            self.sums,
+            partial.reduced,
+            group,
+            wait,
+            before=before,
+            done=reduced,
+            broken=broken,
+            in_flight=in_flight,
+        )
         ends = model.tied_group(self.model)
 
         def exchange(total: torch.Tensor) -> None:

@@ -117,6 +117,7 @@ class Step:
             run.runtime.wait,
             before=lambda bucket: run.fault(number, f"reduce:{bucket}"),
             done=lambda count: run.runtime.progress(number, "reduce", buckets=count),
+            broken=run.runtime.abandoned.extend,
             # One after the other where the fault is to come after so many, and no more.
             in_flight=1 if run.fails_between_buckets(number) else IN_FLIGHT,
         )

@@ -247,3 +247,44 @@ def test_both_uses_of_a_tied_weight_add_up_the_same_on_one_stage_and_on_two() ->
     one.finish()
     assert torch.equal(one.tensors[2], first.tensors[0])
     assert torch.equal(one.tensors[2], last.tensors[1])
+
+
+class Sent:
+    """A collective under way."""
+
+    def __init__(self, bucket: int) -> None:
+        self.bucket = bucket
+
+
+@pytest.mark.parametrize("fails", range(3))
+def test_collectives_that_were_sent_behind_one_that_breaks_are_told(
+    fails: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them may never end, and the group must outlive it."""
+    sent: list[Sent] = []
+    waited: list[int] = []
+    done: list[int] = []
+
+    def all_reduce(total: torch.Tensor, **options: object) -> Sent:
+        sent.append(Sent(len(sent)))
+        return sent[-1]
+
+    def wait(work: Sent) -> None:
+        waited.append(work.bucket)
+        if work.bucket == fails:
+            raise RuntimeError("broken")
+
+    class Pair:
+        def size(self) -> int:
+            return 2
+
+    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
+    left: list[object] = []
+    sums = InPlace(buffers())
+    with pytest.raises(RuntimeError, match="broken"):
+        gradients.reduce(
+            sums, 0, Pair(), wait, before=lambda bucket: None, done=done.append, broken=left.extend, in_flight=3
+        )
+    assert (waited, done) == ([*range(fails + 1)], [*range(1, fails + 1)])
+    assert left == sent[fails + 1 :]
+    assert len(left) == min(2, sums.buckets - fails - 1)
