@@ -112,7 +112,8 @@ async def test_a_hanging_rank_is_left_behind(tmp_path: Path, spec_file: SpecFile
         resumed = await a.resumed(await a.configure({"w0": "live", "w2": "live"}, stage="interrupted"))
         assert [r.step for r in resumed] == [2, 2]
         finished = await a.finished(2)
-        assert not a.errors()  # the agent held them: nothing to report
+        # The agent held them: whoever leaves first may break the other's collective before that has heard of it.
+        assert {m.kind for m in a.errors()} <= {"communication"}
         await check_result(a, spec, finished)
 
 
