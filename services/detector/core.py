@@ -197,7 +197,8 @@ class Monitor:
             node.cleaned_at = now
             for name, workers in stale.items():
                 task = self.view.tasks.get(name)
-                generation = task.newest_generation() if task is not None else 0
+                # Not that of the present plan: it may be a pause, which has none, and the node has seen the one before.
+                generation = task.highest if task is not None else 0
                 decision.cleans.append(Clean(node.name, name, generation, workers))
         return bool(stale)
 

@@ -15,12 +15,14 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from pydantic import ValidationError
+
 from services.detector import stalls
 from services.detector.changes import Changes
 from services.detector.clock import SteadyClock
 from services.detector.core import Clean, Decision, Limits, Monitor
 from shared.bus import Bus
-from shared.commands import COMMANDS, ReleaseTask
+from shared.commands import COMMANDS, ReleaseTask, Reply
 from shared.errors import Unavailable
 from shared.events import Recorded
 from shared.journal import Journal
@@ -184,9 +186,18 @@ class MonitorService:
         )
         subject = f"{COMMANDS}.{clean.node}"
         try:
-            await self._bus.request(subject, command.model_dump_json().encode(), timeout_s=CLEAN_TIMEOUT_S)
+            answer = await self._bus.request(subject, command.model_dump_json().encode(), timeout_s=CLEAN_TIMEOUT_S)
+            reply = Reply.model_validate_json(answer)
         except Unavailable as err:
             logger.warning("node %s is back and not clean yet: %s", clean.node, err.detail)
+            return
+        except ValidationError as err:
+            logger.warning("node %s is back and its answer about cleaning is none: %s", clean.node, err)
+            return
+        if not reply.ok:
+            logger.warning(
+                "node %s is back and does not end %s: %s %s", clean.node, clean.task, reply.code, reply.detail
+            )
 
 
 async def _end(*tasks: asyncio.Task[Any]) -> None:

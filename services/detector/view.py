@@ -97,8 +97,9 @@ class Suspicion:
 class TaskView:
     """A task.
 
-    ``generation`` and ``members``: of the newest stage known to have resumed. ``change``: what the newest plan still
-    has to do, with that plan's id in ``plan``. ``covered``: worker -> generation up to which what happens to it
+    ``generation`` and ``members``: of the newest stage known to have resumed. ``highest``: the highest generation
+    that any plan named so far: agents may have seen it, and refuse what is older. ``change``: what the newest plan
+    still has to do, with that plan's id in ``plan``. ``covered``: worker -> generation up to which what happens to it
     belongs to an incident that is known. ``unanswered``: error events of the task that no plan has answered yet.
     ``broken``: that the outstanding plan could not be carried out, until an error event says so.
     """
@@ -106,6 +107,7 @@ class TaskView:
     name: str
     max_restarts: int
     generation: int = 0
+    highest: int = 0
     members: dict[str, Member] = field(default_factory=dict)
     layout: Layout | None = None
     plan: str | None = None
@@ -228,6 +230,7 @@ def evolve(view: View, event: Event) -> View:
                 max_restarts=event.spec.max_restarts,
                 step=event.step,
                 generation=old.generation if old is not None else 0,
+                highest=old.highest if old is not None else 0,
             )
         case TaskProgressed():
             task = _task(view, event.task)
@@ -287,6 +290,7 @@ def _plan(view: View, event: PlanDecided) -> None:
     for change in event.changes:
         task = _task(view, change.task)
         task.plan, task.suspicion, task.broken = event.plan, None, None
+        task.highest = max([task.highest, change.from_generation, *(stage.generation for stage in change.stages)])
         idle = change.action == "none" and change.interrupted is None and not (change.hold or change.release)
         task.change = None if idle else change
         for worker in change.failed:

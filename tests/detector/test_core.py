@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.detector.core import Clean
+from services.detector.node import Node
 from services.detector.view import View, evolve
 from shared.events import ErrorDetected, NodeJoined, TaskCheckpointed, TaskFailed, TaskFinished, TaskProgressed
 from shared.plans import Response, TaskChange
@@ -77,6 +78,29 @@ def test_a_node_that_comes_back_is_cleaned_before_it_joins() -> None:
     assert cluster.beat("n2", 20.2).cleans == []  # not with every heartbeat
     assert [type(e) for e in cluster.beat("n2", 20.4, task=None).events] == [NodeJoined]
     assert cluster.beat("n2", 20.6, task=None).events == []
+
+
+def test_a_node_that_a_paused_plan_had_reached_is_cleaned_with_a_generation_it_accepts() -> None:
+    cluster = Cluster()
+    growing = TaskChange(
+        task="gpt",
+        reason="grows",
+        action="move",
+        from_generation=1,
+        survivors=cluster.workers[:2],
+        prepare=["n2/0"],
+        target=stage(2, cluster.workers),
+    )
+    cluster.fold(plan("p2", "e", growing))
+    # Its agent has been told to prepare for generation 2; the answer to its loss leads to no generation.
+    agent = Node.create("n2", "first n2", 1)
+    assert agent.admit("gpt", 2, "p2")
+    lost = only_error(lose(cluster, "n2"))
+    pausing = TaskChange(task="gpt", reason="too few", action="pause", from_generation=1, survivors=cluster.workers[:2])
+    cluster.fold(plan("p3", lost.event_id, pausing))
+    [clean] = cluster.beat("n2", 20.0, state="ready", generation=2).cleans
+    assert clean == Clean(node="n2", task="gpt", generation=2, workers=["n2/0"])
+    assert agent.admit(clean.task, clean.generation, "clean/n2")
 
 
 def test_a_new_incarnation_means_that_the_old_one_is_lost() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -14,15 +15,16 @@ import pytest
 
 from services.detector.agent import Agent
 from shared.bus import Bus
+from shared.commands import COMMAND, COMMANDS, Reply
 from shared.events import ErrorDetected, Event, NodeJoined, TaskFinished, TaskSubmitted
 from shared.journal import Journal
 from shared.nats_server import NatsServer
 from shared.plans import TaskChange
 from shared.settings import Settings
 from shared.severities import ErrorKind, Severity
-from shared.signals import SIGNALS, ProcessExited
+from shared.signals import HEARTBEATS, SIGNALS, Heartbeat, ProcessExited, WorkerStatus
 from shared.tasks import parse_spec
-from tests.detector.conftest import Driver, LogWatch, watching
+from tests.detector.conftest import WAIT_S, Driver, LogWatch, watching
 from tests.detector.kit import SPEC, moved, plan, stage
 
 
@@ -187,6 +189,54 @@ async def test_a_silent_node_is_lost_and_comes_back_clean(
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+class Warned(logging.Handler):
+    """Waits for a message of a logger."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(logging.WARNING)
+        self.said = asyncio.Event()
+        self._text = text
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._text in record.getMessage():
+            self.said.set()
+
+
+async def test_a_node_that_refuses_to_be_cleaned_is_told_of(
+    monitor: LogWatch, bus: Bus, request: pytest.FixtureRequest
+) -> None:
+    warned = Warned("n9 is back and does not end gpt: fenced generation 9 was seen")
+    log = logging.getLogger("services.detector.monitor")
+    log.addHandler(warned)
+    request.addfinalizer(lambda: log.removeHandler(warned))
+
+    async def refuse(data: bytes) -> bytes:
+        command = COMMAND.validate_json(data)
+        detail = "generation 9 was seen"
+        reply = Reply(command_id=command.command_id, node="n9", ok=False, code="fenced", detail=detail)
+        return reply.model_dump_json().encode()
+
+    async def beat(sequence: int, *workers: WorkerStatus) -> None:
+        heartbeat = Heartbeat(
+            node="n9",
+            incarnation="first",
+            agent_pid=1,
+            sequence=sequence,
+            sent_at=datetime.now(UTC),
+            interval_s=0.25,
+            workers=list(workers),
+        )
+        await bus.publish(f"{HEARTBEATS}.n9", heartbeat.model_dump_json().encode())
+
+    await bus.serve(f"{COMMANDS}.n9", refuse)
+    await beat(1, WorkerStatus(worker="n9/0"))
+    await monitor.until(lambda found: bool(of(found, NodeJoined)))
+    await monitor.until(lambda found: bool(of(found, ErrorDetected)))
+    await beat(2, WorkerStatus(worker="n9/0", state="ready", task="gpt", generation=9))
+    async with asyncio.timeout(WAIT_S):
+        await warned.said.wait()
 
 
 async def test_a_restarted_monitor_adds_nothing(
