@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from statistics import pstdev
@@ -129,14 +129,22 @@ class TaskView:
     progressed_at: datetime | None = None
     progressed_generation: int = -1
     progressed_step: int = -1
+    of_change: tuple[TaskChange, frozenset[str]] | None = field(default=None, compare=False, repr=False)
+    """The plan's change for which ``concerned`` was put together last, and the workers."""
 
-    def concerned(self) -> set[str]:
-        """Return the workers whose processes matter to the task at this moment."""
+    def concerned(self) -> Set[str]:
+        """Return the workers whose processes matter to the task at this moment.
+
+        Asked for each worker of a large task, so it is put together once for a plan.
+        """
         if self.change is None:
-            return set(self.members)
+            return self.members.keys()
         change = self.change
-        workers = {*change.survivors, *change.prepare, *change.release}
-        return workers | {m.worker for stage in self.stages() for m in stage.members}
+        if self.of_change is None or self.of_change[0] is not change:
+            workers = {*change.survivors, *change.prepare, *change.release}
+            workers |= {m.worker for stage in self.stages() for m in stage.members}
+            self.of_change = change, frozenset(workers)
+        return self.of_change[1]
 
     def accepts(self, worker: str, generation: int) -> bool:
         """Whether what happens to the worker's process of that generation is news for this task."""

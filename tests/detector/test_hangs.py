@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from shared.plans import Response, TaskChange
+from services.detector.view import TaskView
+from shared.plans import Response, Stage, TaskChange
 from shared.severities import ErrorKind, Severity
 from tests.detector.kit import Cluster, moved, only_error, plan, restart_plan, stage
 
@@ -37,6 +38,27 @@ def test_a_stopped_survivor_holds_no_plan_up() -> None:
     # Answered by a plan that restarts it: nothing more is said of the old process.
     restart_plan("p3", hang, cluster, "n2/0", generation=3)
     assert stopped_from(cluster, "n2", 5.25, 12.0) == []
+
+
+def test_who_matters_to_a_plan_is_put_together_once_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked anew for each worker it would take a task of thousands longer than the time between two ticks."""
+    asked = []
+    stages = TaskView.stages
+
+    def counting(task: TaskView) -> list[Stage]:
+        asked.append(task.name)
+        return stages(task)
+
+    def work(nodes: int) -> int:
+        cluster = Cluster(nodes)
+        error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
+        restart_plan("p2", error, cluster, "n1/0")
+        asked.clear()
+        assert stopped_from(cluster, "n2", 1.0, 2.0) == []
+        return len(asked)
+
+    monkeypatch.setattr(TaskView, "stages", counting)
+    assert 0 < work(3) == work(12)
 
 
 def test_a_newcomer_stopped_before_it_joins_is_the_failed_restart() -> None:
