@@ -15,13 +15,14 @@ from services.transition.phases import (
     AFTER,
     ENDINGS,
     INTERRUPTED,
+    asking,
     before,
+    has_work,
     kept,
     may_drain,
     members,
     occupied,
     prepare_sends,
-    preparing,
     promised,
     sends,
     stage_of,
@@ -305,13 +306,13 @@ def _work(state: State, part: Part, phase: Phase, at: datetime) -> tuple[State, 
     """Begin a phase, go on with it, or end it."""
     run = part.runs.get(phase)
     if run is None:
-        if phase is Phase.DRAIN and Phase.DRAIN in promised(state, part) and not may_drain(state, part):
+        if phase is Phase.DRAIN and has_work(state, part, phase) and not may_drain(state, part):
             return state, []
         run = Run(started_at=at, outstanding={s.command.command_id: s for s in sends(state, part, phase)})
         if phase in (Phase.STOP, Phase.RELEASE):
             state = state.with_leaving(task=part.task, add=(w for s in run.outstanding.values() for w in s.workers))
         return state.with_part(part.with_run(phase, run)), list(run.outstanding.values())
-    if phase is Phase.PREPARE and phase in promised(state, part):
+    if phase is Phase.PREPARE and has_work(state, part, phase):
         new = prepare_sends(state, part)
         if new:
             run = replace(run, outstanding={**run.outstanding, **{s.command.command_id: s for s in new}})
@@ -319,8 +320,8 @@ def _work(state: State, part: Part, phase: Phase, at: datetime) -> tuple[State, 
             carrying = state.occupied.get(part.task, frozenset()) | asked
             state = state.with_leaving(part.task, drop=asked)
             return state.with_part(part.with_run(phase, run)).with_occupied(part.task, carrying), list(new)
-        waiting = [w for w in unready(part) if node_of(w) not in state.lost]
-        if waiting and TimerName.WAIT not in part.timers and not preparing(part):
+        waiting = any(node_of(w) not in state.lost for w in unready(part))
+        if waiting and TimerName.WAIT not in part.timers and not asking(part):
             return _start_timer(state, part, TimerName.WAIT, state.limits.wait_s)
         if waiting:
             return state, []
@@ -331,7 +332,7 @@ def _work(state: State, part: Part, phase: Phase, at: datetime) -> tuple[State, 
 
 def _end_phase(state: State, part: Part, phase: Phase, at: datetime) -> tuple[State, list[Effect]]:
     moved = name_of(part, phase)
-    if moved is None or not (phase in promised(state, part) or part.runs[phase].replies):
+    if moved is None or not (has_work(state, part, phase) or part.runs[phase].replies):
         return state.with_part(replace(part, done=part.done | {phase})), []
     rest = promised(state, part) - part.done - {phase, Phase.FREE}
     return _tell(state, part, milestone(state, part, phase, moved, at, complete=not rest))
@@ -356,16 +357,17 @@ def _new_failure(state: State, part: Part) -> Part | None:
         if run.silent and not run.outstanding and phase not in failing:
             return _failing(part, phase, TIMEOUT, "no answer in time", run.silent)
     for phase in (Phase.CONFIGURE_INTERRUPTED, Phase.CONFIGURE_TARGET):
-        if phase in part.done or phase in failing or phase not in promised(state, part):
+        stage = stage_of(part, phase)
+        if stage is None or phase in part.done or phase in failing or not has_work(state, part, phase):
             continue
-        gone = tuple(w for w in members(stage_of(part, phase)) if node_of(w) in state.lost)
-        if gone:
+        if not state.lost.isdisjoint(m.node for m in stage.members):
+            gone = tuple(w for w in members(stage) if node_of(w) in state.lost)
             nodes = ", ".join(sorted({node_of(w) for w in gone}))
             return _failing(part, phase, NODE_LOST, f"members on {nodes}", gone)
     if part.change.prepare and part.task not in state.specs and not part.failures:
         return _failing(part, Phase.PREPARE, "unknown-task", "its specification is not in the log", ())
     if TimerName.WAIT in part.fired and not part.failures:
-        waiting = [w for w in unready(part) if occupied(state, part, w)]
+        waiting = occupied(state, part, unready(part))
         if waiting:
             return _failing(part, Phase.PREPARE, "occupied", f"never released: {', '.join(waiting)}", ())
     return None

@@ -21,7 +21,7 @@ from shared.commands import (
     StopTask,
 )
 from shared.events import derived_id
-from shared.plans import Stage
+from shared.plans import Stage, TaskChange
 
 AFTER: dict[Phase, frozenset[Phase]] = {
     Phase.HOLD: frozenset(),
@@ -100,6 +100,16 @@ def to_drain(part: Part) -> list[str]:
     return sorted({*change.survivors} - {*change.failed})
 
 
+def _drains(change: TaskChange) -> bool:
+    """Whether ``to_drain`` names anybody."""
+    if change.action != "move":
+        return False
+    if change.interrupted is not None:
+        return change.target is not None and bool(change.interrupted.members)
+    failed = frozenset(change.failed)
+    return not change.hold and any(w not in failed for w in change.survivors)
+
+
 def to_stop(part: Part) -> list[str]:
     """Return the workers that write a checkpoint and exit."""
     change = part.change
@@ -121,9 +131,15 @@ def to_release(state: State, part: Part) -> list[str]:
     return sorted({*change.release} | (occupied - kept(part) - {*change.failed, *change.prepare}))
 
 
-def unready(part: Part) -> list[str]:
+def unready(part: Part) -> frozenset[str]:
     """Return the workers of ``prepare`` whose process is not known to be up."""
-    return sorted(set(part.change.prepare) - part.ready)
+    return frozenset(part.change.prepare) - part.ready
+
+
+def asking(part: Part) -> bool:
+    """Whether a ``Prepare`` is unanswered."""
+    run = part.runs.get(Phase.PREPARE)
+    return run is not None and bool(run.outstanding)
 
 
 def preparing(part: Part) -> frozenset[str]:
@@ -132,10 +148,10 @@ def preparing(part: Part) -> frozenset[str]:
     return frozenset(w for send in run.outstanding.values() for w in send.workers) if run else frozenset()
 
 
-def occupied(state: State, part: Part, worker: str) -> bool:
-    """Whether a process must end on the worker before one of this task can start there."""
-    own = Phase.RELEASE not in part.done and worker in part.change.release
-    return own or state.held_by_others(part.task, worker)
+def occupied(state: State, part: Part, workers: Iterable[str]) -> list[str]:
+    """Return those workers, sorted, on which a process must end before one of this task can start there."""
+    own = frozenset() if Phase.RELEASE in part.done else frozenset(part.change.release)
+    return sorted(w for w in workers if w in own or state.held_by_others(part.task, w))
 
 
 def may_drain(state: State, part: Part) -> bool:
@@ -144,30 +160,44 @@ def may_drain(state: State, part: Part) -> bool:
     Processes that could be started are up. A part that releases nothing also trains on until those are up that
     wait for another task: nobody waits for it, so no cycle can form, and it would only idle.
     """
-    if preparing(part):
+    if asking(part):
         return False
     return bool(to_release(state, part)) or all(node_of(w) in state.lost for w in unready(part))
 
 
-def promised(state: State, part: Part) -> frozenset[Phase]:
-    """Return the phases that this part has something to do in."""
+def has_work(state: State, part: Part, phase: Phase) -> bool:
+    """Whether this part has something to do in the phase.
+
+    Of ``PREPARE``, ``DRAIN`` and the stages this is asked with every answer of an agent, so it lists and sorts nobody
+    for them: with thousands of workers that takes longer than anything else that is done about the answer.
+    """
     change = part.change
-    work: dict[Phase, bool] = {
-        Phase.HOLD: bool(to_hold(part)),
-        Phase.FREE: bool(to_free(part)),
-        Phase.PREPARE: bool(change.prepare) and change.action not in ENDINGS,
-        Phase.STORE_INTERRUPTED: change.interrupted is not None,
-        Phase.CONFIGURE_INTERRUPTED: change.interrupted is not None,
-        Phase.DRAIN: bool(to_drain(part)),
-        Phase.STOP: bool(to_stop(part)),
-        Phase.RELEASE: change.action in ENDINGS or bool(to_release(state, part)),
-        Phase.STORE_TARGET: change.target is not None and change.action == "move",
-        Phase.CONFIGURE_TARGET: change.target is not None and change.action == "move",
-    }
+    moves, ends = change.action == "move", change.action in ENDINGS
     if change.action == "end":
         # The task is over: one release of everything, nothing worth holding or finishing.
-        return frozenset({Phase.RELEASE})
-    return frozenset(phase for phase, needed in work.items() if needed)
+        return phase is Phase.RELEASE
+    match phase:
+        case Phase.HOLD:
+            return bool(to_hold(part))
+        case Phase.FREE:
+            return bool(change.failed)
+        case Phase.PREPARE:
+            return bool(change.prepare) and not ends
+        case Phase.STORE_INTERRUPTED | Phase.CONFIGURE_INTERRUPTED:
+            return change.interrupted is not None
+        case Phase.DRAIN:
+            return _drains(change)
+        case Phase.STOP:
+            return bool(to_stop(part))
+        case Phase.RELEASE:
+            return ends or bool(to_release(state, part))
+        case Phase.STORE_TARGET | Phase.CONFIGURE_TARGET:
+            return change.target is not None and moves
+
+
+def promised(state: State, part: Part) -> frozenset[Phase]:
+    """Return the phases that this part has something to do in."""
+    return frozenset(phase for phase in Phase if has_work(state, part, phase))
 
 
 def stage_of(part: Part, phase: Phase) -> Stage | None:
@@ -201,16 +231,19 @@ def sends(state: State, part: Part, phase: Phase) -> list[Send]:
     ``PREPARE`` begins with none: its workers are asked as they become free (``prepare_sends``).
     """
     build = _BUILDERS.get(phase)
-    return build(state, part, phase) if build and phase in promised(state, part) else []
+    return build(state, part, phase) if build and has_work(state, part, phase) else []
 
 
 def prepare_sends(state: State, part: Part) -> list[Send]:
     """Return ``Prepare`` for each worker that is free now and has not been asked."""
-    waiting = [w for w in unready(part) if w not in preparing(part) and not occupied(state, part, w)]
     spec = state.specs.get(part.task)
-    if spec is None:
+    waiting = unready(part) - preparing(part)
+    if spec is None or not waiting:
         return []
-    return _per_node(state, part, Phase.PREPARE, waiting, lambda base, mine: Prepare(**base, workers=mine, spec=spec))
+    waiting -= frozenset(occupied(state, part, waiting))
+    return _per_node(
+        state, part, Phase.PREPARE, sorted(waiting), lambda base, mine: Prepare(**base, workers=mine, spec=spec)
+    )
 
 
 Build = Callable[[dict[str, Any], list[str]], Command]

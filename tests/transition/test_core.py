@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from services.transition import core, phases
 from services.transition.state import Outcome, TimerName
 from shared.commands import ConfigureTask, HoldTask, Prepare, ReleaseTask
 from shared.plans import TaskChange
@@ -93,6 +95,45 @@ def test_restart_prepares_beside_the_survivors_and_then_joins() -> None:
     assert d.moved[-1].sources["n2/0"] == "live"
     assert d.moved[2].pids == {"n2/0": 100}
     assert d.moved[-1].durations_s.keys() >= {"free", "prepare", "drain", "store", "configure", "rebuild"}
+
+
+def test_what_an_answer_takes_does_not_grow_with_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is listed anew for each of thousands of workers, or with each of their answers, holds a plan up."""
+    listed: list[str] = []
+
+    def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*given: Any) -> Any:
+            listed.append(name)
+            return function(*given)
+
+        return count
+
+    for module in (core, phases):
+        for name in ("members", "preparing", "to_hold", "to_drain", "to_release"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, counting(name, getattr(module, name)))
+
+    def work(nodes: int) -> tuple[int, list[int]]:
+        """Return how often workers were listed for the plan, and for each of its stage's answers but the last."""
+        names = [f"n{number}" for number in range(nodes)]
+        workers = [f"{name}/{slot}" for name in names for slot in range(2)]
+        d = Drive(nodes=names)
+        listed.clear()
+        d.plan("p", change(prepare=workers, target=stage(1, workers, "initial"), from_generation=0))
+        planned = len(listed)
+        for _ in names:
+            d.reply(d.open("prepare")[0])
+        d.reply(d.one("open-store"))
+        answers = []
+        for _ in names[1:]:
+            listed.clear()
+            d.reply(d.open("configure")[0])
+            answers.append(len(listed))
+        return planned, answers
+
+    few, many = work(2), work(12)
+    assert 0 < few[0] == many[0]
+    assert {*few[1], *many[1]} == {0}
 
 
 def test_no_survivor_holds_the_state() -> None:
