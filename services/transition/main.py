@@ -39,6 +39,10 @@ other one joins the repeat to the first."""
 RETRY_S = 0.05
 """Pause before asking again where nobody listens: an agent that starts or reconnects is back within about as much."""
 
+RECONNECT_GRACE_S = 2.0
+"""After the bus was away a command has this much more: agents come back a little later than this service, as in the
+detector."""
+
 GRACE_MARGIN_S = 0.5
 """Beside the time in which a lost node is noticed: for the detector's and the planner's answer."""
 
@@ -121,22 +125,27 @@ class Transition:
         await self._inputs.put(TimerFired(timer.plan, timer.task, timer.name, self._clock()))
 
     async def _ask(self, send: Send) -> None:
-        """Ask until there is an answer or the time is up, and feed it back."""
+        """Ask until there is an answer or the time is up, and feed it back.
+
+        Time in which the bus is away does not count: nobody can answer then, and all nodes would be blamed.
+        """
         command_id = send.command.command_id
         logger.info("%s of %s to %s", send.command.kind, send.command.task, send.node)
         reply: Reply | None = None
         try:
-            async with asyncio.timeout(send.timeout_s):
-                reply = await self._answer(send)
+            async with asyncio.timeout(send.timeout_s) as limit:
+                reply = await self._answer(send, limit)
         except TimeoutError:
             logger.warning("%s of %s: no answer from %s", send.command.kind, send.command.task, send.node)
         if reply is not None and not reply.ok and reply.code != FENCED:
             logger.warning("%s of %s at %s: %s %s", send.command.kind, send.command.task, send.node, reply.code, reply)
         await self._inputs.put(Replied(command_id, reply, self._clock()))
 
-    async def _answer(self, send: Send) -> Reply:
+    async def _answer(self, send: Send, limit: asyncio.Timeout) -> Reply:
         data = send.command.model_dump_json(by_alias=True).encode()
         while True:
+            if not self._context.bus.connected:
+                await self._back(limit)
             try:
                 answer = await self._context.bus.request(f"{COMMANDS}.{send.node}", data, timeout_s=ATTEMPT_S)
             except Unavailable:
@@ -152,6 +161,16 @@ class Transition:
                     code="invalid-reply",
                     detail=str(err),
                 )
+
+    async def _back(self, limit: asyncio.Timeout) -> None:
+        """Wait for the bus, and stop the clock of ``limit`` meanwhile."""
+        loop = asyncio.get_running_loop()
+        ends_at = limit.when()
+        assert ends_at is not None
+        left_s = ends_at - loop.time()
+        limit.reschedule(None)
+        await self._context.bus.wait_connected()
+        limit.reschedule(loop.time() + left_s + RECONNECT_GRACE_S)
 
 
 def _time(item: Input) -> datetime:

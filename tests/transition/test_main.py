@@ -92,6 +92,11 @@ class Watch:
             await self._news.wait_for(lambda: {*phases} <= {m.phase for m in self.moved})
         return self.moved
 
+    async def until_any(self, *phases: str) -> list[StateMoved]:
+        async with self._news:
+            await self._news.wait_for(lambda: not {*phases}.isdisjoint(m.phase for m in self.moved))
+        return self.moved
+
 
 @pytest.fixture
 async def agents(bus: Bus) -> Agents:
@@ -222,6 +227,38 @@ async def test_silence_is_reported_with_the_workers(
         failed = (await watch.until("failed"))[-1]
     assert failed.failed_workers == ["n0/0", "n1/0"]
     assert failed.detail.startswith("timeout")
+
+
+async def test_time_without_the_bus_is_no_silence(
+    settings: Settings, bus: Bus, nats: NatsServer, journal: Journal, agents: Agents, watch: Watch
+) -> None:
+    await agents.start(*NODES)
+    hold = agents.hold_back("hold")
+    impatient = settings.model_copy(update={"command_timeout_s": 1.0})
+    async with running(impatient, bus, journal):
+        await journal.append([submitted(), restart_plan()])
+        await agents.until(lambda: agents.count("hold") == 2)
+        await nats.stop()
+        await asyncio.sleep(impatient.command_timeout_s + 0.5)  # the time itself is what is tested
+        hold.set()
+        await nats.start()
+        moved = await watch.until_any("restored", "failed")
+    assert [m.phase for m in moved if m.phase == "failed"] == []
+
+
+async def test_silence_after_the_bus_was_away_is_reported(
+    settings: Settings, bus: Bus, nats: NatsServer, journal: Journal, agents: Agents, watch: Watch
+) -> None:
+    await agents.start(*NODES)
+    agents.hold_back("hold")
+    impatient = settings.model_copy(update={"command_timeout_s": 1.0})
+    async with running(impatient, bus, journal):
+        await journal.append([submitted(), restart_plan()])
+        await agents.until(lambda: agents.count("hold") == 2)
+        await nats.stop()
+        await nats.start()
+        failed = (await watch.until("failed"))[-1]
+    assert failed.failed_workers == ["n0/0", "n1/0"]
 
 
 async def test_lost_node_is_asked_no_more(
