@@ -208,7 +208,10 @@ class Monitor:
         evidence = {**fault.evidence, "ranks": self._ranks(task), "mean_step_s": task.mean_step_s()}
         full = replace(fault, evidence=evidence)
         event = faults.judge(self.view, task, full, window_s=self.limits.restart_window_s, now=now)
-        self._decide(decision, event)
+        # A stall lasts until a plan ends it. One that was answered by none is no other event for lasting longer, and
+        # under its id the log takes no other content.
+        if event.event_id not in self.view.errors:
+            self._decide(decision, event)
 
     def _suspect(self, task: TaskView, signal: RankRaised, now: datetime) -> None:
         """Note that a rank's collectives broke; not when a cause is known or a plan breaks them on purpose."""

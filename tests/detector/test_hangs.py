@@ -193,6 +193,24 @@ def test_a_rank_that_hangs_while_its_task_drains_is_found() -> None:
     )
 
 
+def test_a_stall_that_no_plan_ends_is_told_once() -> None:
+    """Told again it would have the same id and another content, which the log refuses for good."""
+    cluster = Cluster()
+    timed(cluster)
+    drain_plan(cluster)
+
+    def stalled_for(age_s: float) -> list[Any]:
+        events: list[Any] = []
+        for name in cluster.names:
+            events += cluster.beat(name, 1.0 + age_s, step=4, phase="reduce", progress_age_s=age_s).events
+        return events + cluster.tick(1.0 + age_s)
+
+    told = only_error(stalled_for(5.5))
+    assert (told.kind, told.generation) == (ErrorKind.COLLECTIVE_TIMEOUT, 1)
+    cluster.fold(plan("p3", told.event_id, response=Response.NONE))
+    assert stalled_for(6.0) == []
+
+
 def test_ranks_that_wait_for_others_on_the_way_do_not_hang() -> None:
     cluster = Cluster()
     drain_plan(cluster)
