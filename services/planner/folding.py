@@ -259,8 +259,14 @@ def is_stale(task: Task, event: ErrorDetected) -> bool:
 
 
 def oldest_live(task: Task) -> int:
-    """Return the oldest generation that may still count: that of the newest plan's first stage."""
-    stages = task.change.stages if task.change else []
+    """Return the oldest generation that may still count: that of the newest plan's first stage.
+
+    Where survivors are not held they train on in the one before until all is ready, and may still break there.
+    """
+    change = task.change
+    if change is not None and change.survivors and not change.hold and change.interrupted is None:
+        return change.from_generation
+    stages = change.stages if change is not None else []
     return stages[0].generation if stages else task.generation
 
 

@@ -69,6 +69,32 @@ def test_sev3_of_a_generation_already_replaced_changes_nothing() -> None:
     assert (plan.response, plan.changes) == (Response.NONE, [])
 
 
+def test_sev3_of_the_generation_that_trains_on_until_a_plan_is_ready_is_retried() -> None:
+    world = running(nodes=1)
+    before = list(world.task().members)
+    growth = change_of(world.join("n1"))
+    assert (growth.hold, growth.interrupted, growth.from_generation) == (False, None, 1)
+    plan = world.error(ErrorKind.COLLECTIVE_TIMEOUT, task="a", generation=1)
+    change = change_of(plan)
+    assert plan.response is Response.RETRY
+    assert change.hold
+    assert change.interrupted is not None
+    assert (workers(change.interrupted), change.interrupted.generation) == (before, 3)
+    assert growth.target is not None
+    assert workers(change.target) == workers(growth.target)
+    world.complete(plan)
+    assert world.task().change is None
+
+
+def test_sev3_of_the_task_that_had_the_name_before_changes_nothing() -> None:
+    world = running()
+    world.finish()
+    world.submit()
+    assert world.task().generation == 2
+    plan = world.error(ErrorKind.CONNECTION, task="a", generation=1)
+    assert (plan.response, plan.changes) == (Response.NONE, [])
+
+
 def test_sev2_survivors_finish_the_step_and_the_rank_comes_back() -> None:
     world = running()
     a, b, c, d = world.task().members
