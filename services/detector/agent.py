@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import uuid
@@ -77,6 +78,7 @@ class Agent:
         self._forked: dict[str, Forked] = {}
         self._stores: dict[tuple[str, int], tuple[str, Forked]] = {}
         self._background: set[asyncio.Task[None]] = set()
+        self._broken: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._stopping = False
 
     # ---- life
@@ -87,11 +89,19 @@ class Agent:
         await self._start_fork_server()
         await self._bus.serve(f"{COMMANDS}.{self._settings.node}", self._commands.serve)
         self._heartbeats.hardware = kind = await asyncio.to_thread(hardware.kind, self._settings.hardware)
-        self._spawn(self._signals.run())
-        self._spawn(self._heartbeats.run())
+        self._spawn(self._signals.run(), vital=True)
+        self._spawn(self._heartbeats.run(), vital=True)
         self._spawn(self._sweep_memory())
         workers = len(self.node.slots)
         logger.info("node %s, incarnation %s, %d workers (%s)", self.node.name, self.incarnation, workers, kind)
+
+    async def run(self) -> None:
+        """Wait until cancelled, or raise what ended a part that the node is of no use without.
+
+        A node whose signals are not sent, or that cannot fork, looks healthy from afar. The end of its agent is seen,
+        and a new incarnation heals whatever it was.
+        """
+        raise await self._broken
 
     async def stop(self) -> None:
         """End ranks, stores and fork server."""
@@ -251,7 +261,7 @@ class Agent:
         self._fork_server = None
         if not self._stopping:
             logger.error("the fork server ended; its ranks end with it")
-            self._spawn(self._replace_fork_server())
+            self._spawn(self._replace_fork_server(), vital=True)
 
     async def _replace_fork_server(self) -> None:
         """Its ranks have lost their parent: end them, report each, start anew."""
@@ -318,15 +328,17 @@ class Agent:
         self._changes.notify()
         self._heartbeats.changed()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], *, vital: bool = False) -> None:
         task = asyncio.create_task(work)
         self._background.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(functools.partial(self._done, vital=vital))
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _done(self, task: asyncio.Task[None], *, vital: bool) -> None:
         self._background.discard(task)
         if not task.cancelled() and (err := task.exception()) is not None:
             logger.error("background work failed", exc_info=err)
+            if vital and not self._broken.done():
+                self._broken.set_result(err)
 
 
 def last_output(path: Path) -> str:
@@ -356,7 +368,7 @@ async def serve(context: Context) -> None:
     try:
         await agent.start()
         context.ready()
-        await asyncio.Event().wait()
+        await agent.run()
     finally:
         await agent.stop()
 

@@ -7,7 +7,7 @@ keeps what heartbeats and commands look at.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -196,8 +196,8 @@ class Node:
             case protocol.Resumed() if message.generation == process.generation:
                 process.resumed, process.step, process.progress_at_s = message, message.step, at_s
             case protocol.Raised() if message.generation >= process.generation:
-                process.raised = message
-                return [self._raised(process, message, now)]
+                process.raised = said = _storable(message)
+                return [self._raised(process, said, now)]
             case protocol.Checkpointed():
                 return [
                     RankCheckpointed(
@@ -335,6 +335,14 @@ class Node:
             loss=process.loss,
             process_state=process_state,
         )
+
+
+def _storable(message: protocol.Raised) -> protocol.Raised:
+    """Return the message without lone surrogates: no UTF-8 holds them, and an error may quote any text."""
+    error, detail, traceback = (
+        text.encode("utf-8", "replace").decode() for text in (message.error, message.detail, message.traceback)
+    )
+    return replace(message, error=error, detail=detail, traceback=traceback)
 
 
 def workers_of(name: str, workers: Sequence[WorkerStatus]) -> tuple[object, ...]:

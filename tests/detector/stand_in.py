@@ -1,8 +1,8 @@
 """The real fork server with a scripted training process in place of torch and a model: starts in milliseconds.
 
 Its ranks speak ``unicron.protocol`` over the agent's socket from real processes. ``BEHAVIOUR`` in a rank's environment:
-``train`` (default), ``raise`` (an exception at step 3), ``finish`` (after step 5), ``die-early`` (before it attaches),
-``die-joining`` (when configured).
+``train`` (default), ``raise`` (an exception at step 3), ``finish`` (after step 5), ``unsayable`` (tells at step 2 of a
+checkpoint whose path is not UTF-8), ``die-early`` (before it attaches), ``die-joining`` (when configured).
 """
 
 from __future__ import annotations
@@ -114,6 +114,8 @@ class Rank:
             generation=self.generation, rank=self.rank, step=self.step, phase="ended", loss=2.0, duration_s=STEP_S
         )
         self.send(ended)
+        if self.behaviour == "unsayable" and self.step == 2:
+            self.send(Checkpointed(generation=self.generation, step=self.step, path=os.fsdecode(b"/\xff")))
         if self.behaviour == "finish" and self.step == 5:
             if self.rank == 0:
                 self.send(Checkpointed(generation=self.generation, step=self.step, path="/last"))

@@ -9,12 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from pydantic_core import PydanticSerializationError
 
 from services.detector.agent import Agent
 from shared.nats_server import NatsServer
 from shared.settings import Settings
 from shared.signals import ProcessExited, RankRaised
-from tests.detector.conftest import STAND_IN, Driver, Ear
+from tests.detector.conftest import STAND_IN, WAIT_S, Driver, Ear
 from tests.detector.kit import SPEC
 from unicron.protocol import VERSION, Hello, encode
 
@@ -97,6 +98,14 @@ async def test_an_exception_is_signalled_before_the_end_of_its_process(agent: Ag
     assert isinstance(exited, ProcessExited)
     assert (raised.cause, raised.error, raised.step) == ("exception", "ValueError", 2)
     assert exited.last_output.endswith("the end of the output\n")
+
+
+async def test_an_agent_that_can_tell_nothing_any_more_ends(agent: Agent, driver: Driver) -> None:
+    running = asyncio.create_task(agent.run())
+    await train(driver, behaviour="unsayable")
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(PydanticSerializationError):
+            await running
 
 
 async def test_a_rank_that_missed_a_peer_is_not_to_blame(agent: Agent, driver: Driver) -> None:

@@ -67,6 +67,18 @@ def test_the_step_counts_updates_applied() -> None:
     assert (status.progress_age_s, status.process_state, status.phase) == (1.5, "S", "begun")
 
 
+def test_an_error_with_a_lone_surrogate_can_be_told() -> None:
+    made, process = configured()
+    texts = {"error": "E\ud83d", "detail": "bad \udcff sample", "traceback": "Traceback \ud83d"}
+    raised = protocol.Raised(generation=2, rank=0, step=9, kind="exception", **texts)
+    (signal,) = hear(made, process, protocol.decode(protocol.encode(raised)))
+    assert isinstance(signal, RankRaised)
+    assert RankRaised.model_validate_json(signal.model_dump_json()) == signal
+    assert (signal.error, signal.detail, signal.traceback) == ("E?", "bad ? sample", "Traceback ?")
+    assert process.raised is not None
+    assert process.raised.detail == "bad ? sample"  # it goes into the answer of a command, too
+
+
 def test_what_an_older_generation_says_is_ignored() -> None:
     made, process = configured(generation=3)
     assert hear(made, process, progress(9, "ended", generation=2)) == []
