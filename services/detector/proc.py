@@ -11,10 +11,10 @@ NS_PER_S = 1e9
 def process_state(pid: int) -> str | None:
     """Return the kernel's letter for a process (third field of stat), None if there is none."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
-    # The second field is the command in parentheses, which may itself hold any character.
+    # The second field is the command in parentheses, which may itself hold any character, or half of one.
     return stat.rpartition(")")[2].split()[0]
 
 

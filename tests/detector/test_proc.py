@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +43,16 @@ def test_a_stopped_process_neither_runs_nor_waits(spinning: int) -> None:
     time.sleep(0.1)
     assert scheduled(spinning) == before
     assert starved_s(before, scheduled(spinning), 0.1, "T") == 0.0
+
+
+def test_a_name_cut_in_the_middle_of_a_character_hides_no_state() -> None:
+    comm = Path("/proc/self/task") / str(threading.get_native_id()) / "comm"
+    before = comm.read_bytes()
+    try:
+        comm.write_bytes("training ééé".encode()[:-1])
+        assert process_state(threading.get_native_id()) == "R"
+    finally:
+        comm.write_bytes(before.strip())
 
 
 @pytest.mark.parametrize(("state", "starved"), [("S", 0.25), ("R", 0.75)])
