@@ -277,8 +277,9 @@ class Agent:
         while self._fork_server is None:
             try:
                 await self._start_fork_server()
-            except Unavailable as err:
-                logger.error("%s", err.detail)
+            except (Unavailable, OSError) as err:
+                # OSError: a machine short of memory or processes starts one later.
+                logger.error("the fork server does not start: %s", err)
                 await asyncio.sleep(RESTART_PAUSE_S)
 
     async def _start_fork_server(self) -> None:

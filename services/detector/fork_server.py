@@ -101,6 +101,7 @@ class ForkServer:
 
         Raises:
             Unavailable: it ended before it was ready.
+            OSError: no process can be started.
         """
         ours, theirs = socket.socketpair()
         environment = {name: value for name, value in os.environ.items() if name not in _SECRET_VARIABLES}
@@ -119,6 +120,9 @@ class ForkServer:
                     start_new_session=True,
                     env=environment,
                 )
+        except BaseException:
+            ours.close()
+            raise
         finally:
             theirs.close()
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=_MAX_LINE_BYTES)

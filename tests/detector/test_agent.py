@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -253,6 +255,37 @@ async def test_a_lost_fork_server_is_replaced_and_its_ranks_are_signalled(
     assert not any(alive(pid) for pid in pids.values())
     answer = await driver.prepare(2)  # waits for the new one
     assert answer.ok, answer
+
+
+async def test_a_fork_server_that_cannot_be_started_is_tried_again(
+    settings: Settings, ear: Ear, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    command, hidden = tmp_path / "forkserver", tmp_path / "hidden"
+    command.write_text(f'#!/bin/sh\nexec {shlex.join(STAND_IN)} "$@"\n')
+    command.chmod(0o755)
+    agent = Agent(settings, ear.bus, command=[str(command)])
+    failed = asyncio.Event()
+
+    class Listening(logging.Filter):
+        def filter(self, record: logging.LogRecord) -> bool:
+            if "does not start" in record.getMessage():
+                failed.set()
+            return True
+
+    try:
+        await agent.start()
+        driver = Driver(ear.bus)
+        pids = await train(driver)
+        command.rename(hidden)  # starting it is an OSError now
+        with caplog.filtering(Listening()):
+            os.kill(parent(pids["n0/0"]), signal.SIGKILL)
+            async with asyncio.timeout(WAIT_S):
+                await failed.wait()
+        hidden.rename(command)
+        answer = await driver.prepare(2)
+        assert answer.ok, answer
+    finally:
+        await agent.stop()
 
 
 async def test_a_stopped_agent_leaves_no_process(settings: Settings, ear: Ear) -> None:
