@@ -136,7 +136,10 @@ class Monitor:
                 if task.accepts(signal.worker, signal.generation):
                     self._fault(decision, task, faults.of_exception(signal), now)
             case _ if task.current(signal.generation):
-                self._decide(decision, facts.effect(signal, now))
+                event = facts.effect(signal, now)
+                # A repeat may bear another time, and the log refuses one id with two contents.
+                if event is not None and event.event_id not in task.told:
+                    self._decide(decision, event)
             case _:
                 pass
         return decision

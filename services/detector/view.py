@@ -15,6 +15,7 @@ from shared.events import (
     NodeJoined,
     PlanDecided,
     StateMoved,
+    TaskCheckpointed,
     TaskFailed,
     TaskFinished,
     TaskProgressed,
@@ -101,7 +102,8 @@ class TaskView:
     that any plan named so far: agents may have seen it, and refuse what is older. ``change``: what the newest plan
     still has to do, with that plan's id in ``plan``. ``covered``: worker -> generation up to which what happens to it
     belongs to an incident that is known. ``unanswered``: error events of the task that no plan has answered yet.
-    ``broken``: that the outstanding plan could not be carried out, until an error event says so.
+    ``broken``: that the outstanding plan could not be carried out, until an error event says so. ``told``: event id ->
+    generation of the checkpoints, stops and results that the log holds.
     """
 
     name: str
@@ -119,6 +121,7 @@ class TaskView:
     unanswered: set[str] = field(default_factory=set)
     broken: StateMoved | None = None
     suspicion: Suspicion | None = None
+    told: dict[str, int] = field(default_factory=dict)
     setup_s: float | None = None
     """The longest that joining a generation has taken its ranks so far."""
     # Telemetry and its summaries
@@ -239,14 +242,19 @@ def evolve(view: View, event: Event) -> View:
                 step=event.step,
                 generation=old.generation if old is not None else 0,
                 highest=old.highest if old is not None else 0,
+                told=old.told if old is not None else {},
             )
         case TaskProgressed():
             task = _task(view, event.task)
             task.step = event.step
             task.progressed_at, task.progressed_step = event.occurred_at, event.step
             task.progressed_generation = event.generation
+        case TaskCheckpointed():
+            _task(view, event.task).told[event.event_id] = event.generation
         case TaskStopped() | TaskFinished() | TaskFailed():
             task = _task(view, event.task)
+            if not isinstance(event, TaskFailed):
+                task.told[event.event_id] = event.generation
             pausing = task.change is not None and task.change.action == "pause"
             # A paused task has saved its state and goes on later, when there are workers for it.
             task.ended = not (pausing and isinstance(event, TaskStopped))
@@ -301,6 +309,8 @@ def _plan(view: View, event: PlanDecided) -> None:
         task.highest = max([task.highest, change.from_generation, *(stage.generation for stage in change.stages)])
         idle = change.action == "none" and change.interrupted is None and not (change.hold or change.release)
         task.change = None if idle else change
+        # What older generations still say does not count any more, so it need not be known again.
+        task.told = {told: of for told, of in task.told.items() if of >= task.generation}
         for worker in change.failed:
             task.covered[worker] = max(task.covered.get(worker, -1), change.from_generation)
 

@@ -432,6 +432,26 @@ def test_effects_count_only_in_the_current_generation() -> None:
     assert cluster.signal(RankFinished.model_validate(done), 2.1) == []
 
 
+def test_an_effect_is_told_once_whatever_time_its_repeat_bears() -> None:
+    cluster = Cluster()
+    ahead = {**cluster._about("n0/0", 9.0, 20), "path": "/c"}  # the node's clock is ahead of the monitor's
+    saved = RankCheckpointed.model_validate(ahead)
+    [event] = cluster.signal(saved, 1.0)
+    assert event.occurred_at == at(1.0)
+    assert cluster.signal(saved, 1.1) == []
+    assert cluster.signal(saved.model_copy(update={"signal_id": "another", "occurred_at": at(1.2)}), 1.3) == []
+    next_one = saved.model_copy(update={"step": 21, "path": "/d"})
+    assert [e.step for e in cluster.signal(next_one, 1.4)] == [21]
+    error = only_error(cluster.signal(cluster.exited("n1/0", 2.0), 2.0))
+    restart_plan("p2", error, cluster, "n1/0")
+    assert cluster.signal(saved, 2.1) == []
+    cluster.fold(moved("p2", 2, "resumed"), moved("p2", 3, "restored"))
+    for generation in (2, 3):
+        later = saved.model_copy(update={"generation": generation})
+        assert len(cluster.signal(later, 3.0)) == 1
+        assert cluster.signal(later, 3.1) == []
+
+
 def test_progress_is_summarised_when_a_rate_is_known_and_then_at_intervals() -> None:
     cluster = Cluster()
     events = []

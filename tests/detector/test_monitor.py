@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -16,13 +16,13 @@ import pytest
 from services.detector.agent import Agent
 from shared.bus import Bus
 from shared.commands import COMMAND, COMMANDS, Reply
-from shared.events import ErrorDetected, Event, NodeJoined, TaskFinished, TaskSubmitted
+from shared.events import ErrorDetected, Event, NodeJoined, TaskCheckpointed, TaskFinished, TaskSubmitted
 from shared.journal import Journal
 from shared.nats_server import NatsServer
 from shared.plans import TaskChange
 from shared.settings import Settings
 from shared.severities import ErrorKind, Severity
-from shared.signals import HEARTBEATS, SIGNALS, Heartbeat, ProcessExited, WorkerStatus
+from shared.signals import HEARTBEATS, SIGNALS, Heartbeat, ProcessExited, RankCheckpointed, WorkerStatus
 from shared.tasks import parse_spec
 from tests.detector.conftest import WAIT_S, Driver, LogWatch, watching
 from tests.detector.kit import SPEC, moved, plan, stage
@@ -255,3 +255,32 @@ async def test_a_restarted_monitor_adds_nothing(
     await successor.close()
     assert len(of(events, NodeJoined)) == len(of(first, NodeJoined)) == 1
     assert [e.worker for e in of(events, ErrorDetected)] == ["n0/0"]
+
+
+async def test_a_repeated_signal_of_a_node_whose_clock_is_ahead_is_answered(
+    settings: Settings, journal: Journal
+) -> None:
+    submitted = TaskSubmitted(event_id="submitted", occurred_at=datetime.now(UTC), task="gpt", spec=parse_spec(SPEC))
+    target = stage(1, ["n0/0"], source="initial")
+    change = TaskChange(task="gpt", reason="new", action="move", from_generation=0, prepare=["n0/0"], target=target)
+    await journal.append([submitted, plan("p1", "submitted", change), moved("p1", 1, "restored", complete=True)])
+    saved = RankCheckpointed(
+        signal_id="s1",
+        node="n0",
+        incarnation="i",
+        occurred_at=datetime.now(UTC) + timedelta(hours=1),
+        task="gpt",
+        worker="n0/0",
+        generation=1,
+        rank=0,
+        step=4,
+        path="/c",
+    )
+    data = saved.model_dump_json().encode()
+    for name in ("first", "successor"):
+        own = await Bus.connect(settings.nats_url, token=settings.nats_token, name=name)
+        async with watching(settings, own, journal):
+            for _ in range(2):
+                assert await own.request(SIGNALS, data, timeout_s=10) == b"+"
+        await own.close()  # its subscriptions end with the connection
+    assert len(of([r.event for r in journal.log.read()], TaskCheckpointed)) == 1
