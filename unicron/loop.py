@@ -222,7 +222,8 @@ class Run:
                 step=self.replica.applied,
                 source=joined.source,
                 phases={k: round(v, 6) for k, v in phases.items()},
-                deal={str(rank): ks for rank, ks in enumerate(joined.deal)},
+                # All ranks agreed on it; told by each, it would be as large as the square of their number.
+                deal={str(r): ks for r, ks in enumerate(joined.deal)} if self.configure.rank == 0 else {},
                 steps_recomputed=joined.steps_recomputed,
                 computed=joined.computed,
                 buckets_kept=joined.buckets_kept,

@@ -113,10 +113,10 @@ class Resumed(Message):
     ``phases`` in seconds: ``rebuild`` (communicators), ``agree`` (what was done), ``move`` (state), ``redistribute``
     (micro-batches dealt again, computed and reduced), ``first_step``. ``source``: where this rank's state came from
     (``own``, ``live``, ``memory`` and ``peer-memory``: in-memory copies of this and of another node, ``checkpoint``,
-    ``initial``). ``deal``: rank -> micro-batches it computed for the interrupted step. ``steps_recomputed``: updates
-    that had been applied before the fault and had to be computed again. Of the interrupted step: ``computed``, how many
-    micro-batches this rank computed to complete it; ``buckets_kept``, how many of its ``buckets`` of gradients had been
-    reduced before and were kept.
+    ``initial``). ``deal``: rank -> micro-batches it computed for the interrupted step (told by rank 0).
+    ``steps_recomputed``: updates that had been applied before the fault and had to be computed again. Of the
+    interrupted step: ``computed``, how many micro-batches this rank computed to complete it; ``buckets_kept``, how many
+    of its ``buckets`` of gradients had been reduced before and were kept.
     """
 
     name: ClassVar[str] = "resumed"
