@@ -17,8 +17,9 @@ It speaks JSON lines with its node agent on the inherited socket ``N``:
                      {"event": "exited", "id", "pid", "code"}        (code < 0: minus the signal's number)
                      {"event": "error", "id", "detail"}              (a request that could not be carried out)
 
-Children run in sessions of their own, write to ``output`` and die with the server (parent-death signal). When the
-agent is gone the server waits ``UNICRON_ORPHAN_GRACE_S`` and ends, and its children with it.
+Children run in sessions of their own, write to ``output`` and die with the server (parent-death signal). What a child
+started itself, and left in its process group, ends with it. When the agent is gone the server waits
+``UNICRON_ORPHAN_GRACE_S`` and ends, and its children with it.
 """
 
 from __future__ import annotations
@@ -81,6 +82,13 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._signalled.fileno(), warn_on_full_buffer=False)
         self._emit(event="ready", pid=self._pid)
+        try:
+            return self._serve()
+        finally:
+            for _, pid in self._children.values():
+                _kill_group(pid)
+
+    def _serve(self) -> int:
         while True:
             timeout = None if self._attached else float(os.environ.get("UNICRON_ORPHAN_GRACE_S", "5"))
             ready = self._selector.select(timeout)
@@ -217,9 +225,12 @@ class ForkServer:
                 self._emit(event=event, id=request_id, pid=pid)
 
     def _reap(self, pidfd: int) -> None:
-        result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
-        if result is None:
+        if os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return
+        # Not reaped yet: its pid, which is its group's number too, belongs to nobody else.
+        _kill_group(self._children[pidfd][1])
+        result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+        assert result is not None
         self._selector.unregister(pidfd)
         os.close(pidfd)
         request_id, pid = self._children.pop(pidfd)
@@ -228,6 +239,13 @@ class ForkServer:
                 self._port(reading)
         code = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
         self._emit(event="exited", id=request_id, pid=pid, code=code)
+
+
+def _kill_group(pid: int) -> None:
+    """Kill what a child that is not reaped yet started: it would go on computing, and hold memory and devices."""
+    # No such group: the child ended before it had one. No permission: only what runs as another user is left.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _train(request: dict[str, Any]) -> int:

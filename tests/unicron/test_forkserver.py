@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import statistics
@@ -113,6 +114,37 @@ async def test_a_bad_specification_ends_the_process_with_its_reason(tmp_path: Pa
         (raised,) = a.of(Raised)
         assert (raised.kind, raised.error) == ("exception", "InvalidSpec")
         assert "no-such-file" in raised.detail
+
+
+PARENT = """
+import os, pathlib, subprocess, unicron
+
+child = subprocess.Popen(["sleep", "1000"])
+pathlib.Path(os.environ["CHILD"]).write_text(str(child.pid))
+run = unicron.attach(steps=1, micro_batches=1, build=lambda tensor, pipeline: None)
+for step in run.steps():
+    pass
+"""
+
+
+@pytest.mark.parametrize("end", ["kill", "exit"])
+async def test_what_a_rank_started_ends_with_it(end: str, tmp_path: Path, spec_file: SpecFile) -> None:
+    script, child = tmp_path / "script.py", tmp_path / "child"
+    script.write_text(PARENT)
+    async with agent(tmp_path / "run") as a:
+        await a.fork("w0", spec_file(script=str(script)), {"CHILD": str(child)})
+        pid = int(child.read_text())
+        try:
+            assert alive(pid)
+            if end == "kill":
+                os.kill(a.pids["w0"], signal.SIGKILL)
+            else:
+                a.ask(do="exit")
+            async with asyncio.timeout(20):
+                await gone(pid)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 SCRIPT = """
