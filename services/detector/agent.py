@@ -14,6 +14,7 @@ import logging
 import os
 import uuid
 from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,15 @@ RESTART_PAUSE_S = 1.0
 """Between attempts to start a fork server that does not start."""
 
 
+@dataclass(eq=False, slots=True)
+class _Opening:
+    """A store that is being opened. ``closed``: it was closed before it was there."""
+
+    task: str
+    generation: int
+    closed: bool = False
+
+
 class Agent:
     """One node's agent.
 
@@ -77,6 +87,7 @@ class Agent:
         self._fork_server: ForkServer | None = None
         self._forked: dict[str, Forked] = {}
         self._stores: dict[tuple[str, int], tuple[str, Forked]] = {}
+        self._openings: set[_Opening] = set()
         self._background: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._stopping = False
@@ -185,25 +196,34 @@ class Agent:
 
     async def open_store(self, task: str, generation: int) -> tuple[str, int]:
         """Run a rendezvous store in a process of its own; return its address."""
-        server = await self._server()
-        output = self._settings.run_dir.resolve() / "tasks" / task / "output"
-        output.mkdir(parents=True, exist_ok=True)
-        store_id = f"store-{uuid.uuid4().hex}"
-        host = self._settings.store_host
-        name = f"{generation}-store-{self.node.name}.log"
-        forked, port = await server.store(store_id, host=host, output=output / name)
+        opening = _Opening(task, generation)
+        self._openings.add(opening)
+        try:
+            server = await self._server()
+            output = self._settings.run_dir.resolve() / "tasks" / task / "output"
+            output.mkdir(parents=True, exist_ok=True)
+            store_id = f"store-{uuid.uuid4().hex}"
+            host = self._settings.store_host
+            name = f"{generation}-store-{self.node.name}.log"
+            forked, port = await server.store(store_id, host=host, output=output / name)
+        finally:
+            self._openings.discard(opening)
+        if opening.closed:
+            _end_store(forked)
+            raise Unavailable(f"the store of {task}, generation {generation}, was closed while it was opened")
         previous = self._stores.pop((task, generation), None)
         if previous is not None:
-            previous[1].kill()
+            _end_store(previous[1])
         self._stores[(task, generation)] = (store_id, forked)
         return host, port
 
     def close_stores(self, task: str, before: int | None = None) -> None:
-        """End the task's stores, all or those of generations older than ``before``."""
+        """End the task's stores, all or those of generations older than ``before``; also those being opened."""
         for key in [k for k in self._stores if k[0] == task and (before is None or k[1] < before)]:
-            _, forked = self._stores.pop(key)
-            forked.kill()
-            forked.close()
+            _end_store(self._stores.pop(key)[1])
+        for opening in self._openings:
+            if opening.task == task and (before is None or opening.generation < before):
+                opening.closed = True
 
     def forget_state(self, task: str) -> None:
         """Delete the in-memory copies of a task that goes on elsewhere or not at all."""
@@ -340,6 +360,11 @@ class Agent:
             logger.error("background work failed", exc_info=err)
             if vital and not self._broken.done():
                 self._broken.set_result(err)
+
+
+def _end_store(forked: Forked) -> None:
+    forked.kill()
+    forked.close()
 
 
 def last_output(path: Path) -> str:

@@ -135,6 +135,9 @@ class Commands:
                 return await self._rest(command)
             case OpenStore():
                 host, port = await self._host.open_store(command.task, command.generation)
+                if self._node.fenced(command.task, command.generation, command.plan):
+                    self._close_stores(command)
+                    raise Refused("fenced", self._fence_text(command))
                 return {"host": host, "port": port}
             case ConfigureTask():
                 return await self._configure(command)
@@ -245,17 +248,17 @@ class Commands:
         if idle:
             await self._host.end(idle)  # they hold nothing that a checkpoint would need
         await self._until(command, processes, lambda p: not p.alive and (p.ending or p.finished))
-        self._close_stores_if_last(command.task)
+        self._close_stores_if_last(command)
         return {"workers": {p.worker: WorkerResult(pid=p.pid, step=p.step) for p in processes}}
 
     async def _release(self, command: ReleaseTask) -> dict[str, object]:
         processes = [p for p in self._node.of_task(command.task) if p.worker in command.workers or command.all_workers]
         await self._host.end(processes)
         if command.all_workers:
-            self._host.close_stores(command.task)
+            self._close_stores(command)
             self._host.forget_state(command.task)
         else:
-            self._close_stores_if_last(command.task)
+            self._close_stores_if_last(command)
         return {"workers": {p.worker: WorkerResult(pid=p.pid, step=p.step) for p in processes}}
 
     # ---- waiting
@@ -299,9 +302,13 @@ class Commands:
             raise Refused("process-exited", "; ".join(f"{worker}: no process of {task}" for worker in missing), found)
         return found
 
-    def _close_stores_if_last(self, task: str) -> None:
-        if not self._node.of_task(task):
-            self._host.close_stores(task)
+    def _close_stores(self, command: Command) -> None:
+        # One of a later generation belongs to a plan that supersedes the command's.
+        self._host.close_stores(command.task, before=command.generation + 1)
+
+    def _close_stores_if_last(self, command: Command) -> None:
+        if not self._node.of_task(command.task):
+            self._close_stores(command)
 
     def _notify(self) -> None:
         self._changes.notify()
