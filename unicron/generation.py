@@ -311,9 +311,8 @@ class Joined:
             else:
                 if replica is self.replica:
                     replica = self._built((configure.tensor, configure.pipeline), micro_batches)
-                # Megatron's wrapper has an attribute of its own called ``buffers``.
-                for values in (*replica.model.parameters(), *torch.nn.Module.buffers(replica.model)):
-                    runtime.wait(dist.broadcast(values.data, group=data_group(), group_src=0, async_op=True))
+                for part in replica.parts:
+                    runtime.wait(dist.broadcast(part.weights, group=data_group(), group_src=0, async_op=True))
                 pieces.reset(replica)
             replica.hold(0, EMPTY_DIGEST)
             self.source = "initial"

@@ -60,11 +60,11 @@ class Receiver:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
-            _keep_alive(connection)
             threading.Thread(target=self._serve, args=(connection,), name="unicron-copies", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError, EOFError, ValueError):
+            _keep_alive(connection)
             if not hmac.compare_digest(_receive(connection, TOKEN_BYTES), self.token):
                 return
             kept: dict[str, mmap.mmap] = {}

@@ -132,7 +132,8 @@ async def test_what_a_rank_started_ends_with_it(end: str, tmp_path: Path, spec_f
     script, child = tmp_path / "script.py", tmp_path / "child"
     script.write_text(PARENT)
     async with agent(tmp_path / "run") as a:
-        await a.fork("w0", spec_file(script=str(script)), {"CHILD": str(child)})
+        spec = spec_file(script=str(script), steps=1, batch={"global": 1})
+        await a.fork("w0", spec, {"CHILD": str(child)})
         pid = int(child.read_text())
         try:
             assert alive(pid)
