@@ -18,9 +18,8 @@ import torch.distributed as dist
 
 from unicron import gradients, model, movement, pieces
 from unicron.agreement import ASSIGNED, DONE, FREE, Shard
+from unicron.buffers import Buffers
 from unicron.errors import NonFiniteValue, WrongLoop
-from unicron.fixed_point import FixedPoint
-from unicron.gradients import Accumulator
 from unicron.movement import Holding, Settled
 from unicron.pieces import Part
 from unicron.runtime import Wait
@@ -84,8 +83,8 @@ class Partial:
 class Replica:
     """A model, its optimizer, and how far they have come.
 
-    ``model`` is Megatron's DistributedDataParallel (gradients in ``main_grad``) or any module (gradients in
-    ``.grad``). Gradients are this library's from here on: ``zero_grad`` of model and optimizer does nothing.
+    ``model`` is Megatron's DistributedDataParallel or any module; its gradients are this library's from here on
+    (``unicron.buffers``).
     """
 
     def __init__(
@@ -111,10 +110,8 @@ class Replica:
         """Whether a distributed optimizer has applied one update more to its own part, not yet gathered by all."""
         self.partial: Partial | None = None
         self.exact = exact
-        _keep_gradients(model, optimizer)
-        tensors = _gradients(model)
-        self._plain = [(p, t) for p, t in zip(_trained(model), tensors, strict=True) if p.grad is t]
-        self.sums = _accumulator(model, tensors, micro_batches, exact=exact, parallel=parallel)
+        self._buffers = Buffers(model, optimizer)
+        self.sums = self._buffers.accumulator(micro_batches, exact=exact, parallel=parallel)
         cuda = any(parameter.is_cuda for parameter in model.parameters())
         self._doubtful = cuda and (parallel or pieces.is_sharded(model))
         """Whether an update may have used what an aborted collective left, without an error that tells of it."""
@@ -146,7 +143,7 @@ class Replica:
     def discard(self) -> None:
         """Throw away what the step in progress has accumulated."""
         self.partial = None
-        self._release_gradients()
+        self._buffers.release()
         self.sums.clear()
 
     def begin(self, step: int, work: list[int], generation: int) -> None:
@@ -208,20 +205,14 @@ class Replica:
         elif self._update[0] == WITHIN:
             self.forget()  # the parameters may be half updated
         elif computing and self.partial is not None:
-            self._release_gradients()
+            self._buffers.release()
             if not self.sums.rewind():
                 self.discard()
 
     def clear_gradients(self) -> None:
         """Forget what backward passes have added for a micro-batch that is not committed."""
-        self._release_gradients()
+        self._buffers.release()
         self.sums.rewind()
-
-    def _release_gradients(self) -> None:
-        for parameter in self.model.parameters():
-            if hasattr(parameter, "main_grad"):
-                # Megatron's optimizer leaves main_grad here; a backward pass would add to it once more.
-                parameter.grad = None
 
     def commit(self, finished: dict[int, float], samples: dict[int, list[int]]) -> None:
         """Count micro-batches as done: their gradients (already scaled by 1/M) are in the buffers.
@@ -232,7 +223,7 @@ class Replica:
         """
         partial = self.partial
         assert partial is not None
-        self._check_gradients()
+        self._buffers.check()
         for k, loss in finished.items():
             if not math.isfinite(loss):
                 raise NonFiniteValue(f"loss {loss} in micro-batch {k} of step {partial.step}")
@@ -269,7 +260,7 @@ class Replica:
         """
         partial = self.partial
         assert partial is not None
-        self._check_gradients()
+        self._buffers.check()
         try:
             self.sums.check_finite(partial.reduced)
         except NonFiniteValue as error:
@@ -295,10 +286,6 @@ class Replica:
             wait(dist.all_reduce(total, group=ends, async_op=True))
 
         self.sums.finish(exchange if ends is not None else None)
-
-    def _check_gradients(self) -> None:
-        if any(parameter.grad is not tensor for parameter, tensor in self._plain):
-            raise WrongLoop("a parameter's .grad was replaced: it must stay the tensor that it is (set none to None)")
 
     def check_begins(self) -> None:
         """Check that no update has been applied outside of a step.
@@ -377,48 +364,3 @@ class Replica:
         if all(part.main is None for part in self.parts):
             return []  # without a part in the optimizer it cannot tell what that keeps
         return [Holding(self.version, self.digest, pieces.updated(self) if self.ahead else pieces.pieces(self))]
-
-
-def _keep_gradients(built: Any, optimizer: Any) -> None:
-    """Let ``zero_grad`` do nothing, which most loops call: in a resumed step it would erase what counts as done."""
-    for one in (built, optimizer, *pieces.torch_optimizers(optimizer)):
-        for name in ("zero_grad", "zero_grad_buffer"):
-            if hasattr(one, name):
-                setattr(one, name, _do_nothing)
-
-
-def _do_nothing(*args: Any, **options: Any) -> None:
-    """Stand in the place of ``zero_grad``: gradients are cleared with each step."""
-
-
-def _accumulator(
-    built: Any, tensors: list[torch.Tensor], micro_batches: int, *, exact: bool, parallel: bool
-) -> Accumulator:
-    """Return the accumulator for a model's gradients."""
-    double = gradients.fit_float64(tensors)
-    if not (exact or parallel or double):
-        return gradients.InPlace(tensors)
-    tied = model.tied_weight(built)
-    shared = next((i for i, p in enumerate(_trained(built)) if p is tied), None)
-    if not exact:
-        return gradients.Apart(tensors, dtype=torch.float64 if double else torch.float32, shared=shared)
-    # One pipeline stage or two: what the two uses of a weight give is added up in the same way.
-    leaf = model.separate_output_weight(built)
-    leaves = [] if leaf is None or shared is None else [(shared, leaf)]
-    return FixedPoint(tensors, micro_batches=micro_batches, shared=shared, leaves=leaves)
-
-
-def _trained(built: Any) -> list[torch.nn.Parameter]:
-    return [parameter for parameter in built.parameters() if parameter.requires_grad]
-
-
-def _gradients(built: Any) -> list[torch.Tensor]:
-    """Return the tensors that a backward pass adds gradients to, one for each parameter."""
-    tensors: list[torch.Tensor] = []
-    for parameter in _trained(built):
-        gradient = getattr(parameter, "main_grad", None)  # of Megatron's DistributedDataParallel
-        if gradient is None:
-            gradient = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
-            parameter.grad = gradient
-        tensors.append(gradient)
-    return tensors

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from unicron import copies
 from unicron.copies import Layout, Slot
 from unicron.errors import TornCopy
-from unicron.memory import PORTION_BYTES, Place, kept_shares, portions, shares
+from unicron.memory import PORTION_BYTES, portions
 from unicron.peers import Receiver, Sender
 from unicron.pieces import Piece
+from unicron.shares import Place, kept_shares, shares
 
 SIZES = (3, 64, 1000)
 
