@@ -4,7 +4,7 @@
 #   make test                  all tests that end within minutes
 #   make check                 style and types
 #   make test-slow             tests of more than a minute each
-#   make test-parity           every fault in every layout, each followed by every change: half an hour
+#   make test-parity           every fault in every layout, each followed by every change: up to half an hour
 #   make test-no-false-alarm   five minutes under load without one error event
 #   make clean                 removes what runs and tools left, and .venv
 

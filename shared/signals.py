@@ -19,6 +19,10 @@ SIGNALS = "unicron.signals"
 HEARTBEATS = "unicron.heartbeats"
 """Subject prefix; an agent publishes to ``unicron.heartbeats.<node>``."""
 
+RECONNECT_GRACE_S = 2.0
+"""After the bus was away each agent is given this much more: clients reconnect within about 0.2 s, one that had to
+resolve a name or start a new TCP connection on a busy machine takes longer."""
+
 
 class SignalBase(Model):
     """Who says it and when. ``occurred_at``: when the agent learned it, ``signal_id``: a UUID."""

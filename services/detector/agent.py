@@ -14,7 +14,6 @@ import logging
 import os
 import uuid
 from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from services.detector.memory import SWEEP_INTERVAL_S, TaskMemory, node_folder
 from services.detector.node import Node, Process
 from services.detector.proc import process_state, scheduled
 from services.detector.ranks import RankServer, socket_name
+from services.detector.stores import Stores
 from services.detector.uplink import Heartbeats, Signals
 from shared.bus import Bus
 from shared.commands import COMMANDS
@@ -54,15 +54,6 @@ RESTART_PAUSE_S = 1.0
 """Between attempts to start a fork server that does not start."""
 
 
-@dataclass(eq=False, slots=True)
-class _Opening:
-    """A store that is being opened. ``closed``: it was closed before it was there."""
-
-    task: str
-    generation: int
-    closed: bool = False
-
-
 class Agent:
     """One node's agent.
 
@@ -86,8 +77,7 @@ class Agent:
         self._ranks = RankServer(self._socket, self.node, self._changes, self._heard)
         self._fork_server: ForkServer | None = None
         self._forked: dict[str, Forked] = {}
-        self._stores: dict[tuple[str, int], tuple[str, Forked]] = {}
-        self._openings: set[_Opening] = set()
+        self._stores = Stores(settings, self._server)
         self._background: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._stopping = False
@@ -121,8 +111,7 @@ class Agent:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self.end(list(self.node.processes()))
-        for name, _ in list(self._stores):
-            self.close_stores(name)
+        self._stores.close_all()
         if self._fork_server is not None:
             await self._fork_server.stop()
         for task in self._background:
@@ -195,35 +184,12 @@ class Agent:
         await self._changes.until(lambda: not any(p.alive for p in ending))
 
     async def open_store(self, task: str, generation: int) -> tuple[str, int]:
-        """Run a rendezvous store in a process of its own; return its address."""
-        opening = _Opening(task, generation)
-        self._openings.add(opening)
-        try:
-            server = await self._server()
-            output = self._settings.run_dir.resolve() / "tasks" / task / "output"
-            output.mkdir(parents=True, exist_ok=True)
-            store_id = f"store-{uuid.uuid4().hex}"
-            host = self._settings.store_host
-            name = f"{generation}-store-{self.node.name}.log"
-            forked, port = await server.store(store_id, host=host, output=output / name)
-        finally:
-            self._openings.discard(opening)
-        if opening.closed:
-            _end_store(forked)
-            raise Unavailable(f"the store of {task}, generation {generation}, was closed while it was opened")
-        previous = self._stores.pop((task, generation), None)
-        if previous is not None:
-            _end_store(previous[1])
-        self._stores[(task, generation)] = (store_id, forked)
-        return host, port
+        """Run a rendezvous store; return its address. Unavailable if that is not possible."""
+        return await self._stores.open(task, generation)
 
     def close_stores(self, task: str, before: int | None = None) -> None:
-        """End the task's stores, all or those of generations older than ``before``; also those being opened."""
-        for key in [k for k in self._stores if k[0] == task and (before is None or k[1] < before)]:
-            _end_store(self._stores.pop(key)[1])
-        for opening in self._openings:
-            if opening.task == task and (before is None or opening.generation < before):
-                opening.closed = True
+        """End the task's stores, all or those of generations older than ``before``."""
+        self._stores.close(task, before)
 
     def forget_state(self, task: str) -> None:
         """Delete the in-memory copies of a task that goes on elsewhere or not at all."""
@@ -247,7 +213,7 @@ class Agent:
 
     def _exited(self, process_id: str, exit_code: int) -> None:
         if process_id.startswith("store-"):
-            self._store_exited(process_id, exit_code)
+            self._stores.exited(process_id, exit_code)
         else:
             self._spawn(self._rank_exited(process_id, exit_code))
 
@@ -269,14 +235,6 @@ class Agent:
             self._memory.forget(process.task)
         self._changed()
 
-    def _store_exited(self, store_id: str, exit_code: int) -> None:
-        for key, (known, forked) in list(self._stores.items()):
-            if known == store_id:
-                # Established collectives do without it; the next generation opens its own.
-                logger.warning("the store of %s, generation %d, exited with %d", *key, exit_code)
-                del self._stores[key]
-                forked.close()
-
     def _fork_server_lost(self) -> None:
         self._fork_server = None
         if not self._stopping:
@@ -292,8 +250,7 @@ class Agent:
                 forked.kill()
                 await asyncio.to_thread(forked.wait, 1.0)
             await self._rank_exited(process.id, -9)
-        for name, _ in list(self._stores):
-            self.close_stores(name)
+        self._stores.close_all()
         while self._fork_server is None:
             try:
                 await self._start_fork_server()
@@ -360,11 +317,6 @@ class Agent:
             logger.error("background work failed", exc_info=err)
             if vital and not self._broken.done():
                 self._broken.set_result(err)
-
-
-def _end_store(forked: Forked) -> None:
-    forked.kill()
-    forked.close()
 
 
 def last_output(path: Path) -> str:

@@ -14,6 +14,7 @@ from services.detector.view import NodeView, Suspicion, TaskView, View, evolve
 from shared.events import Event
 from shared.severities import ErrorKind
 from shared.signals import (
+    RECONNECT_GRACE_S,
     Heartbeat,
     ProcessExited,
     RankRaised,
@@ -23,10 +24,6 @@ from shared.signals import (
 ECHO_TIMEOUT_S = 0.5
 """The monitor hears itself over NATS with every tick (0.1 s). When it does not, the bus or the monitor stood still,
 and the nodes' silence says nothing about the nodes."""
-
-RECONNECT_GRACE_S = 2.0
-"""After the bus was away each node is given this much more: clients reconnect within about 0.2 s, one that had to
-resolve a name or start a new TCP connection on a busy machine takes longer."""
 
 SETTLE_S = 0.25
 """A cause reaches the monitor within 50 ms, on a busy machine within this; only then are broken sockets a fault of

@@ -29,6 +29,7 @@ from shared.events import Recorded
 from shared.model import Clock, utc_now
 from shared.service import Context, run
 from shared.settings import Settings
+from shared.signals import RECONNECT_GRACE_S
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +39,6 @@ other one joins the repeat to the first."""
 
 RETRY_S = 0.05
 """Pause before asking again where nobody listens: an agent that starts or reconnects is back within about as much."""
-
-RECONNECT_GRACE_S = 2.0
-"""After the bus was away a command has this much more: agents come back a little later than this service, as in the
-detector."""
 
 GRACE_MARGIN_S = 0.5
 """Beside the time in which a lost node is noticed: for the detector's and the planner's answer."""

@@ -6,7 +6,7 @@ survivors do, and they do not wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from services.transition.state import Part, Phase, Send, State, node_of
@@ -88,26 +88,20 @@ def to_free(part: Part) -> list[str]:
     return sorted(set(part.change.failed))
 
 
+def _draining(change: TaskChange) -> Iterator[str]:
+    """Yield the workers that train and must come to a step boundary: none if they are held already."""
+    if change.action != "move":
+        return
+    if change.interrupted is not None:
+        yield from (member.worker for member in change.interrupted.members if change.target is not None)
+    elif not change.hold:
+        failed = frozenset(change.failed)
+        yield from (worker for worker in change.survivors if worker not in failed)
+
+
 def to_drain(part: Part) -> list[str]:
-    """Return the workers that train and must come to a step boundary: none if they are held already."""
-    change = part.change
-    if change.action != "move":
-        return []
-    if change.interrupted is not None:
-        return members(change.interrupted) if change.target is not None else []
-    if change.hold:
-        return []
-    return sorted({*change.survivors} - {*change.failed})
-
-
-def _drains(change: TaskChange) -> bool:
-    """Whether ``to_drain`` names anybody."""
-    if change.action != "move":
-        return False
-    if change.interrupted is not None:
-        return change.target is not None and bool(change.interrupted.members)
-    failed = frozenset(change.failed)
-    return not change.hold and any(w not in failed for w in change.survivors)
+    """Return the workers that train and must come to a step boundary, sorted."""
+    return sorted(set(_draining(part.change)))
 
 
 def to_stop(part: Part) -> list[str]:
@@ -186,7 +180,7 @@ def has_work(state: State, part: Part, phase: Phase) -> bool:
         case Phase.STORE_INTERRUPTED | Phase.CONFIGURE_INTERRUPTED:
             return change.interrupted is not None
         case Phase.DRAIN:
-            return _drains(change)
+            return any(True for _ in _draining(change))
         case Phase.STOP:
             return bool(to_stop(part))
         case Phase.RELEASE:

@@ -201,7 +201,7 @@ async def test_a_store_that_is_not_wanted_any_more_when_it_opens_is_closed(
         os.kill(server, signal.SIGCONT)
     answer = await opening
     assert (answer.ok, answer.code) == (False, code)
-    assert agent._stores == {}
+    assert len(agent._stores) == 0
     async with asyncio.timeout(WAIT_S):
         while await asyncio.to_thread(children, server):
             pass  # killed, and reaped a moment later
