@@ -59,5 +59,5 @@ COPY deploy/healthcheck.py /opt/unicron/healthcheck.py
 ENV OMP_NUM_THREADS=1 \
     OPENBLAS_NUM_THREADS=1
 HEALTHCHECK --interval=5s --timeout=5s --start-period=60s --retries=3 \
-    CMD python -P /opt/unicron/healthcheck.py "agent-${UNICRON_NODE:-n0}"
-CMD ["python", "-P", "-m", "services.detector.agent"]
+    CMD ["python", "-P", "/opt/unicron/healthcheck.py", "agent"]
+CMD ["python", "-P", "-m", "services.agent.main"]

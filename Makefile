@@ -1,10 +1,13 @@
 # Everything runs from .venv, which `make install` creates.
 #
 #   make demo                  the main job: two tasks share a cluster, faults are injected, all heals
-#   make test                  all tests that end within minutes
-#   make check                 style and types
+#   make test                  all tests that end within seconds, and the main job's
+#   make test-e2e              the other tests of whole stacks: minutes
+#   make check                 style, types and the direction of imports
+#   make test-cluster          on several machines made of namespaces, with a network that fails; needs root
 #   make test-slow             tests of more than a minute each
 #   make test-parity           every fault in every layout, each followed by every change: up to half an hour
+#   make mutants               mutants of the pure cores against their tests: about an hour
 #   make test-no-false-alarm   five minutes under load without one error event
 #   make clean                 removes what runs and tools left, and .venv
 
@@ -19,7 +22,7 @@ PYTEST := $(BIN)/python -m pytest
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: install demo test test-slow test-parity test-no-false-alarm check format clean
+.PHONY: install demo test test-e2e mutants test-cluster test-slow test-parity test-no-false-alarm check format clean
 
 install: $(STAMP)
 
@@ -35,14 +38,22 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/unicron demo
 
-# The tests marked e2e start many processes and measure time, so they run alone, one after the other.
+# Most tests wait for processes a part of their time, so three share two cores. Tests that start whole stacks (e2e,
+# cluster) run apart from the others: two files at a time, each file's tests one after the other. `make test` has those of
+# the main job (marker short), `make test-e2e` and `make test-cluster` have the others.
 test: install
-	$(PYTEST) -n 2 --dist worksteal --durations 15 -m "not e2e and not slow and not soak and not parity"
-	$(PYTEST) --durations 15 -m "e2e and not slow and not soak"
+	$(PYTEST) -n 3 --dist worksteal --durations 15 -m "not e2e and not cluster and not slow and not soak and not parity"
+	$(PYTEST) -n 2 --dist loadfile --durations 15 -m "short" tests/cluster tests/e2e
+
+test-e2e: install
+	$(PYTEST) -n 2 --dist loadfile --durations 15 -m "e2e and not short and not slow and not soak" tests/e2e
+
+test-cluster: install
+	$(PYTEST) --durations 15 -m cluster tests/cluster
 
 # Exit status 5: there is no such test.
 test-slow: install
-	$(PYTEST) -m "slow and not soak" || test $$? -eq 5
+	$(PYTEST) -m "slow and not soak and not cluster" || test $$? -eq 5
 
 test-parity: install
 	$(PYTEST) -n 2 --dist worksteal -m parity
@@ -50,10 +61,17 @@ test-parity: install
 test-no-false-alarm: install
 	$(PYTEST) -m soak
 
+# The pure cores, mutated: which change of behaviour does no test notice? Results stay in mutants/ and can be continued.
+mutants: install
+	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[mutants]'
+	$(BIN)/mutmut run
+	$(BIN)/mutmut results
+
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: install
 	$(BIN)/ruff check --fix .

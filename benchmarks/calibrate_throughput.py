@@ -4,7 +4,8 @@
 
 Two steps. First the collectives' constants from the all-reduce tables alone. Then the rest by seeded random descent on
 the mean absolute relative error, each data set weighing the same (so that 1,440 small rows do not drown 8 large
-ones), and on the regret of the choice among measured layouts. MT-NLG is held out. Deterministic, pure Python, minutes.
+ones), and on the regret of the choice among measured layouts. MT-NLG is not fitted. The fit is deterministic and takes
+minutes. There are no bounds; ``tests/planner/test_performance_measurements.py`` has them.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import argparse
 import json
 import math
 import random
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import throughput_data
+from benchmarks.report import Report, run
 from benchmarks.throughput_data import Row
 from shared.planning.performance import calibration
 from shared.planning.performance.calibration import Calibration
@@ -169,7 +173,7 @@ def rounded(constants: Calibration) -> dict[str, Any]:
     }
 
 
-def cross_validate(start: Calibration, v100: float) -> None:
+def cross_validate(start: Calibration, v100: float, report: Report) -> None:
     """Print error and choice for vTrain's models of each hidden size, with constants fitted without them.
 
     The other models differ only in layers and share every layer's time, so leaving out single models proves nothing.
@@ -187,27 +191,37 @@ def cross_validate(start: Calibration, v100: float) -> None:
             min(group, key=times.__getitem__).measured_s <= 1.05 * min(row.measured_s for row in group)
             for group in groups
         )
-        line = {"left out": f"vtrain h{hidden}", "mean_absolute_percent": round(100 * absolute, 2)}
-        print(json.dumps({**line, "choice, by batch": {"good": good, "cases": len(groups)}}))
+        choice = {"good": good, "cases": len(groups)}
+        percent = round(100 * absolute, 2)
+        report.line(
+            "cross-validation",
+            **{"left out": f"vtrain h{hidden}", "mean_absolute_percent": percent, "choice, by batch": choice},
+        )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cross-validate", action="store_true", help="fit without each hidden size of vTrain instead")
-    parser.add_argument("--write", action="store_true", help="replace the fitted stack in calibration.json")
-    options = parser.parse_args()
+def calibrate(options: argparse.Namespace, report: Report) -> None:
+    """Fit and print; with ``--write``, replace the fitted stack in the file."""
     start = fit_collectives(calibration.stack(STACK))
     if options.cross_validate:
-        cross_validate(start, V100_START)
+        cross_validate(start, V100_START, report)
         return
     constants, volta, loss = fit(start, V100_START)
     values = rounded(constants)
-    print(json.dumps({"constants": values, "v100 sustained_fraction": round(volta, 3), "loss": loss}, indent=2))
+    report.line("fit", **{"constants": values, "v100 sustained_fraction": round(volta, 3), "loss": loss})
     if options.write:
         stacks = json.loads(TARGET.read_text())
         stacks[STACK] = values
         TARGET.write_text(json.dumps(stacks, indent=2) + "\n")
 
 
+def main() -> int:
+    """Run the command; return its exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cross-validate", action="store_true", help="fit without each hidden size of vTrain instead")
+    parser.add_argument("--write", action="store_true", help="replace the fitted stack in calibration.json")
+    options = parser.parse_args()
+    return run(partial(calibrate, options))
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

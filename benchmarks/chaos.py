@@ -1,11 +1,12 @@
 """Random faults against the whole system, in a seeded order: ``python -m benchmarks.chaos --seed N --faults K``.
 
 Two data-parallel tasks train on an embedded stack while ranks, nodes, services and the NATS server are killed, stopped
-and made to raise, also in the midst of what the faults before them set off. In the end the results must be those of
-runs without failures, the log must replay, every incident must be closed and nothing may be left behind.
+and made to raise, also during the transitions that earlier faults caused. In the end the results must be those of runs
+without failures, the log must replay, every incident must be closed and nothing may be left behind.
 
-JSON lines on stdout: one for each fault, one for each incident, one for each check that failed, and a summary. Exit
-status 0 if every check held. What is drawn is the same for the same seed; when it hits depends on the machine.
+JSON lines on stdout: one for each fault, each incident and each check (``benchmarks/chaos_checks.py``), and a summary.
+Exit status 0 if every check holds. The same seed draws the same faults; when they strike depends on the machine. The
+folder of a run with a check that does not hold stays, and the summary names it.
 """
 
 from __future__ import annotations
@@ -14,33 +15,36 @@ import argparse
 import asyncio
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
-import psutil
-
-from benchmarks.chaos_checks import RANK_FAULTS, Checks, Injected, Record, python, reference_of, say
+from benchmarks.chaos_checks import RANK_FAULTS, Checks, Injected, reference_of
+from benchmarks.chaos_ranks import Rank, living_ranks
+from benchmarks.report import Report, at_least, run
+from cli.processes import processes_of, run_module
 from cli.stack import SERVICES, Stack
+from cli.waiting import Record, TimedOut, WaitingClient
 from shared.errors import Unavailable
 
 KINDS = (*RANK_FAULTS, "two", "node", "service", "nats")
 
 LONGEST_DELAY_S = 3.0
-"""Between two faults: healing takes about a second, so that about every third fault hits a transition."""
+"""Between two faults: healing takes about a second, so that about every third fault strikes during a transition."""
 
 LONGEST_ABSENCE_S = 6.0
-"""A killed node is back within this: sometimes before it is missed, sometimes long after."""
+"""A killed node is back within this: sometimes before its loss is detected, sometimes long after."""
 
 RESTARTS_A_SERVICE = 4
-"""In a minute: the stack gives a service up that dies more than five times in one."""
+"""In a minute: the stack gives up a service that ends more than five times in a minute."""
 
 END_LIMIT_S = 150.0
 """Longest wait for the tasks' end after the last fault, beside that for the steps that are left."""
@@ -55,16 +59,10 @@ FAULTS_A_ROUND = 10
 """Faults between two rounds of the operator, who starts isolated nodes anew."""
 
 QUIET_S = 10.0
-"""How long processes of tasks that have ended may take to go."""
+"""Longest time that processes of ended tasks may take to end."""
 
-
-@dataclass(frozen=True)
-class Rank:
-    """A living process of a task."""
-
-    pid: int
-    task: str
-    worker: str
+PATIENCE_S = 30.0
+"""Longest time that the api may be away: a killed one is back within seconds."""
 
 
 def tasks(corpus: Path, steps: int, workers: int) -> list[Record]:
@@ -84,23 +82,12 @@ def tasks(corpus: Path, steps: int, workers: int) -> list[Record]:
     return [{**common, "name": "alpha", "weight": 2.0, "seed": 1}, {**common, "name": "beta", "weight": 1.0, "seed": 2}]
 
 
-def rank_of(pid: int, run_dir: Path) -> Rank | None:
-    """Return which rank a process is, by the file its output goes to; None if it is no rank."""
-    try:
-        path = Path(os.readlink(f"/proc/{pid}/fd/1"))
-    except OSError:
-        return None
-    if path.parent.name != "output" or not path.is_relative_to(run_dir / "tasks"):
-        return None
-    _, node, slot = path.stem.rsplit("-", 2)
-    return None if node == "store" else Rank(pid, path.parent.parent.name, f"{node}/{slot}")
-
-
 class Chaos:
-    """One run."""
+    """One run: the stack, the drawn faults, and the conditions between them."""
 
-    def __init__(self, options: argparse.Namespace, directory: Path) -> None:
+    def __init__(self, options: argparse.Namespace, directory: Path, report: Report) -> None:
         self._options = options
+        self._report = report
         self._random = random.Random(options.seed)
         self._directory = directory
         self._run_dir = directory / "run"
@@ -110,50 +97,49 @@ class Chaos:
             workers_per_node=options.workers_per_node,
             environment={"UNICRON_NODE_TIMEOUT_S": str(options.node_timeout_s)},
         )
-        self._client = httpx.AsyncClient(timeout=10.0)
         self._injected: list[Injected] = []
         self._incidents: list[Record] = []
-        self._checks = Checks()
+        self._checks = Checks(report)
         self._background: set[asyncio.Task[None]] = set()
         self._restarts: dict[str, list[float]] = {}
         self._down: set[str] = set()
 
-    async def run(self) -> bool:
-        """Run everything; return whether every check held."""
+    async def run(self) -> None:
+        """Run everything; print faults, incidents, checks and the summary."""
         started_s = time.monotonic()
         corpus = self._directory / "corpus.txt"
-        await python("unicron.corpus", str(corpus), "--seed", "1")
+        await run_module("unicron.trainer.corpus", str(corpus), "--seed", "1")
         specs = tasks(corpus, self._options.steps, self._options.nodes * self._options.workers_per_node)
         references = [await reference_of(spec, self._directory) for spec in specs]
-        results: list[Record] = []
-        try:
-            async with self._stack:
+        async with self._stack, WaitingClient(self._stack.url, patience_s=PATIENCE_S) as self._client:
+            try:
                 results = await self._course(specs)
-        finally:
-            await self._client.aclose()
-            self._checks.expect("no process is left", not processes_of(self._run_dir), f"{processes_of(self._run_dir)}")
+            finally:
+                # Otherwise a node could be brought back while the stack stops.
+                for task in self._background:
+                    task.cancel()
+                await asyncio.gather(*self._background, return_exceptions=True)
+        left = processes_of(self._run_dir)
+        self._checks.expect("no process is left", not left, f"{left}")
         self._checks.log(self._run_dir)
-        for spec, result, reference in zip(specs, results, references, strict=False):
+        for spec, result, reference in zip(specs, results, references, strict=True):
             self._checks.result(spec, result, reference)
-        ok = not self._checks.problems
-        summary = {
-            "ok": ok,
-            "seed": self._options.seed,
-            "faults": len(self._injected),
-            "incidents": len(self._incidents),
-            "problems": self._checks.problems,
-            "wall_s": round(time.monotonic() - started_s, 1),
-            "run_dir": str(self._run_dir),
-        }
-        say("summary", **summary)
-        return ok
+        self._report.line(
+            "summary",
+            ok=not self._report.missed,
+            seed=self._options.seed,
+            faults=len(self._injected),
+            incidents=len(self._incidents),
+            problems=self._report.missed,
+            wall_s=round(time.monotonic() - started_s, 1),
+            run_dir=str(self._run_dir) if self._report.missed or self._options.directory else None,
+        )
 
     # ---- the course
 
     async def _course(self, specs: list[Record]) -> list[Record]:
-        self._client.base_url = httpx.URL(self._stack.url)
         for spec in specs:
-            (await self._client.post("/v1/tasks", json=spec)).raise_for_status()
+            await self._client.submit(spec)
         await self._until("both train", lambda: self._all_reached(specs, 3), END_LIMIT_S)
         for number in range(self._options.faults):
             kind = self._random.choice(self._options.kinds)
@@ -166,7 +152,7 @@ class Chaos:
             await self._inject(fault, dice)
             if fault.targets:
                 self._injected.append(fault)
-            say("fault", **asdict(fault))
+            self._report.line("fault", **asdict(fault))
             if number % FAULTS_A_ROUND == FAULTS_A_ROUND - 1:
                 await self._readmit()
         limit_s = END_LIMIT_S + SLOW_STEP_S * await self._steps_left(specs)
@@ -179,13 +165,15 @@ class Chaos:
             await self._readmit()
             await self._until("all nodes are ready", self._all_ready, READY_LIMIT_S)
             await self._use_everything(specs[0])
-        self._incidents = [i for i in await self._items("/v1/incidents") if i["task"] != "after"]
+        self._incidents = [i for i in await self._client.incidents() if i["task"] != "after"]
         self._checks.incidents(self._incidents, self._injected)
-        return [await self._task(spec["name"]) for spec in specs]
+        return [await self._client.task(spec["name"]) for spec in specs]
 
     async def _inject(self, fault: Injected, dice: list[float]) -> None:
-        for task in await self._items("/v1/tasks", patient=False):
-            fault.states[task["name"]] = f"{task['state']} {task['step']}"
+        with suppress(Unavailable):  # the api may just be starting again; the fault does not wait
+            async with WaitingClient(self._stack.url) as client:
+                for task in await client.items("/v1/tasks"):
+                    fault.states[task["name"]] = f"{task['state']} {task['step']}"
         fault.at = time.time()
         match fault.kind:
             case "two":
@@ -231,77 +219,52 @@ class Chaos:
         self._down.discard(node)
 
     def _ranks(self) -> list[Rank]:
-        """Return the ranks that live, in the order of their workers."""
-        found = []
-        for node in self._stack.node_names:
-            with suppress(psutil.NoSuchProcess):
-                found += [rank_of(p.pid, self._run_dir) for p in self._stack.node_processes(node)]
-        return sorted((r for r in found if r is not None), key=lambda r: (r.worker, r.pid))
+        return living_ranks(self._stack)
 
     async def _readmit(self) -> None:
-        """Do what an operator does with a node that was isolated because restarts on it failed: start it anew."""
-        for node in await self._items("/v1/nodes"):
+        """Start isolated nodes anew, as an operator does after restarts on them have failed."""
+        for node in await self._client.items("/v1/nodes"):
             if node["state"] == "isolated" and node["name"] not in self._down:
-                say("note", what=f"{node['name']} is isolated: {node['reason']}")
+                self._report.line("note", what=f"{node['name']} is isolated: {node['reason']}")
                 at = await self._stack.kill_node(node["name"])
                 number = self._options.faults + len(self._injected)
                 self._injected.append(Injected(number, "node", at, [node["name"]]))
                 await self._stack.start_node(node["name"])
 
     async def _use_everything(self, spec: Record) -> None:
-        """A task that needs every worker gets every worker."""
+        """Run a task that needs every worker."""
         workers = self._options.nodes * self._options.workers_per_node
         last = {**spec, "name": "after", "steps": 3, "workers": {"min": workers, "max": workers}}
-        (await self._client.post("/v1/tasks", json=last)).raise_for_status()
+        await self._client.submit(last)
         await self._until("a task on every worker succeeds", lambda: self._all_ended([last]), 30.0)
 
-    # ---- asking
-
-    async def _items(self, path: str, *, patient: bool = True) -> list[Record]:
-        """Return a list of the API; while that restarts, wait for it or (not ``patient``) return nothing."""
-        deadline = time.monotonic() + 30.0
-        while True:
-            try:
-                answer = await self._client.get(path, params={"limit": 1000})
-                answer.raise_for_status()
-                items: list[Record] = answer.json()["items"]
-                return items
-            except httpx.HTTPError:
-                if not patient:
-                    return []
-                if time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(0.1)
-
-    async def _task(self, name: str) -> Record:
-        return next(t for t in await self._items("/v1/tasks") if t["name"] == name)
+    # ---- conditions
 
     async def _all_reached(self, specs: list[Record], step: int) -> bool:
-        return all([(await self._task(s["name"]))["step"] >= step for s in specs])
+        return all([(await self._client.task(s["name"]))["step"] >= step for s in specs])
 
     async def _steps_left(self, specs: list[Record]) -> int:
-        return max([int(s["steps"]) - int((await self._task(s["name"]))["step"]) for s in specs])
+        return max([int(s["steps"]) - int((await self._client.task(s["name"]))["step"]) for s in specs])
 
     async def _all_ended(self, specs: list[Record]) -> bool:
-        return all([(await self._task(s["name"]))["state"] in ("succeeded", "failed") for s in specs])
+        return all([(await self._client.task(s["name"]))["state"] in ("succeeded", "failed") for s in specs])
 
     async def _no_ranks(self) -> bool:
         return not self._ranks()
 
     async def _all_ready(self) -> bool:
-        return {n["state"] for n in await self._items("/v1/nodes")} == {"ready"}
+        return {n["state"] for n in await self._client.items("/v1/nodes")} == {"ready"}
 
     async def _until(self, what: str, holds: Callable[[], Awaitable[bool]], limit_s: float) -> bool:
-        deadline = time.monotonic() + limit_s
-        while not await holds():
-            if time.monotonic() > deadline:
-                states = [
-                    (t["name"], t["state"], t["reason"], t["step"], t["workers"])
-                    for t in await self._items("/v1/tasks")
-                ]
-                self._checks.expect(what, False, f"not within {limit_s:.0f} s; {states}; ranks {self._ranks()}")
-                return False
-            await asyncio.sleep(0.1)
+        """Wait until a condition holds, as a check that fails at the limit. Return whether it holds."""
+        try:
+            await self._client.until(what, holds, limit_s)
+        except TimedOut as err:
+            names = ("name", "state", "reason", "step", "workers")
+            states = [[task[name] for name in names] for task in await self._client.items("/v1/tasks")]
+            self._checks.expect(what, False, f"{err.detail}; {states}; ranks {self._ranks()}")
+            return False
+        self._checks.expect(what, True)
         return True
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -311,7 +274,7 @@ class Chaos:
 
 
 def send(fault: Injected, rank: Rank, number: signal.Signals) -> None:
-    """Send a signal to a rank, and note it if that is still there."""
+    """Send a signal to a rank, and note the rank as a target if its process still lives."""
     with suppress(ProcessLookupError):
         os.kill(rank.pid, number)
         fault.targets.append(rank.worker)
@@ -322,33 +285,34 @@ def pick(items: list[Any], dice: float) -> Any:
     return items[int(dice * len(items))]
 
 
-def processes_of(run_dir: Path) -> list[int]:
-    """Return the pids of all processes that belong to a run directory."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            if process.environ().get("UNICRON_RUN_DIR", "").startswith(str(run_dir)):
-                found.append(process.pid)
-    return found
+async def in_directory(options: argparse.Namespace, report: Report) -> None:
+    """Run in the folder of the command line, or in a temporary one, which stays only if a check does not hold."""
+    directory = options.directory or Path(tempfile.mkdtemp(prefix="unicron-chaos-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    stays = options.directory is not None
+    try:
+        await Chaos(options, directory, report).run()
+        stays = stays or bool(report.missed)
+    finally:
+        if not stays:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def main() -> int:
-    """Parse the command line and run."""
+    """Run the command; return its exit status."""
     parser = argparse.ArgumentParser(prog="benchmarks.chaos", description="Random faults against the whole system.")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--faults", type=int, default=10)
-    parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--workers-per-node", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=250, help="of each task")
+    parser.add_argument("--faults", type=at_least(0), default=10)
+    parser.add_argument("--nodes", type=at_least(1), default=4)
+    parser.add_argument("--workers-per-node", type=at_least(1), default=1)
+    parser.add_argument("--steps", type=at_least(4), default=250, help="of each task")
     parser.add_argument(
         "--node-timeout-s", type=float, default=1.5, help="raise it where other work keeps the cores busy"
     )
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="faults to draw from")
-    parser.add_argument("--directory", type=Path, help="where to write; a new temporary folder if not given")
+    parser.add_argument("--directory", type=Path, help="folder for what the run writes, which stays")
     options = parser.parse_args()
-    directory = options.directory or Path(tempfile.mkdtemp(prefix="unicron-chaos-"))
-    directory.mkdir(parents=True, exist_ok=True)
-    return 0 if asyncio.run(Chaos(options, directory).run()) else 1
+    return run(partial(in_directory, options))
 
 
 if __name__ == "__main__":

@@ -1,75 +1,69 @@
-"""What must hold after a run of ``benchmarks.chaos``: every incident explained and healed, every result unchanged."""
+"""The checks after a run of ``benchmarks.chaos``: every incident has a fault and is healed, no result has changed."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
-import os
 import signal
-import sys
 import tempfile
-import time
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
+from benchmarks.report import Report
 from cli.demo_report import TOLERANCE, compare_parameters
+from cli.processes import run_module
+from cli.waiting import Record
 from services.planner.replay import verify
-from shared.errors import Unavailable
-from shared.log import EventLog
-
-Record = dict[str, Any]
+from shared.log.log import EventLog
 
 RANK_FAULTS = {"kill": signal.SIGKILL, "exception": signal.SIGUSR1, "hang": signal.SIGSTOP}
 
 FOUND_AS = {
     "kill": ("process-exit", "transition-failed"),
     "two": ("process-exit", "transition-failed"),
-    # A process that has not yet learned to raise is killed by the signal.
+    # A process that has not yet installed its signal handler is killed by the signal.
     "exception": ("exception", "process-exit", "transition-failed"),
     "hang": ("hang", "transition-failed"),
     "node": ("node-lost", "transition-failed"),
 }
-"""Kinds of incidents that a fault may become. What hits services and the NATS server must not become any."""
+"""Kinds of incidents that a fault may become. Faults of services and of the NATS server must become none."""
 
 LONGEST_DETECTION_S = 15.0
-"""A stopped rank of a task that has just begun is judged by the limit for first steps."""
+"""For a stopped rank of a task that has just begun, the limit for first steps applies."""
 
 SLOW_S = 8.0
 """From detection to full strength: about a second of transition, several times that on a busy machine."""
 
 FURTHER_FAULT_S = 4.0
-"""What a further fault in the midst of healing may add: its detection (a second for a hang, more on a busy machine) and
-another transition."""
+"""Time that a further fault during a transition may add: its detection (a second for a hang, more on a busy machine)
+and another transition."""
 
 
 @dataclass
 class Injected:
-    """One fault: what was drawn, when it hit (Unix seconds) and whom. ``targets``: workers, nodes or services."""
+    """One fault: its kind, when it struck (Unix seconds) and where. ``targets``: workers, nodes or services."""
 
     number: int
     kind: str
     at: float = 0.0
     targets: list[str] = field(default_factory=list)
     states: dict[str, str] = field(default_factory=dict)
-    """What the tasks were doing."""
+    """State and step of each task when the fault struck."""
 
 
 class Checks:
-    """The checks of one run. ``problems``: those that failed."""
+    """The checks of one run; each is a bound of the report."""
 
-    def __init__(self) -> None:
-        self.problems: list[str] = []
+    def __init__(self, report: Report) -> None:
+        self._report = report
 
-    def expect(self, what: str, holds: bool, detail: str) -> None:
-        if not holds:
-            self.problems.append(what)
-            say("problem", what=what, detail=detail)
+    def expect(self, name: str, holds: bool, detail: str = "") -> None:
+        """Require that a property holds; ``detail``: what is wrong, printed where it does not hold."""
+        self._report.equal(name, holds, True, **({} if holds else {"detail": detail}))
 
     def incidents(self, incidents: list[Record], injected: list[Injected]) -> None:
-        """Every incident has a fault behind it, one of its own, and was healed soon."""
+        """Require that every incident comes from a fault, is closed, and was healed soon."""
         unexplained = [i for i in incidents if not causes(i, injected)]
         seen: dict[tuple[int, str], int] = {}
         for incident in incidents:
@@ -84,12 +78,12 @@ class Checks:
                 "escalations": len(incident["evidence"].get("escalations", [])),
                 "faults": [f.number for f in causes(incident, injected)],
             }
-            say("incident", **line)
+            self._report.line("incident", **line)
             name = f"incident {incident['id'][:8]} ({incident['kind']} of {incident['worker'] or incident['node']})"
-            self.expect(f"{name} is closed", incident["restored_at"] is not None, "")
-            took_s = line["restored_s"]
-            limit_s = SLOW_S + FURTHER_FAULT_S * further(incident, injected)
-            self.expect(f"{name} is healed soon", took_s is None or took_s <= limit_s, f"{took_s} s, not {limit_s}")
+            self.expect(f"{name} is closed", incident["restored_at"] is not None)
+            if incident["restored_at"] is not None:
+                limit_s = SLOW_S + FURTHER_FAULT_S * further(incident, injected)
+                self._report.at_most(f"{name} is healed (s)", line["restored_s"], limit_s)
             self.expect(f"{name} is no false alarm", incident not in unexplained, f"{incident}")
             for fault in causes(incident, injected):
                 key = (fault.number, incident["worker"] or incident["node"] or "")
@@ -99,10 +93,10 @@ class Checks:
             if fault.kind == "node":
                 self.expect(f"fault {fault.number} (node {fault.targets[0]}) is found", count > 0, f"{fault}")
             if count > 1:
-                say("note", what=f"{count} incidents may stem from fault {fault.number}")
+                self._report.line("note", what=f"{count} incidents may stem from fault {fault.number}")
 
     def log(self, run_dir: Path) -> None:
-        """The log replays."""
+        """Require that the log replays."""
         log = EventLog(f"sqlite:///{run_dir / 'log.db'}", read_only=True)
         try:
             report = verify(log)
@@ -111,30 +105,29 @@ class Checks:
         self.expect("the log replays", report.ok, f"{report}")
 
     def result(self, spec: Record, task: Record, reference: Path) -> None:
-        """A task has the result of a run without failures: the samples of every step, the parameters, the loss."""
+        """Require the result of a run without failures: the samples of every step, the parameters, the loss."""
         name, result = spec["name"], task["result"]
         self.expect(f"{name} succeeds", task["state"] == "succeeded", f"{task['state']}: {task['reason']}")
         if result is None:
             return
         summary = json.loads((reference / "summary.json").read_text())
-        self.expect(f"{name}: same steps", result["steps"] == spec["steps"], f"{result['steps']}")
-        same = summary["samples_sha256"] == result["samples_sha256"]
-        self.expect(f"{name}: same samples", same, f"{result['samples_sha256']}")
+        self._report.equal(f"{name}: steps", result["steps"], spec["steps"])
+        self._report.equal(f"{name}: samples", result["samples_sha256"], summary["samples_sha256"])
         loss, expected = task["loss"], summary["loss"]
-        self.expect(f"{name}: same loss", abs(loss - expected) <= TOLERANCE * abs(expected), f"{loss}, not {expected}")
+        self._report.at_most(f"{name}: difference of the loss", abs(loss - expected), TOLERANCE * abs(expected))
         difference = compare_parameters(Path(result["parameters_path"]), reference / "parameters.safetensors")
-        self.expect(f"{name}: same parameters", difference <= TOLERANCE, f"{difference:.2e}")
+        self._report.at_most(f"{name}: largest difference of a parameter", difference, TOLERANCE)
 
 
 def further(incident: Record, injected: list[Injected]) -> int:
-    """Return how many faults hit while an incident was being healed."""
+    """Return how many faults struck while an incident was being healed."""
     start = datetime.fromisoformat(incident["detected_at"]).timestamp()
     end = datetime.fromisoformat(incident["restored_at"] or incident["detected_at"]).timestamp()
     return sum(start < fault.at < end for fault in injected)
 
 
 def causes(incident: Record, injected: list[Injected]) -> list[Injected]:
-    """Return the faults that may be behind an incident: of its worker or its node, not long before."""
+    """Return the faults that an incident may come from: of its worker or its node, not long before."""
     at = datetime.fromisoformat(incident["detected_at"]).timestamp()
     kind = incident["kind"]
     found = []
@@ -147,7 +140,7 @@ def causes(incident: Record, injected: list[Injected]) -> list[Injected]:
 
 
 async def reference_of(spec: Record, directory: Path) -> Path:
-    """Return the result of a run without failures: kept for the next run with the same specification."""
+    """Return the result of a run without failures; it stays for later runs with the same specification."""
     relevant = {k: v for k, v in spec.items() if k not in ("data", "env", "workers", "max_restarts", "checkpoint")}
     # The corpus is generated, always the same.
     digest = hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
@@ -157,7 +150,7 @@ async def reference_of(spec: Record, directory: Path) -> Path:
         kept.mkdir(parents=True, exist_ok=True)
         path = directory / f"{spec['name']}.json"
         path.write_text(json.dumps({**relevant, "data": spec["data"]}))
-        await python("unicron.train", "--spec", str(path), "--directory", str(kept))
+        await run_module("unicron.train", "--spec", str(path), "--directory", str(kept), OMP_NUM_THREADS="1")
     return result
 
 
@@ -167,26 +160,3 @@ def between(record: Record, start: str, end: str) -> float | None:
         return None
     seconds = (datetime.fromisoformat(record[end]) - datetime.fromisoformat(record[start])).total_seconds()
     return round(seconds, 3)
-
-
-def say(line: str, **fields: Any) -> None:
-    """Print one JSON line."""
-    now = datetime.fromtimestamp(time.time()).strftime("%H:%M:%S.%f")[:-3]
-    print(json.dumps({"line": line, "time": now, **fields}), flush=True)
-
-
-async def python(module: str, *arguments: str) -> None:
-    """Run a module.
-
-    Raises:
-        Unavailable: it failed.
-    """
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", module, *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    output, _ = await process.communicate()
-    if process.returncode != 0:
-        raise Unavailable(f"{module} ended with {process.returncode}:\n{output.decode(errors='replace')[-2000:]}")

@@ -8,10 +8,10 @@ machine does falls on all alike:
     in-place   the default of large data-parallel tasks: the buffers of the backward passes are the sum, in float32
     apart      that of large tensor- and pipeline-parallel tasks: a float32 sum beside the buffers
     float64    the same in float64, the default of small models: results to the bit in practice, not by construction
-    exact      exact mode: two float64 that hold integers
+    exact      exact mode: two float64 that contain integers
 
 One JSON line for each: step time and CPU-seconds (all ranks), the ratio of step times to the first with a 95%
-confidence interval over the cycles, bytes held and sent for each parameter.
+confidence interval over the cycles, bytes kept and sent for each parameter. There are no bounds.
 """
 
 from __future__ import annotations
@@ -20,53 +20,64 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checkpoints import interval
+from benchmarks.intervals import LEAST_RATIOS, REASON, interval
+from benchmarks.ranks import run_ranks
+from benchmarks.report import Report, at_least, run
 
 KINDS = ("in-place", "apart", "float64", "exact")
 BLOCK_STEPS = 4
+"""Steps in a row with the same accumulator."""
+
 SETTLING_STEPS = 1
-"""Of each block, not counted: caches hold the accumulator of the block before."""
+"""Steps at the beginning of each block that do not count: caches still contain the accumulator of the block before."""
 
 
 def kind_of(step: int) -> str:
-    """Return the accumulator of a step (from 1); the order turns round with each cycle, so that drifts cancel."""
+    """Return the accumulator of a step (from 1); every other cycle goes backwards, so that drifts cancel."""
     cycle, place = divmod((step - 1) // BLOCK_STEPS, len(KINDS))
     return KINDS[place] if cycle % 2 == 0 else KINDS[-1 - place]
 
 
-def accumulators(replica: Any, micro_batches: int) -> dict[str, Any]:
-    """Return one of each kind over a replica's gradients."""
+def accumulators_of(rank_state: Any, micro_batches: int) -> dict[str, Any]:
+    """Return one accumulator of each kind, over the gradients of a rank's state."""
     import torch
 
-    from unicron import fixed_point, gradients, model
+    from unicron.gradients import accumulators, fixed_point
+    from unicron.megatron.tied_embedding import tied_weight
 
-    tensors = replica.sums.tensors
-    tied = model.tied_weight(replica.model)
-    shared = next(i for i, parameter in enumerate(replica.model.parameters()) if parameter is tied)
+    tensors = rank_state.accumulator.tensors
+    tied = tied_weight(rank_state.model)
+    shared = next(i for i, parameter in enumerate(rank_state.model.parameters()) if parameter is tied)
     # Exact mode keeps the gradients of the shared weight's two uses apart.
     leaves = [(shared, torch.zeros_like(tensors[shared]))]
     return {
-        "in-place": gradients.InPlace(tensors),
-        "apart": gradients.Apart(tensors),
-        "float64": gradients.Apart(tensors, dtype=torch.float64),
-        "exact": fixed_point.FixedPoint(tensors, micro_batches=micro_batches, leaves=leaves),
+        "in-place": accumulators.InPlaceAccumulator(tensors),
+        "apart": accumulators.SeparateAccumulator(tensors),
+        "float64": accumulators.SeparateAccumulator(tensors, dtype=torch.float64),
+        "exact": fixed_point.FixedPointAccumulator(tensors, micro_batches=micro_batches, leaves=leaves),
     }
 
 
 def train(folder: Path) -> None:
-    """Be one rank; write what was measured."""
+    """Train as one rank; write what was measured."""
     import torch
 
-    from unicron import generation, loop, megatron_cpu, model, runtime, spec
-    from unicron.data import Samples
+    from unicron.link import agent_link
+    from unicron.link.standalone import standalone_generation
+    from unicron.megatron import cpu as megatron_cpu
     from unicron.step import Step
+    from unicron.trainer import model, spec
+    from unicron.trainer.data import Samples
+    from unicron.trainer.dropout import Dropout
+    from unicron.trainer.passes import forward_backward
+    from unicron.training import Training
 
     megatron_cpu.enable()
     torch.set_num_threads(1)
@@ -75,11 +86,11 @@ def train(folder: Path) -> None:
 
     def build(tensor: int, pipeline: int) -> tuple[Any, Any]:
         built, optimizer = model.build(task, tensor, pipeline)
-        built.reseeds = model.Dropout(task, built)
+        built.reseeds = Dropout(task, built)
         return built, optimizer
 
-    run = loop.Run(
-        runtime.from_environment(generation.alone(str(folder))),
+    run = Training(
+        agent_link.from_environment(standalone_generation(str(folder))),
         steps=task.steps,
         micro_batches=task.micro_batches,
         build=build,
@@ -88,7 +99,7 @@ def train(folder: Path) -> None:
     ways: dict[str, Any] = {}
     rows = []
     for step in run.steps():
-        ways = ways or accumulators(run.replica, task.micro_batches)
+        ways = ways or accumulators_of(run.rank_state, task.micro_batches)
         began, cpu = time.perf_counter(), time.process_time()
         with step:
             for k in step.micro_batches():
@@ -98,44 +109,17 @@ def train(folder: Path) -> None:
                     step.commit(k, loss, ids)
 
                 batches = [(k, samples.batch(ids))]
-                model.forward_backward(task, run.model, run.model.reseeds, step.number, batches, done)
+                forward_backward(task, run.rank_state.model, run.rank_state.model.reseeds, step.number, batches, done)
             step.reduce()
-            run.optimizer.step()
+            run.rank_state.optimizer.step()
         rows.append({"s": time.perf_counter() - began, "cpu_s": time.process_time() - cpu})
-        run.replica.sums = ways[kind_of(step.number + 1)]
+        run.rank_state.accumulator = ways[kind_of(step.number + 1)]
     parameters = sum(tensor.numel() for tensor in ways["in-place"].tensors)
     (folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps({"rows": rows, "parameters": parameters}))
 
 
-def launch(folder: Path, ranks: int) -> list[dict[str, Any]]:
-    """Run the ranks to their end; return what each measured."""
-    import torch.distributed as dist
-
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    children = []
-    try:
-        for rank in range(ranks):
-            environment = os.environ | {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(ranks),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(store.port),
-                "OMP_NUM_THREADS": "1",
-                "PYTHONWARNINGS": "ignore",
-            }
-            command = [sys.executable, "-m", "benchmarks.gradients", "--rank-of", str(folder)]
-            children.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
-        if any([child.wait() for child in children]):
-            raise SystemExit("a rank failed")
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
-
-
-def report(measured: list[dict[str, Any]], cycles: int) -> None:
-    """Print the figures."""
+def figures(measured: list[dict[str, Any]], cycles: int, report: Report) -> None:
+    """Print the figures of each accumulator."""
     held = {"in-place": 0, "apart": 4, "float64": 8, "exact": 16}
     sent = held | {"in-place": 4}
     rows = [one["rows"] for one in measured]
@@ -170,26 +154,14 @@ def report(measured: list[dict[str, Any]], cycles: int) -> None:
             ]
             line["cpu_ratio"], *ends = (round(x, 4) for x in interval(cpu))
             line["cpu_ratio_95"] = ends
-        print(json.dumps(line), flush=True)
+        report.line("accumulator", **line)
 
 
-def main() -> int:
-    """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.gradients", description=__doc__.splitlines()[0] if __doc__ else ""
-    )
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--cycles", type=int, default=12)
-    parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--sequence", type=int, default=64)
-    parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.rank_of is not None:
-        train(options.rank_of)
-        return 0
-    from unicron import corpus
+def measure(options: argparse.Namespace, report: Report) -> None:
+    """Measure and print."""
+    from unicron.trainer import corpus
 
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(prefix="unicron-gradients-") as name:
         folder = Path(name)
         spec = {
             "name": "gradients",
@@ -200,8 +172,23 @@ def main() -> int:
             "checkpoint": {"every": 0},
         }
         (folder / "spec.json").write_text(json.dumps(spec))
-        report(launch(folder, options.ranks), options.cycles)
-    return 0
+        measured = run_ranks("benchmarks.gradients", ["--rank-of", str(folder)], folder, options.ranks)
+        figures(measured, options.cycles, report)
+
+
+def main() -> int:
+    """Run the command; return its exit status."""
+    parser = argparse.ArgumentParser(prog="benchmarks.gradients", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--ranks", type=at_least(1), default=2)
+    parser.add_argument("--cycles", type=at_least(LEAST_RATIOS, REASON), default=12, help="of blocks of each kind")
+    parser.add_argument("--hidden", type=at_least(4), default=128)
+    parser.add_argument("--sequence", type=at_least(1), default=64)
+    parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank_of is not None:
+        train(options.rank_of)
+        return 0
+    return run(partial(measure, options))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
 Solver (``solve``: a ``Problem`` in, a ``Solution`` out, one core) and the paper's O(m n^2) dynamic program
 (``paper_dp``: the recursion alone over prepared arrays, numba, one core) take turns; times are medians. Where the
 program would take more than ``PAPER_LIMIT_S``, one of its rows is measured over a part of the counts and
-``paper_dp_extrapolated_s`` says what all of them would take at that rate: that is a calculation, not a measurement.
+``paper_dp_extrapolated_s`` is the time of all of them at that rate: a calculation, not a measurement.
 All is compiled before the clock starts; ``load_s`` is what loading the compiled code took (tens of seconds if it is
 compiled for the first time).
 
@@ -22,13 +22,10 @@ thousand workers change hands, and where every task gets another count.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
-import tempfile
-import time
+import sys
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -36,25 +33,16 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from services.planner import placement, reconfigure
-from services.planner.core import decide, evolve
-from services.planner.lookahead import LookAhead
-from services.planner.problem import build_problem
-from services.planner.state import Node, State, Task
-from shared.events import ErrorDetected, PlanDecided
-from shared.log import EventLog
+from benchmarks.planner_decisions import NODE_WORKERS, measure_look_ahead, measure_moved
+from benchmarks.report import Report, at_least, run
+from benchmarks.timing import timed
 from shared.planning import compiled
-from shared.planning.solver import evaluate, solve, solve_with_alternatives, solve_with_proof
+from shared.planning.solver import solve, solve_with_alternatives, solve_with_proof
 from shared.planning.waf import term
-from shared.plans import Layout, Problem, Solution, TaskProblem
-from shared.severities import ErrorKind, Method, Severity
-from shared.tasks import parse_spec
+from shared.plans import Problem, Solution, TaskProblem
 
 PAPER_LIMIT_S = 5.0
 """The paper's program is run in full where it takes no longer."""
-
-NODE_WORKERS = 8
-HARDWARE = "a100-80"
 
 
 def problem(workers: int, tasks: int, seed: int = 0) -> Problem:
@@ -88,15 +76,15 @@ def problem(workers: int, tasks: int, seed: int = 0) -> Problem:
 
 
 @numba.njit(cache=False)
-def paper_rows(worth: NDArray[np.float64], workers: int, most: int) -> float:
+def paper_rows(values: NDArray[np.float64], workers: int, most: int) -> float:
     """The paper's recursion S(i, j) = max over k <= j of S(i-1, j-k) + G(t_i, k), for all j and all k <= ``most``."""
     before = np.zeros(workers + 1)
     after = np.zeros(workers + 1)
-    for i in range(worth.shape[0]):
+    for i in range(values.shape[0]):
         for j in range(workers + 1):
             best = -np.inf
             for k in range(min(j, most) + 1):
-                best = max(best, before[j - k] + worth[i, k])
+                best = max(best, before[j - k] + values[i, k])
             after[j] = best
         before, after = after, before
     return float(before[workers])
@@ -150,12 +138,6 @@ def measure_degenerate(shape: str, workers: int, tasks: int) -> dict[str, Any]:
     }
 
 
-def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    began = time.perf_counter()
-    result = work()
-    return time.perf_counter() - began, result
-
-
 def measure_solver(workers: int, tasks: int, rounds: int) -> dict[str, Any]:
     """Return one line: the solver and the paper's program in turns."""
     posed = problem(workers, tasks)
@@ -163,15 +145,15 @@ def measure_solver(workers: int, tasks: int, rounds: int) -> dict[str, Any]:
     most = min(workers, max(1, 20_000_000 // workers))
     full = pairs <= 2e9  # at about 1e9 additions a second
     shown = [posed.tasks[0]] if not full else posed.tasks
-    worth = np.array([[term(task, k).objective for k in range(workers + 1)] for task in shown])
-    paper_rows(worth[:, :2], 1, 1)
+    values = np.array([[term(task, k).objective for k in range(workers + 1)] for task in shown])
+    paper_rows(values[:, :2], 1, 1)
     solving, alternatives, paper = [], [], []
     solution: Solution | None = None
     value = 0.0
     for _ in range(rounds):
         seconds, solution = timed(lambda: solve(posed))
         solving.append(seconds)
-        seconds, value = timed(lambda: paper_rows(worth, workers, workers if full else most))
+        seconds, value = timed(lambda: paper_rows(values, workers, workers if full else most))
         paper.append(seconds)
         alternatives.append(timed(lambda: solve_with_alternatives(posed))[0])
     assert solution is not None
@@ -202,195 +184,40 @@ def measure_solver(workers: int, tasks: int, rounds: int) -> dict[str, Any]:
     }
 
 
-START = datetime(2025, 1, 1, tzinfo=UTC)
-
-
-def cluster(nodes: int, tasks: int, counts: dict[str, int] | None = None, seed: int = 0) -> State:
-    """A cluster in which every task runs, on these counts or on what its share of the nodes is."""
-    source = random.Random(seed)
-    names = [f"n{i:04d}" for i in range(nodes)]
-    at = {
-        name: Node(
-            name=name,
-            incarnation="1",
-            domain=f"rack{i // 16}",
-            workers=tuple(f"{name}/{slot}" for slot in range(NODE_WORKERS)),
-            usable=True,
-            since=START,
-            hardware=HARDWARE,
-        )
-        for i, name in enumerate(names)
-    }
-    shares = [source.uniform(0.6, 1.4) for _ in range(tasks)]
-    left = [worker for name in names for worker in at[name].workers]
-    running = {}
-    for i, share in enumerate(shares):
-        tensor, pipeline = source.choice([(8, 1), (8, 2), (4, 2), (8, 4)])
-        replica = tensor * pipeline
-        count = int(share / sum(shares) * nodes * NODE_WORKERS * 0.99) // replica * replica
-        if counts is not None:
-            count = counts[f"t{i:03d}"]
-        members, left = left[:count], left[count:]
-        spec = parse_spec(
-            {
-                "name": f"t{i:03d}",
-                "model": {"layers": 32, "hidden": 4096, "heads": 32, "sequence_length": 2048},
-                "batch": {"global": source.choice([512, 1024, 1536]), "micro": 1},
-                "parallel": {"tensor": tensor, "pipeline": pipeline},
-                "weight": source.choice([0.5, 1.0, 2.0]) * source.uniform(0.9, 1.1),
-                "workers": {"min": replica},
-                "steps": 1_000_000,
-                "data": "corpus",
-            }
-        )
-        workers = tuple(members)
-        running[spec.name] = Task(
-            spec=spec,
-            generation=1,
-            members=workers,
-            holders=workers,
-            occupied=workers,
-            layout=Layout(tensor=tensor, pipeline=pipeline, data=max(1, count // replica), micro_batch=1),
-            step=100,
-            step_s=5.0,
-        )
-    return State(nodes=at, tasks=running, kinds={HARDWARE: {NODE_WORKERS: nodes}})
-
-
-def lost(node: str, at: datetime) -> ErrorDetected:
-    return ErrorDetected(
-        event_id=f"lost-{node}",
-        occurred_at=at,
-        incident="i",
-        kind=ErrorKind.NODE_LOST,
-        severity=Severity.SEV1,
-        method=Method.NODE_HEALTH,
-        detected_at=at,
-        node=node,
-    )
-
-
-def measure_look_ahead(nodes: int, tasks: int, rounds: int) -> dict[str, Any]:
-    """Return one line: the table, and decisions that use it."""
-    at = START + timedelta(hours=1)
-    # A cluster that has been planned already: a loss moves few workers.
-    planned = solve(build_problem(cluster(nodes, tasks), at)).assignment
-    state = cluster(nodes, tasks, planned)
-    builds = []
-    for _ in range(min(rounds, 3)):
-        table = LookAhead()
-        builds.append(timed(partial(table.rebuild, state, at))[0])
-    lookups, placements, decisions, fresh = [], [], [], []
-    place = placement.place
-
-    def timed_place(*arguments: Any) -> Any:
-        seconds, result = timed(lambda: place(*arguments))
-        placements.append(seconds)
-        return result
-
-    def timed_solve(posed: Problem) -> Any:
-        seconds, result = timed(lambda: table.solve(posed))
-        lookups.append(seconds)
-        fresh.append(timed(lambda: solve_with_alternatives(posed))[0])
-        return result
-
-    for i in range(rounds):
-        event = lost(f"n{i * nodes // rounds:04d}", at)
-        after = evolve(state, event, at)
-        decisions.append(timed(partial(decide, after, event, at, table.solve))[0])
-        setattr(reconfigure, "place", timed_place)  # noqa: B010 - measured in place
-        (plan,) = decide(after, event, at, timed_solve)
-        setattr(reconfigure, "place", place)  # noqa: B010
-        assert isinstance(plan, PlanDecided)
-        assert plan.canonical() == decide(after, event, at)[0].canonical()
-    canonical_s, text = timed(plan.canonical)
-    with tempfile.TemporaryDirectory() as directory:
-        log = EventLog(f"sqlite:///{directory}/log.db")
-        append_s = timed(lambda: log.append([plan]))[0]
-        log.close()
-    return {
-        "benchmark": "look-ahead",
-        "workers": nodes * NODE_WORKERS,
-        "tasks": tasks,
-        "answers": len(table),
-        "build_s": statistics.median(builds),
-        "build_least_s": min(builds),
-        "hits": table.hits,
-        "misses": table.misses,
-        "lookup_s": statistics.median(lookups),
-        "placement_s": statistics.median(placements),
-        "lookup_and_placement_s": statistics.median(a + b for a, b in zip(lookups, placements, strict=True)),
-        "solve_afresh_s": statistics.median(fresh),
-        "decide_s": statistics.median(decisions),
-        "event_bytes": len(text),
-        "canonical_s": canonical_s,
-        "append_s": append_s,
-    }
-
-
-def measure_moved(nodes: int, tasks: int, moved: int | None, rounds: int) -> dict[str, Any]:
-    """Return one line: a decision that moves about so many workers (None: as the solver has it for any old counts)."""
-    at = START + timedelta(hours=1)
-    event = lost("n0100", at)
-    state = cluster(nodes, tasks)
-    wanted = solve(build_problem(evolve(state, event, at), at)).assignment
-    if moved is not None:
-        state = cluster(nodes, tasks, _shifted(state, wanted, moved))
-    after = evolve(state, event, at)
-    answered: tuple[Solution, list[Solution]] = (evaluate(build_problem(after, at), wanted, "best"), [])
-    seconds = []
-    for _ in range(rounds):
-        took_s, (plan,) = timed(lambda: decide(after, event, at, lambda _: answered))
-        seconds.append(took_s)
-    assert isinstance(plan, PlanDecided)
-    return {
-        "benchmark": "moved",
-        "workers": nodes * NODE_WORKERS,
-        "tasks": tasks,
-        "tasks_changed": len(plan.changes),
-        "workers_started": sum(len(change.prepare) for change in plan.changes),
-        "decide_s": statistics.median(seconds),
-        "decide_least_s": min(seconds),
-        "event_bytes": len(plan.canonical()),
-    }
-
-
-def _shifted(state: State, counts: dict[str, int], moved: int) -> dict[str, int]:
-    """Return the counts with ``moved`` workers in the wrong hands: taken from some tasks for others."""
-    counts = dict(counts)
-    left = moved
-    for giver, taker in zip(sorted(counts)[::2], sorted(counts)[1::2], strict=False):
-        step = max(state.tasks[giver].replica, state.tasks[taker].replica)
-        given = min(left, counts[giver] // 2) // step * step
-        counts[giver] -= given
-        counts[taker] += given
-        left -= given
-    return counts
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure the planner.")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--sizes", default="128x6,4096x64,16384x64,100000x256")
-    parser.add_argument("--look-ahead", default="2048x64", help="nodes x tasks")
-    parser.add_argument("--skip-look-ahead", action="store_true")
-    parser.add_argument("--degenerate", default="16384x64", help="workers x tasks; empty: not")
-    options = parser.parse_args()
+def measure(options: argparse.Namespace, report: Report) -> None:
+    """Measure and print; a problem that is not proven to be solved best misses a bound."""
     load_s, _ = timed(lambda: (compiled.compiled(), solve_with_alternatives(problem(128, 6))))
-    print(json.dumps({"benchmark": "load", "load_s": load_s}), flush=True)
+    report.line("load", benchmark="load", load_s=load_s)
     for size in options.sizes.split(","):
         workers, tasks = (int(part) for part in size.split("x"))
-        print(json.dumps(measure_solver(workers, tasks, options.rounds)), flush=True)
+        row = measure_solver(workers, tasks, options.rounds)
+        report.line("solve", **row)
+        # The proof is exact: the solver's upper bound is the value of its answer.
+        report.equal(f"{size}: objective", row["objective"], row["bound"])
     if not options.skip_look_ahead:
         nodes, tasks = (int(part) for part in options.look_ahead.split("x"))
-        print(json.dumps(measure_look_ahead(nodes, tasks, options.rounds)), flush=True)
+        report.line("look-ahead", **measure_look_ahead(nodes, tasks, options.rounds))
         for moved in (1000, None):
-            print(json.dumps(measure_moved(nodes, tasks, moved, options.rounds)), flush=True)
+            report.line("moved", **measure_moved(nodes, tasks, moved, options.rounds))
     if options.degenerate:
         workers, tasks = (int(part) for part in options.degenerate.split("x"))
         for shape in SHAPES:
-            print(json.dumps(measure_degenerate(shape, workers, tasks)), flush=True)
+            row = measure_degenerate(shape, workers, tasks)
+            report.line("degenerate", **row)
+            report.equal(f"{shape}: proven", row["proven"], True)
+
+
+def main() -> int:
+    """Run the command; return its exit status."""
+    parser = argparse.ArgumentParser(prog="benchmarks.planner", description="Measure the planner.")
+    parser.add_argument("--rounds", type=at_least(1), default=7)
+    parser.add_argument("--sizes", default="128x6,4096x64,16384x64,100000x256", help="workers x tasks, of each problem")
+    parser.add_argument("--look-ahead", default="2048x64", help="nodes x tasks")
+    parser.add_argument("--skip-look-ahead", action="store_true")
+    parser.add_argument("--degenerate", default="16384x64", help="workers x tasks; empty: none")
+    options = parser.parse_args()
+    return run(partial(measure, options))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,17 +6,18 @@ The rows are linear in layers and micro-batches, so each (hidden, tensor, micro-
 The model's time of a layer is replaced by that measured time; by the nearest times (least squares) that do not fall as
 the micro-batch grows; and by the nearest that do not fall as micro-batch or hidden size grow. The last two are fitted
 to the very rows they are judged on: a law that more work never takes less time, however it is calibrated, is unlikely
-to do better.
+to do better. There are no bounds.
 """
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Sequence
 
 import numpy as np
 
 from benchmarks import throughput_data
+from benchmarks.report import Report, run
 from benchmarks.throughput_data import Row
 from benchmarks.throughput_errors import Point, choice_quality, predict
 from shared.planning.performance.calibration import stack
@@ -123,7 +124,8 @@ def replaced(points: list[Point], cells: dict[Cell, float]) -> list[Point]:
     return found
 
 
-def main() -> None:
+def measure(report: Report) -> None:
+    """Print how often each law chooses well."""
     rows = throughput_data.vtrain()
     points = [predict(row) for row in rows]
     cells = measured_cells(rows)
@@ -136,9 +138,9 @@ def main() -> None:
     for name, law in laws.items():
         good, total = choice_quality(law, by_batch=True)
         error = 100 * sum(abs(point.error) for point in law) / len(law)
-        line = {"law": name, "good": good, "cases": total, "percent": round(100 * good / total, 1)}
-        print(json.dumps({**line, "mean_absolute_percent": round(error, 2)}))
+        percent = round(100 * good / total, 1)
+        report.line("law", law=name, good=good, cases=total, percent=percent, mean_absolute_percent=round(error, 2))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(measure))

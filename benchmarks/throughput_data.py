@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from shared.planning.performance.gpt import Shape, hardware_flop, model_flop
 from shared.planning.performance.hardware import profile
-from shared.planning.performance.layout import RECOMPUTES, Layout
+from shared.planning.performance.parallel_config import RECOMPUTES, ParallelConfig
 from shared.planning.performance.search import Pins, best
 
 DATA = Path(__file__).parent / "data" / "throughput"
@@ -21,7 +21,7 @@ class Row(NamedTuple):
     name: str
     shape: Shape
     global_batch: int
-    layout: Layout
+    layout: ParallelConfig
     hardware: str
     measured_s: float
 
@@ -37,7 +37,7 @@ def korthikanti() -> list[Row]:
     for r in _read("korthikanti_table5_a100.csv"):
         shape = Shape(int(r["layers"]), int(r["hidden"]), int(r["heads"]), 2048, 51200)
         t, p, v, b = (int(r[key]) for key in ("tp", "pp", "interleave_m", "micro_batch"))
-        full = Layout(t, p, 1, b, v, "full")
+        full = ParallelConfig(t, p, 1, b, v, "full")
         selective = full._replace(recompute="selective", sequence_parallel=True)
         for layout, column in ((full, "iter_s_full_recompute"), (selective, "iter_s_seqpar_selective")):
             name = f"{r['model']} {layout.recompute}"
@@ -53,7 +53,7 @@ def sc21() -> list[Row]:
         p = int(r["pp"])
         virtual = r["layers_per_virtual_stage"]
         v = shape.layers // p // int(virtual) if virtual else 1
-        layout = Layout(int(r["tp"]), p, int(r["dp"]), int(r["micro_batch"]), v, "full")
+        layout = ParallelConfig(int(r["tp"]), p, int(r["dp"]), int(r["micro_batch"]), v, "full")
         rows.append(
             Row("sc21", r["model"], shape, int(r["global_batch"]), layout, "a100-80", float(r["derived_iter_s"]))
         )
@@ -66,7 +66,7 @@ def mtnlg() -> list[Row]:
     rows = []
     for r in _read("mtnlg_530B_a100.csv"):
         t, p, gpus = int(r["tp"]), int(r["pp"]), int(r["gpus"])
-        layout = Layout(t, p, gpus // (t * p), 1, 1, "full")
+        layout = ParallelConfig(t, p, gpus // (t * p), 1, 1, "full")
         rows.append(Row("mtnlg", f"530B {gpus}", shape, int(r["global_batch"]), layout, "a100-80", float(r["iter_s"])))
     return rows
 
@@ -77,7 +77,7 @@ def megatron2020() -> list[Row]:
     for r in _read("megatron_2020_tp_scaling_v100_a100.csv"):
         shape = Shape(*(int(r[key]) for key in ("layers", "hidden", "heads", "seq", "vocab")))
         d, batch = int(r["dp"]), int(r["global_batch"])
-        layout = Layout(int(r["tp"]), 1, d, batch // d, 1, "full")
+        layout = ParallelConfig(int(r["tp"]), 1, d, batch // d, 1, "full")
         kind = "v100" if r["gpu"].startswith("V100") else "a100-40"
         rows.append(
             Row(
@@ -109,7 +109,7 @@ def vtrain(vocabulary: int = VTRAIN_VOCABULARY) -> list[Row]:
             int(value["layers"]), int(value["hidden size"]), int(value["attention heads"]),
             int(value["sequence length"]), vocabulary,
         )  # fmt: skip
-        layout = Layout(
+        layout = ParallelConfig(
             int(value["tensor parallelism"]), int(value["pipeline parallelism"]), int(value["data parallelism"]),
             int(value["micro batch"]),
         )  # fmt: skip
@@ -137,18 +137,18 @@ def held_out() -> list[Row]:
     return rows
 
 
-def _published_layout(r: dict[str, str], gpus: int) -> Layout:
+def _published_layout(r: dict[str, str], gpus: int) -> ParallelConfig:
     t, p, v, b = (int(r[key]) for key in ("tp", "pp", "interleave", "micro_batch"))
     recompute = RECOMPUTES[RECOMPUTES.index(r["recompute"])]
     sequence, sharded = r["sequence_parallel"] == "1", r["distributed_optimizer"] == "1"
-    return Layout(t, p, gpus // (t * p), b, v, recompute, sequence, sharded)
+    return ParallelConfig(t, p, gpus // (t * p), b, v, recompute, sequence, sharded)
 
 
-def _searched_layout(shape: Shape, global_batch: int, gpus: int, hardware: str) -> Layout:
+def _searched_layout(shape: Shape, global_batch: int, gpus: int, hardware: str) -> ParallelConfig:
     fitting, _ = best(shape, global_batch, gpus, profile(hardware), Pins())
     if fitting is None:
         raise ValueError(f"no layout of {shape} fits {gpus} x {hardware}")
-    return fitting.layout
+    return fitting.config
 
 
 def choices(rows: list[Row]) -> list[list[Row]]:

@@ -1,17 +1,21 @@
 """Print how far the throughput model is from published measurements, and draw it.
 
-python -m benchmarks.throughput_errors [--rows] [--plot docs/throughput.svg]
+    python -m benchmarks.throughput_errors [--rows] [--plot docs/throughput.svg]
+
+There are no bounds; ``tests/planner/test_performance_measurements.py`` has them.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
+import sys
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import throughput_data
+from benchmarks.report import Report, run
 from benchmarks.throughput_data import Row
 from shared.planning.performance.calibration import stack
 from shared.planning.performance.hardware import profile
@@ -34,7 +38,7 @@ COLOURS = {
 
 
 class Point(NamedTuple):
-    """A measured row with what the model says of it."""
+    """A measured row and the model's prediction."""
 
     row: Row
     predicted: Estimate
@@ -123,44 +127,52 @@ def svg(points: list[Point]) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def show(points: list[Point]) -> None:
+def print_rows(points: list[Point], report: Report) -> None:
     """Print measured and predicted seconds of each row."""
     for point in points:
         row, seconds = point.row, point.predicted.iteration_s
-        print(f"  {row.name:24} {row.measured_s:9.3f} s {seconds:9.3f} s {point.error:+7.1%}")
+        report.line("row", name=row.name, measured_s=row.measured_s, predicted_s=seconds, error=round(point.error, 3))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", action="store_true", help="every row but vTrain's")
-    parser.add_argument("--plot", type=Path, help="write an SVG here")
-    options = parser.parse_args()
+def measure(options: argparse.Namespace, report: Report) -> None:
+    """Print the errors of each set; with ``--plot``, draw them."""
     points: list[Point] = []
     for name, read in throughput_data.SETS.items():
         members = [predict(row) for row in read()]
         points += members
-        print(json.dumps({"set": name, **summary(members)}))
-        show(members if options.rows and name != "vtrain" else [])
+        report.line("fitted", set=name, **summary(members))
+        if options.rows and name != "vtrain":
+            print_rows(members, report)
     others = [predict(row) for row in throughput_data.held_out()]
     for name in dict.fromkeys(point.row.source for point in others):
         members = [point for point in others if point.row.source == name]
-        print(json.dumps({"held out": name, **summary(members)}))
-        show(members if options.rows else [])
+        report.line("held out", set=name, **summary(members))
+        if options.rows:
+            print_rows(members, report)
     megatron = [point for point in others if point.row.source not in OTHER_STACKS]
-    print(json.dumps({"held out": "all on Megatron-LM", **summary(megatron)}))
+    report.line("held out", set="all on Megatron-LM", **summary(megatron))
     small = [point for point in points if point.row.source == "vtrain"]
     padded = [predict(row) for row in throughput_data.vtrain(throughput_data.PADDED_VOCABULARY)]
-    print(json.dumps({"set": "vtrain, vocabulary 51200", **summary(padded)}))
+    report.line("fitted", set="vtrain, vocabulary 51200", **summary(padded))
     for by_batch in (False, True):
         good, total = choice_quality(small, by_batch=by_batch)
         case = "model, workers, batch" if by_batch else "model, workers"
-        print(json.dumps({"choice": case, "good": good, "cases": total, "percent": round(100 * good / total, 1)}))
+        report.line("choice", choice=case, good=good, cases=total, percent=round(100 * good / total, 1))
     if options.plot:
-        # One in four of the many small rows shows where they lie, and keeps the file small.
+        # A quarter of the many small rows shows where they lie, and keeps the file small.
         drawn = [p for p in points if p.row.source != "vtrain"] + small[::4]
         drawn += [Point(p.row._replace(source="held out"), p.predicted) for p in others]
         options.plot.write_text(svg(drawn))
 
 
+def main() -> int:
+    """Run the command; return its exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", action="store_true", help="every row but vTrain's")
+    parser.add_argument("--plot", type=Path, help="write an SVG here")
+    options = parser.parse_args()
+    return run(partial(measure, options))
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

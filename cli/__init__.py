@@ -1,1 +1,1 @@
-"""The ``unicron`` command: one verb a module. Verbs that act on a cluster use the REST API only."""
+"""The ``unicron`` command: one module for each verb. Verbs that act on a cluster use the REST API only."""

@@ -1,4 +1,7 @@
-"""REST client of the cluster verbs: problem documents become the exceptions (and exit codes) of ``shared.errors``."""
+"""REST client of the verbs: problem documents become the exceptions (and exit codes) of ``shared.errors``.
+
+``Client`` sends single requests. ``cli/waiting.py`` has the client that waits for conditions, made from the same parts.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +18,26 @@ from shared.settings import Settings
 TIMEOUT_S = 15.0
 """An answer takes milliseconds; a submission on a busy disk waits up to 10 s for the projections."""
 
-_PAGE = 1000
-"""Items asked for at once: the most the server gives."""
+PAGE_ITEMS = 1000
+"""Items of one page: the most that the server returns."""
 
 Params = Mapping[str, str | int | bool | list[str] | None]
 
 
 class Client:
-    """The server's interface. ``server``: its address; None: the default port on this machine.
+    """The server's interface, one request at a time.
+
+    Args:
+        server: the server's address; None: the default port on this machine.
 
     Raises:
         InvalidInput: the address is not an HTTP address.
     """
 
     def __init__(self, server: str | None = None) -> None:
-        self.server: str = server or Settings.model_fields["server"].default
-        try:
-            url = httpx.URL(self.server)
-        except httpx.InvalidURL as err:
-            raise InvalidInput(f"--server: {self.server!r} is not an address: {err}") from err
-        if url.scheme not in {"http", "https"} or not url.host:
-            raise InvalidInput(f"--server: {self.server!r} must be like http://HOST:PORT")
-        # The cluster is no web site: a proxy of the environment is for those.
+        url = address(server)
+        self.server = str(url)
+        # No proxy of the environment: proxies are for web sites, and the cluster is near.
         self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False)
 
     def __enter__(self) -> Self:
@@ -51,18 +52,18 @@ class Client:
 
     def get(self, path: str, params: Params | None = None) -> Any:
         """Return the JSON at ``path``."""
-        return self._request("GET", path, params=_given(params))
+        return self._request("GET", path, params=given(params))
 
     def post(self, path: str, body: Any = None) -> Any:
         """Send ``body`` and return the answer."""
         return self._request("POST", path, json=body)
 
     def pages(self, path: str, params: Params | None = None) -> dict[str, Any]:
-        """Return a whole list, page after page, in the shape of one page."""
+        """Return a whole list in the form of one page."""
         items: list[Any] = []
         cursor: str | None = None
         while True:
-            page = self.get(path, {**(params or {}), "limit": _PAGE, "cursor": cursor})
+            page = self.get(path, {**(params or {}), "limit": PAGE_ITEMS, "cursor": cursor})
             items += page["items"]
             cursor = page["next_cursor"]
             if cursor is None:
@@ -70,54 +71,85 @@ class Client:
 
     @contextlib.contextmanager
     def lines(self, path: str, params: Params | None = None, *, accept: str) -> Iterator[Iterator[str]]:
-        """Give the lines of a stream that may never end."""
+        """Open a stream that may never end; give its lines."""
         with (
-            self._errors(),
+            transport_errors(self.server),
             self._http.stream(
                 "GET",
                 path,
-                params=_given(params),
+                params=given(params),
                 headers={"Accept": accept},
                 timeout=httpx.Timeout(TIMEOUT_S, read=None),
             ) as response,
         ):
             if response.is_error:
                 response.read()
-            self._raise(response)
+            raise_problem(response)
             yield response.iter_lines()
 
     def _request(self, method: str, path: str, **arguments: Any) -> Any:
-        with self._errors():
+        with transport_errors(self.server):
             response = self._http.request(method, path, **arguments)
-            self._raise(response)
-            try:
-                return response.json()
-            except ValueError as err:
-                raise Unavailable(f"{self.server} does not speak Unicron's interface: not JSON") from err
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except httpx.TimeoutException as err:
-            raise Unavailable(f"{self.server} does not answer: {type(err).__name__}") from err
-        except httpx.TransportError as err:
-            raise Unavailable(
-                f"cannot reach a server at {self.server} ({err}); start one with `unicron up`, "
-                "or name it with --server or UNICRON_SERVER"
-            ) from err
-
-    def _raise(self, response: httpx.Response) -> None:
-        if response.is_error:
-            raise problem_error(response)
+        return content(response)
 
 
-def _given(params: Params | None) -> dict[str, Any]:
+def address(server: str | None) -> httpx.URL:
+    """Return the address of a server; None: the default port on this machine.
+
+    Raises:
+        InvalidInput: it is not an HTTP address.
+    """
+    text: str = server or Settings.model_fields["server"].default
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as err:
+        raise InvalidInput(f"--server: {text!r} is not an address: {err}") from err
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise InvalidInput(f"--server: {text!r} must be like http://HOST:PORT")
+    return url
+
+
+@contextlib.contextmanager
+def transport_errors(server: str) -> Iterator[None]:
+    """Raise what goes wrong on the way to the server as ``Unavailable``."""
+    try:
+        yield
+    except httpx.TimeoutException as err:
+        raise Unavailable(f"{server} does not answer: {type(err).__name__}") from err
+    except httpx.TransportError as err:
+        raise Unavailable(
+            f"cannot reach a server at {server} ({err}); start one with `unicron up`, "
+            "or name it with --server or UNICRON_SERVER"
+        ) from err
+
+
+def raise_problem(response: httpx.Response) -> None:
+    """Raise the error that a response contains, if it contains one."""
+    if response.is_error:
+        raise problem_error(response)
+
+
+def content(response: httpx.Response) -> Any:
+    """Return the JSON of a response.
+
+    Raises:
+        UnicronError: the response is an error.
+        Unavailable: the response is no JSON, so the server is another program.
+    """
+    raise_problem(response)
+    try:
+        return response.json()
+    except ValueError as err:
+        raise Unavailable(f"{response.request.url} does not speak Unicron's interface: not JSON") from err
+
+
+def given(params: Params | None) -> dict[str, Any]:
+    """Return the parameters that have a value."""
     return {name: value for name, value in (params or {}).items() if value is not None}
 
 
 def problem_error(response: httpx.Response) -> UnicronError:
-    """Return the error in a problem document as the exception of its code, or else of its HTTP status."""
+    """Return the problem document of a response as the exception of its code, or else of its HTTP status."""
     try:
         problem = response.json()
         code, detail = str(problem["code"]), str(problem["detail"])

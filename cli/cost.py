@@ -11,7 +11,7 @@ _PARTS = ("detection_worker_s", "transition_worker_s", "recompute_worker_s", "su
 def cost(server: Server = None, output: Output = Format.TEXT) -> None:
     """Report what failures cost.
 
-    Worker-seconds by task and by incident; the formulas are in shared/cost.py.
+    Worker-seconds by task and by incident; the formulas are in services/api/claims.py.
     """
     from cli.client import Client
 

@@ -1,4 +1,4 @@
-"""``unicron demo``: two tasks share a cluster, things break, both tasks end with the failure-free result."""
+"""``unicron demo``: two tasks share a cluster, faults strike, both tasks end with the failure-free result."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rich.console import Console
 
 from cli.demo_report import Report, print_report
 from cli.demo_run import DemoRun
-from cli.stack import DEMO_MARKER, LOCK, RunDirectory
+from cli.run_directory import DEMO_MARKER, LOCK, RunDirectory
 from shared.errors import Conflict, UnicronError
 
 FILE_COLUMNS = 160
-"""Width of the tables where the output is no terminal: none of their columns is cut."""
+"""Width of the tables where the output is no terminal, enough for all columns."""
 
 
 class DemoFailed(UnicronError):
-    """Something the demo promises did not hold."""
+    """A property that the demo promises does not hold."""
 
     code = "demo-failed"
 
@@ -37,13 +37,13 @@ class Format(StrEnum):
 
 
 def fresh_directory(path: Path) -> Path:
-    """Return ``path`` as an empty folder, replacing what an earlier demo left there.
+    """Return ``path`` as an empty folder; files of an earlier demo are deleted.
 
     Raises:
-        Conflict: it holds something that no demo made, or a demo runs in it.
+        Conflict: it contains files that no demo made, or a stack uses it.
     """
     if path.exists() and any(path.iterdir()) and not (path / DEMO_MARKER).exists():
-        raise Conflict(f"{path} holds something else than a demo's run; give another folder, --run-dir {path / 'demo'}")
+        raise Conflict(f"{path} contains more than a demo's run; give another folder, --run-dir {path / 'demo'}")
     directory = RunDirectory(path)
     directory.acquire()
     try:

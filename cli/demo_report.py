@@ -1,4 +1,4 @@
-"""What the demo found, its checks and its tables."""
+"""The demo's report: incidents, tasks, costs and checks, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Check:
-    """Something the demo promises."""
+    """A property that the demo promises, and whether it holds."""
 
     name: str
     ok: bool
@@ -25,16 +25,17 @@ class Check:
 
 @dataclass(frozen=True)
 class TaskComparison:
-    """A task's final parameters beside those of its failure-free run."""
+    """A task's result beside that of its failure-free run."""
 
     name: str
     steps: int
+    expected_steps: int
     max_abs_parameter_difference: float
     samples_identical: bool
 
     @property
     def holds(self) -> bool:
-        """Whether the result is the failure-free one."""
+        """Whether parameters and samples are those of the failure-free run."""
         return self.samples_identical and self.max_abs_parameter_difference <= TOLERANCE
 
 
@@ -52,7 +53,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every promise held (and there were some)."""
+        """Whether there are checks and all of them hold."""
         return bool(self.checks) and all(c.ok for c in self.checks)
 
     def summary(self) -> dict[str, Any]:
@@ -79,14 +80,14 @@ def compare_parameters(left: Path, right: Path) -> float:
     """Return the largest absolute difference between two files of full parameters.
 
     Raises:
-        ValueError: they do not hold the same tensors.
+        ValueError: they contain different tensors.
     """
     import numpy as np
     from safetensors.numpy import load_file
 
     a, b = load_file(left), load_file(right)
     if a.keys() != b.keys() or any(a[k].shape != b[k].shape for k in a):
-        raise ValueError(f"{left} and {right} do not hold the same tensors")
+        raise ValueError(f"{left} and {right} contain different tensors")
     return max(float(np.max(np.abs(a[k].astype(np.float64) - b[k].astype(np.float64)))) for k in a)
 
 
@@ -122,7 +123,7 @@ def incident_table(incidents: list[dict[str, Any]]) -> Table:
 
 
 def incident_cost_table(incidents: list[dict[str, Any]]) -> Table:
-    """Return what each incident cost, in worker-seconds, FLOP and money."""
+    """Return the table of incidents' costs, in worker-seconds, FLOP and money."""
     table = Table(title="Cost of each incident", title_justify="left")
     columns = ("detection", "transition", "recompute", "sub-healthy")
     table.add_column("what")
@@ -140,7 +141,7 @@ def incident_cost_table(incidents: list[dict[str, Any]]) -> Table:
 
 
 def task_table(costs: dict[str, Any], comparisons: list[TaskComparison]) -> Table:
-    """Return what each task cost and how it compares with its failure-free run."""
+    """Return the table of tasks: what each cost and how it compares with its failure-free run."""
     table = Table(title="Tasks", title_justify="left")
     table.add_column("task")
     for name in ("worker-s", "FLOP", "money", "steps", "largest difference", "same samples"):

@@ -1,4 +1,7 @@
-"""The demo's course: what is started, broken and waited for."""
+"""The demo's course: two tasks train, faults strike them one after the other, both train to their end.
+
+``cli/demo_reference.py`` trains them again without failures; ``cli/demo_report.py`` has what the demo prints.
+"""
 
 from __future__ import annotations
 
@@ -7,38 +10,34 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-import httpx
 import psutil
 import yaml
 from rich.console import Console
 
-from cli.demo_report import Check, Report, TaskComparison, compare_parameters
+from cli.demo_reference import compare
+from cli.demo_report import Check, Report
 from cli.demo_view import View
+from cli.processes import SeenProcesses, run_module
 from cli.stack import Stack
+from cli.waiting import AT_STRENGTH, Record, TimedOut, WaitingClient
 from services.planner.replay import verify
-from shared.errors import Unavailable
-from shared.log import EventLog
+from shared.log.log import EventLog
 
 NODES = 4
 WORKERS_PER_NODE = 2
 
 WAIT_S = 90.0
-"""Longest wait for any one thing; each takes a few seconds on two cores."""
-
-Record = dict[str, Any]
+"""Longest wait for any one condition; each comes true within seconds on two cores."""
 
 STEPS = {"gpt-large": 130, "gpt-small": 480}
-"""Enough for every fault to strike the first task while it trains; the second then trains on with all workers."""
+"""Steps of each task: every fault strikes while the first trains; the second then still trains on all workers."""
 
 CORES = 2
-"""Of the machine on which the numbers of steps were chosen; more cores train faster and get more steps."""
+"""Cores of the machine on which the numbers of steps were chosen. Machines with more cores get more steps."""
 
 
 def examples_directory() -> Path:
@@ -48,7 +47,7 @@ def examples_directory() -> Path:
 
 
 def demo_specs(corpus: Path, seed: int) -> list[Record]:
-    """Return the example tasks on the demo's own text, with fewer steps and open to injected faults."""
+    """Return the example tasks with the demo's own text, fewer steps, and processes that accept injected faults."""
     specs = []
     faster = max(1.0, min(NODES * WORKERS_PER_NODE, os.cpu_count() or 1) / CORES)
     for name, steps in STEPS.items():
@@ -56,7 +55,7 @@ def demo_specs(corpus: Path, seed: int) -> list[Record]:
         specs.append(
             {
                 **spec,
-                # Names of its own: the examples can be submitted to a stack that goes on in the same folder.
+                # Not the examples' names: the examples can later be submitted to a stack in the same folder.
                 "name": f"demo-{name}",
                 "data": str(corpus),
                 "seed": seed,
@@ -75,44 +74,52 @@ class DemoRun:
         self._seed = seed
         self._view = View(console)
         self._report = Report()
-        self._client = httpx.AsyncClient(timeout=10.0, trust_env=False)
-        self._processes: dict[int, float] = {}
+        self._processes = SeenProcesses()
 
     async def run(self) -> Report:
-        """Run the course and return what was seen."""
+        """Run the course; return the incidents, the checks and the costs."""
         corpus = self._run_dir / "corpus.txt"
-        await self._python("unicron.corpus", str(corpus), "--seed", str(self._seed))
+        await run_module("unicron.trainer.corpus", str(corpus), "--seed", str(self._seed))
         specs = demo_specs(corpus, self._seed)
         self._view.say(f"starting {NODES} nodes with {WORKERS_PER_NODE} workers each")
-        # The live view needs the API; it runs beside the course and ends with it.
         async with Stack(self._run_dir, nodes=NODES, workers_per_node=WORKERS_PER_NODE) as stack:
-            self._client.base_url = httpx.URL(stack.url)
-            view = asyncio.create_task(self._view.follow(stack.url))
-            try:
-                await self._course(stack, specs)
-                await self._collect()
-            finally:
-                view.cancel()
-                await asyncio.gather(view, return_exceptions=True)
-                self._remember_processes()
-        await self._client.aclose()
+            async with WaitingClient(stack.url) as self._client:
+                # The live view runs beside the course, and ends with it.
+                view = asyncio.create_task(self._view.follow(self._client))
+                try:
+                    await self._course(stack, specs)
+                    await self._collect()
+                except TimedOut as err:
+                    raise TimedOut(f"{err.detail}; see {self._run_dir}/services and tasks") from err
+                finally:
+                    view.cancel()
+                    await asyncio.gather(view, return_exceptions=True)
+                    self._processes.look()
         self._check_leftovers()
         self._check_replay()
-        await self._compare(specs)
+        self._view.say("trains both tasks again without failures, to compare")
+        for comparison in await compare(specs, self._report.tasks, self._run_dir):
+            self._report.comparisons.append(comparison)
+            self._check(
+                f"{comparison.name} ends as without failures",
+                comparison.holds and comparison.steps == comparison.expected_steps,
+                f"largest parameter difference {comparison.max_abs_parameter_difference:.2e}, "
+                f"samples identical: {comparison.samples_identical}, steps {comparison.steps}",
+            )
         return self._report
 
     async def _course(self, stack: Stack, specs: list[Record]) -> None:
         large, small = (s["name"] for s in specs)
         for spec in specs:
             (self._run_dir / f"{spec['name']}.json").write_text(json.dumps(spec))
-            (await self._client.post("/v1/tasks", json=spec)).raise_for_status()
+            await self._client.submit(spec)
         await self._training(large, 4, "both tasks train")
         await self._training(small, 4, "both tasks train")
-        self._remember_processes()
+        self._processes.look()
 
-        before = {r["worker"]: r["pid"] for r in (await self._task(large))["ranks"]}
+        before = {r["worker"]: r["pid"] for r in (await self._client.task(large))["ranks"]}
         killed = await self._break(large, signal.SIGKILL, "kills rank 1 of", "process-exit")
-        after = {r["worker"]: r["pid"] for r in (await self._task(large))["ranks"]}
+        after = {r["worker"]: r["pid"] for r in (await self._client.task(large))["ranks"]}
         kept = {w for w in before if before[w] == after.get(w)}
         self._check(
             "survivors keep their processes",
@@ -136,59 +143,47 @@ class DemoRun:
         self._view.say(f"brings node {node} back")
         await stack.start_node(node)
         await self._until(lambda: self._used(node, (large, small)), f"the workers of {node} are used again")
-        self._remember_processes()
+        self._processes.look()
         have = await self._workers_until_end(large, small)
         self._view.say(f"{large} has finished; its workers go to {small}")
         await self._until(lambda: self._more_workers(small, have), f"{small} has more workers than before")
-        grown = (await self._task(small))["workers"]
+        grown = (await self._client.task(small))["workers"]
         self._check("the finished task's workers go to the other", grown > have, f"{have} -> {grown} workers")
         await self._until(lambda: self._state(small, "succeeded"), f"{small} finishes", 4 * WAIT_S)
 
     async def _break(self, task: str, number: signal.Signals, words: str, kind: str) -> Record:
-        """Send a signal to rank 1 and wait until the task is whole again; return the incident."""
-        known = {i["id"] for i in await self._items("/v1/incidents")}
-        rank = next(r for r in (await self._task(task))["ranks"] if r["rank"] == 1)
+        """Send a signal to rank 1 and wait until the task is at full strength again; return the incident."""
+        known = await self._client.known_incidents()
+        rank = next(r for r in (await self._client.task(task))["ranks"] if r["rank"] == 1)
         self._view.say(f"{words} {task} (worker {rank['worker']}, pid {rank['pid']})")
         psutil.Process(rank["pid"]).send_signal(number)
         incident = await self._incident(kind, known=known)
-        step = (await self._task(task))["step"]
+        step = (await self._client.task(task))["step"]
         await self._training(task, step + 3, f"{task} goes on after {kind}")
         return incident
 
-    async def _incident(self, kind: str, *, node: str | None = None, known: set[str] | None = None) -> Record:
+    async def _incident(self, kind: str, *, node: str | None = None, known: frozenset[str] = frozenset()) -> Record:
         """Return the new incident of this kind once everything is back at planned strength."""
-        found: list[Record] = []
-
-        async def restored() -> bool:
-            found[:] = [
-                i
-                for i in await self._items("/v1/incidents")
-                if i["kind"] == kind and i["id"] not in (known or set()) and node in (None, i["node"])
-            ]
-            return bool(found) and found[0]["restored_at"] is not None
-
-        await self._until(restored, f"the {kind} is healed")
-        return found[0]
+        incident = await self._client.until_restored(kind, WAIT_S, known=known, node=node)
+        self._view.say(f"  the {kind} is healed")
+        return incident
 
     async def _node_of_both(self, large: str, small: str) -> str:
         """Return a node that hosts both tasks, if there is one, and not the heavier task's rank 0."""
-        ranks = {t: (await self._task(t))["ranks"] for t in (large, small)}
+        ranks = {t: (await self._client.task(t))["ranks"] for t in (large, small)}
         nodes = {t: {r["node"] for r in ranks[t]} for t in ranks}
         shared = sorted(nodes[large] & nodes[small]) or sorted(nodes[large])
         node: str = shared[-1]
         return node
 
     async def _training(self, task: str, step: int, what: str) -> None:
-        async def reached() -> bool:
-            now = await self._task(task)
-            return now["state"] in ("running", "succeeded") and now["step"] >= step
-
-        await self._until(reached, what)
+        await self._client.until_step(task, step, WAIT_S)
+        self._view.say(f"  {what}")
 
     async def _used(self, node: str, tasks: tuple[str, ...]) -> bool:
-        states = [(await self._task(t))["state"] for t in tasks]
-        workers = next(n["workers"] for n in await self._items("/v1/nodes") if n["name"] == node)
-        return all(w["task"] for w in workers) and all(s in ("running", "succeeded") for s in states)
+        states = [(await self._client.task(t))["state"] for t in tasks]
+        workers = next(n["workers"] for n in await self._client.items("/v1/nodes") if n["name"] == node)
+        return all(w["task"] for w in workers) and all(s in AT_STRENGTH for s in states)
 
     async def _workers_until_end(self, ending: str, other: str) -> int:
         """Wait until ``ending`` has finished; return how many workers ``other`` had while it still trained."""
@@ -196,7 +191,7 @@ class DemoRun:
 
         async def ended() -> bool:
             nonlocal have
-            workers = (await self._task(other))["workers"]
+            workers = (await self._client.task(other))["workers"]
             if await self._state(ending, "succeeded"):
                 return True
             have = workers
@@ -206,40 +201,20 @@ class DemoRun:
         return have
 
     async def _more_workers(self, task: str, have: int) -> bool:
-        now = await self._task(task)
-        return bool(now["workers"] > have and now["state"] in ("running", "succeeded"))
+        now = await self._client.task(task)
+        return bool(now["workers"] > have and now["state"] in AT_STRENGTH)
 
     async def _state(self, task: str, state: str) -> bool:
-        now = await self._task(task)
-        if now["state"] == "failed":
-            raise Unavailable(f"{task} failed: {now['reason']}")
-        return bool(now["state"] == state)
-
-    async def _task(self, name: str) -> Record:
-        answer = await self._client.get(f"/v1/tasks/{name}")
-        answer.raise_for_status()
-        task: Record = answer.json()
-        return task
-
-    async def _items(self, path: str) -> list[Record]:
-        answer = await self._client.get(path, params={"limit": 1000})
-        answer.raise_for_status()
-        items: list[Record] = answer.json()["items"]
-        return items
+        return bool((await self._client.living_task(task))["state"] == state)
 
     async def _until(self, holds: Callable[[], Awaitable[bool]], what: str, limit_s: float = WAIT_S) -> None:
-        deadline = time.monotonic() + limit_s
-        while not await holds():
-            if time.monotonic() > deadline:
-                raise Unavailable(f"waited {limit_s:.0f} s in vain: {what}; see {self._run_dir}/services and tasks")
-            await asyncio.sleep(0.1)
+        await self._client.until(what, holds, limit_s)
         self._view.say(f"  {what}")
 
     async def _collect(self) -> None:
-        self._report.incidents = await self._items("/v1/incidents")
-        self._report.tasks = await self._items("/v1/tasks")
-        costs = await self._client.get("/v1/costs")
-        self._report.costs = costs.raise_for_status().json()
+        self._report.incidents = await self._client.incidents()
+        self._report.tasks = await self._client.items("/v1/tasks")
+        self._report.costs = await self._client.get("/v1/costs")
         expected = {"process-exit", "exception", "hang", "node-lost"}
         seen = [i["kind"] for i in self._report.incidents]
         self._check(
@@ -251,17 +226,8 @@ class DemoRun:
     def _check(self, name: str, ok: bool, detail: str) -> None:
         self._report.checks.append(Check(name, ok, detail))
 
-    def _remember_processes(self) -> None:
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                self._processes[process.pid] = process.create_time()
-
     def _check_leftovers(self) -> None:
-        left = []
-        for pid, created in self._processes.items():
-            with suppress(psutil.NoSuchProcess):
-                if psutil.Process(pid).create_time() == created:
-                    left.append(pid)
+        left = self._processes.living()
         self._check("no process is left", not left, f"{len(self._processes)} processes seen, left: {left or 'none'}")
 
     def _check_replay(self) -> None:
@@ -276,48 +242,6 @@ class DemoRun:
             result.ok,
             f"{result.verified} of {result.plans} plans verified",
         )
-
-    async def _compare(self, specs: list[Record]) -> None:
-        """Train each task alone, in one process and without failures, and compare."""
-        self._view.say("trains both tasks again without failures, to compare")
-        await asyncio.gather(*(self._reference(s) for s in specs))
-        for spec in specs:
-            name = spec["name"]
-            task = next(t for t in self._report.tasks if t["name"] == name)
-            result = task["result"] or {}
-            reference = self._run_dir / "reference" / name
-            difference = compare_parameters(
-                Path(result["parameters_path"]), reference / "result" / "parameters.safetensors"
-            )
-            summary = json.loads((reference / "result" / "summary.json").read_text())
-            samples = summary["samples_sha256"] == result["samples_sha256"]
-            comparison = TaskComparison(name, result["steps"], difference, samples)
-            self._report.comparisons.append(comparison)
-            self._check(
-                f"{name} ends as without failures",
-                comparison.holds and result["steps"] == spec["steps"],
-                f"largest parameter difference {difference:.2e}, samples identical: {samples}, steps {result['steps']}",
-            )
-
-    async def _reference(self, spec: Record) -> None:
-        directory = self._run_dir / "reference" / spec["name"]
-        directory.mkdir(parents=True)
-        path = self._run_dir / f"{spec['name']}.json"
-        await self._python("unicron.train", "--spec", str(path), "--directory", str(directory))
-
-    async def _python(self, module: str, *arguments: str) -> None:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            module,
-            *arguments,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        output, _ = await process.communicate()
-        if process.returncode != 0:
-            raise Unavailable(f"{module} ended with {process.returncode}:\n{output.decode(errors='replace')[-2000:]}")
 
 
 def _seconds(record: Record, start: str, end: str) -> float:

@@ -1,4 +1,4 @@
-"""The demo's live view: workers, tasks, steps, loss, WAF, incidents, and what is being done to them."""
+"""The demo's live view: tasks with steps, loss and WAF, workers, and incidents with how far each is handled."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ import time
 from contextlib import suppress
 from typing import Any
 
-import httpx
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from cli.waiting import WaitingClient
+from shared.errors import UnicronError
+
 REFRESH_S = 0.5
-"""Twice a second is enough for the eye and costs the API nothing to speak of."""
+"""Twice a second suffices for the eye, and is little work for the API."""
 
 
 class View:
-    """Prints what happens; on a terminal, a table of the present state stays below it."""
+    """Prints what happens; on a terminal, with a table of the present state below."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -28,19 +30,17 @@ class View:
         """Print one line with the time since the start."""
         self._console.print(f"{time.monotonic() - self._started:6.1f} s  {text}", highlight=False)
 
-    async def follow(self, url: str) -> None:
-        """Show the state of the stack at ``url`` until cancelled; nothing where the output is no terminal."""
+    async def follow(self, client: WaitingClient) -> None:
+        """Show the state of the stack until cancelled; return at once where the output is no terminal."""
         if not self._console.is_terminal:
             return
-        async with httpx.AsyncClient(base_url=url, timeout=5.0, trust_env=False) as client:
-            with Live(console=self._console, auto_refresh=False, transient=True) as live:
-                while True:
-                    with suppress(httpx.HTTPError):
-                        answers = [
-                            (await client.get(p)).json()["items"] for p in ("/v1/tasks", "/v1/nodes", "/v1/incidents")
-                        ]
-                        live.update(Group(_tasks(answers[0]), _nodes(answers[1]), _incidents(answers[2])), refresh=True)
-                    await asyncio.sleep(REFRESH_S)
+        with Live(console=self._console, auto_refresh=False, transient=True) as live:
+            while True:
+                with suppress(UnicronError):
+                    tasks, nodes = await client.items("/v1/tasks"), await client.items("/v1/nodes")
+                    state = Group(_tasks(tasks), _nodes(nodes), _incidents(await client.incidents()))
+                    live.update(state, refresh=True)
+                await asyncio.sleep(REFRESH_S)
 
 
 def _tasks(tasks: list[dict[str, Any]]) -> Table:

@@ -14,10 +14,10 @@ from cli.options import Format, Output, Server
 from cli.output import print_json, print_json_line
 
 _HIDDEN = frozenset({"event_id", "schema_version", "type", "occurred_at"})
-"""Fields that a line of text leaves out: they are in its first columns, or in the JSON."""
+"""Fields that a line of text leaves out: its first columns have them, or only the JSON does."""
 
 _LINE_CHARACTERS = 200
-"""Characters of an event shown in a line of text; ``-o json`` has all."""
+"""Length of an event's fields in a line of text, in characters; ``-o json`` prints all."""
 
 
 def events(
@@ -48,7 +48,7 @@ def events(
 
 
 def _follow(client: Any, after: int, output: Format) -> None:
-    """Print events as they come; ends when the server ends."""
+    """Print events as they are appended, until the server ends."""
     end_at_once()
     params = {"after": after, "follow": True}
     with client.lines("/v1/events", params, accept="text/event-stream") as lines:

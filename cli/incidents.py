@@ -17,8 +17,8 @@ def incidents(
 ) -> None:
     """List faults and what was done about them.
 
-    DETECT: seconds from the fault to the error event. RESUME and RESTORE: from there to the end of the interrupted
-    step, and to planned strength.
+    DETECT: seconds from the fault to its detection. RESUME and RESTORE: seconds from the detection to the end of the
+    interrupted step, and to planned strength.
     """
     from cli.client import Client
 

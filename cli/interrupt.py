@@ -1,4 +1,4 @@
-"""Ctrl-C."""
+"""Ctrl-C in verbs that follow a stream."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ INTERRUPTED = 130
 
 
 def end_at_once() -> None:
-    """Let Ctrl-C end the process wherever it is; for verbs that print, line by line, what never ends.
+    """Let Ctrl-C end the process at once, for verbs that print a stream without end.
 
-    The usual ``KeyboardInterrupt`` is lost when it strikes where Python ignores exceptions (a finaliser, a weak
-    reference's callback); the verb would then follow on.
+    The usual ``KeyboardInterrupt`` is lost where Python ignores exceptions (in a finaliser, or the callback of a weak
+    reference); the verb would then continue.
     """
     signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))

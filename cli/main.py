@@ -1,4 +1,4 @@
-"""The ``unicron`` command: one verb per module, each loaded only when it is used.
+"""The ``unicron`` command: one module for each verb, imported only when the verb is used.
 
 Exit codes: 0 success, 1 failure, 2 invalid input or usage, 3 not found, 4 conflict, 5 server not reachable,
 6 a log that fails its checks, 130 interrupted (``shared/errors.py``).
@@ -38,7 +38,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "cost": ("cli.cost", "Report what failures cost."),
     "replay": ("cli.replay", "Rebuild the state from a log, and check it."),
 }
-"""Verb -> its module, and what it does in a line (so that the list of verbs loads none of them)."""
+"""Verb -> its module, and its help in one line, so that listing the verbs imports none of them."""
 
 
 class LazyGroup(typer.core.TyperGroup):
@@ -49,13 +49,13 @@ class LazyGroup(typer.core.TyperGroup):
         return [verb for verb, (module, _) in VERBS.items() if importlib.util.find_spec(module) is not None]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return what a list of verbs needs to know of one."""
+        """Return a verb with its line of help only."""
         if cmd_name not in self.list_commands(ctx):
             return None
         return typer.core.TyperCommand(name=cmd_name, help=VERBS[cmd_name][1])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the verb that is to be run."""
+        """Return the verb that is to be run, imported."""
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None and command is not None:
             command = load(name)
@@ -63,7 +63,7 @@ class LazyGroup(typer.core.TyperGroup):
 
 
 def load(verb: str) -> Any:
-    """Import a verb's module and return its command. The module has ``app``, or a function of the verb's name."""
+    """Import a verb's module and return its command: the module's ``app``, or its function of the verb's name."""
     module = importlib.import_module(VERBS[verb][0])
     app = getattr(module, "app", None)
     if app is None:
@@ -98,7 +98,7 @@ def unicron(
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
-    """Tell whether ``-o json`` is among the arguments; asked before (and in case) they cannot be parsed."""
+    """Return whether ``-o json`` is among the arguments. They are not parsed yet, and may be wrong."""
     pairs = itertools.pairwise(arguments)
     return {"-ojson", "--output=json"} & set(arguments) != set() or any(
         option in {"-o", "--output"} and value == "json" for option, value in pairs
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _broken_pipe() -> int:
-    """The reader (``head``, say) has what it wants; nothing is left to be flushed into the broken pipe at exit."""
+    """Return success for a reader (such as ``head``) that ended early; standard output is closed to it."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
@@ -142,8 +142,8 @@ def _broken_pipe() -> int:
 def _usage(error: Exception, *, as_json: bool) -> int:
     """Report a wrong use of the command; anything else is raised again.
 
-    Typer's parser comes with it or from click, depending on its version, so its exceptions are known by what they
-    have: ``exit_code`` and, if there is something to say, ``format_message``.
+    Typer's parser is part of Typer or of click, depending on Typer's version. So its exceptions are recognised by their
+    attributes: ``exit_code`` and, where they have a message, ``format_message``.
     """
     if type(error).__name__ == "Abort":
         return INTERRUPTED

@@ -20,6 +20,6 @@ Server = Annotated[
     typer.Option("--server", envvar="UNICRON_SERVER", help="Address of the server. Default: http://127.0.0.1:8642"),
 ]
 Output = Annotated[
-    Format, typer.Option("--output", "-o", help="text, or json: standard output holds JSON and nothing else.")
+    Format, typer.Option("--output", "-o", help="text, or json: standard output has JSON and nothing else.")
 ]
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="The task's name.")]

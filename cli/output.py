@@ -1,4 +1,4 @@
-"""What the verbs print."""
+"""Output of the verbs: JSON, tables and fields."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _PIPE_COLUMNS = 10_000
-"""Width where no terminal limits it: no cell is ever cut for a program that reads the text."""
+"""Width where the output is no terminal: enough that no cell is ever cut."""
 
 
 def console() -> Console:
@@ -71,7 +71,7 @@ def text(value: object) -> str:
 
 
 def seconds_between(start: str | None, end: str | None) -> str | None:
-    """Return the time between two times of the interface."""
+    """Return the seconds between two times of the interface, as text."""
     if start is None or end is None:
         return None
     return f"{(datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds():.3f}"

@@ -52,7 +52,7 @@ def show_plan(
     server: Server = None,
     output: Output = Format.TEXT,
 ) -> None:
-    """Show a plan: why, what it gives each task, what it turned down, and how it went."""
+    """Show a plan: its trigger, the change of each task, the rejected alternatives, and how far it has come."""
     from cli.client import Client
 
     with Client(server) as client:

@@ -31,7 +31,7 @@ def solve(
 
 
 def _read(path: Path) -> bytes:
-    """Return what the file holds; its size is checked before it is read.
+    """Return the contents of a file; its size is checked before it is read.
 
     Raises:
         NotFound: there is no such file.

@@ -35,7 +35,7 @@ def throughput(
     ] = None,
     output: Output = Format.TEXT,
 ) -> None:
-    """Predict the iteration time of a GPT model; what is given is pinned, the rest is searched.
+    """Predict the iteration time of a GPT model; sizes that are not given are searched.
 
     A layout pinned in full is evaluated even where it does not fit. FLOP/s are model FLOP/s: no recomputation counted.
     """

@@ -9,10 +9,9 @@ from typing import Annotated
 
 import typer
 
-from services.planner.replay import Report, read_all, state_at, verify
+from services.planner.replay import Replayer, Report
 from services.planner.state import State
 from shared.errors import Corrupt
-from shared.log import EventLog
 
 
 class Output(StrEnum):
@@ -24,7 +23,7 @@ class Output(StrEnum):
 
 def replay(
     log: Annotated[Path | None, typer.Argument(help="The log: a live one, or a copied .db file.")] = None,
-    run_dir: Annotated[Path, typer.Option(help="Where the log is, unless LOG says it.")] = Path(".unicron"),
+    run_dir: Annotated[Path, typer.Option(help="Folder with the log, where LOG is not given.")] = Path(".unicron"),
     at: Annotated[int | None, typer.Option(min=0, help="Show the state after this position.")] = None,
     verify_plans: Annotated[
         bool, typer.Option("--verify", help="Decide every plan again, compare byte for byte, check the hash chain.")
@@ -32,19 +31,15 @@ def replay(
     output: Annotated[Output, typer.Option("--output", "-o", help="text or json")] = Output.TEXT,
 ) -> None:
     """Rebuild the state at a position of a log, or verify every plan in it. Needs no server."""
-    path = log if log is not None else run_dir / "log.db"
-    opened = EventLog(f"sqlite:///{path.resolve()}", read_only=True)
-    try:
-        if verify_plans:
-            report = verify(opened)
-            typer.echo(_report_json(report) if output is Output.JSON else _report_text(report))
-            if not report.ok:
-                raise typer.Exit(Corrupt.exit_code)
-        else:
-            state = state_at(read_all(opened), at)
-            typer.echo(_state_json(state) if output is Output.JSON else _state_text(state))
-    finally:
-        opened.close()
+    replayer = Replayer.of_file(log if log is not None else run_dir / "log.db")
+    if verify_plans:
+        report = replayer.verify()
+        typer.echo(_report_json(report) if output is Output.JSON else _report_text(report))
+        if not report.ok:
+            raise typer.Exit(Corrupt.exit_code)
+    else:
+        state = replayer.state_at(at)
+        typer.echo(_state_json(state) if output is Output.JSON else _state_text(state))
 
 
 def _report_json(report: Report) -> str:
@@ -53,7 +48,8 @@ def _report_json(report: Report) -> str:
 
 def _report_text(report: Report) -> str:
     lines = [
-        f"{report.events} events, {report.plans} plans, {report.verified} decided again with the same result",
+        f"{report.events} events, {report.plans} plans, {report.verified} decided again with the same result, "
+        f"{report.older} of an older decider passed its checks",
         f"hash chain: {'intact' if report.chain_ok else 'BROKEN'}",
     ]
     lines += [f"position {m.position}: {m.plan or 'event'}: {m.problem}" for m in report.mismatches]

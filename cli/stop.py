@@ -19,15 +19,15 @@ def stop(
 ) -> None:
     """Stop a task at the next step, with a checkpoint.
 
-    A later submission under its name goes on from there.
+    A later submission under its name resumes from that checkpoint.
     """
     from cli.client import Client
-    from cli.wait import wait_for_end
+    from cli.waiting import wait_for_end
 
     with Client(server) as client:
         answer = client.post(f"/v1/tasks/{quote(task, safe='')}/stop")
         if wait:
-            answer = wait_for_end(client, answer["name"])
+            answer = wait_for_end(server, answer["name"])
     if output is Format.JSON:
         print_json(answer)
     else:

@@ -20,17 +20,17 @@ def submit(
         Path, typer.Argument(metavar="FILE", help="The task's specification (YAML); - for standard input.")
     ],
     wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until the task has ended; exit 1 if not with success.")
+        bool, typer.Option("--wait", help="Wait until the task has ended; exit 1 unless it succeeded.")
     ] = False,
     server: Server = None,
     output: Output = Format.TEXT,
 ) -> None:
     """Submit a task.
 
-    The specification is checked here first. Relative paths in it are taken from the folder it lies in.
+    The specification is checked before it is sent. Relative paths in it are taken from its own folder.
     """
     from cli.client import Client
-    from cli.wait import wait_for_end
+    from cli.waiting import wait_for_end
     from shared.tasks import TaskState, load_spec
 
     spec = with_absolute_paths(load_spec(_read(file)), Path.cwd() if str(file) == "-" else file.parent)
@@ -40,7 +40,7 @@ def submit(
             resumed = f", goes on from step {task['step']}" if task["step"] else ""
             print(f"submitted {task['name']} ({task['state']}{resumed})", flush=True)
         if wait:
-            task = wait_for_end(client, task["name"])
+            task = wait_for_end(server, task["name"])
             if output is Format.TEXT:
                 print(f"{task['name']}: {task['state']} at step {task['step']} of {task['steps']}; {task['reason']}")
     if output is Format.JSON:
@@ -53,7 +53,7 @@ def _read(file: Path) -> str:
     """Return the text of a file.
 
     Raises:
-        InvalidInput: it cannot be read, or is not a specification by its size.
+        InvalidInput: it cannot be read, or is no UTF-8 text.
     """
     from shared.errors import InvalidInput
     from shared.tasks import MAX_SPEC_BYTES

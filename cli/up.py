@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.stack import DEMO_MARKER, Stack
+from cli.run_directory import DEMO_MARKER
+from cli.stack import Stack
 from shared.errors import Unavailable
 from shared.settings import Settings
 
@@ -27,7 +28,7 @@ async def _serve(stack: Stack) -> None:
         await _first(starting, stopping)
         if starting.done():
             await starting
-            # From here on the folder holds what no demo may replace.
+            # From here on the folder contains files that no demo may replace.
             (stack.run_dir / DEMO_MARKER).unlink(missing_ok=True)
             print(f"ready {stack.url}", flush=True)
             await _first(stack.failed, stopping)
@@ -52,7 +53,7 @@ def up(
 ) -> None:
     """Start the whole system on this machine; Ctrl-C stops it.
 
-    Prints one line, ``ready URL``, when it can take tasks. A task that was running when the stack was stopped goes on
-    from its newest checkpoint when the same run directory is started again.
+    Prints one line, ``ready URL``, when it can take tasks. A task that was running when the stack was stopped
+    resumes from its newest checkpoint when a stack is started in the same run directory.
     """
     asyncio.run(_serve(Stack(run_dir, port=port, nodes=nodes, workers_per_node=workers_per_node)))

@@ -1,7 +1,7 @@
 """Ask one service for its health over NATS: exit status 0 when it is ready, 1 when it is not or does not answer.
 
-For container health checks: ``python -P deploy/healthcheck.py planner``. Where NATS is and its token come from the
-same ``UNICRON_*`` variables that the service itself reads.
+For container health checks: ``python -P deploy/healthcheck.py planner``, or ``agent`` for this machine's agent.
+Where NATS is, its token and the node's name come from the same ``UNICRON_*`` variables that the service itself reads.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ async def ask(service: str, settings: Settings) -> dict[str, Any]:
         settings.nats_url,
         token=settings.nats_token or None,
         allow_reconnect=False,
+        # nats-py tries a server that refuses 60 times by default, 2 s apart; the next probe is the next attempt.
+        max_reconnect_attempts=1,
+        reconnect_time_wait=0,
         connect_timeout=TIMEOUT_S,
         error_cb=_ignore,
     )
@@ -51,10 +54,12 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print("usage: healthcheck.py SERVICE", file=sys.stderr)
         return 2
+    settings = Settings()
+    service = f"agent-{settings.node}" if arguments[0] == "agent" else arguments[0]
     try:
-        health = asyncio.run(asyncio.wait_for(ask(arguments[0], Settings()), 2 * TIMEOUT_S))
+        health = asyncio.run(asyncio.wait_for(ask(service, settings), 2 * TIMEOUT_S))
     except (Error, OSError, TimeoutError, ValueError) as err:
-        print(f"{arguments[0]}: {type(err).__name__}: {err}", file=sys.stderr)
+        print(f"{service}: {type(err).__name__}: {err}", file=sys.stderr)
         return 1
     print(json.dumps(health))
     return 0 if health.get("ready") is True else 1

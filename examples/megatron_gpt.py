@@ -121,5 +121,5 @@ for step in run.steps():  # + in place of `for iteration in range(STEPS)`
             step.commit(k, float(losses[0]) if losses else None, ids)  # +
         step.reduce()  # + in place of finalize_model_grads
         run.optimizer.step()
-    if step.completed and step.number % 20 == 0 and run.configure.rank == 0:
-        print(f"step {step.number}: loss {step.loss:.5f} on {run.configure.world_size} processes", flush=True)
+    if step.completed and step.number % 20 == 0 and run.generation.rank == 0:
+        print(f"step {step.number}: loss {step.loss:.5f} on {run.generation.world_size} processes", flush=True)

@@ -46,5 +46,5 @@ for step in run.steps():  # + in place of `for step in range(STEPS)`
             step.commit(k, float(loss.detach()), ids)  # +
         step.reduce()  # + in place of DistributedDataParallel's all-reduce
         run.optimizer.step()
-    if step.completed and step.number % 50 == 0 and run.configure.rank == 0:
-        print(f"step {step.number}: loss {step.loss:.5f} on {run.configure.world_size} processes", flush=True)
+    if step.completed and step.number % 50 == 0 and run.generation.rank == 0:
+        print(f"step {step.number}: loss {step.loss:.5f} on {run.generation.world_size} processes", flush=True)

@@ -1,4 +1,8 @@
-"""The bus: NATS, thin and typed. What is urgent or asks for an answer goes over it; what is decided goes to the log."""
+"""The bus: one connection to NATS, with typed errors.
+
+Urgent messages and requests (signals, heartbeats, commands, health) go over the bus; decisions go to the log
+(``shared.log``), which is relayed over the same connection with JetStream.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +18,45 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from shared import cancellation
-from shared.errors import Unavailable
+from shared.errors import NoReceiver, Unavailable
 
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 10.0
-"""The first connection is given this long: a server that starts beside us may take a moment. Afterwards the client
-reconnects for ever."""
+"""Time for the first connection: the server may be starting at the same time. Later the client reconnects for ever."""
 
 RECONNECT_WAIT_S = 0.1
-"""Pause between attempts to reconnect. A heartbeat comes four times a second; waiting longer would look like a loss."""
+"""Pause between attempts to reconnect: below the interval of heartbeats, so that an interruption is not taken for a
+lost node."""
 
 PENDING_MESSAGES = 65_536
-"""Messages of one subscription that wait for their handler before the oldest consumer of memory is cut off."""
+"""Messages of one subscription that may wait for their handler; nats-py drops further ones and reports a slow
+consumer."""
 
 PENDING_BYTES = 64 << 20
 """The same limit in bytes."""
 
 JETSTREAM_TIMEOUT_S = 2.0
-"""Answer of the server to a JetStream request. What takes longer (an fsync on a very busy disk) is tried again, which
-does no harm; what is lost in a restart of the server waits this long."""
+"""Time-out of a JetStream request. A request that takes longer (an fsync on a very busy disk) is repeated, which has no
+further effect; a request that is lost in a restart of the server waits this long."""
+
+
+class _Client(Client):
+    """The client, which drops a message whose subject or headers it cannot decode.
+
+    The server forwards such bytes. In nats-py 2.16 their exception ends the task that reads from the connection, and
+    the client, still connected, hears nothing any more.
+    """
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        try:
+            await super()._process_msg(sid, subject, reply, data, headers)
+        except (ValueError, LookupError) as err:  # UnicodeDecodeError is a ValueError
+            await self._error_cb(err)
 
 
 class Bus:
-    """One connection to NATS. Make it with ``connect``."""
+    """One connection to NATS, made by ``connect``."""
 
     def __init__(self, client: Client, name: str) -> None:
         self._client = client
@@ -47,18 +66,19 @@ class Bus:
         self._closing = False
         self._requests: set[asyncio.Task[None]] = set()
         self._lost = asyncio.Event()
-        """Set when the present connection breaks; a new one for each connection."""
+        """Set when the present connection breaks; each connection has a new one."""
 
     @classmethod
     async def connect(cls, url: str, *, token: str = "", name: str) -> Bus:
-        """Connect; ``name`` is what the server's monitoring shows.
+        """Connect to the server at ``url``; ``name`` appears in the server's monitoring.
 
         Raises:
-            Unavailable: no server answers, or it refuses the token.
+            Unavailable: no server answers, or the server refuses the token.
         """
-        client = Client()
+        client = _Client()
         bus = cls(client, name)
-        # In a task of its own, and with a float where whole seconds are declared: the client only adds and waits.
+        # A task of its own, so that a client that hangs can be ended. `reconnect_time_wait` is declared as int, but the
+        # client only sleeps for it.
         connecting = asyncio.create_task(
             client.connect(
                 url,
@@ -93,39 +113,52 @@ class Bus:
 
     @property
     def connected(self) -> bool:
-        """Whether the server is there at this moment."""
+        """Whether the connection is up at this moment."""
         return self._client.is_connected
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is gone for good."""
+        """Whether the connection was closed for good."""
         return self._client.is_closed
 
     @property
     def max_payload_bytes(self) -> int:
-        """Largest message the server takes."""
+        """The largest message that the server accepts."""
         return self._client.max_payload
 
+    @property
+    def addresses(self) -> tuple[str, str]:
+        """IP addresses of the local and the other end of the connection; empty where the transport knows none."""
+        # nats-py has no public way to the socket.
+        writer = getattr(getattr(self._client, "_transport", None), "_io_writer", None)
+        ends = [writer.get_extra_info(name) if writer is not None else None for name in ("sockname", "peername")]
+        local, server = (str(end[0]).partition("%")[0] if end else "" for end in ends)
+        return local, server
+
     async def wait_connected(self) -> None:
-        """Wait until the server is there and has answered."""
+        """Wait until the connection is up and the server has answered on it.
+
+        Raises:
+            Unavailable: the connection was closed.
+        """
         while True:
             with contextlib.suppress(TimeoutError, nats.errors.Error, OSError), cancellation.kept():
                 await self._client.flush(timeout=1)
-                if self._client.is_connected:  # a connection that breaks ends the flush, too
+                if self._client.is_connected:  # the flush also ends when the connection breaks
                     return
             if self._client.is_closed:
                 raise Unavailable(f"bus {self._name} is closed")
             await asyncio.sleep(RECONNECT_WAIT_S)
 
     async def wait_closed(self) -> None:
-        """Wait until the connection is gone for good: closed here, or by the server with an error (token revoked)."""
+        """Wait until the connection is closed for good: by ``close``, or by the server (a revoked token)."""
         await self._closed.wait()
 
     async def publish(self, subject: str, data: bytes) -> None:
-        """Send a message to whoever listens; nothing tells whether it arrived. Kept back while reconnecting.
+        """Send a message to all subscribers, without a confirmation. While reconnecting the message is buffered.
 
         Raises:
-            Unavailable: the connection is closed, or too much waits for a reconnection.
+            Unavailable: the connection is closed, or the buffer is full.
         """
         try:
             with cancellation.kept():
@@ -134,11 +167,12 @@ class Bus:
             raise Unavailable(f"cannot publish to {subject}: {type(err).__name__} {err}") from err
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
-        """Send a message and return the answer.
+        """Send a message and return the reply.
 
         Raises:
-            Unavailable: nobody listens, no answer came in time, or the connection broke meanwhile: the answer went
-                with it, most likely, and who asks again at once does not wait out the time.
+            NoReceiver: there is no subscriber.
+            Unavailable: no reply came in time, or the connection broke: the reply is then most likely lost, and the
+                caller can repeat the request without waiting for the time-out.
         """
         lost = asyncio.create_task(self._lost.wait())
         asking = asyncio.create_task(self._client.request(subject, data, timeout=timeout_s))
@@ -148,7 +182,7 @@ class Bus:
                 raise Unavailable(f"no answer on {subject}: the connection broke")
             return bytes(asking.result().data)
         except nats.errors.NoRespondersError as err:
-            raise Unavailable(f"nobody answers on {subject}") from err
+            raise NoReceiver(f"nobody answers on {subject}") from err
         except (TimeoutError, nats.errors.Error) as err:
             raise Unavailable(f"no answer on {subject} within {timeout_s} s: {type(err).__name__} {err}") from err
         finally:
@@ -158,7 +192,7 @@ class Bus:
     async def subscribe(self, subject: str, handle: Callable[[str, bytes], Awaitable[None]]) -> None:
         """Call ``handle(subject, data)`` for each message, one at a time, in order.
 
-        What ``handle`` raises is logged with its traceback; the next message is handled all the same.
+        Exceptions of ``handle`` are logged with their traceback; the next message is handled all the same.
         """
 
         async def receive(message: Msg) -> None:
@@ -170,9 +204,9 @@ class Bus:
         await self._listen(subject, receive)
 
     async def serve(self, subject: str, handle: Callable[[bytes], Awaitable[bytes]]) -> None:
-        """Answer requests with what ``handle`` returns; requests are handled concurrently.
+        """Reply to requests with the return value of ``handle``; requests are handled concurrently.
 
-        What ``handle`` raises is logged with its traceback; the requester gets no answer.
+        Exceptions of ``handle`` are logged with their traceback; the requester gets no reply.
         """
 
         async def answer(message: Msg) -> None:
@@ -191,7 +225,7 @@ class Bus:
         await self._listen(subject, receive)
 
     async def close(self) -> None:
-        """Send what is pending, cancel what is being served, disconnect. Closing twice is allowed."""
+        """Cancel the requests being served, send pending messages, and disconnect. Closing twice is allowed."""
         self._closing = True
         tasks = list(self._requests)
         for task in tasks:
@@ -201,14 +235,14 @@ class Bus:
             with contextlib.suppress(TimeoutError, nats.errors.Error, OSError):
                 await self._client.flush(timeout=1)
         # On Python 3.11 the client's attempt to reconnect can swallow the cancellation by close() (see the module
-        # ``cancellation``) and would go on for ever, or even connect again: insist.
+        # `cancellation`). It would then go on for ever, or connect again.
         while True:
             await self._close_client()
             attempt: asyncio.Task[None] | None = getattr(self._client, "_reconnection_task", None)
             if attempt is None or attempt.done():
                 break
             await cancellation.end(attempt)
-        await self._close_client()  # without effect unless that attempt had succeeded
+        await self._close_client()  # no effect unless that attempt has succeeded
 
     async def _close_client(self) -> None:
         try:
@@ -216,20 +250,20 @@ class Bus:
                 await self._client.close()
             return
         except OSError:
-            pass  # it flushed what was pending into a connection that is lost; nothing is pending now
+            pass  # the flush of pending messages met a lost connection; no message is pending now
         except cancellation.Foreign:
-            # It waited for the end of a connection, as its attempt to reconnect had when that was cancelled, and the
-            # future with it. There is nothing to wait for.
+            # close() waited for the end of a connection. The attempt to reconnect had waited for the same future, which
+            # was cancelled with the attempt. There is nothing left to wait for.
             transport, self._client._transport = self._client._transport, None
             if transport is not None:
                 transport.close()  # type: ignore[no-untyped-call]
-        # It stopped half-way, and would take itself for closed.
+        # The client stopped half-way in a status in which close() has no effect.
         self._client._status = Client.DISCONNECTED
         await self._client.close()
 
     async def _on_error(self, err: Exception) -> None:
-        # A publish to a forbidden subject, a slow consumer, a lost connection: nothing else tells of these. The same
-        # trouble at every attempt to reconnect is told once; a refusal is not hidden by the reset that follows it.
+        # Only this callback reports a publish to a forbidden subject, a slow consumer or a lost connection. An error
+        # that repeats at every attempt to reconnect is logged once; the reset after a refused token is not logged.
         text = f"{type(err).__name__} {err}".strip()
         if text == self._trouble or (isinstance(err, OSError) and "uthorization" in self._trouble):
             return
@@ -256,5 +290,8 @@ class Bus:
             pending_msgs_limit=PENDING_MESSAGES,
             pending_bytes_limit=PENDING_BYTES,
         )
-        # The server has it when this returns: a message sent from here on is not missed.
+        # The server has the subscription after the second flush: messages sent from now on are not missed. nats-py 2.16
+        # writes the ping of a flush at once and the subscription a moment later, so the first pong shows only that the
+        # subscription was written.
+        await self._client.flush()
         await self._client.flush()

@@ -1,4 +1,9 @@
-"""Cancellation that libraries can neither swallow nor feign."""
+"""Cancellation of asyncio tasks where a library loses or forges it (nats-py on Python 3.11).
+
+``kept`` restores a cancellation that a library has swallowed, ``foreign`` tells the cancellation of an awaited future
+from that of the task itself, and ``end`` cancels a task until it is done. ``shared.bus`` and ``shared.log`` use them
+around calls of nats-py.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +15,10 @@ from typing import Any
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Raise ``CancelledError`` at the end of the block if the task was cancelled within it and nothing else told.
+    """Raise ``CancelledError`` at the end of the block if the task was cancelled in it and the block raised none.
 
-    ``asyncio.wait_for`` of Python 3.11, on which nats-py rests, returns a result that comes in the same turn of the
-    loop as a cancellation and drops the latter: a loop around it would never end.
+    nats-py uses ``asyncio.wait_for``. In Python 3.11 that function drops a cancellation that comes in the same
+    iteration of the event loop as the awaited result, so a loop around it would never end.
     """
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
@@ -32,14 +37,14 @@ def kept() -> Iterator[None]:
 
 
 class Foreign(Exception):
-    """Something that was awaited had been cancelled, and not the task that awaited it."""
+    """The awaited future was cancelled, and not the task that awaited it."""
 
 
 @contextlib.contextmanager
 def foreign() -> Iterator[None]:
     """Raise ``Foreign`` in place of a ``CancelledError`` that is not a cancellation of this task.
 
-    A task that awaits a future itself cancels it when it is cancelled; who awaits it next is told so.
+    A cancelled task cancels the future that it awaits; other tasks that await the same future get a ``CancelledError``.
     """
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
@@ -52,10 +57,11 @@ def foreign() -> Iterator[None]:
 
 
 async def end(task: asyncio.Task[Any]) -> None:
-    """Cancel a task until it is over; what it raised is left in it.
+    """Cancel a task repeatedly until it is done. The task's exception, if any, is not raised here.
 
-    Not for a task that has cleaning up to do: every further cancellation would break into that. The pauses grow, so
-    that they cannot keep step with a loop in the task that swallows a cancellation at the same point each time.
+    Not for a task that cleans up with ``await``: further cancellations would interrupt the cleaning. The pauses between
+    cancellations grow, so that they cannot stay in phase with a loop in the task that swallows a cancellation each
+    time.
     """
     pause_s = 0.0
     while not task.done():

@@ -1,80 +1,118 @@
-"""What the transition service asks of node agents: request/reply on ``unicron.commands.<node>``, idempotent by id.
+"""Commands of the transition service to node agents: requests on ``unicron.commands.<node>``, idempotent by id.
 
-An agent answers when the thing is done (or has failed), not when it has understood. A command whose generation is
-older than the newest the agent has seen for that task is refused with the code ``fenced``. A repeated command (same
-``command_id``) joins the first: it gets the same answer and has no second effect.
+An agent replies when the command is done or has failed, not when it was received. An agent refuses a command whose
+generation is older than the newest that it has seen for the task, with the code ``fenced``. A repeated command (same
+``command_id``) joins the first one: it gets the same reply and has no second effect.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, TypeAdapter
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, field_serializer, model_validator
 
+from shared.codes import FailureCode, ReceivedCode, known_code
+from shared.messages import MAX_INTEGER, Integer, Message, MessageId, Seconds
 from shared.model import Model
+from shared.names import Name
 from shared.plans import Stage
 from shared.tasks import TaskSpec
 
 COMMANDS = "unicron.commands"
-"""Subject prefix; the node's name follows."""
+"""Prefix of the subjects of commands; the node's name follows."""
 
 
-class CommandBase(Model):
-    """``generation``: the task's generation that the command belongs to."""
+def _strict_spec(value: Any) -> Any:
+    """Return the specification in a message; refuse a field that this version does not know.
 
-    command_id: str
+    An option that an agent ignores would train another task than the one submitted.
+    """
+    if not isinstance(value, dict):
+        return value
+    try:
+        return TaskSpec.model_validate(value, extra="forbid")
+    except ValidationError as err:
+        found = err.errors(include_url=False, include_context=False, include_input=False)
+        raise ValueError("; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in found[:3])) from err
+
+
+class CommandBase(Message):
+    """What all commands have. ``generation``: the generation of the task that the command leads to."""
+
+    command_id: MessageId
     plan: str
-    task: str
-    generation: int
+    task: Name
+    generation: Integer
 
 
 class Prepare(CommandBase):
-    """Start a process on each worker; answer when each has imported what it needs and said hello."""
+    """Start a process on each worker; reply when each has imported what it needs and attached to the agent.
+
+    ``spec`` is sent without the fields that have their default, so that an agent of an older version carries out the
+    task unless the task uses an option that the agent does not know. Such an option is refused, not ignored.
+    """
 
     kind: Literal["prepare"] = "prepare"
     workers: list[str]
-    spec: TaskSpec
+    spec: Annotated[TaskSpec, BeforeValidator(_strict_spec)]
+
+    @field_serializer("spec")
+    def _given_fields(self, spec: TaskSpec) -> dict[str, Any]:
+        return spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
 class HoldTask(CommandBase):
-    """Break the sockets of older generations on these workers; answer when each waits (``step`` in the result)."""
+    """Break the sockets of older generations on these workers; reply when each waits (``step`` in the result)."""
 
     kind: Literal["hold"] = "hold"
     workers: list[str]
 
 
 class DrainTask(CommandBase):
-    """Finish the present step on these workers; answer when each stands at the boundary (``step`` in the result)."""
+    """Finish the present step on these workers; reply when each waits at the boundary (``step`` in the result)."""
 
     kind: Literal["drain"] = "drain"
     workers: list[str]
 
 
 class OpenStore(CommandBase):
-    """Run a rendezvous store for this generation in a process of its own; answer with its address."""
+    """Run a rendezvous store for this generation in a process of its own; reply with its address."""
 
     kind: Literal["open-store"] = "open-store"
 
 
 class ConfigureTask(CommandBase):
-    """Join the stage with the node's members; answer when each has resumed (details in the result)."""
+    """Have the node's members join the stage; reply when each has resumed (details in the result).
+
+    ``fault_step``: the newest step known for the task, in updates applied.
+    """
 
     kind: Literal["configure"] = "configure"
     stage: Stage
     store_host: str
-    store_port: int
-    fault_step: int = 0
+    store_port: Integer
+    fault_step: Integer = 0
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        numbers = [self.stage.generation, *(member.rank for member in self.stage.members)]
+        if max(map(abs, numbers)) > MAX_INTEGER:
+            raise ValueError(f"stage: generation and ranks are at most {MAX_INTEGER}")
+        return self
 
 
 class StopTask(CommandBase):
-    """Finish the present step, write a checkpoint, exit; answer when the processes are gone."""
+    """Finish the present step, write a checkpoint and exit; reply when the processes are gone."""
 
     kind: Literal["stop"] = "stop"
     workers: list[str]
 
 
 class ReleaseTask(CommandBase):
-    """End the task's processes on these workers (and its store, if ``all_workers``); answer when they are gone."""
+    """End the task's processes on these workers; reply when they are gone.
+
+    ``all_workers``: the task leaves the node, so end its store and delete its in-memory copies, too.
+    """
 
     kind: Literal["release"] = "release"
     workers: list[str]
@@ -88,25 +126,52 @@ COMMAND: TypeAdapter[Command] = TypeAdapter(Command)
 
 
 class WorkerResult(Model):
-    """What one worker reports. Which fields are set depends on the command (see ``unicron.protocol``)."""
+    """What one worker reports. The fields that are set depend on the command (see ``unicron.protocol.Resumed``).
 
-    pid: int | None = None
-    step: int = 0
+    ``step``: updates applied. ``source``: where the rank's state came from. ``phases``: seconds of each sub-phase.
+    ``deal``: rank -> the missing micro-batches that it computes.
+    """
+
+    pid: Integer | None = None
+    step: Integer = 0
     source: str = ""
-    phases: dict[str, float] = Field(default_factory=dict)
-    deal: dict[str, list[int]] = Field(default_factory=dict)
-    steps_recomputed: int = 0
+    phases: dict[str, Seconds] = Field(default_factory=dict)
+    deal: dict[str, list[Integer]] = Field(default_factory=dict)
+    steps_recomputed: Integer = 0
 
 
-class Reply(Model):
-    """The answer to a command."""
+class Reply(Message):
+    """The reply to a command.
+
+    ``code``: why the command failed; an agent of another version may send a code that is not known here: it is read as
+    ``unknown``, and ``detail`` begins with the code's text. ``detail``: the failure as text for people. ``workers``:
+    the results of the workers; of a failed command, the workers that are not to blame. ``host``, ``port``: of
+    ``OpenStore``.
+    """
 
     command_id: str
     node: str
     ok: bool
-    code: str = ""
+    code: ReceivedCode = None
     detail: str = ""
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     workers: dict[str, WorkerResult] = Field(default_factory=dict)
     host: str = ""
-    port: int = 0
+    port: Integer = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_unknown_code(cls, data: Any) -> Any:
+        """Keep the text of a code that this version does not know."""
+        code = data.get("code") if isinstance(data, dict) else None
+        if isinstance(code, str) and known_code(code) is FailureCode.UNKNOWN and code != FailureCode.UNKNOWN:
+            return {**data, "code": FailureCode.UNKNOWN, "detail": f"{code}: {data.get('detail', '')}"}
+        return data
+
+    @field_serializer("code")
+    def _code_text(self, code: FailureCode | None) -> str:
+        """Write the absence of a code as empty text, which agents and services of every version read."""
+        return code.value if code is not None else ""
+
+
+REPLY: TypeAdapter[Reply] = TypeAdapter(Reply)

@@ -1,16 +1,21 @@
-"""One exception tree with stable codes.
+"""The exceptions of the project: one tree with stable codes, HTTP status codes and exit codes.
 
     UnicronError
       InvalidInput          a field, its value, what is allowed     422, exit 2
+        Undecodable         a message that is not readable here     422, exit 2
+        UnreachableAddress  peers cannot reach a node's address     422, exit 2
       NotFound              no such task, plan, ...                 404, exit 3
       Conflict              name in use, wrong state, run dir taken 409, exit 4
+        Fenced              older generation                        409, exit 4
+        NameInUse           a living agent has the node's name      409, exit 4
+        VersionConflict     the stream has new events, decide again 409, exit 4
+        NewerVersion        written by a newer version of Unicron   409, exit 4
       Unavailable           a service or the bus does not answer    503, exit 5
-      Corrupt               a log that fails its checks             500, exit 6
-        ReplayMismatch      a plan decided again differs            500, exit 6
-      Fenced                older generation                        409, exit 4
-      VersionConflict       the stream moved on, decide again       409, exit 4
+        NoReceiver          nobody listens for a request            503, exit 5
+      Corrupt               a log or a plan that fails its checks   500, exit 6
 
-``code`` is stable: scripts and problem+json documents name it.
+``code`` is stable: scripts and problem+json documents name it. The failures of commands and plans have codes of their
+own (``shared.codes``).
 """
 
 from __future__ import annotations
@@ -19,7 +24,10 @@ from typing import Any, ClassVar
 
 
 class UnicronError(Exception):
-    """Base of every error the project raises on purpose."""
+    """Base of all exceptions that the project raises for a condition that it knows.
+
+    ``detail``: a sentence for people. ``extra``: further members of the problem document.
+    """
 
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
@@ -43,7 +51,7 @@ class UnicronError(Exception):
 
 
 class InvalidInput(UnicronError):
-    """Input that cannot be used. ``errors``: one ``{"field", "value", "problem"}`` each."""
+    """Input that cannot be used. ``errors``: one ``{"field", "value", "problem"}`` for each field that is wrong."""
 
     code = "invalid-input"
     status = 422
@@ -53,8 +61,24 @@ class InvalidInput(UnicronError):
         super().__init__(detail, errors=errors or [])
 
 
+class Undecodable(InvalidInput):
+    """A message that this program cannot read. ``kind``, ``node``, ``command_id``: as it says, if it does."""
+
+    code = "undecodable"
+
+    def __init__(self, detail: str, *, kind: str = "", node: str = "", command_id: str = "") -> None:
+        super().__init__(detail)
+        self.kind, self.node, self.command_id = kind, node, command_id
+
+
+class UnreachableAddress(InvalidInput):
+    """A node would advertise an address that other nodes of the cluster cannot reach: a loopback address."""
+
+    code = "unreachable-address"
+
+
 class NotFound(UnicronError):
-    """The thing named does not exist."""
+    """The named object does not exist."""
 
     code = "not-found"
     status = 404
@@ -70,33 +94,43 @@ class Conflict(UnicronError):
 
 
 class Fenced(Conflict):
-    """A command, signal or result of an older generation."""
+    """A command, signal or result belongs to an older generation."""
 
     code = "fenced"
 
 
+class NameInUse(Conflict):
+    """Another node agent, which is alive, has the node's name."""
+
+    code = "name-in-use"
+
+
 class VersionConflict(Conflict):
-    """A stream has moved on since it was read."""
+    """A stream has new events since it was read."""
 
     code = "version-conflict"
 
 
+class NewerVersion(Conflict):
+    """A newer version of the program wrote what was read, and this version cannot know what it means."""
+
+    code = "newer-version"
+
+
 class Unavailable(UnicronError):
-    """Something this needs does not answer."""
+    """A service, the bus or another part that is needed does not answer."""
 
     code = "unavailable"
     status = 503
     exit_code = 5
 
 
+class NoReceiver(Unavailable):
+    """Nobody has subscribed to the subject of a request: whoever did has ended, or is cut off from the bus."""
+
+
 class Corrupt(UnicronError):
-    """Stored data fails its own checks."""
+    """Stored data fails its checks."""
 
     code = "corrupt"
     exit_code = 6
-
-
-class ReplayMismatch(Corrupt):
-    """A decision made again differs from the recorded one."""
-
-    code = "replay-mismatch"

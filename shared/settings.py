@@ -1,24 +1,103 @@
-"""Settings of all services: environment variables ``UNICRON_*``, defaults with their reasons.
+"""Settings of all services: environment variables ``UNICRON_*``, with defaults and the reasons for them.
 
-Read once by a shell's ``main`` and passed down; no core reads them. What decisions use goes into the log
-(``ClusterConfigured``).
+The ``main`` of a shell reads them once (``read_settings``) and passes them down; no core reads them. The parameters
+that decisions use go into the log (``shared.events.ClusterConfigured``).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from shared.errors import InvalidInput
+from shared.names import Label, Name, host_label
 
 Seconds = Annotated[float, Field(gt=0, le=86_400 * 365)]
 
 
-class Settings(BaseSettings):
-    """Every knob, with units in its name."""
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A rule about two settings: ``lower`` must be ``less`` (or at most ``equal``), because ``otherwise`` holds."""
 
-    model_config = SettingsConfigDict(env_prefix="UNICRON_", frozen=True, extra="ignore")
+    lower: str
+    relation: Literal["less", "equal"]
+    upper: str
+    otherwise: str
+
+    def problem(self, settings: Settings) -> dict[str, Any] | None:
+        """Return the contradiction as field, value and problem; None if the settings agree with the rule."""
+        lower, upper = getattr(settings, self.lower), getattr(settings, self.upper)
+        if lower < upper or (self.relation == "equal" and lower == upper):
+            return None
+        allowed = "less than" if self.relation == "less" else "at most"
+        text = f"must be {allowed} {self.upper}, which is {upper:g}: otherwise {self.otherwise}"
+        return {"field": self.lower, "value": lower, "problem": text}
+
+
+ORDERS = (
+    Order("heartbeat_interval_s", "less", "node_timeout_s", "every node is declared lost between two heartbeats"),
+    Order(
+        "node_timeout_s",
+        "less",
+        "command_timeout_s",
+        "commands to a lost node time out before its loss is noticed, and its workers are blamed",
+    ),
+    Order(
+        "command_timeout_s",
+        "less",
+        "resume_timeout_s",
+        "commands that wait for a training step time out before those that do not",
+    ),
+    Order(
+        "hang_floor_s",
+        "equal",
+        "collective_floor_s",
+        "the limit of a collective is hang_floor_s and collective_floor_s has no effect",
+    ),
+    Order(
+        "stop_floor_s", "equal", "hang_floor_s", "a stopped process counts as hanging before stop_floor_s has passed"
+    ),
+    Order("stop_factor", "equal", "hang_factor", "a stopped process counts as hanging before stop_factor is reached"),
+    Order(
+        "collective_floor_s",
+        "equal",
+        "slow_region_timeout_s",
+        "a slow region, where no mean step applies, has a shorter limit than a collective",
+    ),
+    Order(
+        "slow_region_timeout_s",
+        "less",
+        "resume_timeout_s",
+        "a resume or a drain times out before the rank that hangs in a slow region is found",
+    ),
+    Order(
+        "slow_region_timeout_s",
+        "less",
+        "collective_timeout_s",
+        "the ranks' collectives time out before the rank that hangs in a slow region is found",
+    ),
+    Order(
+        "slow_region_timeout_s",
+        "less",
+        "restart_window_s",
+        "hangs in a slow region never repeat within the window, and are restarted for ever",
+    ),
+)
+"""The order of the settings that are compared with one another.
+
+``orphan_grace_s`` is in none: a lost node's ranks are fenced by their generation, however long they live.
+"""
+
+
+class Settings(BaseSettings):
+    """All settings, with units in their names. ``ORDERS`` relates them to one another."""
+
+    model_config = SettingsConfigDict(env_prefix="UNICRON_", frozen=True, extra="ignore", hide_input_in_errors=True)
 
     run_dir: Path = Path(".unicron")
     nats_url: str = "nats://127.0.0.1:4222"
@@ -27,72 +106,120 @@ class Settings(BaseSettings):
     """SQLAlchemy URL of the log; empty: SQLite at ``<run_dir>/log.db``."""
 
     memory_dir: Path = Path("/dev/shm")
-    """Where a node's ranks keep in-memory copies of their state: a file system in memory, with room for a few times
-    the state of the shards that the node trains. A container needs a volume of that size there."""
+    """Folder of the in-memory snapshots of a node's ranks: a file system in memory, with room for a few times the state
+    of the shards that the node trains. A container needs a volume of that size there."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=8642, ge=0, le=65_535)
     server: str = "http://127.0.0.1:8642"
-    """Where the CLI finds the API."""
+    """Address of the API for the CLI."""
 
-    node: str = "n0"
-    domain: str = "default"
-    hardware: str = ""
-    """Kind of this node's workers, a profile of the throughput model; empty: from the driver, else ``cpu``."""
+    node: Name = Field(default_factory=host_label, validate_default=False)
+    """Name of this node: 1 to 63 lower-case letters, digits and hyphens, like the name of a task. Default: the host
+    name up to the first dot, in lower case. The agent alone needs it, and refuses a host name that is no node name."""
+    domain: Label = "default"
+    hardware: Label = ""
+    """Kind of this node's workers, which names a profile of the throughput model; empty: from the driver, else
+    ``cpu``."""
     workers_per_node: int = Field(default=2, ge=1, le=1024)
-    store_host: str = "127.0.0.1"
-    """Address under which other nodes reach a rendezvous store on this node."""
+    address: str = ""
+    """Address of this node: an IP address, a host name or a network interface of this machine. Empty: the local end of
+    the agent's connection to NATS."""
+    store_host: str = ""
+    """Address under which other nodes reach a rendezvous store on this node; empty: ``address``."""
 
     heartbeat_interval_s: Seconds = 0.25
-    """Four a second: the cost is one small message; it bounds how late a lost node is noticed."""
+    """Four heartbeats a second cost four small messages; the interval bounds how late a lost node is noticed."""
     node_timeout_s: Seconds = 1.5
-    """Six missed heartbeats. Detection of a lost node stays under 2 s; the longest gap seen with both cores of a
-    small machine busy was below 1 s."""
+    """Six missed heartbeats. A lost node is detected within 2 s; the longest gap measured with both cores of a small
+    machine busy was below 1 s."""
     hang_factor: float = Field(default=3.0, gt=1)
-    """Times the mean step (Unicron paper, section 4.1: three times the average iteration is a failure)."""
+    """Multiple of the mean step after which a rank hangs (Unicron paper, section 4.1: three times the average
+    iteration)."""
     hang_floor_s: Seconds = 0.5
-    """No hang is declared sooner, counted in time in which the rank could have run: short steps vary by more than three
-    times on busy machines."""
+    """Least limit for a hang, counted in time in which the rank could have run: on busy machines short steps vary by
+    more than ``hang_factor``."""
     stop_factor: float = Field(default=3.0, gt=1)
-    """Times the mean step for which a process may be stopped (SIGSTOP)."""
+    """Multiple of the mean step for which a process may be stopped (SIGSTOP)."""
     stop_floor_s: Seconds = 0.5
-    """A profiler or a snapshot stops a process for less."""
+    """Least limit for a stopped process. A profiler or a snapshot stops a process for a shorter time."""
     collective_floor_s: Seconds = 2.0
-    """No collective that all ranks have entered is given up sooner."""
+    """Least limit for a collective that all ranks have entered."""
     slow_region_timeout_s: Seconds = 120.0
-    """Limit inside known slow regions (set-up, checkpoint) where no mean step applies."""
+    """Limit inside known slow regions (set-up, checkpoint), where no mean step applies."""
     restart_window_s: Seconds = 600.0
+    """Time within which equal failures of a task at the same step count towards its ``max_restarts``."""
     progress_interval_s: Seconds = 5.0
-    """How often a task's progress is summarised into the log."""
+    """Interval at which a task's progress is summarised in the log."""
 
     command_timeout_s: Seconds = 60.0
-    """An agent's answer to one command that does not wait for a training step."""
+    """Time-out of an agent's reply to a command that does not wait for a training step."""
     resume_timeout_s: Seconds = 300.0
-    """First step of a generation, or a drain to the step boundary."""
+    """Time-out of an agent's reply to a command that waits for a training step: the first step of a generation, or a
+    drain."""
     collective_timeout_s: Seconds = 600.0
-    """Handed to the ranks' process groups: a last resort behind the hang detection."""
+    """Time-out of the ranks' process groups: a last resort behind the hang detection."""
     orphan_grace_s: Seconds = 5.0
     """How long ranks outlive their agent."""
 
     mtbf_node_s: Seconds = 20 * 86_400.0
-    """Prior until the log has failures of its own: of the order of one failure per node in three weeks (Llama 3
-    405B: 419 interruptions in 54 days on 2,048 nodes is one per 264 node-days; Unicron's trace-b is harsher)."""
+    """Mean time between failures of a node until the log has failures: of the order of one failure per node in three
+    weeks (Llama 3 405B: 419 interruptions in 54 days on 2,048 nodes is one per 264 node-days; Unicron's trace-b has
+    more)."""
     throughput_hysteresis: float = Field(default=0.2, ge=0, lt=1)
+    """Relative change below which a measured throughput leaves the model's correction as it is."""
     transition_prior_s: Seconds = 2.0
+    """Duration of a transition that is assumed until one has been measured."""
     worker_flop_per_s: float = Field(default=5e9, gt=0)
-    """Of the order of what one CPU core reaches in fp32 on small matrices; measured steps replace it."""
+    """Rate of a worker until its steps are measured: of the order of one CPU core in fp32 on small matrices."""
     storage_bytes_per_s: float = Field(default=1e9, gt=0)
-    """At which a worker reads a checkpoint until that was measured: of the order of one client of a parallel file
+    """Rate at which a worker reads a checkpoint until that is measured: of the order of one client of a parallel file
     system or object store."""
     starvation_s: float = Field(default=4 * 3600.0, ge=0)
-    """A task that has waited this long comes before running ones; 0: it waits for ever. Long enough that a pause and
-    its transition cost less than a percent of what runs in between."""
+    """A task that has waited this long comes before running ones; 0: it waits for ever. A pause and its transition cost
+    less than a percent of the work done in four hours."""
     allow_pausing: bool = False
-    """Whether a running task may lose all its workers to a heavier one. Off: what runs, runs on."""
+    """Whether a running task may lose all its workers to a task with a higher weight."""
     price_per_worker_hour: float = Field(default=2.0, ge=0)
+    """In ``currency``."""
     currency: str = "USD"
+
+    @model_validator(mode="after")
+    def _check_orders(self) -> Self:
+        problems = [problem for order in ORDERS if (problem := order.problem(self)) is not None]
+        if problems:
+            raise PydanticCustomError("contradiction", "{text}", {"text": _text(problems), "problems": problems})
+        return self
 
     @property
     def log_database_url(self) -> str:
         """SQLAlchemy URL of the log."""
         return self.log_url or f"sqlite:///{self.run_dir.resolve() / 'log.db'}"
+
+
+def read_settings(**given: Any) -> Settings:
+    """Return the settings: those given, the others from the environment, or else their defaults.
+
+    Raises:
+        InvalidInput: a value is not allowed, or two settings contradict one another; one entry for each problem with
+        the
+            setting, its value, and what is wrong.
+    """
+    try:
+        return Settings(**given)
+    except ValidationError as err:
+        problems = [problem for item in err.errors(include_url=False) for problem in _problems(item)]
+        raise InvalidInput(f"settings refused: {_text(problems)}", problems) from err
+
+
+def _problems(item: Any) -> list[dict[str, Any]]:
+    """Return a complaint of pydantic as entries of ``InvalidInput.errors``."""
+    if item["type"] == "contradiction":
+        return list(item["ctx"]["problems"])
+    field = ".".join(str(part) for part in item["loc"])
+    value = item["input"] if isinstance(item["input"], str | int | float | bool) else str(item["input"])
+    return [{"field": field, "value": value, "problem": item["msg"]}]
+
+
+def _text(problems: list[dict[str, Any]]) -> str:
+    return "; ".join(f"{p['field']}: {p['problem']} (given: {p['value']!r})" for p in problems)

@@ -1,4 +1,7 @@
-"""Kinds of errors, how they are found, how severe they are (DESIGN section 4; Unicron paper, section 4, table 1)."""
+"""Kinds of errors, methods of detection, and severities (Unicron paper, section 4, table 1).
+
+The detector uses them in error events; planner, api and cli read them there.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """SEV3: retry in place. SEV2: restart the process on its node. SEV1: isolate the node and re-plan."""
+    """The severity of an error. SEV3: retry in place. SEV2: restart the process. SEV1: isolate the node and re-plan."""
 
     SEV1 = "SEV1"
     SEV2 = "SEV2"
@@ -18,7 +21,7 @@ class Severity(StrEnum):
 
 
 class Method(StrEnum):
-    """What found an error (Unicron paper, section 4.1)."""
+    """The method that detected an error (Unicron paper, section 4.1)."""
 
     NODE_HEALTH = "node-health"
     PROCESS_SUPERVISION = "process-supervision"
@@ -29,7 +32,7 @@ class Method(StrEnum):
 
 
 class ErrorKind(StrEnum):
-    """What happened."""
+    """The kind of an error."""
 
     NODE_LOST = "node-lost"
     PROCESS_EXIT = "process-exit"
@@ -53,4 +56,4 @@ SEVERITY: dict[ErrorKind, Severity] = {
     ErrorKind.NON_FINITE: Severity.SEV2,
     ErrorKind.TRANSITION_FAILED: Severity.SEV2,
 }
-"""Severity of a first occurrence; a response that fails escalates it."""
+"""Severity of a first occurrence. An error whose response has failed escalates."""

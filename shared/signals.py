@@ -1,84 +1,130 @@
-"""What agents tell the detector over core NATS: urgent signals (requests, acknowledged) and heartbeats (published).
+"""Messages of node agents to the detector over core NATS: urgent signals (requests) and heartbeats (published).
 
-Signals go to ``SIGNALS`` as requests: the detector answers once what follows from them is in the log, and an agent
-repeats one until it is answered (same ``signal_id``: a repeat has no effect). Heartbeats are never repeated.
+Signals are requests on ``SIGNALS``: the detector replies when the events that follow from a signal are in the log, and
+an agent repeats a signal until it has a reply (the same ``signal_id``: a repeat has no effect). A signal that the
+detector cannot read gets a ``refusal`` for a reply, so that the agent's next signal is sent. Heartbeats are never
+repeated. The api reads heartbeats as well. ``shared.messages`` has the rules for programs of several versions.
 """
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, TypeAdapter
+from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
+from shared.messages import REASON_CHARACTERS, Integer, Message, MessageId, Seconds, Time
 from shared.model import Model
+from shared.names import Label, Name, WorkerName
 
 SIGNALS = "unicron.signals"
-"""Subject of signals (request/reply; the reply is ``b"+"``)."""
+"""Subject of signals (request and reply; the reply is ``ACCEPTED`` or a ``refusal``)."""
+
+ACCEPTED = b"+"
+"""The reply to a signal whose events are in the log."""
+
+REFUSED = b"-"
+"""Beginning of the reply to a signal that was dropped; the reason follows."""
 
 HEARTBEATS = "unicron.heartbeats"
-"""Subject prefix; an agent publishes to ``unicron.heartbeats.<node>``."""
+"""Prefix of the subjects of heartbeats: an agent publishes to ``unicron.heartbeats.<node>``."""
 
 RECONNECT_GRACE_S = 2.0
-"""After the bus was away each agent is given this much more: clients reconnect within about 0.2 s, one that had to
-resolve a name or start a new TCP connection on a busy machine takes longer."""
+"""Time added to the time-outs of agents after an outage of the bus. Clients reconnect within about 0.2 s (measured); a
+client that has to resolve a name or open a TCP connection on a busy machine takes longer."""
 
 
-class SignalBase(Model):
-    """Who says it and when. ``occurred_at``: when the agent learned it, ``signal_id``: a UUID."""
+PHASES = ("begun", "compute", "reduce", "update", "ended", "checkpoint", "setup", "waiting", "aside")
+"""Phases of a rank that this version knows: those of ``unicron.protocol.PHASES``."""
 
-    signal_id: str
-    node: str
-    incarnation: str
-    occurred_at: datetime
+
+STATES = ("idle", "starting", "ready", "training", "waiting")
+"""States of a worker that this version knows."""
+
+
+def refusal(reason: str) -> bytes:
+    """Return the reply to a signal that was dropped for this reason."""
+    return REFUSED + f" {reason[:REASON_CHARACTERS]}".encode(errors="replace")
+
+
+def _fallback(known: tuple[str, ...], otherwise: str | None) -> BeforeValidator:
+    """Return a validator that reads a text of a newer version as ``otherwise``."""
+
+    def validate(value: Any) -> Any:
+        return otherwise if isinstance(value, str) and value not in known else value
+
+    return BeforeValidator(validate)
+
+
+class SignalBase(Message):
+    """What all signals have. ``signal_id``: a UUID. ``occurred_at``: when the agent observed what it signals."""
+
+    signal_id: MessageId
+    node: Name
+    incarnation: MessageId
+    occurred_at: Time
 
 
 class RankSignal(SignalBase):
-    """A signal about one rank."""
+    """A signal about one rank. ``step``: updates applied."""
 
-    task: str
-    worker: str
-    generation: int
-    rank: int | None
-    step: int
+    task: Name
+    worker: WorkerName
+    generation: Integer
+    rank: Integer | None
+    step: Integer
+
+    @model_validator(mode="after")
+    def _own_worker(self) -> Self:
+        if not self.worker.startswith(f"{self.node}/"):
+            raise ValueError(f"worker {self.worker} is not of node {self.node}")
+        return self
 
 
 class ProcessExited(RankSignal):
-    """A rank's process ended without being told to. ``exit_code`` is negative for a signal's number."""
+    """A rank's process ended unexpectedly. ``exit_code``: the exit status, or the negative number of a signal.
+
+    ``last_output``: the end of the process's output, for the reader of the incident.
+    """
 
     kind: Literal["process-exited"] = "process-exited"
-    pid: int
-    exit_code: int
+    pid: Integer
+    exit_code: Integer
     last_output: str = ""
-    """The end of what it wrote, for the reader of the incident."""
 
 
 class RankRaised(RankSignal):
-    """A rank caught an exception. ``cause``: exception, communication (a peer's sockets broke) or non_finite."""
+    """A rank caught an exception.
+
+    ``cause``: exception, communication (a peer's sockets broke), non_finite, or refused (the rank cannot run the task
+    as specified; ``unicron.protocol.REFUSED``). A cause that this version does not know is read as ``exception``.
+    """
 
     kind: Literal["rank-raised"] = "rank-raised"
-    cause: Literal["exception", "communication", "non_finite"]
+    cause: Annotated[
+        Literal["exception", "communication", "non_finite", "refused"],
+        _fallback(("exception", "communication", "non_finite", "refused"), "exception"),
+    ]
     error: str
     detail: str
     traceback: str
 
 
 class RankCheckpointed(RankSignal):
-    """A complete checkpoint was written."""
+    """A checkpoint was written completely to ``path``."""
 
     kind: Literal["rank-checkpointed"] = "rank-checkpointed"
     path: str
 
 
 class RankStopped(RankSignal):
-    """The task stopped at a boundary as asked (sent for rank 0)."""
+    """The task stopped at a step boundary on request (sent for rank 0). ``path``: its checkpoint."""
 
     kind: Literal["rank-stopped"] = "rank-stopped"
     path: str
 
 
 class RankFinished(RankSignal):
-    """The task did its last step (sent for rank 0)."""
+    """The task finished its last step (sent for rank 0)."""
 
     kind: Literal["rank-finished"] = "rank-finished"
     samples_sha256: str
@@ -93,44 +139,68 @@ SIGNAL: TypeAdapter[Signal] = TypeAdapter(Signal)
 
 
 class WorkerStatus(Model):
-    """One worker slot. ``phase`` as in ``unicron.protocol.PHASES``; ages in seconds before ``sent_at``.
+    """The state of one worker; ages are seconds before ``Heartbeat.sent_at``.
 
-    ``process_state``: the kernel's letter for the process (R, S, D, T, Z), evidence for a hang.
+    ``step``: updates applied. ``phase``: one of ``unicron.protocol.PHASES``. ``micro_batch``: the micro-batch finished
+    last, in phase ``compute``. ``setup_parts``: the parts of joining a generation that are done, in phase ``setup``.
+    ``progress_age_s``: since the rank's last progress. ``starved_s``: the part of ``progress_age_s``, at most, in which
+    the main thread was ready to run and had no CPU. ``hold_age_s``: since the rank was asked to leave its step; None if
+    it was not asked, or has left it. ``step_s``: duration of the last completed step. ``steps_timed``: completed steps
+    of this generation. ``process_state``: the kernel's letter for the process (R, S, D, T, Z; proc(5)), evidence of a
+    hang.
+
+    Of a newer agent, a state that this version does not know is read as ``waiting``, which no rule takes for a hang,
+    and a phase as None, which has the limit of a slow region.
     """
 
-    worker: str
-    state: Literal["idle", "starting", "ready", "training", "waiting"] = "idle"
-    task: str | None = None
-    generation: int | None = None
-    rank: int | None = None
-    pid: int | None = None
-    step: int = 0
-    phase: str | None = None
-    micro_batch: int | None = None
-    progress_age_s: float | None = None
-    starved_s: float = 0.0
-    """How much of ``progress_age_s``, at most, its main thread was ready to run and had no CPU."""
-    hold_age_s: float | None = None
-    """How long ago it was told to leave its step; None if it was not, or has done so."""
-    step_s: float | None = None
-    """Duration of the last completed step."""
-    steps_timed: int = 0
-    """Completed steps of this generation."""
+    worker: WorkerName
+    state: Annotated[Literal["idle", "starting", "ready", "training", "waiting"], _fallback(STATES, "waiting")] = "idle"
+    task: Name | None = None
+    generation: Integer | None = None
+    rank: Integer | None = None
+    pid: Integer | None = None
+    step: Integer = 0
+    phase: Annotated[str | None, _fallback(PHASES, None)] = None
+    micro_batch: Integer | None = None
+    setup_parts: Integer | None = None
+    progress_age_s: Seconds | None = None
+    starved_s: Seconds = 0.0
+    hold_age_s: Seconds | None = None
+    step_s: Seconds | None = None
+    steps_timed: Integer = 0
     loss: float | None = None
     process_state: str | None = None
 
 
-class Heartbeat(Model):
-    """A node lives. ``incarnation`` is new for every start of an agent."""
+class Heartbeat(Message):
+    """The sign of life of a node.
 
-    node: str
-    incarnation: str
-    agent_pid: int
-    sequence: int
-    sent_at: datetime
-    interval_s: float
-    domain: str = "default"
-    """Failure domain (rack, zone) of the node."""
-    hardware: str = "cpu"
-    """Kind of the node's workers."""
+    ``incarnation``: new for every start of an agent. ``interval_s``: seconds between two heartbeats. ``domain``:
+    failure domain of the node (rack, zone). ``hardware``: kind of the node's workers. ``addresses``, ``network``: as in
+    ``shared.admission.Hello``. ``counters``: the agent's numbers by name (``shared.dropped``).
+    """
+
+    node: Name
+    incarnation: MessageId
+    agent_pid: Integer
+    sequence: Integer
+    sent_at: Time
+    interval_s: Seconds
+    domain: Label = "default"
+    hardware: Label = "cpu"
+    addresses: dict[str, str] = Field(default_factory=dict)
+    network: str = ""
     workers: list[WorkerStatus]
+    counters: dict[str, Integer] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _own_workers(self) -> Self:
+        names = [status.worker for status in self.workers]
+        if strangers := [name for name in names if not name.startswith(f"{self.node}/")]:
+            raise ValueError(f"workers: {strangers[0]} is not of node {self.node}")
+        if len(set(names)) < len(names):
+            raise ValueError(f"workers: a worker of {self.node} is listed twice")
+        return self
+
+
+HEARTBEAT: TypeAdapter[Heartbeat] = TypeAdapter(Heartbeat)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -11,12 +12,24 @@ from pydantic import Field, ValidationError, model_validator
 
 from shared.errors import InvalidInput
 from shared.model import Model
+from shared.names import Name
 
 MAX_SPEC_BYTES = 1 << 20
 """A specification is a page of text; anything larger is a mistake (a data file, most likely)."""
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 """A positive count with a limit far above any real one, so that a slip is refused and nothing overflows."""
+
+
+BYTE_VOCABULARY = 257
+"""Tokens of a byte-level text: one for each byte, and the end of a document (``unicron.trainer.data``)."""
+
+VOCABULARY_MULTIPLE = 8
+"""The built-in trainer pads the vocabulary to a multiple of this, whatever the layout (``unicron.trainer.model``)."""
+
+DEFAULT_MAX_RESTARTS = 3
+"""``max_restarts`` where the specification has none. Chosen: a failure of the hardware seldom comes again at the same
+step, and a failure of the code costs few recoveries before it ends the task."""
 
 
 class TaskState(StrEnum):
@@ -50,7 +63,7 @@ class ModelShape(Model):
     hidden: Count
     heads: Count
     sequence_length: Count
-    vocabulary: Count = 257
+    vocabulary: Count = BYTE_VOCABULARY
 
     def flop_per_sample(self) -> float:
         """Model FLOP of one forward and backward pass over one sequence.
@@ -121,7 +134,7 @@ class Parallel(Model):
 class TaskSpec(Model):
     """One training task. Only ``name``, ``model``, ``batch``, ``steps`` and ``data`` are required."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+    name: Name
     model: ModelShape
     batch: Batch
     steps: Count
@@ -136,8 +149,8 @@ class TaskSpec(Model):
     env: dict[str, str] = Field(default_factory=dict)
     exact: bool = False
     """Whether parameters are the failure-free run's to the last bit whatever fails and however many replicas there are,
-    at the same tensor-parallel size; otherwise they are to rounding. What it costs: docs/transition.md."""
-    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
+    at the same tensor-parallel size; otherwise they are to rounding. What it costs: docs/recovery.md."""
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = DEFAULT_MAX_RESTARTS
     script: str | None = None
     """A Python file to run in place of the built-in GPT trainer; it uses ``unicron`` itself."""
 
@@ -203,11 +216,40 @@ def parse_spec(data: Any) -> TaskSpec:
     if not isinstance(data, dict):
         raise InvalidInput(f"a task specification is a mapping of fields, not {type(data).__name__}")
     try:
-        return TaskSpec.model_validate(data)
+        spec = TaskSpec.model_validate(data)
     except ValidationError as err:
         errors = [entry for item in err.errors(include_url=False) for entry in _entries(item, data)]
         text = "; ".join(f"{e['field']}: {e['problem']} (given: {e['value']!r})" for e in errors)
         raise InvalidInput(f"task specification refused: {text}", errors) from err
+    if found := list(_submission_problems(spec)):
+        raise refused(found)
+    return spec
+
+
+def refused(problems: Sequence[tuple[str, object, str]]) -> InvalidInput:
+    """Return the error of a specification that is refused.
+
+    Args:
+        problems: field, given value and problem of each field concerned.
+    """
+    text = "; ".join(f"{field}: {problem} (given: {value!r})" for field, value, problem in problems)
+    errors = [{"field": field, "value": _shown(value), "problem": problem} for field, value, problem in problems]
+    return InvalidInput(f"task specification refused: {text}", errors)
+
+
+def _submission_problems(spec: TaskSpec) -> Iterator[tuple[str, object, str]]:
+    """Yield what a new specification is refused for, and the log may have: the model reads old submissions, too."""
+    tensor, vocabulary = spec.tensor, spec.model.vocabulary
+    padded = -(-vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+    if spec.script is None and padded % tensor != 0:
+        yield (
+            "parallel.tensor",
+            tensor,
+            f"must divide model.vocabulary, {vocabulary}, rounded up to a multiple of {VOCABULARY_MULTIPLE}: {padded}",
+        )
+    for name, value in spec.env.items():
+        if not name or "=" in name or "\0" in name + value:
+            yield "env", name, "not an environment variable: a name without '=', and no null byte in name or value"
 
 
 def _entries(item: Any, data: dict[str, Any]) -> list[dict[str, Any]]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from shared.bus import Bus
-from shared.journal import Journal
-from shared.log import EventLog
+from shared.log.journal import Journal
+from shared.log.log import EventLog
 from shared.nats_server import NatsServer
 from shared.settings import Settings
 
@@ -32,7 +32,7 @@ async def bus(nats: NatsServer) -> AsyncIterator[Bus]:
 @pytest.fixture
 def settings(tmp_path: Path, nats: NatsServer) -> Settings:
     """Settings of a stack in the test's folder."""
-    return Settings(run_dir=tmp_path, nats_url=nats.url, nats_token=nats.token, port=0)
+    return Settings(node="n0", run_dir=tmp_path, nats_url=nats.url, nats_token=nats.token, port=0)
 
 
 @pytest.fixture

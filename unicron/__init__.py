@@ -1,7 +1,7 @@
 """Unicron inside a training process: keep this process training through failures.
 
-The only package of the project that enters a user's process. It imports none of the others and, until a trainer is
-used, nothing beyond the standard library.
+The only package of the project that enters a user's process. It imports no other package of the project and, until
+``attach`` is called, nothing beyond the standard library.
 
     run = unicron.attach(steps=1000, micro_batches=16, build=build)
     for step in run.steps():
@@ -13,18 +13,76 @@ used, nothing beyond the standard library.
             step.reduce()
             run.optimizer.step()
 
-See ``unicron.loop`` for what a step does and ``unicron.train`` for the built-in trainer, written on the same interface.
+``Run`` and ``Step`` describe what a loop gets; ``unicron.train`` is the built-in trainer, written on the same
+interface.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from unicron.loop import Run
+from unicron.errors import (
+    CommunicationFailed,
+    DamagedCheckpoint,
+    Interrupted,
+    InvalidSpec,
+    NonFiniteValue,
+    SampleAccountingError,
+    TornSnapshot,
+    UnicronError,
+    UnsupportedModel,
+    WrongLoop,
+)
 
-__all__ = ["attach"]
+if TYPE_CHECKING:
+    from unicron.megatron.schedule import each_backward
+    from unicron.run import Generation, Run
+    from unicron.step import Step
+
+__all__ = [
+    "CommunicationFailed",
+    "DamagedCheckpoint",
+    "Generation",
+    "Interrupted",
+    "InvalidSpec",
+    "NonFiniteValue",
+    "Run",
+    "SampleAccountingError",
+    "Step",
+    "TornSnapshot",
+    "UnicronError",
+    "UnsupportedModel",
+    "WrongLoop",
+    "__version__",
+    "attach",
+    "each_backward",
+]
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "Generation": "unicron.run",
+    "Run": "unicron.run",
+    "Step": "unicron.step",
+    "each_backward": "unicron.megatron.schedule",
+}
+"""Public names whose modules import torch: imported when they are first used."""
+
+_FORMER = {"TornCopy": "TornSnapshot"}
+"""Former public names, kept for version 0.1, and what they are called now."""
+
+
+def __getattr__(name: str) -> Any:
+    """Return a public name from its module."""
+    if name in _FORMER:
+        warnings.warn(f"unicron.{name} is deprecated: use unicron.{_FORMER[name]}", DeprecationWarning, stacklevel=2)
+        return globals()[_FORMER[name]]
+    if name not in _LAZY:
+        raise AttributeError(f"module 'unicron' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
 
 
 def attach(
@@ -40,25 +98,25 @@ def attach(
     exact: bool | None = None,
     directory: str = "unicron-run",
 ) -> Run:
-    """Attach this process to its node agent, or let it stand alone (also as one of torchrun's processes).
+    """Attach this process to its node agent, or let it train alone (also as one of torchrun's processes).
 
     Args:
         steps: updates to apply.
-        micro_batches: how many make one update, over all replicas. The loop scales each one's loss by 1 over this.
+        micro_batches: M, in one update, over all replicas. The training loop scales the loss of each by 1/M.
         build: ``build(tensor, pipeline)`` returns model and optimizer: Megatron's DistributedDataParallel (without
             overlapped gradient reduction) and optimizer, or a plain module and torch optimizer. It is called in
             Megatron's process groups and must not wait for other ranks.
         initialise: sets the parameters when a task begins, the same on every rank; without it rank 0's are used.
         checkpoint_every: steps between checkpoints; 0: only when the task is stopped.
-        checkpoint_directory: where they go; empty: where the agent says.
-        checkpoint_keep: how many published checkpoints to leave; at least 2.
-        memory_every: steps between in-memory copies (under an agent, which says where they go); 0: none.
+        checkpoint_directory: where checkpoints are written; empty: the folder that the agent names.
+        checkpoint_keep: how many published checkpoints are kept; at least 2.
+        memory_every: steps between snapshots; 0: none. Without an agent there are no snapshots.
         exact: whether gradients are added up so that the result is the same to the last bit whatever fails and however
             many replicas there are; 16 bytes for each parameter, and micro-batches are committed one at a time.
         directory: where checkpoints and results go without an agent.
 
-    What is None is as the task's specification says, whose defaults also hold without an agent; there checkpoints are
-    written only where ``checkpoint_every`` says so.
+    An argument that is None has the value of the task's specification or, without an agent, the default of
+    ``Training``: no checkpoints except at a stop, and sums that are not exact.
 
     Returns:
         The run; iterate over its ``steps()``.
@@ -67,29 +125,36 @@ def attach(
         OSError: the agent cannot be reached.
         InvalidSpec: ``steps`` or ``micro_batches`` are not those of the task's specification, which the planner reads.
     """
-    from unicron import device, generation, loop, megatron_cpu, runtime, spec
+    from unicron import device
+    from unicron.link import agent_link
+    from unicron.link.standalone import standalone_generation
+    from unicron.megatron import cpu
+    from unicron.run import Run
+    from unicron.trainer import spec
+    from unicron.training import Training
 
-    link = runtime.from_environment(generation.alone(directory))
+    link = agent_link.from_environment(standalone_generation(directory))
     task = spec.of_environment() if link.supervised else None
     if task is not None:
         task.check_script(steps=steps, micro_batches=micro_batches)
     else:
         device.take_local()
-    megatron_cpu.enable()
-    megatron_cpu.write_checkpoints_in_process()
-    told = {
+    cpu.enable()
+    cpu.write_checkpoints_in_process()
+    given = {
         "checkpoint_every": checkpoint_every,
         "checkpoint_directory": checkpoint_directory,
         "checkpoint_keep": checkpoint_keep,
         "memory_every": memory_every,
         "exact": exact,
     }
-    specified = {name: getattr(task, name) for name in told} if task is not None else {}
-    return loop.Run(
+    specified = {name: getattr(task, name) for name in given} if task is not None else {}
+    training = Training(
         link,
         steps=steps,
         micro_batches=micro_batches,
         build=build,
         initialise=initialise,
-        **(specified | {name: value for name, value in told.items() if value is not None}),
+        **(specified | {name: value for name, value in given.items() if value is not None}),
     )
+    return Run(training)

@@ -1,75 +1,19 @@
-"""A deterministic text corpus from a small grammar: something to train on that needs no download.
-
-Sentences follow a context-free grammar with number agreement and a few arithmetic facts, so that a small byte-level
-model's loss falls visibly within a hundred steps. Same seed and size, same bytes, on any machine.
-"""
+"""Deprecated name of ``unicron.trainer.corpus``, kept for version 0.1."""
 
 from __future__ import annotations
 
-import argparse
-import random
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+import warnings
 
-DEFAULT_BYTES = 1_000_000
-"""About 1 MB: some 8,000 samples of 128 bytes, enough for a demo without repeating an epoch many times."""
+from unicron.trainer.corpus import DEFAULT_BYTES, generate, main, write
 
-_SINGULAR = ("worker", "node", "agent", "engine", "river", "garden", "signal", "ledger", "planner", "train")
-_ADJECTIVE = ("quiet", "broken", "healthy", "distant", "patient", "small", "golden", "slow")
-_VERB = ("carries", "finds", "repairs", "follows", "watches", "counts", "moves", "keeps")
-_ADVERB = ("again", "at dawn", "in order", "without haste", "every day", "at once")
-_NUMBER = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+__all__ = ["DEFAULT_BYTES", "generate", "main", "write"]
 
-
-def _noun_phrase(rng: random.Random, plural: bool) -> str:
-    adjective = rng.choice(_ADJECTIVE) + " " if rng.random() < 0.5 else ""
-    noun = rng.choice(_SINGULAR)
-    return f"the {adjective}{noun}s" if plural else f"{rng.choice(('the', 'a'))} {adjective}{noun}"
-
-
-def _sentence(rng: random.Random) -> str:
-    if rng.random() < 0.2:
-        a = rng.randrange(6)
-        b = rng.randrange(5)
-        return f"{_NUMBER[a]} and {_NUMBER[b]} make {_NUMBER[a + b]}."
-    plural = rng.random() < 0.4
-    verb = rng.choice(_VERB)
-    clause = f"{_noun_phrase(rng, plural)} {verb[:-1] if plural else verb} {_noun_phrase(rng, rng.random() < 0.3)}"
-    return f"{clause} {rng.choice(_ADVERB)}." if rng.random() < 0.5 else f"{clause}."
-
-
-def generate(seed: int = 1234, size_bytes: int = DEFAULT_BYTES) -> str:
-    """Return a corpus of at least ``size_bytes`` ASCII characters; a blank line separates documents."""
-    # random.Random's choice, random and randrange over a str seed are stable across Python versions since 3.2.
-    rng = random.Random(f"unicron corpus {seed}")
-    documents: list[str] = []
-    size = 0
-    while size < size_bytes:
-        document = " ".join(_sentence(rng) for _ in range(rng.randrange(4, 13)))
-        documents.append(document)
-        size += len(document) + 2
-    return "\n\n".join(documents) + "\n"
-
-
-def write(path: str | Path, seed: int = 1234, size_bytes: int = DEFAULT_BYTES) -> Path:
-    """Write the corpus to a file (parents are made) and return its path."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(generate(seed, size_bytes), encoding="ascii")
-    return target
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``python -m unicron.corpus PATH [--seed N] [--bytes N]``; return the exit code."""
-    parser = argparse.ArgumentParser(prog="unicron.corpus", description="Write a generated text to train on.")
-    parser.add_argument("path", type=Path)
-    parser.add_argument("--seed", type=int, default=1234)
-    parser.add_argument("--bytes", type=int, default=DEFAULT_BYTES)
-    options = parser.parse_args(arguments)
-    write(options.path, options.seed, options.bytes)
-    return 0
-
+warnings.warn(
+    "unicron.corpus is deprecated: use unicron.trainer.corpus",
+    DeprecationWarning,
+    stacklevel=1 if __name__ == "__main__" else 2,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,17 +1,17 @@
-"""What can go wrong inside a training process.
+"""The exceptions of the library inside a training process.
 
     UnicronError
     ├── InvalidSpec            the task specification or its data cannot be used
-    ├── UnsupportedModel       what ``build`` returned would train wrongly
-    ├── WrongLoop              the training loop does not do what a step needs of it
+    ├── UnsupportedModel       the model or optimizer that ``build`` returned would train to a wrong result
+    ├── WrongLoop              the training loop leaves out, or misplaces, a call that a step needs
     ├── Interrupted            the agent holds this generation: leave the step
-    ├── CommunicationFailed    a collective broke: a peer is gone or a socket was shut
-    ├── DamagedCheckpoint      a checkpoint on disk is incomplete or not what was written
-    ├── TornCopy               an in-memory copy is incomplete or not what was written
+    ├── CommunicationFailed    a collective failed: a peer was lost or a socket was shut
+    ├── DamagedCheckpoint      a checkpoint on storage is incomplete or was changed after it was written
+    ├── TornSnapshot           a snapshot in memory is incomplete or was changed after it was written
     ├── NonFiniteValue         a loss or gradient is not a finite number
-    └── SampleAccountingError  a micro-batch of a step was computed not exactly once (an internal error)
+    └── SampleAccountingError  a micro-batch of a step was not computed exactly once (an internal error)
 
-``unicron`` stands alone inside the user's process, so this tree is its own.
+The services have exceptions of their own: ``unicron`` is the only package of the project in the user's process.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ class UnicronError(Exception):
 
 
 class InvalidSpec(UnicronError):
-    """The task specification, or the data it names, cannot be used."""
+    """The task specification cannot be used, or the data that it names cannot."""
 
 
 class UnsupportedModel(UnicronError):
-    """A model or optimizer would train to a wrong result; the message names the setting and what is allowed."""
+    """A model or optimizer would train to a wrong result; the message names the setting and its allowed values."""
 
 
 class WrongLoop(UnicronError):
-    """The training loop leaves out, or does at the wrong place, what a step needs of it."""
+    """The training loop leaves out a call that a step needs, or makes it at the wrong place."""
 
 
 class Interrupted(UnicronError):
-    """The agent holds the generation this process is in. The step is left; its finished micro-batches are kept."""
+    """The agent holds the generation of this process. The step is left; its finished micro-batches are kept."""
 
 
 class CommunicationFailed(UnicronError):
-    """A collective failed; ``__cause__`` is what the backend said."""
+    """A collective failed. Backends raise errors of their own; this one is raised by injected faults."""
 
 
 class DamagedCheckpoint(UnicronError):
-    """A checkpoint on disk is incomplete, or is not what was written."""
+    """A checkpoint on storage is incomplete, or was changed after it was written."""
 
 
-class TornCopy(UnicronError):
-    """An in-memory copy of a part of the state is incomplete, or is not what was written."""
+class TornSnapshot(UnicronError):
+    """A snapshot in memory is incomplete, or was changed after it was written."""
 
 
 class NonFiniteValue(UnicronError):
-    """A loss or a gradient is not a finite number; the message holds step and micro-batch."""
+    """A loss or a gradient is not a finite number; the message contains step and micro-batch."""
 
 
 class SampleAccountingError(UnicronError):

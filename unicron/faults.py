@@ -1,23 +1,23 @@
-"""Deterministic faults, for tests and the demo: ``UNICRON_FAIL_AT=rank:step:at:kind[:always][,...]``.
+"""Injected faults, for tests and the demo: ``UNICRON_FAIL_AT=rank:step:at:kind[:always][,...]``.
 
-``at``, where n counts the micro-batches of that step that the rank has finished, from 0:
+``at`` is the fault point, where n counts the micro-batches of that step that the rank has finished, from 0:
 
     n              before the next micro-batch (of a pipeline: before its backward pass)
     n.forward      inside its forward pass
     n.backward     inside its backward pass: some gradients are added, some are not
-    reduce         all are computed, gradients not yet reduced
+    reduce         all micro-batches are computed, gradients are not yet reduced
     reduce:b       b buckets of gradients are reduced, and no more on any rank
-    update         all are reduced, the update is not yet applied
-    apply          inside the optimizer's step: a parameter is changed, the others are not
+    update         all buckets are reduced, the update is not yet applied
+    apply          inside the optimizer's step: one parameter is changed, the others are not
     move:r         r rounds of state have moved into a new generation, which is to go on with that step
     checkpoint     as the first checkpoint of that step or a later one begins (one at a time is written)
 
-``kind``: ``exception``; ``communication`` (as if a collective broke: the process goes on); ``kill`` (SIGKILL); or one
-of the hangs: ``hang`` (SIGSTOP), ``sleep`` (as in a data loader that waits), ``deadlock`` (a lock that nobody
-releases) and ``spin`` (native code that computes on and holds the interpreter lock). ``rank`` is the one the process
-has in its first generation, whatever it becomes. A fault happens once in a process, and only in a process that
-started the task: one that replaces a failed process does not repeat it unless ``always`` is appended. Several are
-separated by commas.
+``kind`` is ``exception``; ``communication`` (as if a collective broke: the process goes on); ``kill`` (SIGKILL); or one
+of the hangs: ``hang`` (SIGSTOP), ``sleep`` (as in a data loader that waits), ``deadlock`` (a lock that nobody releases)
+and ``spin`` (native code that computes on and keeps the interpreter lock). ``rank`` is the rank that the process has in
+its first generation, whatever it becomes; ``*`` means every rank. A fault happens once in a process, and only in a
+process that started the task: a process that replaces a failed one does not repeat the fault unless ``always`` is
+appended.
 """
 
 from __future__ import annotations
@@ -30,14 +30,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from unicron import environment
 from unicron.errors import CommunicationFailed
 
-VARIABLE = "UNICRON_FAIL_AT"
-
-SIGNALS_VARIABLE = "UNICRON_FAULT_SIGNALS"
-"""Set to 1, a process that gets SIGUSR1 raises ``InjectedFault`` at the next place in a step that can fail."""
-
 FOREVER_S = 86_400.0
+"""Longer than any test or demo."""
 
 
 class InjectedFault(RuntimeError):
@@ -65,38 +62,29 @@ RAISED: dict[str, type[Exception]] = {"exception": InjectedFault, "communication
 
 
 @dataclass(slots=True)
-class Fault:
+class ScheduledFault:
     """One fault that will happen in this process."""
 
     rank: int | None
+    """None: every rank."""
     step: int
     at: str
     kind: str
     always: bool
 
     @classmethod
-    def from_environment(cls) -> list[Fault]:
-        """Return the faults that the environment asks for.
-
-        Raises:
-            ValueError: one is not of the documented form.
-        """
-        text = os.environ.get(VARIABLE, "")
-        return [cls.parse(one) for one in text.split(",") if one]
-
-    @classmethod
-    def parse(cls, text: str) -> Fault:
+    def parse(cls, text: str) -> ScheduledFault:
         """Return the fault that a text describes.
 
         Raises:
-            ValueError: they are not of the documented form.
+            ValueError: the text is not of the documented form.
         """
         parts = text.split(":")
         always = parts[-1] == "always"
         parts = parts[: len(parts) - always]
         if len(parts) < 4 or parts[-1] not in (*RAISED, *KINDS):
             kinds = ", ".join((*RAISED, *KINDS))
-            raise ValueError(f"{VARIABLE}={text}: rank:step:at:kind[:always] is needed, kind one of {kinds}")
+            raise ValueError(f"{environment.FAIL_AT}={text}: rank:step:at:kind[:always] is needed, kind one of {kinds}")
         return cls(
             rank=None if parts[0] == "*" else int(parts[0]),
             step=int(parts[1]),
@@ -106,11 +94,16 @@ class Fault:
         )
 
     def belongs_to(self, rank: int, *, replaces: bool) -> bool:
-        """Whether it is for the process that begins its life as ``rank``; ``replaces``: in place of one that failed."""
+        """Return whether the fault is for the process that begins its life as ``rank``.
+
+        Args:
+            rank: in the process's first generation.
+            replaces: whether the process replaces one that failed.
+        """
         return self.rank in (None, rank) and (self.always or not replaces)
 
     def reached(self, step: int, at: str) -> None:
-        """Fail if this is the place.
+        """Fail if this is the fault point.
 
         Raises:
             InjectedFault: for kind ``exception``.
@@ -123,17 +116,8 @@ class Fault:
             raise RAISED[self.kind](f"injected at step {step}, {at}")
         KINDS[self.kind]()
 
-    def reached_after(self, step: int, at: str) -> None:
-        """Fail if this is the place, in the fault's step or a later one.
-
-        Raises:
-            InjectedFault, CommunicationFailed: as ``reached``.
-        """
-        if 0 < self.step <= step:
-            self.reached(self.step, at)
-
-    def lay(self, step: int, finished: int, model: Any) -> None:
-        """Lay the fault into the passes of the next micro-batch if it belongs there."""
+    def place_in_passes(self, step: int, finished: int, model: Any) -> None:
+        """Place the fault into the passes of the next micro-batch if it belongs there."""
         forward, backward = f"{finished}.forward", f"{finished}.backward"
         if self.step != step or self.at not in (forward, backward):
             return
@@ -141,17 +125,17 @@ class Fault:
         modules = [module for module in model.modules() if not list(module.children()) and list(module.parameters())]
         hook: Any = None
 
-        def spring(*_: Any) -> None:
+        def fail(*_: Any) -> None:
             hook.remove()
             self.reached(step, self.at)
 
         if self.at == forward:
-            hook = modules[len(modules) // 2].register_forward_pre_hook(spring)
+            hook = modules[len(modules) // 2].register_forward_pre_hook(fail)
         else:
-            hook = parameters[len(parameters) // 2].register_hook(spring)
+            hook = parameters[len(parameters) // 2].register_hook(fail)
 
-    def lay_in_update(self, step: int, optimizer: Any) -> None:
-        """Lay the fault into the optimizer's step if it belongs there.
+    def place_in_update(self, step: int, optimizer: Any) -> None:
+        """Place the fault into a torch optimizer's step if it belongs there.
 
         Args:
             step: the step that is to be applied.
@@ -162,32 +146,81 @@ class Fault:
 
         hook: Any = None
 
-        def spring(*_: Any) -> None:
+        def fail(*_: Any) -> None:
             hook.remove()
             optimizer.param_groups[0]["params"][0].data.add_(1.0)
             self.reached(step, "apply")
 
-        hook = optimizer.register_step_pre_hook(spring)
+        hook = optimizer.register_step_pre_hook(fail)
 
 
-class SignalledFault:
-    """A fault that is asked for from outside, by SIGUSR1, where the environment allows it."""
+class FaultInjector:
+    """The faults of this process: those that the environment schedules, and those that SIGUSR1 asks for."""
 
     def __init__(self) -> None:
-        """Listen; to be called from the main thread."""
-        self._asked = False
-        if os.environ.get(SIGNALS_VARIABLE) == "1":
-            signal.signal(signal.SIGUSR1, self._ask)
-
-    def _ask(self, number: int, frame: object) -> None:
-        self._asked = True
-
-    def reached(self, step: int, at: str) -> None:
-        """Fail if it was asked for.
+        """Read the environment; to be called from the main thread.
 
         Raises:
-            InjectedFault: once for each time it was asked for.
+            ValueError: a scheduled fault is not of the documented form.
         """
-        if self._asked:
-            self._asked = False
+        self._scheduled = [ScheduledFault.parse(one) for one in environment.text(environment.FAIL_AT).split(",") if one]
+        self._signalled = False
+        if environment.text(environment.FAULT_SIGNALS) == "1":
+            signal.signal(signal.SIGUSR1, self._signal)
+
+    def _signal(self, number: int, frame: object) -> None:
+        self._signalled = True
+
+    def begin_life(self, rank: int, *, replaces: bool) -> None:
+        """Keep the scheduled faults that are this process's.
+
+        Args:
+            rank: in the process's first generation.
+            replaces: whether the process replaces one that failed.
+        """
+        self._scheduled = [fault for fault in self._scheduled if fault.belongs_to(rank, replaces=replaces)]
+
+    def reached(self, step: int, at: str) -> None:
+        """Let a fault happen whose fault point this is.
+
+        Raises:
+            InjectedFault, CommunicationFailed: as ``ScheduledFault.reached``.
+        """
+        if self._signalled:
+            self._signalled = False
             raise InjectedFault(f"injected by SIGUSR1 at step {step}, {at}")
+        for fault in self._scheduled:
+            fault.reached(step, at)
+
+    def reached_micro_batch(self, step: int, finished: int, model: Any) -> None:
+        """Let a fault happen before the next micro-batch, or place it into the micro-batch's passes.
+
+        Args:
+            step: which step.
+            finished: how many of its micro-batches the rank has finished.
+            model: the rank's.
+        """
+        self.reached(step, str(finished))
+        for fault in self._scheduled:
+            fault.place_in_passes(step, finished, model)
+
+    def reached_update(self, step: int, optimizer: Any) -> None:
+        """Let a fault happen before the update of a step, or place it into the update.
+
+        Args:
+            step: which step.
+            optimizer: torch's.
+        """
+        self.reached(step, "update")
+        for fault in self._scheduled:
+            fault.place_in_update(step, optimizer)
+
+    def reached_checkpoint(self, step: int) -> None:
+        """Let a fault happen that is scheduled for the first checkpoint of its step or a later one."""
+        for fault in self._scheduled:
+            if 0 < fault.step <= step:
+                fault.reached(fault.step, "checkpoint")
+
+    def fails_between_buckets(self, step: int) -> bool:
+        """Return whether a fault will come in the middle of this step's reduction."""
+        return any(fault.step == step and fault.at.startswith("reduce:") for fault in self._scheduled)

@@ -1,25 +1,28 @@
 """A warm parent that forks training processes: ``python -P -m unicron.forkserver --fd N [--no-preload]``.
 
-Importing torch and megatron-core takes seconds; a process forked from one that has done so starts in milliseconds.
-The server stays single-threaded, never touches CUDA (a child may not use what its parent initialised) and never hosts
-a store itself (its threads would make forking unsafe): a store is a forked child too.
+Importing torch and megatron-core takes seconds; a process forked from one that has imported them starts in
+milliseconds. The server has a single thread, because a fork copies locks that other threads have taken. It never uses
+CUDA, because a child cannot use CUDA that its parent has initialised. A rendezvous store, which has threads, runs in a
+forked child too.
 
-It speaks JSON lines with its node agent on the inherited socket ``N``:
+The server and its node agent exchange JSON lines on the inherited socket ``N``:
 
     agent -> server  {"do": "fork", "id", "task", "worker", "spec", "output", "env"}
                      {"do": "store", "id", "host", "output"}
                      {"do": "exit"}
-    server -> agent  {"event": "ready", "pid"}
+    server -> agent  {"event": "ready", "pid", "version"}
                      {"event": "forked", "id", "pid"}
                      {"event": "store", "id", "pid", "port"}
-                     {"event": "stopped", "id", "pid"}               (by a signal, not by a debugger)
+                     {"event": "stopped", "id", "pid"}               (by a signal)
                      {"event": "continued", "id", "pid"}
                      {"event": "exited", "id", "pid", "code"}        (code < 0: minus the signal's number)
                      {"event": "error", "id", "detail"}              (a request that could not be carried out)
 
-Children run in sessions of their own, write to ``output`` and die with the server (parent-death signal). What a child
-started itself, and left in its process group, ends with it. When the agent is gone the server waits
-``UNICRON_ORPHAN_GRACE_S`` and ends, and its children with it.
+Both sides ignore fields that they do not know. A line that is no request is answered with an error, and dropped.
+
+Each child runs in a session of its own, writes to ``output`` and ends with the server (parent-death signal). Processes
+that a child has started end with the child if they are still in its process group. Once the agent has closed the
+socket, the server ends together with its children after ``UNICRON_ORPHAN_GRACE_S`` without an event.
 """
 
 from __future__ import annotations
@@ -39,35 +42,48 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from unicron import environment
+
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    # Before torch and numpy are imported: their thread pools would not survive a fork.
+    # Set before torch and numpy are imported: their thread pools do not survive a fork.
     os.environ.setdefault(_variable, "1")
 
-# torch.cuda.is_available() otherwise initialises CUDA, and no child could use it.
+# Otherwise torch.cuda.is_available() initialises CUDA, and no child could use it.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 PR_SET_PDEATHSIG = 1
 """From linux/prctl.h."""
 
-NICE_VARIABLE = "UNICRON_RANK_NICE"
-"""Environment variable: how much less of a busy core ranks get than everything else (see nice(2))."""
+VERSION = 1
+"""Version of the messages, sent with ``ready``: one higher with every change that an older agent would misread."""
 
 STORE_BACKLOG = 1024
-"""Connections that may wait to be accepted by a store: all ranks of a task connect at once."""
+"""Connections that may wait to be accepted by a store. Chosen: all ranks of a task connect at once."""
+
+
+ERROR_CHARACTERS = 1000
+"""Longest error sent: a path, and what is wrong with it. The agent reads lines of up to 64 KiB."""
+
+_TEXTS = {"fork": ("id", "task", "worker", "spec", "output"), "store": ("id", "host", "output")}
+"""The fields that each request needs."""
 
 
 class ForkServer:
-    """The server's loop: requests in, events out, children reaped when they end."""
+    """The loop of the server: it handles requests, reports events and reaps children."""
 
     def __init__(self, agent: socket.socket) -> None:
-        """Args: agent: the connected socket."""
+        """Prepare the server.
+
+        Args:
+            agent: the connected socket to the node agent.
+        """
         self._agent = agent
         self._pid = os.getpid()
         self._selector = selectors.DefaultSelector()
         self._children: dict[int, tuple[str, int]] = {}
-        """pidfd -> (request id, pid)"""
+        """Descriptor of the child's process (pidfd) -> request id, pid."""
         self._ports: dict[int, tuple[str, int]] = {}
-        """Read end of a store's pipe -> (request id, pid)"""
+        """Read end of the pipe on which a store reports its port -> request id, pid."""
         self._buffer = bytearray()
         self._attached = True
         self._signals, self._signalled = socket.socketpair()
@@ -75,13 +91,13 @@ class ForkServer:
         self._signalled.setblocking(False)
 
     def run(self) -> int:
-        """Serve until told to exit, or until the grace without an agent has passed; return the exit code."""
+        """Serve until the agent requests an exit, or until the grace period without an agent is over; return 0."""
         self._selector.register(self._agent, selectors.EVENT_READ)
         self._selector.register(self._signals, selectors.EVENT_READ)
-        # A stop has no descriptor to poll; its SIGCHLD writes a byte here.
+        # There is no descriptor to poll for a stopped child. Its SIGCHLD writes a byte to this socket pair.
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._signalled.fileno(), warn_on_full_buffer=False)
-        self._emit(event="ready", pid=self._pid)
+        self._emit(event="ready", pid=self._pid, version=VERSION)
         try:
             return self._serve()
         finally:
@@ -90,7 +106,7 @@ class ForkServer:
 
     def _serve(self) -> int:
         while True:
-            timeout = None if self._attached else float(os.environ.get("UNICRON_ORPHAN_GRACE_S", "5"))
+            timeout = None if self._attached else environment.number(environment.ORPHAN_GRACE_S)
             ready = self._selector.select(timeout)
             if not ready and not self._attached:
                 return 0
@@ -99,18 +115,19 @@ class ForkServer:
                     if not self._receive():
                         return 0
                 elif key.fileobj is self._signals:
-                    self._stops()
+                    self._report_stops()
                 elif key.fd in self._children:
                     self._reap(key.fd)
                 elif key.fd in self._ports:
-                    self._port(key.fd)
+                    self._report_port(key.fd)
 
     def _emit(self, **event: Any) -> None:
-        # The socket blocks: an agent that does not read is about to be lost anyhow. One that is gone is no error.
+        # A blocking send: an agent that does not read is about to be lost anyway. A closed socket is not an error here.
         with contextlib.suppress(OSError):
             self._agent.sendall(json.dumps(event).encode() + b"\n")
 
     def _receive(self) -> bool:
+        """Handle the requests that have arrived; return False if one is to exit."""
         try:
             data = self._agent.recv(65536)
         except OSError:
@@ -121,14 +138,17 @@ class ForkServer:
             return True
         self._buffer += data
         while (end := self._buffer.find(b"\n")) >= 0:
-            request = json.loads(self._buffer[:end])
+            line = bytes(self._buffer[:end])
             del self._buffer[: end + 1]
-            if request["do"] == "exit":
-                return False
+            request: dict[str, Any] = {}
             try:
+                request = _request(line)
+                if request["do"] == "exit":
+                    return False
                 self._handle(request)
-            except (OSError, KeyError, ValueError) as err:
-                self._emit(event="error", id=request.get("id", ""), detail=f"{type(err).__name__}: {err}")
+            except (OSError, ValueError) as err:
+                detail = f"{type(err).__name__}: {err}"[:ERROR_CHARACTERS]
+                self._emit(event="error", id=request.get("id", ""), detail=detail)
         return True
 
     def _handle(self, request: dict[str, Any]) -> None:
@@ -137,14 +157,15 @@ class ForkServer:
                 pid = self._fork(request, lambda: _train(request))
                 self._emit(event="forked", id=request["id"], pid=pid)
             case "store":
-                self._store(request)
+                self._start_store(request)
             case unknown:
                 raise ValueError(f"unknown request {unknown!r}")
 
-    def _store(self, request: dict[str, Any]) -> None:
+    def _start_store(self, request: dict[str, Any]) -> None:
+        """Fork a rendezvous store; ``_report_port`` reports it once it listens."""
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
-            pid = self._fork(request, lambda: _store(request["host"], writing), keep=writing)
+            pid = self._fork(request, lambda: _store(request["host"], writing))
         except BaseException:
             os.close(reading)
             raise
@@ -153,8 +174,9 @@ class ForkServer:
         self._ports[reading] = (request["id"], pid)
         self._selector.register(reading, selectors.EVENT_READ)
 
-    def _port(self, reading: int) -> None:
-        # One short write: it arrives whole. Nothing arrives when the child died; then ``exited`` tells.
+    def _report_port(self, reading: int) -> None:
+        """Report the port that a store has written to its pipe."""
+        # One short write arrives whole. Of a store that has died nothing arrives; the event ``exited`` reports it.
         text = os.read(reading, 64)
         self._selector.unregister(reading)
         os.close(reading)
@@ -162,41 +184,32 @@ class ForkServer:
         if text:
             self._emit(event="store", id=request_id, pid=pid, port=int(text))
 
-    def _fork(self, request: dict[str, Any], work: Callable[[], int], keep: int = -1) -> int:
+    def _fork(self, request: dict[str, Any], work: Callable[[], int]) -> int:
+        """Fork a child that does ``work`` and exits with the code that ``work`` returns; return the child's pid.
+
+        Raises:
+            OSError: the output cannot be opened, or there can be no more processes.
+        """
         output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         pid = os.fork()
         if pid == 0:
-            self._child(request, work, output, keep)
+            self._child(request, work, output)
         os.close(output)
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = (request["id"], pid)
         self._selector.register(pidfd, selectors.EVENT_READ)
         return pid
 
-    def _child(self, request: dict[str, Any], work: Callable[[], int], output: int, keep: int) -> NoReturn:
+    def _child(self, request: dict[str, Any], work: Callable[[], int], output: int) -> NoReturn:
         code = 1
         try:
             os.setsid()
             ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != self._pid:
-                os._exit(1)  # the server ended before the signal was asked for
-            null = os.open(os.devnull, os.O_RDONLY)
-            os.dup2(null, 0)
-            os.close(null)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            os.close(output)
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            self._selector.close()
-            for connection in (self._agent, self._signals, self._signalled):
-                connection.close()
-            for descriptor in (*self._children, *self._ports):
-                with contextlib.suppress(OSError):
-                    os.close(descriptor)
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            # kill -USR2 writes every thread's Python stack to the output: what does a hanging rank do?
+                os._exit(1)  # the server ended before the parent-death signal was set
+            _redirect(output)
+            self._leave_server()
+            # kill -USR2 writes the Python stack of every thread to the output, to see what a hanging rank does.
             faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
             os.environ.update(request.get("env") or {})
             code = work()
@@ -210,8 +223,20 @@ class ForkServer:
                 sys.stderr.flush()
             os._exit(code)
 
-    def _stops(self) -> None:
-        """Tell which children were stopped, or went on, since the last time."""
+    def _leave_server(self) -> None:
+        """Close, in a child, the server's descriptors and undo its signal handlers."""
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        self._selector.close()
+        for connection in (self._agent, self._signals, self._signalled):
+            connection.close()
+        for descriptor in (*self._children, *self._ports):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    def _report_stops(self) -> None:
+        """Report the children that were stopped, or continued, since the last call."""
         with contextlib.suppress(BlockingIOError):
             while self._signals.recv(4096):
                 pass
@@ -219,53 +244,86 @@ class ForkServer:
             try:
                 result = os.waitid(os.P_PIDFD, pidfd, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
             except ChildProcessError:
-                continue  # it has ended: its descriptor tells
+                continue  # the child has ended, which its pidfd reports
             if result is not None:
                 event = "stopped" if result.si_code == os.CLD_STOPPED else "continued"
                 self._emit(event=event, id=request_id, pid=pid)
 
     def _reap(self, pidfd: int) -> None:
+        """Kill the rest of an ended child's process group, reap the child and report its exit code."""
         if os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return
-        # Not reaped yet: its pid, which is its group's number too, belongs to nobody else.
+        # The child is not reaped yet, so its pid, which is also the number of its group, is not in use again.
         _kill_group(self._children[pidfd][1])
         result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
         assert result is not None
         self._selector.unregister(pidfd)
         os.close(pidfd)
         request_id, pid = self._children.pop(pidfd)
-        for reading, (_, of) in list(self._ports.items()):
-            if of == pid:
-                self._port(reading)
+        for reading, (_, store_pid) in list(self._ports.items()):
+            if store_pid == pid:
+                self._report_port(reading)
         code = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
         self._emit(event="exited", id=request_id, pid=pid, code=code)
 
 
+def _request(line: bytes) -> dict[str, Any]:
+    """Return the request in a line.
+
+    Raises:
+        ValueError: not a request, or a field that the request needs is missing or has another type.
+    """
+    try:
+        request = json.loads(line)
+    except RecursionError as err:
+        raise ValueError("nested too deeply") from err
+    if not isinstance(request, dict):
+        raise ValueError("not a JSON object")
+    do = request.get("do")
+    for name in ("do", *(_TEXTS.get(do, ()) if isinstance(do, str) else ())):
+        if not isinstance(request.get(name), str) or "\0" in request[name]:
+            raise ValueError(f"{name} must be text without null bytes")
+    env = request.get("env") or {}
+    if not isinstance(env, dict) or not all(isinstance(text, str) for text in (*env, *env.values())):
+        raise ValueError("env must map text to text")
+    return request
+
+
 def _kill_group(pid: int) -> None:
-    """Kill what a child that is not reaped yet started: it would go on computing, and hold memory and devices."""
-    # No such group: the child ended before it had one. No permission: only what runs as another user is left.
+    """Kill the process group of a child that is not reaped yet: its processes would go on using memory and devices."""
+    # No such group: the child ended before it had one. No permission: only processes of another user are left.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
-def _train(request: dict[str, Any]) -> int:
-    """Be a training process."""
-    from unicron import spec, train
+def _redirect(output: int) -> None:
+    """Redirect standard input to nothing, and standard output and error to ``output``."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
 
-    os.nice(int(os.environ.get(NICE_VARIABLE, "0")))
-    os.environ[spec.VARIABLE] = request["spec"]
-    os.environ["UNICRON_TASK"] = request["task"]
-    os.environ["UNICRON_WORKER"] = request["worker"]
+
+def _train(request: dict[str, Any]) -> int:
+    """Run a training process; return its exit code."""
+    from unicron import train
+
+    os.nice(int(environment.number(environment.RANK_NICE)))
+    os.environ[environment.SPEC] = request["spec"]
+    os.environ[environment.TASK] = request["task"]
+    os.environ[environment.WORKER] = request["worker"]
     return train.child()
 
 
 def _store(host: str, writing: int) -> int:
-    """Be a rendezvous store until killed."""
+    """Run a rendezvous store until the process is killed, once its port is written to the pipe ``writing``."""
     import torch.distributed as dist
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
-    # Bound here: torch would listen on every interface.
+    # Bound here, because torch would listen on all interfaces.
     listener.bind((host, 0))
     listener.listen(STORE_BACKLOG)
     port = listener.getsockname()[1]
@@ -280,15 +338,15 @@ def _store(host: str, writing: int) -> int:
 
 
 def preload() -> None:
-    """Import what training processes need, once."""
-    from unicron import megatron_cpu
+    """Import what training processes need."""
+    from unicron.megatron import cpu
 
-    megatron_cpu.enable()
-    megatron_cpu.write_checkpoints_in_process()
+    cpu.enable()
+    cpu.write_checkpoints_in_process()
     from unicron import train
 
     train.imports()
-    # What is imported stays: no collection in a child touches, and so copies, the parent's pages.
+    # Imported objects stay alive. Frozen, they are not visited, and their pages not copied, by collections in children.
     gc.collect()
     gc.freeze()
 
@@ -307,7 +365,7 @@ def main() -> int:
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         print(f"unicron.forkserver: {threads} threads after preloading; forked processes may deadlock", file=sys.stderr)
-    # Ctrl-C is for the program the user started; it tells the agent, and the agent tells this.
+    # Ctrl-C reaches the program that the user started, which ends the agent; the agent ends this server.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return ForkServer(agent).run()
 

@@ -1,48 +1,60 @@
-"""The language a training process and its node agent speak over a Unix socket.
+"""The messages between a training process and its node agent, and their encoding on a Unix socket.
 
-One JSON object per line, UTF-8, both ways. The first line of a process is ``Hello`` with the protocol's version; an
-agent refuses any other version. Every message about training carries the task's *generation*: a side that has moved
-on ignores what is older (DESIGN section 6, fencing).
+Each message is one line of JSON in UTF-8, in both directions. The first message of a process is ``Hello`` with the
+version of the protocol; the agent answers ``Incompatible`` to a version that it does not read. Every message about
+training has the number of the task's *generation*, and both sides ignore messages of generations older than their own
+(fencing).
 
-Standard library only: this module runs inside the user's process and is the one module of ``unicron`` that the node
-agent imports.
+Ranks outlive their agent, so the two sides may be of different versions. Both ignore fields that they do not know, and
+drop a line that is not readable; the connection stays.
 
-    rank -> agent                          agent -> rank
-    Hello      attach                      Configure  join a generation (rebuild communicators, take state, train)
-    Held       out of the broken step      Hold       break the sockets of a generation, leave the step, wait
-    Drained    at a step boundary          Drain      finish the step all ranks are in, keep the state, wait
-    Progress   step, phase, micro-batch    Stop       as Drain, then write a checkpoint and exit
-    Resumed    first step of a generation  Quit       exit now, nothing is worth keeping
-    Raised     exception or broken link
-    Checkpointed, Stopped, Finished
+Standard library only: the node agent imports this module too, and of ``unicron`` only this one and
+``unicron.environment``.
+
+    rank -> agent                              agent -> rank
+    Hello         attach                       Configure  join a generation: rebuild groups, receive state, train
+    Held          left the broken step         Hold       break the collectives of a generation, leave the step, wait
+    Drained       at a step boundary           Drain      finish the present step, keep the state, wait
+    Progress      step, phase, micro-batch     Stop       as Drain, then write a checkpoint and exit
+    Resumed       first step of a generation   Quit       exit now, keep nothing
+    Raised        exception, broken collective Incompatible  the process is of a version that the agent does not read
+    Checkpointed  a checkpoint is complete
+    Stopped       stopped at a boundary
+    Finished      the last step is done
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+import math
+import types
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
-VERSION = 1
-"""Raised whenever a message changes its meaning; ``Hello`` carries it."""
+VERSION = 2
+"""Version of the protocol, sent in ``Hello``: one higher with every change that an older reader would misread. A new
+field has a default, and its message means the same to a reader that ignores the field."""
 
-SOCKET_VARIABLE = "UNICRON_SOCKET"
-"""Environment variable that holds the agent's socket (a leading ``@`` marks Linux's abstract namespace: no file, and
-no limit from a long run directory)."""
+READABLE = frozenset({2})
+"""Versions that this program reads."""
 
-MEMORY_VARIABLE = "UNICRON_MEMORY"
-"""Environment variable: the folder in shared memory for the task's in-memory copies on this node; without it none are
-taken. The agent deletes it, never a rank."""
-
-NODE_VARIABLE, DOMAIN_VARIABLE, HOST_VARIABLE = "UNICRON_NODE", "UNICRON_DOMAIN", "UNICRON_STORE_HOST"
-"""Environment variables: the rank's node, its failure domain, and the address under which peers reach the node."""
+MAX_INTEGER = 1 << 53
+"""Largest integer in a message: readers of JSON agree up to here (RFC 8259, section 6)."""
 
 MAX_LINE_BYTES = 1 << 20
-"""Longest accepted line. A traceback is the largest thing sent (the runtime cuts it at 16 KiB)."""
+"""Longest accepted line. The largest field is a traceback, at most 16 KiB (``unicron.link.reporting``)."""
+
+REFUSED = "refused"
+"""``Raised.kind`` of an error that shows before a task trains that the task cannot run as specified: a specification or
+model that the library refuses; a missing module or file, or a syntax error, at start-up. A restart would not help."""
 
 
 class ProtocolError(Exception):
-    """A line that is not a message of this protocol."""
+    """A line that is not a message of this protocol. ``name``: of the message, where the line has one."""
+
+    def __init__(self, text: str, name: str = "") -> None:
+        super().__init__(text)
+        self.name = name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,86 +66,98 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello(Message):
-    """A process attaches: ``worker`` is the slot it occupies (an id that outlives rank renumbering)."""
+    """A process attaches to the agent."""
 
     name: ClassVar[str] = "hello"
     version: int
+    """``VERSION`` of the process."""
     task: str
     worker: str
+    """The worker that the process occupies; unlike the rank it stays the same through all generations."""
     pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress(Message):
-    """Where a rank is. ``step`` counts from 1 (the step being computed); ``phase`` is one of ``PHASES``."""
+    """What a rank is doing."""
 
     name: ClassVar[str] = "progress"
     generation: int
     rank: int
     step: int
+    """The step that the rank computes, counted from 1."""
     phase: str
+    """One of ``PHASES``."""
     micro_batch: int | None = None
-    """The micro-batch just finished, for phase ``compute``; for ``setup`` how many of its parts are (1: the groups are
-    made, 2: model and optimizer too)."""
+    """The micro-batch just finished, for phase ``compute``."""
+    setup_parts: int | None = None
+    """Parts of joining a generation that are done, for phase ``setup``: 1: the groups are made; 2: also model and
+    optimizer."""
     loss: float | None = None
-    """Mean loss over the global batch, with phase ``ended``."""
+    """Mean loss over the global batch, for phase ``ended``."""
     duration_s: float | None = None
-    """Wall time of the step, with phase ``ended``."""
+    """Wall-clock time of the step, for phase ``ended``."""
     buckets: int | None = None
-    """How many buckets of gradients are reduced, for phase ``reduce``."""
+    """Number of buckets of gradients that are reduced, for phase ``reduce``."""
 
 
 PHASES = ("begun", "compute", "reduce", "update", "ended", "checkpoint", "setup", "waiting", "aside")
-"""``reduce`` is waiting for peers. ``setup``, ``checkpoint`` and ``aside`` (the script does something else between two
-steps) are known slow regions, with limits of their own."""
+"""Phases of a rank. In ``reduce`` the rank waits for its peers, in ``waiting`` for ``Configure``; in ``aside`` a script
+does something else between two steps. ``setup``, ``checkpoint`` and ``aside`` may be slow; their limits are longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held(Message):
-    """The rank has left the broken step and waits for ``Configure``. ``step``: updates applied so far."""
+    """The rank has left the broken step and waits for ``Configure``."""
 
     name: ClassVar[str] = "held"
     generation: int
     step: int
+    """Updates applied so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drained(Message):
-    """The rank stands at a step boundary and waits for ``Configure``. ``step``: updates applied so far."""
+    """The rank is at a step boundary and waits for ``Configure``."""
 
     name: ClassVar[str] = "drained"
     generation: int
     step: int
+    """Updates applied so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed(Message):
-    """The first step of a generation is done (or there was none left to do).
-
-    ``phases`` in seconds: ``rebuild`` (communicators), ``agree`` (what was done), ``move`` (state), ``redistribute``
-    (micro-batches dealt again, computed and reduced), ``first_step``. ``source``: where this rank's state came from
-    (``own``, ``live``, ``memory`` and ``peer-memory``: in-memory copies of this and of another node, ``checkpoint``,
-    ``initial``). ``deal``: rank -> micro-batches it computed for the interrupted step (told by rank 0).
-    ``steps_recomputed``: updates that had been applied before the fault and had to be computed again. Of the
-    interrupted step: ``computed``, how many micro-batches this rank computed to complete it; ``buckets_kept``, how many
-    of its ``buckets`` of gradients had been reduced before and were kept.
-    """
+    """The first step of a generation is done, or there was no step left to do."""
 
     name: ClassVar[str] = "resumed"
     generation: int
     step: int
+    """Updates applied so far."""
     source: str
+    """Where this rank's state came from: ``own``, ``live`` (another rank), ``memory`` (a snapshot on this node),
+    ``peer-memory`` (a snapshot on another node), ``checkpoint`` or ``initial``."""
     phases: dict[str, float] = field(default_factory=dict)
+    """Duration in seconds of ``rebuild`` (process groups), ``agree`` (on what is done), ``move`` (state),
+    ``redistribute`` (missing micro-batches computed and reduced) and ``first_step``."""
     deal: dict[str, list[int]] = field(default_factory=dict)
+    """Rank -> micro-batches of the interrupted step that the rank kept or computed. Rank 0 sends it; else empty."""
     steps_recomputed: int = 0
+    """Updates that had been applied before the fault and had to be computed again."""
     computed: int = 0
+    """How many micro-batches this rank computed to complete the interrupted step."""
     buckets_kept: int = 0
+    """How many buckets of the interrupted step had been reduced before the fault and were kept."""
     buckets: int = 0
+    """How many buckets of gradients there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raised(Message):
-    """Something was raised inside a step. ``kind``: ``exception``, ``communication`` or ``non_finite``."""
+    """An error was raised. ``kind``: ``exception``, ``communication``, ``non_finite`` or ``refused`` (``REFUSED``).
+
+    A process that refuses its task before it has joined a generation sends generation 0.
+    """
 
     name: ClassVar[str] = "raised"
     generation: int
@@ -148,7 +172,7 @@ class Raised(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpointed(Message):
-    """A complete checkpoint of this generation was written (rank 0 only, after all ranks have)."""
+    """A checkpoint of this generation is complete. Rank 0 sends it, once all ranks have written their files."""
 
     name: ClassVar[str] = "checkpointed"
     generation: int
@@ -158,19 +182,19 @@ class Checkpointed(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped(Message):
-    """The rank has stopped at a boundary as asked; the process exits with 0 after this."""
+    """The rank has stopped at a step boundary as requested; the process then exits with 0."""
 
     name: ClassVar[str] = "stopped"
     generation: int
     rank: int
     step: int
     path: str
-    """The checkpoint."""
+    """The checkpoint; empty: none was written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished(Message):
-    """The last step is done; the process exits with 0 after this. Paths and digest only from rank 0."""
+    """The last step is done; the process then exits with 0. Only rank 0 sends digest and path."""
 
     name: ClassVar[str] = "finished"
     generation: int
@@ -183,36 +207,40 @@ class Finished(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configure(Message):
-    """Join a generation.
-
-    ``stage``: ``interrupted`` (finish the step the fault broke, from what the survivors hold) or ``boundary`` (start
-    from a step boundary). ``members``: one ``[rank, worker, source]`` a member in rank order; ``source`` is ``live``
-    for one that holds the state in its memory, ``take`` for one that takes it from such a member, ``checkpoint`` or
-    ``initial`` when nobody holds it. ``checkpoint``: the folder to read where memory does not hold the whole state.
-    ``complete``: whether live members hold it for certain; if they do not, and there is no checkpoint, the task begins
-    anew. ``directory``: where this generation writes. ``fault_step``: the newest step known before a fault (0 if
-    none), to count what is recomputed.
-    """
+    """Join a generation."""
 
     name: ClassVar[str] = "configure"
     generation: int
     stage: str
+    """``interrupted``: the survivors finish the step that the fault broke; ``boundary``: start at a step boundary."""
     rank: int
+    """The receiver's."""
     world_size: int
     tensor: int
+    """Tensor-parallel size."""
     pipeline: int
+    """Pipeline-parallel size."""
     store_host: str
+    """Address of the store in which the members meet."""
     store_port: int
+    """0: there is no store, which is possible for a single member."""
     members: list[list[Any]]
+    """``[rank, worker, source]`` of each member, in rank order. ``source`` is ``live`` (the member has its part of the
+    state), ``take`` (it receives the state from live members), ``checkpoint`` or ``initial``."""
     checkpoint: str = ""
+    """The checkpoint to read where neither members nor snapshots have the whole state; empty: none."""
     complete: bool = True
+    """Whether the live members are certain to have the whole state. If not, and without snapshots or a checkpoint, the
+    task begins anew."""
     directory: str = ""
+    """Where this generation writes."""
     fault_step: int = 0
+    """The newest step known before a fault, to count recomputed updates; 0: there was no fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold(Message):
-    """Break every socket of collectives of ``generation`` and older, leave the step, answer ``Held``."""
+    """Break the collectives of ``generation`` and older ones off, leave the step, answer ``Held``."""
 
     name: ClassVar[str] = "hold"
     generation: int
@@ -220,7 +248,7 @@ class Hold(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain(Message):
-    """Finish the step that all ranks agree on, then wait; answer ``Drained``."""
+    """Finish the step that all ranks agree on, answer ``Drained``, and wait."""
 
     name: ClassVar[str] = "drain"
     generation: int
@@ -228,7 +256,7 @@ class Drain(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop(Message):
-    """As ``Drain``, then write a checkpoint, answer ``Stopped`` and exit with 0."""
+    """Finish the step that all ranks agree on, write a checkpoint, answer ``Stopped`` and exit with 0."""
 
     name: ClassVar[str] = "stop"
     generation: int
@@ -236,9 +264,17 @@ class Stop(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quit(Message):
-    """Exit now."""
+    """Exit now, without a checkpoint."""
 
     name: ClassVar[str] = "quit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incompatible(Message):
+    """The agent does not read the version of the process, which is to end."""
+
+    name: ClassVar[str] = "incompatible"
+    reason: str
 
 
 _MESSAGES: dict[str, type[Message]] = {
@@ -258,26 +294,104 @@ _MESSAGES: dict[str, type[Message]] = {
         Drain,
         Stop,
         Quit,
+        Incompatible,
     )
 }
 
 
 def encode(message: Message) -> bytes:
-    """Return the message as one line."""
+    """Return a message as one line, with its line feed."""
     return json.dumps({"message": message.name, **asdict(message)}, separators=(",", ":")).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
-    """Return the message in one line.
+    """Return the message in one line. Fields that this version does not know are ignored.
+
+    An optional number that is not finite is read as None.
 
     Raises:
-        ProtocolError: the line is too long, not JSON, not a known message, or lacks a field.
+        ProtocolError: the line is too long, not JSON, not a known message, lacks a field or has one of another type.
     """
     if len(line) > MAX_LINE_BYTES:
         raise ProtocolError(f"a line of {len(line)} bytes; at most {MAX_LINE_BYTES} are allowed")
     try:
         data = json.loads(line)
-        kind = _MESSAGES[data.pop("message")]
-        return kind(**data)
-    except (ValueError, KeyError, TypeError, AttributeError) as err:
-        raise ProtocolError(f"not a message: {line[:200]!r} ({err})") from err
+    except (ValueError, RecursionError) as err:
+        raise ProtocolError(f"not JSON: {line[:200]!r} ({err})") from err
+    name = data.get("message") if isinstance(data, dict) else None
+    kind = _MESSAGES.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise ProtocolError(f"not a known message: {line[:200]!r}", _printable(name))
+    known = {item: _read(data[item], of, kind) for item, of in _TYPES[kind.name].items() if item in data}
+    for field_name, value in known.items():
+        if value is _UNREADABLE:
+            raise ProtocolError(f"{kind.name}: field {field_name} has another type: {line[:200]!r}", kind.name)
+    try:
+        return kind(**known)
+    except TypeError as err:
+        raise ProtocolError(f"{kind.name}: {err}", kind.name) from err
+
+
+_UNREADABLE = object()
+"""In place of a value of another type than its field's."""
+
+_FREE_TEXT = (Raised,)
+"""Messages whose texts may quote anything, also lone surrogates, which UTF-8 cannot encode; the agent replaces them."""
+
+
+def _field_types(kind: type[Message]) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {item.name: hints[item.name] for item in fields(kind)}
+
+
+_TYPES = {name: _field_types(kind) for name, kind in _MESSAGES.items()}
+"""Message -> field -> type."""
+
+
+def _read(value: Any, of: Any, kind: type[Message]) -> Any:
+    """Return a value as a field of type ``of`` has it, or ``_UNREADABLE``."""
+    origin, arguments = get_origin(of), get_args(of)
+    if origin in (Union, types.UnionType):
+        return _read_optional(value, arguments, kind)
+    if origin in (list, dict):
+        return _read_all(value, origin, arguments[-1], kind)
+    if of is Any:
+        return value
+    if of is str:
+        return value if isinstance(value, str) and (kind in _FREE_TEXT or _encodable(value)) else _UNREADABLE
+    if of is bool or isinstance(value, bool):
+        return value if of is bool and isinstance(value, bool) else _UNREADABLE
+    if of is int:
+        return value if isinstance(value, int) and 0 <= value <= MAX_INTEGER else _UNREADABLE
+    small = isinstance(value, int) and abs(value) <= MAX_INTEGER
+    return value if small or _finite(value) else _UNREADABLE
+
+
+def _read_optional(value: Any, arguments: tuple[Any, ...], kind: type[Message]) -> Any:
+    if value is None or (float in arguments and isinstance(value, float) and not math.isfinite(value)):
+        return None
+    return _read(value, next(a for a in arguments if a is not type(None)), kind)
+
+
+def _read_all(value: Any, container: Any, of: Any, kind: type[Message]) -> Any:
+    """Return a list, or a mapping with text for keys, whose values are all of type ``of``; or ``_UNREADABLE``."""
+    if not isinstance(value, container):
+        return _UNREADABLE
+    keys, values = (list(value), list(value.values())) if isinstance(value, dict) else ([], value)
+    read = [_read(item, of, kind) for item in values]
+    if any(item is _UNREADABLE for item in read) or not all(isinstance(k, str) and _encodable(k) for k in keys):
+        return _UNREADABLE
+    return dict(zip(keys, read, strict=True)) if isinstance(value, dict) else read
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _encodable(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _printable(name: object) -> str:
+    """Return a message's name if it is a short line of text, else empty text."""
+    return name if isinstance(name, str) and name.isprintable() and len(name) <= 60 else ""

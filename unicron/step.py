@@ -5,22 +5,52 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from unicron import generation
+from unicron import end_of_step
 from unicron.errors import Interrupted, WrongLoop
-from unicron.gradients import IN_FLIGHT
+from unicron.faults import FaultInjector
+from unicron.gradients.reduction import IN_FLIGHT
+from unicron.link.agent_link import AgentLink
+from unicron.megatron import clipping
+from unicron.megatron.optimizer import torch_optimizers
+from unicron.megatron.parallel import data_group
+from unicron.state.rank_state import RankState
 
-if TYPE_CHECKING:
-    from unicron.loop import Run
+
+class StepHost(Protocol):
+    """What a step needs of the training that it belongs to (``unicron.training``)."""
+
+    link: AgentLink
+    faults: FaultInjector
+    micro_batches: int
+    """In one step, over all replicas."""
+    request: int
+    """What the ranks agreed to do at the next boundary; the step sets it."""
+
+    @property
+    def rank_state(self) -> RankState:
+        """The rank's state."""
+
+    def statuses(self) -> tuple[int, ...]:
+        """Return what this rank reports at the end of a step."""
+
+    def agreed(self, statuses: list[int]) -> None:
+        """Act on the worst of what all ranks reported. The state may change once this returns."""
+
+    def survives(self, error: BaseException) -> bool:
+        """Report an error; return whether the process goes on in a new generation."""
 
 
 class Step:
-    """One update of the parameters, from its first micro-batch to the optimizer's step."""
+    """One update of the parameters, from its first micro-batch to the optimizer's step.
 
-    def __init__(self, run: Run, number: int, assigned: list[int]) -> None:
-        """Use ``Run.steps``."""
-        self._run = run
+    Made by ``Run.steps``; the body of its ``with`` block is the part in which peers may be lost.
+    """
+
+    def __init__(self, host: StepHost, number: int, assigned: list[int]) -> None:
+        """Prepare the step; ``Run.steps`` calls this."""
+        self._host = host
         self.number = number
         """Counts from 1."""
         self.assigned = assigned
@@ -30,45 +60,54 @@ class Step:
         self.loss = float("nan")
         """Mean loss over the global batch, once reduced."""
         self.left = False
-        """Whether a failure ended it here: the same step comes again, or the next one if the update was applied."""
-        self._reduced = False
-        self._scheduled = False
-        """Whether the micro-batches are computed in one schedule."""
-        self._computing = True
-        """Whether the loop is at work, rather than this library: an error then leaves a micro-batch half done."""
-        self.began = time.monotonic()
-        """On this process's clock."""
+        """Whether a failure ended the step here: the same step comes again, or the next one if the update was
+        applied."""
+        self.began_s = time.monotonic()
+        """On this process's monotonic clock."""
         self.computed_s = 0.0
         """Seconds from the beginning until the gradients were reduced."""
+        self._reduced = False
+        self._in_one_schedule = False
+        """Whether the micro-batches are computed in one schedule (a pipeline's)."""
+        self._computing = True
+        """Whether the training loop computes, rather than this library: an error then leaves a half-done
+        micro-batch."""
 
     def remaining(self) -> list[int]:
         """Return the rank's micro-batches that are not yet committed."""
-        partial = self._run.replica.partial
-        assert partial is not None
-        return partial.remaining()
+        return self._host.rank_state.step_in_progress.remaining()
 
     def micro_batches(self) -> Iterator[int]:
-        """Yield the micro-batches to compute, leaving the step between them if the generation is held."""
+        """Yield the micro-batches to compute.
+
+        Raises:
+            Interrupted: between two of them, where the generation is held.
+        """
         for k in self.remaining():
             self._enter_micro_batch()
             yield k
 
     def all_micro_batches(self) -> list[int]:
-        """Return the micro-batches to compute, for a schedule that takes all of them at once: a pipeline's."""
+        """Return the micro-batches to compute, for a schedule that computes all of them at once: a pipeline's.
+
+        Raises:
+            Interrupted: the generation is held.
+        """
         remaining = self.remaining()
         if remaining:
             self._enter_micro_batch()
-            self._scheduled = True
+            self._in_one_schedule = True
         return remaining
 
     def _enter_micro_batch(self) -> None:
-        partial = self._run.replica.partial
-        assert partial is not None
         self._computing = False
-        self._run.runtime.check()
-        self._run.fault(self.number, str(len(partial.samples)))
-        self._run.lay_fault(self.number, len(partial.samples))
+        self._host.link.check()
+        self._reach_micro_batch()
         self._computing = True
+
+    def _reach_micro_batch(self) -> None:
+        state = self._host.rank_state
+        self._host.faults.reached_micro_batch(self.number, len(state.step_in_progress.samples), state.model)
 
     def commit(self, micro_batch: int, loss: float | None, ids: list[int]) -> None:
         """Count a micro-batch as done: its gradients (scaled by 1/M) are in the buffers. See ``commit_all``."""
@@ -84,17 +123,17 @@ class Step:
 
         Raises:
             NonFiniteValue: a loss is not finite or, in exact mode, a gradient.
-            UnicronError: several at once in exact mode, which must tell their gradients apart.
+            WrongLoop: several at once in exact mode, which must tell their gradients apart.
         """
-        self._run.runtime.synchronize()
-        self._run.replica.commit(dict(zip(micro_batches, losses)), dict(zip(micro_batches, ids)))  # noqa: B905
+        link = self._host.link
+        link.synchronize()
+        self._host.rank_state.commit(
+            dict(zip(micro_batches, losses, strict=False)), dict(zip(micro_batches, ids, strict=True))
+        )
         for k in micro_batches:
-            self._run.runtime.progress(self.number, "compute", micro_batch=k)
-        if self._scheduled and self.remaining():
-            partial = self._run.replica.partial
-            assert partial is not None
-            self._run.fault(self.number, str(len(partial.samples)))
-            self._run.lay_fault(self.number, len(partial.samples))
+            link.progress(self.number, "compute", micro_batch=k)
+        if self._in_one_schedule and self.remaining():
+            self._reach_micro_batch()
 
     def reduce(self) -> None:
         """Replace the gradients by those of the global batch, and agree on loss, samples and what comes next.
@@ -103,59 +142,80 @@ class Step:
             NonFiniteValue: this rank's gradients are not finite.
             SampleAccountingError: the micro-batches were not computed exactly once.
         """
-        run, number = self._run, self.number
+        host, number = self._host, self.number
+        link, faults, state = host.link, host.faults, host.rank_state
         self._computing = False
-        run.runtime.check()
-        run.fault(number, "reduce")
-        run.runtime.progress(number, "reduce")
-        run.request, told = generation.account(run.replica, run.micro_batches, run.runtime, run.statuses())
-        assert run.replica.partial is not None
-        assert run.replica.partial.account is not None
-        self.loss = run.replica.partial.account.loss
-        run.replica.reduce(
-            generation.data_group(),
-            run.runtime.wait,
-            before=lambda bucket: run.fault(number, f"reduce:{bucket}"),
-            done=lambda count: run.runtime.progress(number, "reduce", buckets=count),
-            broken=run.runtime.abandoned.extend,
-            # One after the other where the fault is to come after so many, and no more.
-            in_flight=1 if run.fails_between_buckets(number) else IN_FLIGHT,
+        link.check()
+        faults.reached(number, "reduce")
+        link.progress(number, "reduce")
+        partial = state.step_in_progress
+        agreement = end_of_step.agree(
+            partial,
+            micro_batches=host.micro_batches,
+            buckets=state.accumulator.buckets,
+            request=link.request,
+            statuses=host.statuses(),
+            wait=link.wait,
         )
-        run.agreed(told)
+        host.request = agreement.request
+        assert partial.account is not None
+        self.loss = partial.account.loss
+        state.reduce(
+            data_group(),
+            link.wait,
+            before=lambda bucket: faults.reached(number, f"reduce:{bucket}"),
+            done=lambda count: link.progress(number, "reduce", buckets=count),
+            broken=link.abandoned.extend,
+            # One after the other where a fault is to come after a number of buckets, and no more may be reduced.
+            in_flight=1 if faults.fails_between_buckets(number) else IN_FLIGHT,
+        )
+        host.agreed(agreement.statuses)
         self._reduced = True
-        self.computed_s = time.monotonic() - self.began
-        run.fault(number, "update")
-        run.lay_fault_in_update(number)
-        run.runtime.progress(number, "update")
+        self.computed_s = time.monotonic() - self.began_s
+        faults.reached_update(number, torch_optimizers(state.optimizer)[0])
+        link.progress(number, "update")
         self._computing = True
+
+    def clip_gradients(self, limit: float) -> float:
+        """Scale the gradients of a Megatron model so that their norm is at most ``limit``; return the norm before.
+
+        The result is the same to the last bit in every data- and pipeline-parallel layout, as ``exact`` needs it
+        (``unicron.megatron.clipping``). To be called between ``reduce`` and the optimizer's step.
+
+        Raises:
+            RuntimeError: a collective broke; the gradients are as they were.
+        """
+        return clipping.clip(self._host.rank_state.model, limit, self._host.link.wait)
 
     def __enter__(self) -> Step:
         """Enter the part of the loop in which peers may be lost."""
-        self._run.runtime.enter()
-        self._run.runtime.progress(self.number, "begun")
+        self._host.link.enter()
+        self._host.link.progress(self.number, "begun")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        """Complete the step; swallow what a new generation answers, report everything else."""
+        """Complete the step; swallow an error that a new generation answers, report every other error."""
+        host = self._host
         if error is None:
             if not self._reduced:
-                self._run.runtime.leave()
+                host.link.leave()
                 raise WrongLoop(f"step {self.number} ended without step.reduce()")
             try:
-                self._run.runtime.synchronize()
+                host.link.synchronize()
             except (Interrupted, RuntimeError) as err:
                 error = err
-        self._run.runtime.leave()
+        host.link.leave()
+        state = host.rank_state
         if error is None:
-            self._run.replica.check_applied()
-            self._run.replica.applied_update()
+            state.check_updated()
+            state.complete_step()
             self.completed = True
-            duration = time.monotonic() - self.began
-            self._run.runtime.progress(self.number, "ended", loss=self.loss, duration_s=duration)
+            duration_s = time.monotonic() - self.began_s
+            host.link.progress(self.number, "ended", loss=self.loss, duration_s=duration_s)
             return False
         self.left = True
-        self._run.replica.interrupted(computing=self._computing)
-        self.completed = self._run.replica.applied == self.number
-        return self._run.survives(error)
+        state.recover(computing=self._computing)
+        self.completed = state.applied == self.number
+        return host.survives(error)

@@ -1,7 +1,10 @@
-"""The built-in GPT trainer: ``python -P -m unicron.train --spec spec.json --directory DIR``.
+"""The entry point of a training process: the built-in GPT trainer, or a user's script.
 
-Under a node agent (environment of ``unicron.forkserver``) it heals; without one it runs to its end as one process, or
-as one of several in torchrun's environment. It is written on the same interface that a user's own loop uses.
+    python -P -m unicron.train --spec spec.json --directory DIR
+
+With a node agent (``unicron.forkserver`` calls ``child``) the training goes on after failures. Without one it runs to
+its end as a single process, or as one of torchrun's processes. The built-in trainer (``unicron.trainer``) uses the same
+interface as a user's own loop.
 """
 
 from __future__ import annotations
@@ -14,43 +17,52 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from unicron import megatron_cpu, spec
-
-DATA_VARIABLE = "UNICRON_DATA_DIRECTORY"
-"""Environment variable: where text is tokenised to and dataset indices are kept; default: ``data`` beside the spec."""
+from unicron import environment
+from unicron.megatron import cpu as megatron_cpu
+from unicron.trainer import spec
 
 
 def train(spec_path: Path, *, directory: str = "", resume: str = "", data_directory: Path | None = None) -> None:
     """Train the task of a specification to its end.
 
     Args:
-        spec_path: the specification as JSON.
-        directory: where checkpoints and results go without an agent (an agent says where).
-        resume: a checkpoint to start from, without an agent.
-        data_directory: where text is tokenised to; default: beside the specification.
+        spec_path: the specification, a JSON file.
+        directory: where checkpoints and results go; an agent names another folder.
+        resume: a checkpoint to start from, where there is no agent.
+        data_directory: where tokenised text is kept; None: ``data`` beside the specification. The environment's
+            ``DATA_DIRECTORY`` (``unicron.environment``) comes first.
+
+    Raises:
+        InvalidSpec: the specification or its data cannot be used.
+        OSError: the agent cannot be reached.
     """
     import torch
 
-    from unicron import clipping, generation, loop, model, runtime
-    from unicron.data import Samples
+    from unicron.link import agent_link
+    from unicron.link.standalone import standalone_generation
+    from unicron.run import Run
     from unicron.step import Step
+    from unicron.trainer import model
+    from unicron.trainer.data import Samples
+    from unicron.trainer.dropout import Dropout
+    from unicron.trainer.passes import forward_backward
+    from unicron.training import Training
 
     task = spec.load(spec_path)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    cache = Path(os.environ.get(DATA_VARIABLE) or data_directory or spec_path.resolve().parent / "data")
-    # Before the agent hears of this process, so that a process that waits to join has nothing slow left to do.
+    cache = Path(environment.text(environment.DATA_DIRECTORY) or data_directory or spec_path.resolve().parent / "data")
+    # Before this process attaches to the agent: a process that waits to join has nothing slow left to do.
     samples = Samples(task, cache)
-    link = runtime.from_environment(
-        generation.alone(directory, tensor=task.tensor, pipeline=task.pipeline, resume=resume)
-    )
+    standalone = standalone_generation(directory, tensor=task.tensor, pipeline=task.pipeline, resume=resume)
+    link = agent_link.from_environment(standalone)
 
     def build(tensor: int, pipeline: int) -> tuple[Any, Any]:
         built, optimizer = model.build(task, tensor, pipeline)
-        # With the model: the one built last is not in use if its state could not be taken.
-        built.reseeds = model.Dropout(task, built)
+        # An attribute of the model: the model built last is not the one in use if its state could not be received.
+        built.reseeds = Dropout(task, built)
         return built, optimizer
 
-    run = loop.Run(
+    training = Training(
         link,
         steps=task.steps,
         micro_batches=task.micro_batches,
@@ -62,6 +74,7 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
         memory_every=task.memory_every,
         exact=task.exact,
     )
+    run = Run(training)
 
     def compute(step: Step, ks: list[int]) -> None:
         ids = {k: samples.ids(step.number, k) for k in ks}
@@ -70,12 +83,12 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
         def done(k: int, loss: float | None) -> None:
             step.commit(k, loss, ids[k])
 
-        model.forward_backward(task, run.model, run.model.reseeds, step.number, batches, done)
+        forward_backward(task, run.model, run.model.reseeds, step.number, batches, done)
 
     for step in run.steps():
         with step:
-            if run.configure.pipeline > 1:
-                # A pipeline is full only with all micro-batches in one schedule.
+            if run.generation.pipeline > 1:
+                # All micro-batches in one schedule: otherwise a pipeline's stages are idle most of the time.
                 ks = step.all_micro_batches()
                 if ks:
                     compute(step, ks)
@@ -84,12 +97,12 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
                     compute(step, [k])
             step.reduce()
             if task.exact and task.clip > 0.0:
-                clipping.clip(run.model, task.clip, run.runtime.wait)
+                step.clip_gradients(task.clip)
             run.optimizer.step()
 
 
 def run_script(script: str) -> None:
-    """Run a user's training script as ``python script`` would: its folder first on the path, named ``__main__``."""
+    """Run a user's training script as ``python script`` does: as ``__main__``, with its folder first on the path."""
     path = str(Path(script).resolve())
     sys.argv = [path]
     sys.path.insert(0, str(Path(path).parent))
@@ -97,7 +110,7 @@ def run_script(script: str) -> None:
 
 
 def imports() -> None:
-    """Import what training takes seconds to import: for a process that forks others."""
+    """Import the modules that take seconds to import, in a process that forks training processes."""
     import megatron.core.datasets.gpt_dataset
     import megatron.core.dist_checkpointing
     import megatron.core.models.gpt.gpt_layer_specs
@@ -105,19 +118,26 @@ def imports() -> None:
     import megatron.core.pipeline_parallel  # noqa: F401
     import safetensors.torch  # noqa: F401
 
-    from unicron import data, loop, model, runtime  # noqa: F401
+    import unicron.link.agent_link
+    import unicron.run
+    import unicron.trainer.data
+    import unicron.trainer.model
+    import unicron.trainer.passes
+    import unicron.training  # noqa: F401
 
 
 def child() -> int:
-    """Train the task that the environment names, in a process an agent has had forked; return the exit code.
+    """Train the task that the environment names, in a process that the fork server has forked; return the exit code.
 
-    An error outside of a step is reported like one inside; before there is a generation to join, as generation 0's.
+    An error outside of a step is reported to the agent like an error inside one; its generation is 0 until this process
+    has joined one.
     """
-    from unicron import failures, generation, runtime
+    from unicron.link import agent_link, reporting
+    from unicron.link.standalone import standalone_generation
 
     megatron_cpu.enable()
     megatron_cpu.write_checkpoints_in_process()
-    path = Path(os.environ[spec.VARIABLE])
+    path = Path(os.environ[environment.SPEC])
     try:
         script = spec.load(path).script
         if script:
@@ -125,25 +145,25 @@ def child() -> int:
         else:
             train(path)
     except Exception as error:
-        link = runtime.current() or runtime.from_environment(generation.alone(""))
-        failures.report(link, error, step=0)
+        link = agent_link.current() or agent_link.from_environment(standalone_generation(""))
+        reporting.report(link, error, step=0, starting=link.generation == 0)
         link.exit(1)
-    attached = runtime.current()
+    attached = agent_link.current()
     if attached is not None:
-        # At once: no destructor of a group may wait for peers that are about to leave too.
+        # Without destructors: a group's destructor may wait for peers that end too.
         attached.exit(0)
     return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(prog="unicron.train", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--spec", type=Path, default=os.environ.get(spec.VARIABLE), help="task specification (JSON)")
+    parser.add_argument("--spec", type=Path, default=os.environ.get(environment.SPEC), help="task specification (JSON)")
     parser.add_argument("--directory", default="", help="where checkpoints and results go")
     parser.add_argument("--checkpoint", default="", help="checkpoint to start from")
     options = parser.parse_args(arguments)
     if options.spec is None:
-        parser.error(f"--spec is needed (or {spec.VARIABLE})")
+        parser.error(f"--spec is needed (or {environment.SPEC})")
     megatron_cpu.enable()
     megatron_cpu.write_checkpoints_in_process()
     cache = Path(options.directory) / "data" if options.directory else None

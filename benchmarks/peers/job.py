@@ -1,7 +1,7 @@
-"""What the training scripts of all systems share: the job, the injected fault, and the notes that times come from.
+"""The common part of all systems' training scripts: the job, the injected fault, and the notes that times come from.
 
 Every script computes the same updates with the same model code: micro-batch k of step s is the same samples, gradients
-are summed over the ranks and scaled by 1/M once. What differs is what each system does about a failure.
+are summed over the ranks and scaled by 1/M once. The systems differ in what follows a failure.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unicron import megatron_cpu, model
-from unicron.data import Samples
-from unicron.faults import Fault
-from unicron.spec import Spec, load
+from unicron.faults import ScheduledFault
+from unicron.megatron import cpu
+from unicron.trainer import model
+from unicron.trainer.data import Samples
+from unicron.trainer.dropout import Dropout
+from unicron.trainer.passes import forward_backward
+from unicron.trainer.spec import Spec, load
 
 FOLDER_VARIABLE = "RECOVERY_FOLDER"
 """Environment variable: folder of one run, with ``spec.json``; notes, checkpoints and the result go there."""
@@ -31,14 +34,14 @@ DATA_VARIABLE = "RECOVERY_DATA"
 """Environment variable: where the tokenised corpus is kept, the same for all runs."""
 
 COLLECTIVE_TIMEOUT = timedelta(seconds=10)
-"""For the peers' collectives. Their defaults are 30 minutes (torch) and 1 minute (torchft): nobody would wait as
-long, and a real job would not dare as little."""
+"""For the peers' collectives. The defaults are 30 minutes (torch) and 1 minute (torchft). Ten seconds favour the peers:
+with a large model such a time-out would raise false alarms."""
 
 FAULT_AT = "1"
-"""The fault comes before this one (from 0) of the rank's micro-batches: in mid-step, with work that can be lost."""
+"""The fault comes before this micro-batch (from 0) of the rank: in mid-step, with work that can be lost."""
 
 BEFORE_REDUCTION = "reduce"
-"""Where a fault of kind ``absent`` comes: all ranks but one enter the collective."""
+"""Place of a fault of kind ``absent``: all ranks but one enter the collective."""
 
 
 class Job:
@@ -52,16 +55,16 @@ class Job:
         self._notes = os.open(self.folder / "notes.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         rank, step, kind = (os.environ.get(FAULT_VARIABLE) or "-1:-1:none").split(":")
         at, kind = (BEFORE_REDUCTION, "sleep") if kind == "absent" else (FAULT_AT, kind)
-        self._fault = Fault(rank=int(rank), step=int(step), at=at, kind=kind, always=False)
+        self._fault = ScheduledFault(rank=int(rank), step=int(step), at=at, kind=kind, always=False)
         torch.set_num_threads(1)
 
     def note(self, what: str, *, rank: int, step: int, ranks: int) -> None:
-        """Write a line: ``done`` after an update, ``ready`` before the first, ``fault``. ``ranks``: who takes part."""
+        """Write a line: ``done`` after an update, ``ready`` before the first, ``fault``. ``ranks``: their number."""
         line = {"at": time.time(), "what": what, "pid": os.getpid(), "rank": rank, "step": step, "ranks": ranks}
         os.write(self._notes, json.dumps(line).encode() + b"\n")
 
     def noted(self, what: str) -> list[dict[str, Any]]:
-        """Return what all processes have noted."""
+        """Return the notes of all processes of this kind."""
         lines = (self.folder / "notes.jsonl").read_text().splitlines()
         return [note for note in map(json.loads, lines) if note["what"] == what]
 
@@ -107,7 +110,7 @@ class PlainGpt:
         self._job = job
         self.model, self.optimizer = model.build(job.spec, 1, 1)
         model.initialise(job.spec, self.model)
-        self._dropout = model.Dropout(job.spec, self.model)
+        self._dropout = Dropout(job.spec, self.model)
         [self._buffer] = self.model.buffers
 
     @property
@@ -125,21 +128,21 @@ class PlainGpt:
         for index, k in enumerate(mine):
             job.fault(rank, step, str(index), ranks)
             batch = job.samples.batch(job.samples.ids(step, k))
-            model.forward_backward(job.spec, self.model, self._dropout, step, [(k, batch)], lambda k, loss: None)
+            forward_backward(job.spec, self.model, self._dropout, step, [(k, batch)], lambda k, loss: None)
         job.fault(rank, step, BEFORE_REDUCTION, ranks)
 
     def state(self) -> dict[str, Any]:
-        """Return everything that training goes on from."""
+        """Return the state of training, for ``load``."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from such a state."""
+        """Continue from a state that ``state`` returned."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
 
 
 def start() -> None:
     """Make Megatron work without CUDA; join the default process group that torchrun's environment names."""
-    megatron_cpu.enable()
+    cpu.enable()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", timeout=COLLECTIVE_TIMEOUT)

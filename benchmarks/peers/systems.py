@@ -1,4 +1,4 @@
-"""Starting the job under each system, and waiting for its end."""
+"""Starts the job of ``benchmarks.recovery`` under each system, and waits for its end."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import venv
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
-
-import httpx
-import psutil
+from typing import Protocol
 
 from benchmarks.peers.job import DATA_VARIABLE, FAULT_VARIABLE, FOLDER_VARIABLE
+from cli.processes import kill_below
 from cli.stack import Stack
+from cli.waiting import Record, TimedOut, WaitingClient
+from shared.errors import Unavailable
 
-Record = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
 
 LIMIT_S = 200.0
-"""For one run: torchrun needs about 80 s where a rank is stopped."""
+"""Longest time of one run: torchrun needs about 80 s where a rank is stopped."""
+
+POLL_S = 0.1
+"""Time between two looks at whether the launchers have exited."""
 
 END_S = 5.0
-"""After the result is written all ranks are about to exit; one that is stopped, or came too late, never does."""
+"""Ranks exit within this after the result is written; a rank that is stopped, or was restarted too late, never does."""
 
 START_S = 60.0
-"""For a process that imports torch before it says anything."""
+"""Longest start of the lighthouse, which imports torch first."""
 
 RESULT = "parameters.safetensors"
 
@@ -42,17 +44,17 @@ class System(Protocol):
     name: str
 
     async def start(self) -> None:
-        """Start what serves all runs."""
+        """Start the parts that serve all runs."""
 
     async def run(self, folder: Path, fault: str) -> Record:
-        """Run the job of a folder to its end; return what the system itself says of it."""
+        """Run the job of a folder to its end; return the system's own account of it."""
 
     async def stop(self) -> None:
-        """Stop what serves all runs."""
+        """Stop the parts that serve all runs."""
 
 
 def environment(folder: Path, fault: str) -> dict[str, str]:
-    """Return what the scripts read from their environment."""
+    """Return the variables that the scripts read from their environment."""
     return {FOLDER_VARIABLE: str(folder), FAULT_VARIABLE: fault, DATA_VARIABLE: str(folder.parent / "data")}
 
 
@@ -77,55 +79,60 @@ class Unicron:
             "workers": {"min": 1, "max": self._ranks},
             "env": environment(folder, fault),
         }
-        async with httpx.AsyncClient(base_url=self._stack.url, timeout=10.0, trust_env=False) as client:
-            (await client.post("/v1/tasks", json=task)).raise_for_status()
-            deadline = time.monotonic() + LIMIT_S
-            while time.monotonic() < deadline:
-                state = (await client.get(f"/v1/tasks/{folder.name}")).raise_for_status().json()
-                if state["state"] in ("succeeded", "failed"):
-                    break
-                await asyncio.sleep(0.1)
-            answer = (await client.get("/v1/incidents", params={"limit": 1000})).raise_for_status().json()
-        if state["state"] == "succeeded":
-            shutil.copyfile(state["result"]["parameters_path"], folder / RESULT)
+        async with WaitingClient(self._stack.url) as client:
+            await client.submit(task)
+            try:
+                ended = await client.until_ended(folder.name, LIMIT_S)
+            except TimedOut:
+                ended = await client.task(folder.name)  # a result of this run: it did not end
+            incidents = await client.incidents()
+        if ended["state"] == "succeeded":
+            shutil.copyfile(ended["result"]["parameters_path"], folder / RESULT)
         keys = ("kind", "severity", "occurred_at", "detected_at", "resumed_at", "restored_at", "phases")
-        incidents = [{k: i.get(k) for k in keys} for i in answer["items"] if i["task"] == folder.name]
-        return {"state": state["state"], "incidents": incidents}
+        own = [{k: i.get(k) for k in keys} for i in incidents if i["task"] == folder.name]
+        return {"state": ended["state"], "incidents": own}
 
     async def stop(self) -> None:
         await self._stack.stop()
 
 
 class Launched:
-    """A system that is a few commands for each run."""
+    """A system that a few commands start for each run."""
 
     name = ""
 
     def __init__(self, ranks: int, python: Path) -> None:
         self._ranks, self._python = ranks, python
+        self._cancelled = threading.Event()
 
     async def start(self) -> None:
-        """There is nothing that outlives a run."""
+        """Do nothing: no part of the system outlives a run."""
 
     async def stop(self) -> None:
-        """There is nothing that outlives a run."""
+        """Do nothing, as ``start``."""
 
     async def run(self, folder: Path, fault: str) -> Record:
-        return await asyncio.to_thread(self._run, folder, fault)
+        try:
+            return await asyncio.to_thread(self._run, folder, fault)
+        except asyncio.CancelledError:
+            self._cancelled.set()  # the thread cannot be cancelled, and would run for up to LIMIT_S
+            raise
 
     def _run(self, folder: Path, fault: str) -> Record:
         raise NotImplementedError
 
     def _until_ended(self, folder: Path, launchers: list[subprocess.Popen[bytes]]) -> Record:
-        """Wait until all have exited, or some are left behind; end these."""
+        """Wait until all have exited, the limit has passed, or the run is cancelled; end those that still run."""
         deadline = time.monotonic() + LIMIT_S
-        while any(launcher.poll() is None for launcher in launchers) and time.monotonic() < deadline:
-            if (folder / RESULT).exists():
-                deadline = min(deadline, time.monotonic() + END_S)
-            time.sleep(0.1)
-        codes = [launcher.poll() for launcher in launchers]
-        end(launchers)
-        return {"exit_codes": codes}
+        try:
+            while any(launcher.poll() is None for launcher in launchers) and time.monotonic() < deadline:
+                if (folder / RESULT).exists():
+                    deadline = min(deadline, time.monotonic() + END_S)
+                if self._cancelled.wait(POLL_S):
+                    break
+            return {"exit_codes": [launcher.poll() for launcher in launchers]}
+        finally:
+            end(launchers)
 
     def _launch(self, folder: Path, name: str, *command: str, **more: str) -> subprocess.Popen[bytes]:
         with (folder / f"{name}.log").open("ab") as log:
@@ -204,16 +211,13 @@ class Torchft(Launched):
             if found:
                 return f"http://127.0.0.1:{found[1]}"
             time.sleep(0.05)
-        raise RuntimeError(f"the lighthouse does not say where it listens: {log.read_text()}")
+        raise Unavailable(f"the lighthouse has not printed its address: {log.read_text()}")
 
 
 def end(launchers: list[subprocess.Popen[bytes]]) -> None:
     """Kill these and everything below them."""
     for launcher in launchers:
-        with suppress(psutil.NoSuchProcess):
-            for process in [*psutil.Process(launcher.pid).children(recursive=True), psutil.Process(launcher.pid)]:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
+        kill_below(launcher.pid)
         launcher.wait()
 
 

@@ -1,7 +1,7 @@
 """The job under torchft: every rank is a replica group of its own, as in its examples of data-parallel training.
 
-A step that loses a replica is not committed and done again by those that are left. The samples of the lost replica's
-share are skipped until it is back: torchft averages over whoever takes part.
+A step that loses a replica is not committed; the remaining replicas repeat it. The lost replica's samples are skipped
+until it is back: torchft averages over the replicas that take part.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from benchmarks.peers.job import Job, PlainGpt, start
 
 CHECKPOINT_EVERY = 10
-"""Steps: a second of training, far more often than anybody could afford with a large model."""
+"""Steps between two checkpoints: a second of training, far more often than is affordable with a large model."""
 
 
 def main() -> None:

@@ -6,36 +6,43 @@ from functools import partial
 from typing import Any
 
 from benchmarks.peers.job import BEFORE_REDUCTION, Job
-from unicron import generation, loop, model, runtime
+from unicron.link import agent_link
+from unicron.link.standalone import standalone_generation
+from unicron.run import Run
+from unicron.trainer import model
+from unicron.trainer.dropout import Dropout
+from unicron.trainer.passes import forward_backward
+from unicron.training import Training
 
 
 def main() -> None:
     """Train to the end."""
     job = Job()
     spec = job.spec
-    link = runtime.from_environment(generation.alone(str(job.folder)))
+    link = agent_link.from_environment(standalone_generation(str(job.folder)))
 
     def build(tensor: int, pipeline: int) -> tuple[Any, Any]:
         built, optimizer = model.build(spec, tensor, pipeline)
-        built.reseeds = model.Dropout(spec, built)
+        built.reseeds = Dropout(spec, built)
         return built, optimizer
 
-    run = loop.Run(
+    training = Training(
         link,
         steps=spec.steps,
         micro_batches=spec.micro_batches,
         build=build,
         initialise=lambda built: model.initialise(spec, built),
     )
+    run = Run(training)
     for step in run.steps():
-        rank, ranks = run.configure.rank, run.configure.world_size
+        rank, ranks = run.generation.rank, run.generation.world_size
         with step:
             for index, k in enumerate(step.micro_batches()):
                 job.fault(rank, step.number, str(index), ranks)
                 ids = job.samples.ids(step.number, k)
                 commit = partial(step.commit, ids=ids)
                 batches = [(k, job.samples.batch(ids))]
-                model.forward_backward(spec, run.model, run.model.reseeds, step.number, batches, commit)
+                forward_backward(spec, run.model, run.model.reseeds, step.number, batches, commit)
             job.fault(rank, step.number, BEFORE_REDUCTION, ranks)
             step.reduce()
             run.optimizer.step()

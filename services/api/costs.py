@@ -1,4 +1,4 @@
-"""The cost report: claims of all plans, settled once (``shared/cost.py``), summed by incident and by task. Pure."""
+"""The cost report: the charges of all plans (``services/api/charges.py``) by incident and by task. Pure."""
 
 from __future__ import annotations
 
@@ -6,46 +6,41 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from services.api.models import Costs, CostTotals, IncidentCost, IncidentCostRow, SumCheck, TaskCost
-from services.api.views import ClusterView, IncidentView, PlanView, TaskView
-from shared.cost import (
-    Charge,
+from services.api.charges import Charge, Cost, money, settle, total, worker_s
+from services.api.claims import (
     Claim,
-    Cost,
-    Fault,
+    IncidentTimes,
     Part,
     failure_claims,
-    money,
     planned_claims,
-    settle,
     start_claims,
-    total,
     training_claims,
-    worker_s,
 )
+from services.api.models import Costs, CostTotals, IncidentCost, IncidentCostRow, SumCheck, TaskCost
+from services.api.views import ClusterView, IncidentView, PlanView, TaskView
 
 _SUM_TOLERANCE = 1e-6
 """Relative difference that rounding of float64 sums may leave between two orders of adding."""
 
 
 def all_claims(plans: Sequence[PlanView], incidents: Sequence[IncidentView], as_of: datetime) -> list[Claim]:
-    """Return every claim, in the order that gives each second to one.
+    """Return every claim, in the order in which seconds are charged.
 
-    Incidents go first, the oldest first (a second lost to two faults is charged to the earlier one); then planned
-    moves; then training; then the starting of new workers, which is free while they still train elsewhere.
+    Incidents come first, the oldest first (a second lost to two faults is charged to the earlier one); then planned
+    moves; then training; then the start of new workers, which costs nothing while they still train for another task.
     """
     by_id = {plan.id: plan for plan in plans}
     claims: list[Claim] = []
     starts: list[Claim] = []
     charged: set[tuple[str, str]] = set()
     for incident in sorted(incidents, key=lambda view: view.position):
-        fault = Fault(incident.id, incident.occurred_at, incident.detected_at)
+        times = IncidentTimes(incident.id, incident.occurred_at, incident.detected_at)
         answered: set[str] = set()
         for plan in sorted((by_id[name] for name in incident.plans if name in by_id), key=lambda p: p.position):
             for task, impact in plan.impacts.items():
                 if plan.incident != incident.id and task not in answered:
-                    continue  # a superseding plan pays for the incident only where that was not healed yet
-                claims += failure_claims(impact, fault, first=task not in answered, as_of=as_of)
+                    continue  # another incident's plan counts only for tasks that this incident's plans changed
+                claims += failure_claims(impact, times, first=task not in answered, as_of=as_of)
                 answered.add(task)
                 if (plan.id, task) not in charged:
                     charged.add((plan.id, task))
@@ -62,7 +57,7 @@ def all_claims(plans: Sequence[PlanView], incidents: Sequence[IncidentView], as_
 
 @dataclass(frozen=True)
 class Ledger:
-    """All charges up to a time, with the price that money is worked out from."""
+    """All charges up to a time, and the price of a worker-hour."""
 
     charges: list[Charge]
     price_per_worker_hour: float
@@ -107,7 +102,7 @@ def ledger(
 
 
 def held_worker_s(claims: Iterable[Claim]) -> float:
-    """Return the worker-seconds that any claim covers: for each worker the length of the union (a sweep)."""
+    """Return the worker-seconds that claims cover: for each worker the length of their union (by a sweep)."""
     spans: dict[str, list[tuple[float, float]]] = {}
     for claim in claims:
         spans.setdefault(claim.worker, []).append((claim.start_s, claim.end_s))

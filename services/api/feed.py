@@ -1,4 +1,7 @@
-"""Follows the log into the projections and wakes whoever waits for it."""
+"""The feed: folds the log into the projections, and lets requests wait for a position.
+
+A ``Feed`` belongs to the event loop; the store folds in threads.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import logging
 from services.api.store import Store
 from shared.errors import Unavailable
 from shared.events import Recorded
-from shared.journal import Journal
+from shared.log.journal import Journal
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +20,7 @@ _BATCH = 500
 
 
 class Feed:
-    """The position up to which the projections have come, and a way to wait for more."""
+    """Folds records as they are appended. ``position``: of the last folded one; ``closed``: streams are to end."""
 
     def __init__(self, store: Store, journal: Journal) -> None:
         self._store = store
@@ -27,7 +30,7 @@ class Feed:
         self.closed = False
 
     async def catch_up(self) -> None:
-        """Fold what the log has now; projections of another log (an older run's file) are thrown away first."""
+        """Fold the records that the log has now; projections of another log (an older run's file) are dropped first."""
         self.position, head = await asyncio.to_thread(self._store.head)
         if self.position:
             last = await asyncio.to_thread(self._journal.log.read, after=self.position - 1, limit=1)
@@ -49,7 +52,7 @@ class Feed:
             self._changed.notify_all()
 
     async def wait_beyond(self, position: int, *, timeout_s: float) -> bool:
-        """Wait until something behind ``position`` has been folded; return whether it has (or the feed is closed)."""
+        """Wait until a record behind ``position`` has been folded, or the feed is closed; False after the time-out."""
         try:
             async with asyncio.timeout(timeout_s), self._changed:
                 await self._changed.wait_for(lambda: self.closed or self.position > position)
@@ -61,13 +64,13 @@ class Feed:
         """Wait until ``position`` has been folded.
 
         Raises:
-            Unavailable: it takes longer than ``timeout_s``.
+            Unavailable: it has not been folded within ``timeout_s``.
         """
         if not await self.wait_beyond(position - 1, timeout_s=timeout_s):
             raise Unavailable(f"the projections have not reached position {position} in {timeout_s:g} s")
 
     async def close(self) -> None:
-        """Wake all who wait, so that streams end."""
+        """End all waits, so that streams end."""
         async with self._changed:
             self.closed = True
             self._changed.notify_all()

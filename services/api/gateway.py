@@ -1,43 +1,58 @@
-"""What the routers work with: store, feed, live state, journal and bus, and the two commands a user can give."""
+"""What requests work with: configuration, bus, log, projections and live state, and the two commands of a user.
+
+The routers (``services/api/routers``) get the ``Gateway`` as a parameter of each endpoint.
+
+One rule decides what runs where. Every endpoint is a coroutine on the event loop, and so is every dependency: FastAPI
+would run a plain function in a thread, beside the event loop that changes what the function reads. Objects that change
+(``Live``, ``Feed``) are used on the event loop only. A thread works on values that never change: views, log records,
+``LiveState``. Databases and files are read in threads, explicitly: ``Gateway.read`` for the projections, in one
+transaction for all views of one answer; ``asyncio.to_thread`` for the log and for files.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
+from starlette.concurrency import run_in_threadpool
 
+from services.api import submitted_files
 from services.api.feed import Feed
 from services.api.live import Live
-from services.api.store import CLUSTER, INCIDENTS, PLANS, TASKS, Store
-from services.api.views import ClusterView, IncidentView, PlanView, TaskView
+from services.api.store import Store, ViewReader
+from services.api.tables import CLUSTER, TASKS
+from services.api.views import ClusterView, TaskView
 from shared.bus import Bus
-from shared.errors import Conflict, InvalidInput, NotFound
+from shared.errors import Conflict, InvalidInput
 from shared.events import TaskStopRequested, TaskSubmitted, derived_id
-from shared.journal import Journal
+from shared.log.journal import Journal
 from shared.model import utc_now
 from shared.settings import Settings
-from shared.tasks import ENDED, TaskSpec, TaskState
+from shared.tasks import ENDED, TaskSpec, TaskState, refused
 
 READ_YOUR_WRITES_S = 10.0
 """How long an answer to a write waits for the projections. They follow within milliseconds; a busy disk may take
 seconds."""
 
 _ATTEMPTS = 5
-"""Times a command is decided again because its task's stream moved on meanwhile."""
+"""How often a command is tried in all, where other events of its task are logged at the same time."""
 
 _REUSABLE = frozenset({TaskState.STOPPED, TaskState.FAILED})
 """States of an earlier task whose name (and checkpoint) a new submission takes over."""
 
+T = TypeVar("T")
+
 
 @dataclass
 class Gateway:
-    """Everything that answers requests."""
+    """What requests work with. Only the event loop may use ``feed`` and ``live``."""
 
     settings: Settings
     bus: Bus
@@ -46,65 +61,49 @@ class Gateway:
     feed: Feed
     live: Live
 
-    def task(self, name: str) -> TaskView:
+    async def read(self, query: Callable[[ViewReader], T]) -> T:
+        """Return what ``query`` finds in the projections.
+
+        ``query`` runs in a thread, inside one transaction. It may use nothing that the event loop changes.
+        """
+
+        def run() -> T:
+            with self.store.reading() as views:
+                return query(views)
+
+        # These threads are not those of asyncio.to_thread, which the fold uses: reads never keep the fold waiting.
+        return await run_in_threadpool(run)
+
+    async def task(self, name: str) -> TaskView:
         """Return a task by its name.
 
         Raises:
             NotFound: there is none.
         """
-        view = self.store.get(TASKS, name)
-        if view is None:
-            raise NotFound(f"no task named {name!r}")
-        return view
+        return await self.read(lambda views: views.find(TASKS, name))
 
-    def incident(self, incident: str) -> IncidentView:
-        """Return an incident by its id.
-
-        Raises:
-            NotFound: there is none.
-        """
-        view = self.store.get(INCIDENTS, incident)
-        if view is None:
-            raise NotFound(f"no incident {incident!r}")
-        return view
-
-    def plan(self, plan: str) -> PlanView:
-        """Return a plan by its id.
-
-        Raises:
-            NotFound: there is none.
-        """
-        view = self.store.get(PLANS, plan)
-        if view is None:
-            raise NotFound(f"no plan {plan!r}")
-        return view
-
-    def cluster(self) -> ClusterView:
-        """Return the cluster's parameters."""
-        return self.store.get(CLUSTER, "cluster") or ClusterView(
+    def cluster(self, views: ViewReader) -> ClusterView:
+        """Return the cluster's parameters: those of the log, or the settings while the log has none."""
+        return views.get(CLUSTER, "cluster") or ClusterView(
             price_per_worker_hour=self.settings.price_per_worker_hour, currency=self.settings.currency
         )
 
-    def history(self) -> tuple[Sequence[PlanView], Sequence[IncidentView]]:
-        """Return all plans and incidents, which costs are worked out from."""
-        return self.store.page(PLANS), self.store.page(INCIDENTS)
-
     async def submit(self, spec: TaskSpec, *, key: str = "", now: datetime | None = None) -> tuple[TaskView, bool]:
-        """Log a submission; return the task and whether it is new.
+        """Log a submission; return the task, and whether this call submitted it.
 
         Args:
-            spec: what to run; its paths are made absolute here, against the server's working directory.
-            key: idempotency key; the same key again returns the task it made.
-            now: the time, for tests.
+            spec: what to run; relative paths are taken from the server's working directory.
+            key: idempotency key; a further call with the same key returns the task of the first one.
+            now: the time of the event; None: the present.
 
         Raises:
             InvalidInput: a path does not exist, or the earlier task's checkpoint does not fit.
             Conflict: the name is in use, or the key was used for something else.
         """
-        spec = with_paths(spec)
+        spec = await asyncio.to_thread(with_paths, spec)
         event_id = derived_id(f"idempotency/{key}", "api") if key else str(uuid.uuid4())
         for _ in range(_ATTEMPTS):
-            known = self.store.get(TASKS, spec.name)
+            known = await self.read(lambda views: views.get(TASKS, spec.name))
             if known is not None and known.submission_id == event_id:
                 if known.spec != spec:
                     raise Conflict(f"idempotency key {key!r} was used for another specification of {spec.name!r}")
@@ -121,25 +120,25 @@ class Gateway:
             version = known.version if known is not None else 0
             try:
                 (recorded,) = await self.journal.append([event], expected={event.stream: version})
-            except Conflict as err:
-                await self._catch_up(err)
+            except Conflict:
+                await self._catch_up()
                 continue
             self.live.forget(spec.name)
             await self.feed.reach(recorded.position, timeout_s=READ_YOUR_WRITES_S)
-            return self.task(spec.name), True
+            return await self.task(spec.name), True
         raise Conflict(
             f"task {spec.name!r} keeps changing (or the idempotency key was used for another task); try again"
         )
 
     async def stop(self, name: str) -> TaskView:
-        """Log that a task shall stop; asking again changes nothing.
+        """Log the request to stop a task; a further request changes nothing.
 
         Raises:
-            NotFound: no such task.
-            Conflict: it has ended.
+            NotFound: there is no such task.
+            Conflict: the task has ended.
         """
         for _ in range(_ATTEMPTS):
-            task = self.task(name)
+            task = await self.task(name)
             if task.state is TaskState.STOPPING:
                 return task
             if task.state in ENDED:
@@ -147,25 +146,29 @@ class Gateway:
             event = TaskStopRequested(event_id=str(uuid.uuid4()), occurred_at=utc_now(), task=name)
             try:
                 (recorded,) = await self.journal.append([event], expected={event.stream: task.version})
-            except Conflict as err:
-                await self._catch_up(err)
+            except Conflict:
+                await self._catch_up()
                 continue
             await self.feed.reach(recorded.position, timeout_s=READ_YOUR_WRITES_S)
-            return self.task(name)
+            return await self.task(name)
         raise Conflict(f"task {name!r} keeps changing; try again")
 
-    async def _catch_up(self, _reason: Conflict) -> None:
-        """Wait for the projections to see what a refused append did not expect."""
-        position = self.journal.log.last_position()
+    async def _catch_up(self) -> None:
+        """Wait until the projections contain the event because of which an append was refused."""
+        position = await asyncio.to_thread(self.journal.log.last_position)
         await self.feed.reach(position, timeout_s=READ_YOUR_WRITES_S)
 
 
 def resumable(known: TaskView | None, spec: TaskSpec) -> tuple[str, int]:
-    """Return the checkpoint that a submission goes on from, with its step; ``("", 0)`` for a new start.
+    """Return the checkpoint that a submission resumes from, and its step; ``("", 0)`` for a new start.
+
+    Args:
+        known: the earlier task of the same name; None if there is none.
+        spec: the submitted specification.
 
     Raises:
         Conflict: the name is in use.
-        InvalidInput: the checkpoint is of another model, or has as many steps as are asked for.
+        InvalidInput: the checkpoint is of another model, or has as many steps as the specification or more.
     """
     if known is None:
         return "", 0
@@ -187,10 +190,10 @@ def resumable(known: TaskView | None, spec: TaskSpec) -> tuple[str, int]:
 
 
 def with_paths(spec: TaskSpec) -> TaskSpec:
-    """Return the specification with absolute paths that exist.
+    """Return the specification with absolute paths.
 
     Raises:
-        InvalidInput: ``data`` or ``script`` is not there.
+        InvalidInput: ``data`` or ``script`` is not there, or proves that the task cannot run.
     """
     data = Path(os.path.abspath(spec.data))
     indexed = data.with_name(data.name + ".bin"), data.with_name(data.name + ".idx")
@@ -213,19 +216,21 @@ def with_paths(spec: TaskSpec) -> TaskSpec:
     if spec.checkpoint.directory is not None:
         directory = os.path.abspath(spec.checkpoint.directory)
         changes["checkpoint"] = spec.checkpoint.model_copy(update={"directory": directory})
-    return spec.model_copy(update=changes)
+    spec = spec.model_copy(update=changes)
+    submitted_files.check(spec)
+    return spec
 
 
 def _refused(field: str, value: object, problem: str) -> InvalidInput:
-    text = f"task specification refused: {field}: {problem} (given: {value!r})"
-    return InvalidInput(text, [{"field": field, "value": value, "problem": problem}])
+    return refused([(field, value, problem)])
 
 
-def get_gateway(request: Request) -> Gateway:
-    """Return the gateway of the application that answers this request."""
+async def get_gateway(request: Request) -> Gateway:
+    """Return the gateway of the application that answers this request (FastAPI dependency)."""
     gateway = request.app.state.gateway
     assert isinstance(gateway, Gateway)
     return gateway
 
 
 Api = Annotated[Gateway, Depends(get_gateway)]
+"""Type of the parameter by which an endpoint gets the gateway."""

@@ -1,55 +1,110 @@
-"""What heartbeats tell now: step, loss and phase of every worker. In memory only; nothing is decided by it."""
+"""Live state: step, loss and phase of every worker, from the newest heartbeats.
+
+``Live`` is kept in memory by the gateway's process and never stored; no decision depends on it. It belongs to the event
+loop. Requests read a ``LiveState``, which does not change (``services/api/gateway.py`` has the rule).
+"""
 
 from __future__ import annotations
 
-import logging
 import statistics
-from collections import deque
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from pydantic import ValidationError
-
 from services.api.views import SHORTEST_STEP_S
-from shared.signals import Heartbeat, WorkerStatus
-
-logger = logging.getLogger(__name__)
+from shared.dropped import DroppedMessages
+from shared.errors import Undecodable
+from shared.messages import decode
+from shared.signals import HEARTBEAT, Heartbeat, WorkerStatus
 
 RECENT_STEPS = 10
 """Steps whose median duration is the task's present step time: enough that one slow step does not show as a trend."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class LiveTask:
-    """A task's newest generation as its workers report it."""
+    """A task's newest generation as its workers report it.
+
+    ``steps``: the most recently timed steps, each as the worker's count of timed steps and the duration in seconds.
+    """
 
     generation: int = -1
     step: int = 0
     loss: float | None = None
-    steps: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    steps: tuple[tuple[int, float], ...] = ()
 
     @property
     def step_s(self) -> float:
-        """Median duration of recent steps; 0 when none was timed yet."""
+        """Median duration of recent steps in seconds; 0 when none was timed yet."""
         return statistics.median(duration for _, duration in self.steps) if self.steps else 0.0
+
+    def with_status(self, status: WorkerStatus) -> LiveTask:
+        """Return the task after a report of one of its workers, of the same generation."""
+        return replace(
+            self,
+            step=max(self.step, status.step),
+            loss=self.loss if status.loss is None else status.loss,
+            steps=self._with_step(status.steps_timed, status.step_s),
+        )
+
+    def _with_step(self, count: int, duration_s: float | None) -> tuple[tuple[int, float], ...]:
+        """Return the recent steps with one more; a step that another rank has reported already is not added again."""
+        if duration_s is None or duration_s < SHORTEST_STEP_S or any(known == count for known, _ in self.steps):
+            return self.steps
+        return (*self.steps, (count, duration_s))[-RECENT_STEPS:]
+
+
+@dataclass(frozen=True)
+class LiveState:
+    """What the heartbeats reported up to one moment: the newest one of each node, and each task. Never changed."""
+
+    heartbeats: Mapping[str, Heartbeat] = field(default_factory=dict)
+    tasks: Mapping[str, LiveTask] = field(default_factory=dict)
+
+    def task(self, name: str, generation: int) -> LiveTask | None:
+        """Return a task as its workers report it, or None if the reports are of an older generation."""
+        task = self.tasks.get(name)
+        return task if task is not None and task.generation >= generation else None
+
+    def worker(self, worker: str) -> WorkerStatus | None:
+        """Return a worker's status in its node's newest heartbeat."""
+        heartbeat = self.heartbeats.get(worker.partition("/")[0])
+        if heartbeat is None:
+            return None
+        return next((status for status in heartbeat.workers if status.worker == worker), None)
+
+    def counters(self) -> dict[str, int]:
+        """Return the agents' counters by name, summed over their newest heartbeats."""
+        return dict(sum((Counter(h.counters) for h in self.heartbeats.values()), Counter()))
+
+    def last_heartbeat_at(self, node: str) -> datetime | None:
+        """Return when the node's newest heartbeat was sent, by the node's own clock."""
+        heartbeat = self.heartbeats.get(node)
+        return heartbeat.sent_at.astimezone(UTC) if heartbeat else None
 
 
 class Live:
-    """Latest heartbeat of each node."""
+    """Collects heartbeats. Only the event loop may call its methods.
 
-    def __init__(self) -> None:
+    Args:
+        counters: the process's counters, in which undecodable messages are counted.
+    """
+
+    def __init__(self, counters: dict[str, int] | None = None) -> None:
+        self.dropped = DroppedMessages(counters if counters is not None else {})
         self._heartbeats: dict[str, Heartbeat] = {}
         self._tasks: dict[str, LiveTask] = {}
 
-    async def hear(self, _subject: str, data: bytes) -> None:
-        """Take in a heartbeat from the bus; what is not one is dropped with a warning."""
+    async def hear(self, subject: str, data: bytes) -> None:
+        """Take in a message from the bus; one that is no heartbeat is counted and dropped."""
         try:
-            self.add(Heartbeat.model_validate_json(data))
-        except ValidationError as err:
-            logger.warning("not a heartbeat: %s", err)
+            self.add(decode(HEARTBEAT, data))
+        except Undecodable as err:
+            self.dropped.note(subject, err)
 
     def add(self, heartbeat: Heartbeat) -> None:
-        """Take in a heartbeat; one that was overtaken by a later one of the same agent is dropped."""
+        """Take in a heartbeat; one that arrives after a later one of the same agent is dropped."""
         known = self._heartbeats.get(heartbeat.node)
         if known is not None and known.incarnation == heartbeat.incarnation and known.sequence >= heartbeat.sequence:
             return
@@ -60,41 +115,17 @@ class Live:
     def _add_status(self, status: WorkerStatus) -> None:
         if status.task is None or status.generation is None:
             return
-        task = self._tasks.setdefault(status.task, LiveTask())
+        task = self._tasks.get(status.task, LiveTask())
         if status.generation < task.generation:
             return
         if status.generation > task.generation:
-            self._tasks[status.task] = task = LiveTask(status.generation)
-        if status.step > task.step:
-            task.step = status.step
-        if status.loss is not None:
-            task.loss = status.loss
-        if (
-            status.step_s
-            and status.step_s >= SHORTEST_STEP_S
-            and all(count != status.steps_timed for count, _ in task.steps)
-        ):
-            task.steps.append(
-                (status.steps_timed, status.step_s)
-            )  # once for each step: ranks of one task take the same time for it
+            task = LiveTask(status.generation)
+        self._tasks[status.task] = task.with_status(status)
 
     def forget(self, task: str) -> None:
-        """Drop a task's history (it was submitted again)."""
+        """Drop the reports on a task, because it was submitted again."""
         self._tasks.pop(task, None)
 
-    def task(self, name: str, generation: int) -> LiveTask | None:
-        """Return what is known of a task, if it is of this generation or a newer one."""
-        task = self._tasks.get(name)
-        return task if task is not None and task.generation >= generation else None
-
-    def worker(self, worker: str) -> WorkerStatus | None:
-        """Return a worker's status in its node's latest heartbeat."""
-        heartbeat = self._heartbeats.get(worker.partition("/")[0])
-        if heartbeat is None:
-            return None
-        return next((status for status in heartbeat.workers if status.worker == worker), None)
-
-    def last_heartbeat_at(self, node: str) -> datetime | None:
-        """Return when the node's latest heartbeat was sent, by its own clock."""
-        heartbeat = self._heartbeats.get(node)
-        return heartbeat.sent_at.astimezone(UTC) if heartbeat else None
+    def state(self) -> LiveState:
+        """Return the state of this moment."""
+        return LiveState(dict(self._heartbeats), dict(self._tasks))

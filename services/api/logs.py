@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _NAME = re.compile(r"(?P<generation>\d+)-(?P<node>.+)-(?P<slot>\d+)\.log")
-"""Output of a worker's process; the rendezvous stores write beside it under other names."""
+"""Name of the file with a worker process's output; the rendezvous stores have files of other names beside it."""
 
 POLL_S = 0.2
-"""How often followed files are looked at: a reader does not notice the delay, and a stat costs microseconds."""
+"""Time between two looks at followed files: too short for a reader to notice, and a look costs microseconds."""
 
 _CHUNK_BYTES = 1 << 16
 
@@ -35,7 +35,7 @@ class Line:
     text: str
 
     def plain(self, *, named: bool) -> str:
-        """Return the line as text; ``named``: with the worker it is from."""
+        """Return the line as text; ``named``: after the name of its worker."""
         return f"{self.file.worker} | {self.text}\n" if named else f"{self.text}\n"
 
     def json(self) -> str:
@@ -45,7 +45,7 @@ class Line:
 
 
 def output_files(directory: Path, workers: frozenset[str] | None = None) -> list[OutputFile]:
-    """Return the output files of a task, oldest generation first; only those of ``workers`` if given."""
+    """Return the output files in a task's folder, oldest generation first; ``workers``: only theirs; None: all."""
     files = []
     for path in directory.glob("*.log"):
         match = _NAME.fullmatch(path.name)
@@ -58,7 +58,7 @@ def output_files(directory: Path, workers: frozenset[str] | None = None) -> list
 
 
 class _Tail:
-    """Reads what a file has gained since the last look, in whole lines."""
+    """Reads the lines that were appended to a file since the last look."""
 
     def __init__(self, file: OutputFile) -> None:
         self._file = file
@@ -66,7 +66,7 @@ class _Tail:
         self._rest = b""
 
     def more(self) -> list[Line]:
-        """Return the next lines (a bounded part of them)."""
+        """Return the next whole lines, of at most ``_CHUNK_BYTES``."""
         try:
             with open(self._file.path, "rb") as stream:
                 stream.seek(self._offset)
@@ -78,7 +78,7 @@ class _Tail:
         return [self._line(line) for line in whole]
 
     def last(self) -> list[Line]:
-        """Return what follows the last end of line."""
+        """Return the text after the last end of line, as a line; none if there is no such text."""
         rest, self._rest = self._rest, b""
         return [self._line(rest)] if rest else []
 
@@ -89,12 +89,12 @@ class _Tail:
 async def read_lines(
     directory: Path, workers: Callable[[], Awaitable[frozenset[str] | None]], *, going_on: Callable[[], Awaitable[bool]]
 ) -> AsyncIterator[Line]:
-    """Yield the lines of a task's output; while ``going_on``, wait for more, also from new files.
+    """Yield the lines of a task's output; while more can come, wait for it, also from new files.
 
     Args:
         directory: the task's output folder.
-        workers: whose output (asked again at each look: ranks move); None for all.
-        going_on: whether more can come; false at once for a reader that does not follow.
+        workers: returns the workers whose output is read, None for all; called at each look, because ranks move.
+        going_on: returns whether more can come; always False for a reader that does not follow.
     """
     tails: dict[Path, _Tail] = {}
     while True:

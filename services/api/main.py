@@ -1,7 +1,8 @@
 """The gateway's process: ``python -P -m services.api.main``.
 
-It serves HTTP on ``settings.host`` and ``settings.port`` (0: any free one), and writes the port it got to
-``<run_dir>/services/api.port`` once it answers.
+The process folds the log into the projections (``Feed``), takes in heartbeats (``Live``), and serves HTTP on
+``settings.host`` and ``settings.port`` (0: any free one). Once it answers, it writes the port to
+``<run_dir>/services/api.port``.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ _SHUTDOWN_S = 2
 """Requests under way when the process is asked to end are given this long; streams are ended at once."""
 
 _BACKLOG = 256
+"""Connections that the kernel keeps for the server until it accepts them."""
+
+ROUTERS = tuple(module.router for module in (tasks, nodes, incidents, plans, planning, events, costs, health))
 
 
 def create_app(gateway: Gateway) -> FastAPI:
@@ -46,8 +50,8 @@ def create_app(gateway: Gateway) -> FastAPI:
     )
     app.state.gateway = gateway
     problems.install(app)
-    for module in (tasks, nodes, incidents, plans, planning, events, costs, health):
-        app.include_router(module.router)
+    for router in ROUTERS:
+        app.include_router(router)
 
     @app.get("/", include_in_schema=False)
     async def root() -> RedirectResponse:
@@ -63,20 +67,20 @@ def _installed() -> bool:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn that tells when it listens, and leaves the signals to the service."""
+    """Uvicorn with an event that is set once it listens; signals stay with the service."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.listens = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen, and say so."""
+        """Start to listen, and set ``listens``."""
         await super().startup(sockets=sockets)
         self.listens.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals alone."""
+        """Install no signal handlers."""
         yield
 
 
@@ -90,7 +94,7 @@ def _listen(host: str, port: int) -> socket.socket:
     """Return a listening socket.
 
     Raises:
-        Unavailable: the address is taken or not ours.
+        Unavailable: the address is in use, or is none of this machine.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -119,7 +123,7 @@ async def serve(context: Context) -> None:
     """Run the gateway until cancelled."""
     settings = context.settings
     store = await asyncio.to_thread(Store, projections_url(settings))
-    feed, live = Feed(store, context.journal), Live()
+    feed, live = Feed(store, context.journal), Live(context.counters)
     try:
         await feed.catch_up()
         await context.bus.subscribe(f"{HEARTBEATS}.*", live.hear)

@@ -1,4 +1,7 @@
-"""What the interface answers: the stable contract. Times are UTC ISO 8601 with microseconds."""
+"""Answers of the interface, the stable contract. Times are UTC ISO 8601 with microseconds.
+
+``services/api/present.py`` and ``services/api/costs.py`` make them from the views (``services/api/views.py``).
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,14 @@ T = TypeVar("T")
 
 
 class Page(BaseModel, Generic[T]):
-    """A part of a list. ``next_cursor``: hand it in as ``cursor`` for the next part; null at the end."""
+    """A part of a list. ``next_cursor``: value of the parameter ``cursor`` for the next part; null at the end."""
 
     items: list[T]
     next_cursor: str | None
 
 
 class Rank(BaseModel):
-    """A rank of a task. ``worker`` stays when ranks are renumbered. ``state``: as its agent reports it."""
+    """A rank of a task. ``worker`` stays when ranks are renumbered. ``state``: as the node agent reports it."""
 
     rank: int
     worker: str
@@ -69,7 +72,7 @@ class Task(BaseModel):
 
 
 class IncidentCost(BaseModel):
-    """Cost of one incident so far; formulas in ``shared/cost.py``. ``recompute`` is shown apart from ``transition``."""
+    """Cost of one incident so far (``services/api/claims.py``). ``transition`` does not include ``recompute``."""
 
     detection_worker_s: float
     transition_worker_s: float
@@ -106,7 +109,7 @@ class Incident(BaseModel):
 
 
 class PlanSummary(BaseModel):
-    """A plan without what it was worked out from."""
+    """A plan without the problem and the alternatives that it was decided from."""
 
     id: str
     trigger: Trigger
@@ -157,10 +160,10 @@ class Node(BaseModel):
 
 
 class TaskCost(BaseModel):
-    """Where a task's worker-seconds went; ``worker_s`` (held) = training + planned + the four failure parts.
+    """A task's worker-seconds by use; ``worker_s``, the time of all its workers, = training + planned + failure parts.
 
-    ``goodput_fraction``: training / held. ``flop``: model FLOP of the updates applied. ``money``: of all that
-    was held; ``failure_money``: of the failure parts.
+    ``goodput_fraction``: training / ``worker_s``. ``flop``: model FLOP of the updates applied. ``money``: price of
+    ``worker_s``; ``failure_money``: price of the four failure parts.
     """
 
     task: str
@@ -200,7 +203,7 @@ class CostTotals(IncidentCost):
 
 
 class SumCheck(BaseModel):
-    """The same failures summed by task and by incident, and the parts against the time held, worked out apart."""
+    """Two checks: failure parts summed by task and by incident; all parts and, computed apart, the workers' time."""
 
     by_task_worker_s: float
     by_incident_worker_s: float
@@ -243,7 +246,10 @@ class Stopping(BaseModel):
 
 
 class Check(BaseModel):
-    """One thing that readiness asks for. ``counters``: what a service counts, by name."""
+    """One condition of readiness.
+
+    ``counters``: numbers by name, of a service; of all agents (check ``nodes``); of the api itself (check ``bus``).
+    """
 
     name: str
     ok: bool
@@ -252,7 +258,7 @@ class Check(BaseModel):
 
 
 class Readiness(BaseModel):
-    """Whether tasks can be taken."""
+    """Whether tasks can be submitted."""
 
     ready: bool
     checks: list[Check]

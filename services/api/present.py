@@ -1,8 +1,8 @@
-"""From views and live state to what the interface answers. Pure."""
+"""Answers of the interface (``services/api/models.py``), made from views and live state. Pure."""
 
 from __future__ import annotations
 
-from services.api.live import Live
+from services.api.live import LiveState
 from services.api.models import (
     Incident,
     IncidentCost,
@@ -20,8 +20,8 @@ from shared.tasks import ENDED, TaskState
 _TRAINS = frozenset({TaskState.RUNNING, TaskState.DEGRADED, TaskState.TRANSITIONING, TaskState.STOPPING})
 
 
-def task(view: TaskView, live: Live) -> Task:
-    """Return a task; step, loss and step time are the agents' newest where they have some."""
+def task(view: TaskView, live: LiveState) -> Task:
+    """Return a task; step, loss and step time come from heartbeats where these are newer than the log."""
     ended = view.state in ENDED
     now = None if ended else live.task(view.name, view.generation)
     step_s = (now.step_s if now else 0.0) or view.step_s
@@ -56,13 +56,14 @@ def task(view: TaskView, live: Live) -> Task:
     )
 
 
-def _rank(member: Member, view: TaskView, live: Live) -> Rank:
+def _rank(member: Member, view: TaskView, live: LiveState) -> Rank:
     status = live.worker(member.worker)
-    mine = status if status is not None and status.task == view.name else None
-    state: str = mine.state if mine else "unknown"
-    if member.worker in view.failed_workers and (mine is None or mine.state != "training"):
+    if status is not None and status.task != view.name:
+        status = None
+    state: str = status.state if status else "unknown"
+    if member.worker in view.failed_workers and (status is None or status.state != "training"):
         state = "failed"
-    pid = mine.pid if mine and mine.pid is not None else view.pids.get(member.worker)
+    pid = status.pid if status and status.pid is not None else view.pids.get(member.worker)
     return Rank(rank=member.rank, worker=member.worker, node=member.node, pid=pid, state=state)
 
 
@@ -90,8 +91,8 @@ def plan_summary(view: PlanView) -> PlanSummary:
     )
 
 
-def node(view: NodeView, live: Live, tasks: list[TaskView]) -> Node:
-    """Return a node; its workers' tasks come from its heartbeat, or from the log while there is none."""
+def node(view: NodeView, live: LiveState, tasks: list[TaskView]) -> Node:
+    """Return a node; the tasks of its workers come from its heartbeat, or from the log while there is no heartbeat."""
     assigned = {
         member.worker: (task.name, member.rank) for task in tasks if task.state not in ENDED for member in task.members
     }

@@ -1,4 +1,4 @@
-"""Every error as a problem document (RFC 9457), FastAPI's own included."""
+"""Problem documents (RFC 9457): the answer to every error, those of FastAPI included."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TooLarge(InvalidInput):
 
 
 def problem_response(problem: dict[str, Any], headers: dict[str, str] | None = None) -> JSONResponse:
-    """Return a problem document as a response of its status."""
+    """Return a response with a problem document and its status."""
     return JSONResponse(problem, status_code=problem["status"], media_type=MEDIA_TYPE, headers=headers)
 
 
@@ -69,7 +69,7 @@ def install(app: FastAPI) -> None:
 
 
 def _entry(item: dict[str, Any]) -> dict[str, Any]:
-    """Return one validation error of FastAPI as field, value and problem (which says what is allowed)."""
+    """Return one validation error of FastAPI as field, value and problem, which includes what is allowed."""
     where, *names = item["loc"]
     field = ".".join(str(name) for name in names) or str(where)
     value = item.get("input")

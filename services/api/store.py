@@ -1,131 +1,49 @@
-"""The tables of the projections, and the fold into them: views and position in one transaction."""
+"""The projections in their database: the fold writes them, requests read them.
+
+One transaction writes the views together with the position up to which the log has been folded. One transaction, too,
+reads all views of one answer, so that they are of one position even if the fold goes on meanwhile. Tables:
+``services/api/tables.py``; the fold itself: ``services/api/projections``.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from collections.abc import Iterator, MutableMapping, Sequence
+from typing import Any, cast
 
-from sqlalchemy import Engine, event, func
+from sqlalchemy import Engine, event, func, text
 from sqlalchemy import create_engine as sqlalchemy_engine
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import registry
-from sqlmodel import Field, Session, SQLModel, col, select
+from sqlmodel import Session, SQLModel, col, select
 
-from services.api.projections import evolve
-from services.api.views import (
-    SCHEMA_VERSION,
-    ClusterView,
-    IncidentView,
-    NodeView,
-    PlanView,
-    TaskView,
-    Views,
-)
-from shared.errors import Unavailable
+from services.api.projections.evolve import evolve
+from services.api.tables import CLUSTER, INCIDENTS, NODES, PLANS, TASKS, Kind, PositionRow, Tables, V
+from services.api.views import SCHEMA_VERSION, Views
+from shared.errors import NotFound, Unavailable
 from shared.events import Recorded
-from shared.model import Model
 
 _BUSY_TIMEOUT_MS = 10_000
 """How long SQLite waits for another process's lock; the fold's transactions take milliseconds."""
 
 
-class _Tables(SQLModel, registry=registry()):
-    """Base of the tables: metadata of their own, so that dropping them never touches another part's tables."""
-
-
-class _Row(_Tables):
-    """A document under its key. ``position`` orders lists; ``state`` and ``tasks`` filter them."""
-
-    key: str = Field(primary_key=True)
-    position: int = Field(index=True)
-    state: str = Field(default="", index=True)
-    tasks: str = ""
-    """Names between slashes (``/a/b/``): a name has none, so ``/a/`` finds it."""
-    document: str
-
-
-class TaskRow(_Row, table=True):
-    """Tasks."""
-
-    __tablename__ = "api_tasks"
-
-
-class IncidentRow(_Row, table=True):
-    """Incidents."""
-
-    __tablename__ = "api_incidents"
-
-
-class PlanRow(_Row, table=True):
-    """Plans."""
-
-    __tablename__ = "api_plans"
-
-
-class NodeRow(_Row, table=True):
-    """Nodes."""
-
-    __tablename__ = "api_nodes"
-
-
-class ClusterRow(_Row, table=True):
-    """One row: the cluster's parameters."""
-
-    __tablename__ = "api_cluster"
-
-
-class PositionRow(_Tables, table=True):
-    """One row: how far the log has been folded, and by which version of the fold."""
-
-    __tablename__ = "api_position"
-
-    id: int = Field(primary_key=True)
-    schema_version: int
-    position: int
-    head: str
-    """Hash of the record at ``position``: shows whether this is still the same log."""
-
-
-V = TypeVar("V", bound=Model)
-
-
-@dataclass(frozen=True)
-class _Kind(Generic[V]):
-    """How a view is stored."""
-
-    row: type[_Row]
-    view: type[V]
-    state: Callable[[V], str]
-    tasks: Callable[[V], list[str]]
-
-
-TASKS = _Kind(TaskRow, TaskView, lambda v: v.state.value, lambda v: [v.name])
-INCIDENTS = _Kind(IncidentRow, IncidentView, lambda v: "closed" if v.restored_at else "open", lambda v: v.tasks)
-PLANS = _Kind(PlanRow, PlanView, lambda v: v.state.value, lambda v: sorted({*v.impacts, *v.queued}))
-NODES = _Kind(NodeRow, NodeView, lambda v: v.state, lambda v: [])
-CLUSTER = _Kind(ClusterRow, ClusterView, lambda v: "", lambda v: [])
-
-
 class _TableMap(MutableMapping[str, V]):
     """A table as the mapping that the fold reads and writes, inside one transaction."""
 
-    def __init__(self, session: Session, kind: _Kind[V]) -> None:
+    def __init__(self, session: Session, kind: Kind[V]) -> None:
         self._session = session
         self._kind = kind
-        self._seen: dict[str, V] = {}
+        self._read: dict[str, V] = {}
 
     def __getitem__(self, key: str) -> V:
-        if key not in self._seen:
+        if key not in self._read:
             row = self._session.get(self._kind.row, key)
             if row is None:
                 raise KeyError(key)
-            self._seen[key] = self._kind.view.model_validate_json(row.document)
-        return self._seen[key]
+            self._read[key] = self._kind.view.model_validate_json(row.document)
+        return self._read[key]
 
     def __setitem__(self, key: str, view: V) -> None:
-        self._seen[key] = view
+        self._read[key] = view
         self._session.merge(
             self._kind.row(
                 key=key,
@@ -146,6 +64,54 @@ class _TableMap(MutableMapping[str, V]):
         return len(list(iter(self)))
 
 
+class ViewReader:
+    """Reads views inside one transaction: all of them are of the same position of the log."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def get(self, kind: Kind[V], key: str) -> V | None:
+        """Return a view by its key, or None."""
+        row = self._session.get(kind.row, key)
+        return kind.view.model_validate_json(row.document) if row else None
+
+    def find(self, kind: Kind[V], key: str) -> V:
+        """Return a view by its key.
+
+        Raises:
+            NotFound: there is none.
+        """
+        view = self.get(kind, key)
+        if view is None:
+            raise NotFound(f"no {kind.noun} {key!r}")
+        return view
+
+    def page(
+        self, kind: Kind[V], *, after: int = 0, limit: int | None = None, states: Sequence[str] = (), task: str = ""
+    ) -> list[V]:
+        """Return views in the order of their positions.
+
+        Args:
+            kind: of the views.
+            after: only views behind this position.
+            limit: most views to return; None: all.
+            states: only views in one of these states; empty: in any.
+            task: only views that concern this task; empty: all.
+        """
+        row = kind.row
+        query = select(row.document).where(col(row.position) > after).order_by(col(row.position)).limit(limit)
+        if states:
+            query = query.where(col(row.state).in_(states))
+        if task:
+            query = query.where(col(row.tasks).contains(f"/{task}/", autoescape=True))
+        return [kind.view.model_validate_json(document) for document in self._session.exec(query)]
+
+    def count(self, kind: Kind[V], state: str) -> int:
+        """Return how many views are in a state."""
+        row = kind.row
+        return self._session.exec(select(func.count()).select_from(row).where(col(row.state) == state)).one()
+
+
 class Store:
     """The projections in SQLite or PostgreSQL; safe to use from threads.
 
@@ -157,18 +123,18 @@ class Store:
     """
 
     def __init__(self, url: str) -> None:
-        sqlite = url.startswith("sqlite")
+        self._sqlite = url.startswith("sqlite")
         self._engine: Engine = sqlalchemy_engine(
-            url, connect_args={"check_same_thread": False} if sqlite else {}, pool_pre_ping=not sqlite
+            url, connect_args={"check_same_thread": False} if self._sqlite else {}, pool_pre_ping=not self._sqlite
         )
-        if sqlite:
+        if self._sqlite:
             event.listen(self._engine, "connect", _set_pragmas)
         with self._errors():
             self._create()
 
     def _create(self) -> None:
         """Make the tables; those of another version of the fold are dropped and folded again from the log."""
-        metadata = _Tables.metadata
+        metadata = Tables.metadata
         metadata.create_all(self._engine, tables=[_table(PositionRow)])
         with Session(self._engine) as session:
             row = session.exec(select(PositionRow)).first()
@@ -178,8 +144,8 @@ class Store:
 
     def reset(self) -> None:
         """Drop everything; the next fold starts at position 0."""
-        _Tables.metadata.drop_all(self._engine)
-        _Tables.metadata.create_all(self._engine)
+        Tables.metadata.drop_all(self._engine)
+        Tables.metadata.create_all(self._engine)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -193,7 +159,7 @@ class Store:
         return self.head()[0]
 
     def head(self) -> tuple[int, str]:
-        """Return that position and the hash of its record."""
+        """Return the position up to which the log has been folded, and the hash of its record."""
         with self._errors(), Session(self._engine) as session:
             row = session.get(PositionRow, 1)
             return (row.position, row.head) if row else (0, "")
@@ -221,31 +187,19 @@ class Store:
             session.merge(PositionRow(id=1, schema_version=SCHEMA_VERSION, position=position, head=head))
         return position
 
-    def get(self, kind: _Kind[V], key: str) -> V | None:
-        """Return a view by its key."""
-        with self._errors(), Session(self._engine) as session:
-            row = session.get(kind.row, key)
-            return kind.view.model_validate_json(row.document) if row else None
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[ViewReader]:
+        """Give a reader of the views at the present position; records folded later do not change what it reads.
 
-    def page(
-        self, kind: _Kind[V], *, after: int = 0, limit: int | None = None, states: Sequence[str] = (), task: str = ""
-    ) -> list[V]:
-        """Return views in the order of their positions, behind ``after``, that match the filters."""
-        row = kind.row
-        query = select(row.document).where(col(row.position) > after).order_by(col(row.position)).limit(limit)
-        if states:
-            query = query.where(col(row.state).in_(states))
-        if task:
-            query = query.where(col(row.tasks).contains(f"/{task}/", autoescape=True))
+        Raises:
+            Unavailable: the database does not answer.
+        """
         with self._errors(), Session(self._engine) as session:
-            return [kind.view.model_validate_json(text) for text in session.exec(query)]
-
-    def count(self, kind: _Kind[V], state: str) -> int:
-        """Return how many views are in a state."""
-        row = kind.row
-        query = select(func.count()).select_from(row).where(col(row.state) == state)
-        with self._errors(), Session(self._engine) as session:
-            return session.exec(query).one()
+            if self._sqlite:
+                session.execute(text("BEGIN"))  # the driver begins a transaction for writes only
+            else:
+                session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+            yield ViewReader(session)
 
     def close(self) -> None:
         """Close the database."""
@@ -257,7 +211,7 @@ def _table(model: type[SQLModel]) -> Any:
 
 
 def _set_pragmas(connection: Any, _record: Any) -> None:
-    """WAL: readers do not wait for the fold. NORMAL: what a power cut takes away is folded again from the log."""
+    """Let readers not wait for the fold (WAL); what a power cut loses (NORMAL) is folded again from the log."""
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=NORMAL")

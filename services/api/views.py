@@ -1,4 +1,4 @@
-"""What the projections hold: one document for each task, incident, plan and node, folded from the log."""
+"""Views, the documents of the projections: one for each task, incident, plan and node, folded from the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 from pydantic import Field
 
-from shared.cost import Impact
 from shared.model import Model
 from shared.plans import Layout, Member, Response, Stage, Trigger
 from shared.severities import ErrorKind, Method, Severity
@@ -20,12 +19,11 @@ SCHEMA_VERSION = 3
 """Raised whenever a document or the fold changes; the projections are then folded again from position 0."""
 
 SHORTEST_STEP_S = 1e-6
-"""A step time below this is no measurement (a step is at least some kernel launches), and would give rates that no
-float holds."""
+"""Step times below this are ignored: a step is at least some kernel launches, and the rates would overflow a float."""
 
 
 class Result(Model):
-    """What a task that succeeded leaves behind."""
+    """The result of a task that succeeded. ``samples_sha256``: digest of the sample ids of all steps."""
 
     steps: int
     samples_sha256: str
@@ -33,16 +31,17 @@ class Result(Model):
 
 
 class TaskView(Model):
-    """A task. ``earlier_flop``: of updates under earlier submissions, up to ``first_step``.
+    """A task.
 
-    ``position``: of its (latest) submission; ``version``: of its stream, for expected-version appends.
+    ``position``: of its latest submission in the log. ``version``: of its stream, for expected-version appends.
+    ``earlier_flop``: FLOP of the updates under earlier submissions, up to ``first_step``.
 
-    ``stages``: of the newest plan; one counts from its milestone on. ``members``: ranks of the generation that trains
-    (or last trained). ``planned``: workers the newest plan aims for. ``strength``: workers it had before a fault took
-    some; below it the task is degraded. ``plan``: the plan that is not done with it, if any. ``training_plan``: the
-    plan whose training goes on. ``pausing``: the newest plan takes its workers, and it is to go on later.
-    ``checkpoint``: the newest published one, of step ``checkpoint_step``. ``step_s``: the newest measured step time; 0
-    until one was measured.
+    ``stages``: of the newest plan; a stage takes effect with its milestone. ``members``: ranks of the generation that
+    trains (or last trained). ``planned``: workers of the newest plan. ``strength``: workers that the task had before a
+    fault took some; with fewer it is degraded. ``plan``: the plan that is not done with the task, if any.
+    ``training_plan``: the plan under which the task trains now. ``pausing``: the newest plan takes the task's workers;
+    the task is to resume later. ``checkpoint``: the newest published one, of step ``checkpoint_step``. ``step_s``: the
+    newest measured step time in seconds; 0 until one was measured.
     """
 
     name: str
@@ -88,7 +87,7 @@ class TaskView(Model):
 
 
 class IncidentView(Model):
-    """A fault and what followed. ``plans``: those that answered it, in order; ``tasks``: those they touched."""
+    """A fault and what followed. ``plans``: those that answered it, in order; ``tasks``: those that they changed."""
 
     id: str
     position: int
@@ -137,10 +136,36 @@ class Milestone(Model):
     detail: str = ""
 
 
+class Impact(Model):
+    """What one plan did to one task: workers and times, from which costs are derived.
+
+    ``before``, ``after``: workers that the task had and is to have. ``faulted``: the fault interrupted a step of this
+    task. ``planned_at``: when the plan was decided. ``closed_at``: when nothing of the plan was left to do, or the next
+    plan took the task over. ``until``: when the training that followed ended (None: it goes on). ``step_s``,
+    ``waf_flop_per_s``: step time and weighted FLOP/s of all workers before the plan.
+    """
+
+    task: str
+    before: list[str] = Field(default_factory=list)
+    after: list[str] = Field(default_factory=list)
+    survivors: list[str] = Field(default_factory=list)
+    faulted: bool = False
+    planned_at: datetime
+    drained_at: datetime | None = None
+    resumed_at: datetime | None = None
+    restored_at: datetime | None = None
+    closed_at: datetime | None = None
+    until: datetime | None = None
+    steps_recomputed: int = 0
+    step_s: float = 0.0
+    waf_flop_per_s: float = 0.0
+
+
 class PlanView(Model):
     """A plan. The event itself, with the problem and the alternatives, stays in the log at ``position``.
 
-    ``incidents``: those it has to heal, its own and those of the plans it supersedes.
+    ``incidents``: those that the plan answers, its own and the open ones of the plans that it supersedes.
+    ``outstanding``: tasks that the plan is not done with. ``impacts``: by task. ``queued``: why tasks wait, by task.
     """
 
     id: str
@@ -175,7 +200,7 @@ class NodeView(Model):
 
 
 class ClusterView(Model):
-    """Parameters of the cluster that costs need."""
+    """Parameters of the cluster from which costs are computed."""
 
     name: str = "cluster"
     position: int = 0
@@ -185,7 +210,7 @@ class ClusterView(Model):
 
 @dataclass
 class Views:
-    """The documents by their key. The fold reads and writes these mappings; in the service they are tables."""
+    """The documents by their key. The fold reads and writes these mappings; the service has tables behind them."""
 
     tasks: MutableMapping[str, TaskView] = field(default_factory=dict)
     incidents: MutableMapping[str, IncidentView] = field(default_factory=dict)

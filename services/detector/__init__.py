@@ -1,1 +1,1 @@
-"""Error detection: the node agent (``agent``) and the cluster monitor (``monitor``)."""
+"""The detector (cluster monitor): from the signals and heartbeats of node agents to the log's events of errors."""

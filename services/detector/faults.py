@@ -1,4 +1,9 @@
-"""From what went wrong to the event that says so: severity, escalation, the same failure again and again."""
+"""From a fault to the event that records it: severity, escalation, and the end of a task that fails again and again.
+
+A *fault* describes what went wrong before anything decides about it. ``judge`` turns a task's fault into an error
+event, or into the end of the task. ``decide.py`` has the faults of signals judged, and ``hangs.py`` finds the faults of
+tasks that stand still.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from services.detector.view import NodeView, TaskView, View
+from services.detector.state import DetectorState, MonitoredNode, MonitoredTask, Suspicion
+from shared.codes import FailureCode
 from shared.events import ErrorDetected, Event, TaskFailed, derived_id
+from shared.evidence import Evidence, LostRanks
 from shared.severities import SEVERITY, ErrorKind, Method, Severity
 from shared.signals import ProcessExited, RankRaised
 
 SERVICE = "detector"
-"""Names this service in derived ids."""
+"""The name of this service in derived ids."""
 
 _METHOD = {
     ErrorKind.NODE_LOST: Method.NODE_HEALTH,
@@ -26,14 +33,25 @@ _METHOD = {
     ErrorKind.DEVICE: Method.DEVICE,
     ErrorKind.TRANSITION_FAILED: Method.TRANSITION,
 }
+"""What found an error of each kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One cause, before it is known how to answer it.
+    """One fault of a task, before it is judged.
 
-    ``cause``: what the event's id derives from. ``error``: the error's name (exception type, signal): with kind and
-    step it tells whether this is the same failure as before. ``step``: updates applied. ``traceback``: for the reader.
+    Attributes:
+        cause: the id that the event's id derives from.
+        kind: the kind of the error event.
+        error: the name of the error: an exception's type, a signal. Kind, error and step identify a repeated failure.
+        occurred_at: the best estimate of the time of the fault.
+        generation: of the task.
+        step: updates applied.
+        worker: the failed worker; None if no worker is to blame.
+        node: the worker's node.
+        rank: the worker's rank.
+        traceback: what the process reported, for the reader; its last line ends the reason of a failed task.
+        evidence: of the error event.
     """
 
     cause: str
@@ -55,7 +73,7 @@ class Fault:
 
 
 def exit_name(exit_code: int) -> str:
-    """Return ``SIGKILL`` for -9, ``exit 1`` for 1."""
+    """Return the name of an exit code: ``SIGKILL`` for -9, ``exit 1`` for 1."""
     if exit_code >= 0:
         return f"exit {exit_code}"
     try:
@@ -64,66 +82,105 @@ def exit_name(exit_code: int) -> str:
         return f"signal {-exit_code}"
 
 
-def of_exit(said: ProcessExited, suspects: list[RankRaised]) -> Fault:
-    """Return the fault of a process that ended; ``suspects``: ranks whose collectives broke before this was known."""
-    name = exit_name(said.exit_code)
+def last_line(text: str) -> str:
+    """Return the last line of a traceback or of a process's output; empty if the text is blank."""
+    return text.strip().rpartition("\n")[2].strip()
+
+
+# ---- faults of signals
+
+
+def of_exit(exited: ProcessExited, suspects: list[RankRaised]) -> Fault:
+    """Return the fault of a process that ended.
+
+    Args:
+        exited: the signal.
+        suspects: the ranks of the same generation whose collectives broke before the exit was known.
+    """
+    name = exit_name(exited.exit_code)
     return Fault(
-        cause=said.signal_id,
+        cause=exited.signal_id,
         kind=ErrorKind.PROCESS_EXIT,
         error=name,
-        # The peers of a dead process may have noticed sooner than its parent.
-        occurred_at=min([said.occurred_at, *(s.occurred_at for s in suspects)]),
-        generation=said.generation,
-        step=said.step,
-        worker=said.worker,
-        node=said.node,
-        rank=said.rank,
-        traceback=said.last_output,
+        # The peers of a dead process may notice its end before its parent does.
+        occurred_at=min([exited.occurred_at, *(s.occurred_at for s in suspects)]),
+        generation=exited.generation,
+        step=exited.step,
+        worker=exited.worker,
+        node=exited.node,
+        rank=exited.rank,
+        traceback=exited.last_output,
         evidence={
             "exit": name,
-            "exit_code": said.exit_code,
-            "pid": said.pid,
-            "last_output": said.last_output,
+            "exit_code": exited.exit_code,
+            "pid": exited.pid,
+            "last_output": exited.last_output,
             "broken_sockets_of": [s.worker for s in suspects],
         },
     )
 
 
-def of_exception(said: RankRaised) -> Fault:
+def of_exception(raised: RankRaised) -> Fault:
     """Return the fault of a rank that raised."""
     return Fault(
-        cause=said.signal_id,
-        kind=ErrorKind.NON_FINITE if said.cause == "non_finite" else ErrorKind.EXCEPTION,
-        error=said.error,
-        occurred_at=said.occurred_at,
-        generation=said.generation,
-        step=said.step,
-        worker=said.worker,
-        node=said.node,
-        rank=said.rank,
-        traceback=said.traceback,
-        evidence={"error": said.error, "detail": said.detail, "traceback": said.traceback},
+        cause=raised.signal_id,
+        kind=ErrorKind.NON_FINITE if raised.cause == "non_finite" else ErrorKind.EXCEPTION,
+        error=raised.error,
+        occurred_at=raised.occurred_at,
+        generation=raised.generation,
+        step=raised.step,
+        worker=raised.worker,
+        node=raised.node,
+        rank=raised.rank,
+        traceback=raised.traceback,
+        evidence={"error": raised.error, "detail": raised.detail, "traceback": raised.traceback},
     )
 
 
-def judge(view: View, task: TaskView, fault: Fault, *, window_s: float, now: datetime) -> Event:
-    """Return what the log is told of a task's fault.
+def of_broken_sockets(task: MonitoredTask, suspicion: Suspicion) -> Fault:
+    """Return the fault of collectives that broke without another cause. The first rank that raised stands for all."""
+    first = suspicion.signals[0]
+    return Fault(
+        cause=f"{task.name}/{suspicion.generation}",
+        kind=ErrorKind.CONNECTION,
+        error=first.error,
+        occurred_at=min(s.occurred_at for s in suspicion.signals),
+        generation=suspicion.generation,
+        step=first.step,
+        worker=first.worker,
+        node=first.node,
+        rank=first.rank,
+        traceback=first.traceback,
+        evidence={
+            "error": first.error,
+            "detail": first.detail,
+            "traceback": first.traceback,
+            "broken_sockets_of": [s.worker for s in suspicion.signals],
+        },
+    )
 
-    The same failure at the same step more than ``max_restarts`` times within ``window_s`` ends the task: that is a
-    bug in the task. A repeat below that is answered as the first was. A fresh failure of a process that the
-    outstanding retry or restart had just started is the failure of that response: it escalates the incident.
+
+# ---- events
+
+
+def judge(state: DetectorState, task: MonitoredTask, fault: Fault, *, window_s: float, now: datetime) -> Event:
+    """Return the event of a task's fault: an error, or the end of the task.
+
+    The same failure at the same step more than ``max_restarts`` times within ``window_s`` ends the task: the task has
+    a bug. A repeat below that number has the severity of the first occurrence. A first failure of a process that the
+    outstanding retry or restart has started is the failure of that response: it escalates the incident.
     """
     # Ranks that fail alike in one generation are one occurrence.
     earlier = {
-        f.generation
-        for f in task.failures
-        if f.key == fault.key and f.generation != fault.generation and (now - f.at).total_seconds() <= window_s
+        o.generation
+        for o in task.occurrences
+        if o.key == fault.key and o.generation != fault.generation and (now - o.at).total_seconds() <= window_s
     }
-    repeated = any(f.key == fault.key for f in task.failures)
+    repeated = any(o.key == fault.key for o in task.occurrences)
     event_id = derived_id(fault.cause, SERVICE, f"{task.name}/{fault.kind.value}")
     if len(earlier) + 1 > task.max_restarts:
-        return _failed(view, task, fault, len(earlier) + 1, now=now, event_id=event_id)
-    original = None if repeated else _response_that_failed(view, task, fault)
+        return _failed_too_often(state, task, fault, len(earlier) + 1, now=now, event_id=event_id)
+    original = None if repeated else _failed_response(state, task, fault)
     severity = SEVERITY[fault.kind]
     if original is not None:
         severity = max(severity, original.severity.escalated(), key=_badness)
@@ -141,22 +198,17 @@ def judge(view: View, task: TaskView, fault: Fault, *, window_s: float, now: dat
         rank=fault.rank,
         generation=fault.generation,
         step=fault.step,
-        evidence={**fault.evidence, "failure": fault.key, "occurrences": len(earlier) + 1},
+        evidence={**fault.evidence, **Evidence(failure=fault.key).mapping(occurrences=len(earlier) + 1)},
         escalates=original.event_id if original is not None else None,
     )
 
 
-RELEASED = "released"
-"""How the detail of a failed transition begins that counted on a process which an earlier plan had ended."""
-
-
-def escalation(view: View, task: TaskView, *, window_s: float, now: datetime) -> Event | None:
-    """Return what follows from a plan that could not be carried out; None if its cause is known already."""
-    moved = task.broken
+def escalation(state: DetectorState, task: MonitoredTask, *, window_s: float, now: datetime) -> Event | None:
+    """Return the event of a plan that could not be carried out; None if the log has its cause already."""
+    moved = task.failed_transition
     if moved is None or task.ended or task.unanswered:
         return None
-    note = view.plans.get(moved.plan)
-    original = view.errors.get(note.cause) if note is not None else None
+    original = state.cause_of(moved.plan)
     worker = moved.failed_workers[0] if moved.failed_workers else None
     if worker is None and original is not None and original.task == task.name:
         worker = original.worker
@@ -171,41 +223,48 @@ def escalation(view: View, task: TaskView, *, window_s: float, now: datetime) ->
         worker=worker,
         node=node,
         traceback=moved.detail,
-        evidence={"plan": moved.plan, "detail": moved.detail, "workers": moved.failed_workers},
+        evidence=Evidence(workers=moved.failed_workers).mapping(plan=moved.plan, detail=moved.detail),
     )
-    event = judge(view, task, fault, window_s=window_s, now=now)
+    event = judge(state, task, fault, window_s=window_s, now=now)
     if isinstance(event, TaskFailed) or original is None:
         return event
-    if moved.detail.startswith(f"{RELEASED}:"):
-        # No response failed: two plans crossed. The process is to be started again, and no node is to blame.
+    if moved.code is FailureCode.RELEASED:
+        # Two plans crossed, and no response failed. The process is started again, and no node is to blame.
         return event.model_copy(update={"incident": original.incident})
     return event.model_copy(
         update={
             "incident": original.incident,
             "kind": original.kind,
             "severity": original.severity.escalated(),
-            "method": Method.TRANSITION,
             "rank": original.rank if worker == original.worker else None,
             "escalates": original.event_id,
         }
     )
 
 
-def node_lost(view: View, node: NodeView, *, now: datetime, reason: str, limit_s: float) -> ErrorDetected:
-    """Return the error event of a node that is gone, with every task that had ranks on it."""
+def refusal(task: MonitoredTask, raised: RankRaised, *, now: datetime) -> TaskFailed:
+    """Return the end of a task that a rank refuses: the task cannot run as specified, so no node is to blame.
+
+    The reason names the worker, since one node may lack a module or a file that the others have.
+    """
+    return TaskFailed(
+        event_id=derived_id(raised.signal_id, SERVICE, f"{task.name}/refused"),
+        occurred_at=now,
+        task=task.name,
+        generation=raised.generation,
+        step=task.step,
+        reason=f"worker {raised.worker} of node {raised.node} cannot run it: {raised.error}: {raised.detail}",
+        traceback=raised.traceback,
+    )
+
+
+def node_lost(
+    state: DetectorState, node: MonitoredNode, *, now: datetime, reason: str, limit_s: float
+) -> ErrorDetected:
+    """Return the error event of a lost node, with the tasks that have workers on the node."""
     event_id = derived_id(node.joined, SERVICE, "lost")
     heard_at = node.heard_at or now
-    tasks: dict[str, Any] = {}
-    for task in view.tasks.values():
-        prefix = f"{node.name}/"
-        workers = sorted(w for w in task.concerned() if w.startswith(prefix)) if not task.ended else []
-        if workers:
-            tasks[task.name] = {
-                "workers": workers,
-                "ranks": {w: m.rank for w, m in task.members.items() if w in workers},
-                "generation": task.newest_generation(),
-                "step": task.step,
-            }
+    evidence = Evidence(incarnation=node.incarnation, tasks=_lost_ranks(state, node))
     return ErrorDetected(
         event_id=event_id,
         occurred_at=min(heard_at, now),
@@ -215,42 +274,59 @@ def node_lost(view: View, node: NodeView, *, now: datetime, reason: str, limit_s
         method=Method.NODE_HEALTH,
         detected_at=now,
         node=node.name,
-        evidence={
-            "reason": reason,
-            "incarnation": node.incarnation,
-            "last_heartbeat_at": heard_at.isoformat(),
-            "silence_s": (now - heard_at).total_seconds(),
-            "limit_s": limit_s,
-            "tasks": tasks,
-        },
+        evidence=evidence.mapping(
+            reason=reason,
+            last_heartbeat_at=heard_at.isoformat(),
+            silence_s=(now - heard_at).total_seconds(),
+            limit_s=limit_s,
+        ),
     )
 
 
-def _response_that_failed(view: View, task: TaskView, fault: Fault) -> ErrorDetected | None:
-    """Return the error whose response this fault is the failure of, if it is one.
+def _lost_ranks(state: DetectorState, node: MonitoredNode) -> dict[str, LostRanks]:
+    """Return the part of each task on a node, for the tasks that have one."""
+    lost: dict[str, LostRanks] = {}
+    for task in state.tasks.values():
+        workers = [] if task.ended else sorted(w for w in task.concerned() if w.startswith(f"{node.name}/"))
+        if workers:
+            lost[task.name] = LostRanks(
+                workers=workers,
+                ranks={w: m.rank for w, m in task.members.items() if w in workers},
+                generation=task.newest_generation(),
+                step=task.step,
+            )
+    return lost
 
-    A retry or a restart can fail. A process that a re-planned cluster starts on some other node has failed for the
-    first time: it is restarted there before that node is given up.
+
+def _failed_response(state: DetectorState, task: MonitoredTask, fault: Fault) -> ErrorDetected | None:
+    """Return the error whose retry or restart has failed with this fault; None if the fault is another matter.
+
+    A process that a new plan for the cluster starts on another node fails for the first time: it is restarted there
+    before the node is given up.
     """
-    if task.change is None or task.plan is None or fault.worker not in task.change.prepare:
+    if task.change is None or fault.worker not in task.change.prepare:
         return None
-    note = view.plans.get(task.plan)
-    original = view.errors.get(note.cause) if note is not None else None
+    original = state.cause_of(task.plan)
     return original if original is not None and original.severity is not Severity.SEV1 else None
 
 
-def _failed(view: View, task: TaskView, fault: Fault, times: int, *, now: datetime, event_id: str) -> TaskFailed:
-    last = [e for e in view.errors.values() if e.task == task.name and e.evidence.get("failure") == fault.key]
+def _failed_too_often(
+    state: DetectorState, task: MonitoredTask, fault: Fault, times: int, *, now: datetime, event_id: str
+) -> TaskFailed:
+    earlier = [
+        e for e in state.errors.values() if e.task == task.name and Evidence.read(e.evidence).failure == fault.key
+    ]
     what = f"{fault.kind.value} ({fault.error}) at step {fault.step}"
+    error = last_line(fault.traceback)
     return TaskFailed(
         event_id=event_id,
         occurred_at=now,
         task=task.name,
         generation=fault.generation,
         step=fault.step,
-        reason=f"{what} happened {times} times; max_restarts is {task.max_restarts}",
+        reason=f"{what} happened {times} times; max_restarts is {task.max_restarts}{f': {error}' if error else ''}",
         traceback=fault.traceback,
-        incident=last[-1].incident if last else "",
+        incident=earlier[-1].incident if earlier else "",
     )
 
 

@@ -1,10 +1,12 @@
-"""Whether a task has stopped making progress, and whose fault it is (DESIGN section 4: hang, collective time-out).
+"""The rules that tell whether a set of ranks stands still, and which ranks are to blame. Pure.
 
-A rank that hangs makes all others wait in the next collective. So the *task* stands still when its newest progress is
-old; the culprits are the ranks that have not reached the collective; if all have, the collective itself is stuck.
+A rank that hangs makes all others wait in the next collective. So a *task* stands still when the newest progress of all
+its ranks is old. To blame are the ranks that have not reached the collective; if all have reached it, the collective
+itself is stuck.
 
-A rank's clock runs only while it could: what it spent ready to run and without a CPU is not held against it. So limits
-can be short and busy machines raise no alarm. A stopped process needs no such care, the kernel says that it is.
+Only the time in which a rank could have run counts against the rank: the time in which it was ready to run and had no
+CPU is taken off. So the limits can be short, and busy machines raise no alarm. For a stopped process no such care is
+needed, because the kernel reports the stop.
 """
 
 from __future__ import annotations
@@ -19,29 +21,29 @@ STOPPED = ("T", "t")
 """The kernel's letters for a process that was stopped, by a signal or by a debugger (proc(5))."""
 
 SLOW_PHASES = frozenset({"setup", "checkpoint", "waiting", "aside"})
-"""Regions in which no mean step applies."""
+"""Phases that may take much longer than a step."""
 
 SETUP_FACTOR = 5.0
-"""Joining a generation may take this many times longer than the longest time before: the first step's reasons."""
+"""Joining a generation may take this many times the longest time before, for the reasons of ``FIRST_STEP_FACTOR``."""
 
 SETUP_FLOOR_S = 5.0
-"""Joining takes 0.2 s, on a busy machine a second."""
+"""No shorter limit applies to joining a generation, which takes 0.2 s, and a second on a busy machine (measured)."""
 
 FIRST_STEP_FACTOR = 5.0
-"""The first step of a generation may take this many times longer than its mean: buffers are allocated, sockets opened
-and caches filled in it (measured: up to 3 times on a busy machine)."""
+"""The first step of a generation may take this many times the limit of the others: it allocates buffers, opens sockets
+and fills caches (measured: up to 3 times the mean on a busy machine)."""
 
 DEVIATIONS = 6.0
-"""A step this many standard deviations longer than the mean is no chance (Chebyshev: less than 3% of any distribution,
-of a bell-shaped one less than one in 10**8)."""
+"""A step that is this many standard deviations longer than the mean does not happen by chance (Chebyshev: less than 3%
+of any distribution, and less than one in 10**8 of a normal one)."""
 
 _ORDER = {"ended": 0, "begun": 1, "compute": 2, "reduce": 3, "update": 4}
 """Order of the phases between two updates: ``WorkerStatus.step`` counts updates applied, so ``ended`` comes first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Thresholds from the settings (``shared/settings.py`` gives the reasons)."""
+class StallLimits:
+    """Thresholds for ranks that stand still, from the settings (``shared/settings.py`` gives the reasons)."""
 
     hang_factor: float
     hang_floor_s: float
@@ -51,13 +53,25 @@ class Limits:
     slow_region_timeout_s: float
 
     def step_limit_s(self, mean_s: float, deviation_s: float = 0.0) -> float:
-        """Return how long a rank may make no progress where a step takes ``mean_s``."""
+        """Return for how many seconds a rank may make no progress in a step.
+
+        Args:
+            mean_s: the mean of recent steps.
+            deviation_s: their standard deviation.
+        """
         return max(self.hang_factor * mean_s, mean_s + DEVIATIONS * deviation_s, self.hang_floor_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A task that stands still: what it is, who is to blame (nobody for a collective), for how long, and the limit."""
+    """Ranks that stand still.
+
+    Attributes:
+        kind: a hang of ``workers``, or a collective time-out.
+        workers: the workers to blame; none for a collective time-out.
+        stalled_s: for how long the ranks have stood still.
+        limit_s: the limit that this exceeds.
+    """
 
     kind: ErrorKind
     workers: tuple[str, ...]
@@ -73,23 +87,23 @@ def find(
     previous_mean_s: float | None,
     growth: float,
     data_parallel_only: bool,
-    limits: Limits,
+    limits: StallLimits,
     setup_s: float | None = None,
 ) -> Stall | None:
-    """Return the stall of a task, if it is one.
+    """Return the stall of a set of ranks; None if they make progress.
 
-    Ages are as of each node's newest heartbeat, so they are lower bounds: a late heartbeat delays a verdict and
-    never causes one.
+    The ages are those of each node's newest heartbeat, so they are lower bounds: a late heartbeat can delay a stall,
+    and cannot cause one.
 
     Args:
-        statuses: worker -> status of every member, all in the task's present generation.
-        mean_s: mean step of this generation; None before one was timed.
+        statuses: worker -> status of every member, all in the same generation.
+        mean_s: mean step of this generation; None before a step was timed.
         deviation_s: standard deviation of its steps.
         previous_mean_s: mean step of the generation before, if known.
-        growth: how much longer a step is expected to take than in the generation before (workers then / now).
+        growth: expected step over that of the generation before: workers then / workers now.
         data_parallel_only: every replica is one rank, so ranks meet only in the reduction at the end of a step.
         limits: thresholds.
-        setup_s: the longest that joining a generation has taken so far; None if that says nothing of this one.
+        setup_s: the longest time that joining a generation has taken; None if this one cannot be compared with it.
     """
     ages = [own_age_s(s) for s in statuses.values()]
     known = [age for age in ages if age is not None]
@@ -109,24 +123,24 @@ def find(
 
 
 def own_age_s(status: WorkerStatus) -> float | None:
-    """Return for how long a rank has made no progress although it could have run; None if it never made any."""
+    """Return for how many seconds a rank could have run without progress; None if it never made progress."""
     return None if status.progress_age_s is None else max(0.0, status.progress_age_s - status.starved_s)
 
 
-def held_s(status: WorkerStatus) -> float:
-    """Return for how long a rank that was told to leave its step has not done so although it could have run."""
+def unheeded_hold_s(status: WorkerStatus) -> float:
+    """Return for how many seconds a rank that was asked to leave its step could have done so and has not."""
     if status.hold_age_s is None or status.progress_age_s is None or status.state != "training":
         return 0.0
     return max(0.0, min(status.hold_age_s, status.progress_age_s) - status.starved_s)
 
 
 def setup_limit_s(setup_s: float) -> float:
-    """Return how long joining a generation may take where it has taken ``setup_s`` at most."""
+    """Return for how many seconds a rank may join a generation if that has taken ``setup_s`` at most before."""
     return max(SETUP_FACTOR * setup_s, SETUP_FLOOR_S)
 
 
-def stopped_limit_s(mean_s: float | None, limits: Limits) -> float:
-    """Return how long a process may be stopped (kernel state T) before it counts as hanging, in whatever phase."""
+def stopped_limit_s(mean_s: float | None, limits: StallLimits) -> float:
+    """Return for how many seconds a process may be stopped, in any phase, before it counts as a hang."""
     return max(limits.stop_factor * (mean_s or 0.0), limits.stop_floor_s)
 
 
@@ -136,9 +150,10 @@ def _limit_s(
     deviation_s: float,
     previous_mean_s: float | None,
     growth: float,
-    somebody_late: bool,
-    limits: Limits,
+    any_late: bool,
+    limits: StallLimits,
 ) -> float:
+    """Return for how many seconds the ranks may make no progress outside of set-up. ``any_late``: some are to blame."""
     if any(s.phase in SLOW_PHASES or s.phase is None for s in statuses.values()):
         return limits.slow_region_timeout_s
     if mean_s is not None:
@@ -147,20 +162,20 @@ def _limit_s(
         limit_s = limits.step_limit_s(previous_mean_s * max(1.0, growth)) * FIRST_STEP_FACTOR
     else:
         return limits.slow_region_timeout_s
-    # Data moves in threads whose want of a CPU is not counted.
-    return limit_s if somebody_late else max(limit_s, limits.collective_floor_s)
+    # A collective moves data in other threads, whose waits for a CPU are not counted.
+    return limit_s if any_late else max(limit_s, limits.collective_floor_s)
 
 
 def _late_in_setup(statuses: Mapping[str, WorkerStatus]) -> tuple[str, ...]:
-    """Return the ranks that have done fewer parts of joining a generation than others; none if all are equally far."""
-    parts = {w: s.micro_batch or 0 if s.phase == "setup" else None for w, s in statuses.items()}
+    """Return the ranks that have done the fewest parts of joining a generation; none if all have done equally many."""
+    parts = {w: s.setup_parts or 0 if s.phase == "setup" else None for w, s in statuses.items()}
     fewest = min(done for done in parts.values() if done is not None)
     late = tuple(w for w, done in parts.items() if done == fewest)
     return late if len(late) < len(parts) else ()
 
 
 def _late(statuses: Mapping[str, WorkerStatus], data_parallel_only: bool) -> tuple[str, ...]:
-    """Return the ranks that hold the others up; none if all have reached the collective."""
+    """Return the ranks that the others wait for; none if all have reached the collective."""
     stopped = tuple(w for w, s in statuses.items() if s.process_state in STOPPED)
     if stopped:
         return stopped
@@ -174,5 +189,5 @@ def _late(statuses: Mapping[str, WorkerStatus], data_parallel_only: bool) -> tup
     late = [w for w in late if places[w][0] == behind]
     if data_parallel_only:
         return tuple(late)
-    # Ranks of other layouts wait for one another inside a step too: the one that is furthest behind is the cause.
+    # In other layouts ranks wait for one another inside a step, too: the rank that is furthest behind is the cause.
     return (min(late, key=lambda w: (places[w], -(statuses[w].progress_age_s or 0.0), w)),)

@@ -1,1 +1,1 @@
-"""The planner: answers each trigger with one plan event (DESIGN sections 2-3 and 6)."""
+"""The planner: answers each trigger with one plan event (docs/planner.md)."""

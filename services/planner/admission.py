@@ -1,13 +1,14 @@
-"""Which tasks are to have workers whatever others would make of them, who waits and why, and when a wait is over.
+"""Admission: which tasks get workers in any case, which tasks wait and why, and when a wait becomes too long.
 
-In this order, each task is admitted if the least count at which it runs still fits:
+Each task is admitted, in this order, if the least count at which it runs still fits:
 
-1. Tasks that have starved, the longest waiting first: those that still wait, and those that got workers by it, for as
-   long as they had to wait (their turn), so that one is not paused for the next at once.
-2. Running tasks, heavy ones first; then waiting ones, heavy ones first. Where pausing is allowed, a heavy one that
+1. Tasks that have starved, the longest waiting first. These are the tasks that still wait, and those that got workers
+   by starving, during their turn: it lasts as long as they had to wait, so that they are not paused for the next
+   starving task at once.
+2. Running tasks, heavy ones first; then waiting ones, heavy ones first. Where pausing is allowed, a heavy task that
    waits comes before a lighter one that runs.
 
-A task that loses its workers waits in its turn, so tasks that cannot run together take turns of ``starvation_s``.
+A task that loses its workers waits again, so tasks that cannot run together take turns of ``starvation_s``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from shared.plans import Problem, Solution, TaskProblem
 
 
 class Due(NamedTuple):
-    """A wait that becomes too long ``at``. ``cause``: what its event's id is derived from, once for each wait."""
+    """A wait that becomes too long at time ``at``.
+
+    ``cause``: id of the event from which the id of the ``task.starving`` event is derived. It is another for each wait.
+    """
 
     at: datetime
     task: str
@@ -37,12 +41,12 @@ def admit(
     *,
     allow_pausing: bool = False,
 ) -> set[str]:
-    """Return the names of the tasks that are admitted. What is not gets what these leave, if that is enough.
+    """Return the names of the admitted tasks. The others get what these leave, if that is enough.
 
     Args:
-        tasks: all that want workers.
-        room: workers of each pool; where there is only one, under the empty name.
-        called: tasks that have starved, with the time since when they waited (``called``).
+        tasks: all tasks that want workers.
+        room: workers of each pool; of the only pool under the empty name.
+        called: tasks that have starved, and when their wait began (see ``called``).
         allow_pausing: whether a running task may give way to a heavier one.
     """
     called = called or {}
@@ -71,7 +75,7 @@ def least_count(task: TaskProblem) -> int | None:
 
 
 def called(state: State, at: datetime) -> dict[str, datetime]:
-    """Return the tasks that have starved and those whose turn it is, with the time since when they waited."""
+    """Return the tasks that have starved and those whose turn it is, and when their wait began."""
     turn = starvation(state)
     if turn is None:
         return {}
@@ -86,9 +90,10 @@ def called(state: State, at: datetime) -> dict[str, datetime]:
 
 
 def due(state: State) -> list[Due]:
-    """Return when the waits of tasks become too long, the first one first.
+    """Return when the waits of tasks become too long, the earliest first.
 
-    A task that was called and still waits may wait for others' turns to end: it is called again at the next end.
+    A task that has starved and still waits may wait for the turns of others. It starves again at the end of the next
+    turn.
     """
     turn = starvation(state)
     if turn is None:
@@ -96,7 +101,7 @@ def due(state: State) -> list[Due]:
     turn_ends = _turn_ends(state, turn)
     found = []
     for task in state.tasks.values():
-        wait = waits(task)
+        wait = present_wait(task)
         if wait is None:
             continue
         if wait.called_at is None:
@@ -109,30 +114,31 @@ def due(state: State) -> list[Due]:
 
 
 def starvation(state: State) -> timedelta | None:
-    """Return how long a task waits before it comes first; None: for ever."""
+    """Return how long a task waits before it starves; None if tasks never starve."""
     seconds = state.parameter("starvation_s")
     return timedelta(seconds=seconds) if seconds > 0.0 else None
 
 
 def _turn_ends(state: State, turn: timedelta) -> list[datetime]:
+    """Return the times at which the turns of running tasks end."""
     running = (task for task in state.tasks.values() if task.life == "active" and task.members)
     return [t.wait.ended_at + turn for t in running if t.wait is not None and t.wait.ended_at is not None]
 
 
-def waits(task: Task | None) -> Wait | None:
-    """Return the task's wait for workers, if it waits."""
+def present_wait(task: Task | None) -> Wait | None:
+    """Return the task's wait for workers; None if it does not wait."""
     if task is None or task.life != "active" or task.wait is None or task.wait.ended_at is not None:
         return None
     return task.wait
 
 
 def queued_reason(task: TaskProblem, problem: Problem, solution: Solution, called: Collection[str]) -> str:
-    """Return why the task gets no worker.
+    """Return why the task gets no worker, in words.
 
     Args:
         task: the task.
-        problem: the problem it is in.
-        solution: the answer.
+        problem: the problem that contains the task.
+        solution: the answer to the problem.
         called: tasks that have starved.
     """
     workers = problem.pools.get(task.pool, 0) if problem.pools else problem.workers

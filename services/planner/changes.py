@@ -1,37 +1,39 @@
-"""What a plan does to one task: stages, members and where each gets its state (see ``TaskChange``).
+"""Changes: what a plan does to one task, as stages, members, and the source of each member's state (``TaskChange``).
 
-Replicas that a fault has left whole finish the interrupted step by themselves, in a stage of their own; members of a
-broken one stand by. Then the target stage starts, in whatever layout: who holds state brings it, pieces move between
-memories, newcomers take theirs. Where those that stay do not hold all of the state together (no whole replica is left,
-or a part of a divided optimizer is gone) the copies in their nodes' memory have the rest, as a rule of the same step.
-Only where a task takes no such copies, or no process of it is left, everybody goes back to what is stored.
+Replicas that a fault has left whole finish the interrupted step by themselves, in a stage of their own; the members of
+a broken replica stand by. Then the target stage starts, in any layout: workers that have state bring it, chunks move
+between memories, and newcomers take theirs. Where the staying workers do not have all of the state together (no whole
+replica is left, or a part of a divided optimizer is gone), snapshots in the memory of their nodes usually have the
+rest. Where a task makes no snapshots, or none of its processes is left, all members go back to stored state.
 
-A process that was to join a stage which is not known to have formed may stand anywhere between its start and its
-first step. It is on ``prepare`` again: an agent keeps a process not yet configured and replaces any other.
+A process that was to join a stage that is not known to have formed may be anywhere between its start and its first
+step. It is listed in ``prepare`` again: an agent keeps a process that is not yet configured and replaces any other.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence, Set
-from typing import Literal
+from collections.abc import Collection, Sequence, Set
+from typing import Literal, NamedTuple
 
-from services.planner.state import State, Task, node_of
-from services.planner.tables import layout_of
+from services.planner.state import State, Task, node_of, without
+from services.planner.throughput_tables import layout_of
 from shared.plans import Layout, Member, Stage, TaskChange
 
 Source = Literal["live", "take", "checkpoint", "initial"]
+"""Where a member has its state from when a stage starts; see ``Member``."""
 
 
 def disturbed(task: Task) -> bool:
-    """Return whether its ranks cannot simply be drained: a step is broken, or they are in the midst of a transition."""
+    """Return whether the ranks cannot simply be drained: their step is broken, or they are in a transition."""
     return task.broken or bool(task.lost) or task.change is not None
 
 
 def move(state: State, task: Task, workers: Sequence[str], reason: str) -> TaskChange:
-    """Return the change that brings the task onto ``workers``, given in rank order (those that hold state first).
+    """Return the change that brings the task onto ``workers``, given in rank order, owners of the state first.
 
-    The state is live only if those that stay hold it: a last holder may be one whose worker was given to another task.
+    The state is live only if the staying workers have it. The worker of the last owner may have been given to another
+    task.
     """
     layout = layout_of(state, task, len(workers))
     complete = _covers(task, set(workers))
@@ -41,60 +43,75 @@ def move(state: State, task: Task, workers: Sequence[str], reason: str) -> TaskC
 
 
 def current(task: Task) -> list[str]:
-    """Return the workers whose process holds, or can complete, the newest step, in the order of a stage of them alone.
+    """Return the owners that have, or can complete, the newest step, in the rank order of a stage of them alone.
 
-    After a fault these are the members of the replicas that nobody is lost of: members of a broken one have the state
-    before that step.
+    After a fault these are the members of the replicas that have lost nobody. Members of a broken replica have the
+    state before that step.
     """
-    layout = task.held
+    layout = task.state_layout
     if layout is None:
         return []
-    held = {worker: _place(layout, task.ranks[worker]) for worker in task.kept if worker in task.ranks}
-    size = Counter(place[1] for place in held.values())
+    places = {worker: _coordinates(layout, task.ranks[worker]) for worker in task.live_owners if worker in task.ranks}
+    size = Counter(place.data for place in places.values())
     whole = {data for data, count in size.items() if count == layout.tensor * layout.pipeline}
-    found = [worker for worker in held if not disturbed(task) or held[worker][1] in whole]
+    found = [worker for worker in places if not disturbed(task) or places[worker].data in whole]
     return sorted(found, key=task.ranks.__getitem__)
 
 
-def _place(layout: Layout, rank: int) -> tuple[int, int, int]:
-    """Return tensor-, data- and pipeline-parallel rank, in Megatron's order."""
+class _Coordinates(NamedTuple):
+    """Tensor, data and pipeline parallel rank of a worker."""
+
+    tensor: int
+    data: int
+    pipeline: int
+
+
+def _coordinates(layout: Layout, rank: int) -> _Coordinates:
+    """Return the coordinates of a rank in Megatron's order, ``tp-dp-pp``."""
     rest, tensor = divmod(rank, layout.tensor)
-    stage, data = divmod(rest, layout.data)
-    return tensor, data, stage
+    pipeline, data = divmod(rest, layout.data)
+    return _Coordinates(tensor, data, pipeline)
 
 
 def _covers(task: Task, staying: Collection[str]) -> bool:
-    """Return whether those of ``staying`` that are ``current`` hold the whole state."""
-    layout = task.held
+    """Return whether those of ``staying`` that are ``current`` have the whole state."""
+    layout = task.state_layout
     if layout is None:
         return False
-    places = [_place(layout, task.ranks[worker]) for worker in current(task) if worker in staying]
+    places = [_coordinates(layout, task.ranks[worker]) for worker in current(task) if worker in staying]
     if task.spec.parallel.distributed_optimizer:
-        return len(places) == layout.world_size  # each holds a part that nobody else does
-    return len({(tensor, stage) for tensor, _, stage in places}) == layout.tensor * layout.pipeline
+        return len(places) == layout.world_size  # each has a part that no other worker has
+    return len({(place.tensor, place.pipeline) for place in places}) == layout.tensor * layout.pipeline
 
 
 def _is_copied(task: Task, staying: Set[str]) -> bool:
-    """Return whether copies in memory have, in all likelihood, what those that stay lack of the state."""
+    """Return whether snapshots in memory have, in all likelihood, what the staying workers lack of the state."""
     return task.spec.checkpoint.memory_every > 0 and any(
-        worker in task.ranks for worker in task.kept if worker in staying
+        worker in task.ranks for worker in task.live_owners if worker in staying
     )
 
 
 def _are_replicas(task: Task) -> bool:
-    """Return whether every survivor is a replica of its own."""
-    return task.replica == 1 and set(current(task)) == set(task.kept)
+    """Return whether every survivor is a data-parallel replica by itself."""
+    return task.replica_size == 1 and set(current(task)) == set(task.live_owners)
 
 
 def _move_live(
     state: State, task: Task, workers: Sequence[str], layout: Layout, reason: str, *, complete: bool
 ) -> TaskChange:
-    """The survivors hold the state; whole replicas finish the step that was interrupted, if one was.
+    """Return the change in which the survivors bring the state, and whole replicas finish an interrupted step.
 
-    ``complete``: whether those that stay hold all of it. If not, the more nodes take part the more copies are at hand:
-    only where every survivor is a replica of its own do they finish the step in a stage of theirs.
+    Args:
+        state: the cluster.
+        task: the task.
+        workers: its new workers, in rank order.
+        layout: its new layout.
+        reason: why it changes, in words.
+        complete: whether the staying workers have all of the state. If not, the more nodes take part, the more
+            snapshots are available, and the survivors finish the step in a stage of their own only if each of them is
+            a replica.
     """
-    kept = task.kept
+    kept = task.live_owners
     alone = complete or _are_replicas(task)
     interrupted = _interrupted(task, complete=complete) if disturbed(task) and alone else None
     sources: dict[str, Source] = {worker: "live" if worker in kept else "take" for worker in workers}
@@ -114,23 +131,24 @@ def _move_live(
         hold=disturbed(task),
         interrupted=interrupted,
         release=_release(state, task, [*workers, *failed]),
-        prepare=_without(workers, kept),
+        prepare=list(without(workers, kept)),
         target=target,
     )
 
 
 def _same_split(one: Layout, other: Layout) -> bool:
-    """Return whether a model is split in the same way."""
+    """Return whether two layouts split the model in the same way."""
     return (one.tensor, one.pipeline) == (other.tensor, other.pipeline)
 
 
 def _move_from_storage(state: State, task: Task, workers: Sequence[str], layout: Layout, reason: str) -> TaskChange:
-    """All members take the newest checkpoint, or begin anew; processes that are known to be up are kept.
+    """Return the change in which all members read the newest checkpoint, or begin anew without one.
 
-    A data-parallel task that stays one, and whose replicas are whole each, is here only because none of them stays.
+    Processes that are known to run are kept where the model or the optimizer is divided. A data-parallel task with
+    whole replicas comes here only if none of them stays.
     """
-    divided = max(task.replica, layout.tensor * layout.pipeline) > 1 or task.spec.parallel.distributed_optimizer
-    kept = task.kept if divided else ()
+    divided = max(task.replica_size, layout.tensor * layout.pipeline) > 1 or task.spec.parallel.distributed_optimizer
+    kept = task.live_owners if divided else ()
     source: Source = "checkpoint" if task.checkpoint else "initial"
     failed = _failed(state, task, kept)
     return TaskChange(
@@ -142,7 +160,7 @@ def _move_from_storage(state: State, task: Task, workers: Sequence[str], layout:
         failed=failed,
         hold=disturbed(task),
         release=_release(state, task, [*workers, *failed]),
-        prepare=_without(workers, kept),
+        prepare=list(without(workers, kept)),
         target=_stage(task, "boundary", task.generation + 1, layout, dict.fromkeys(workers, source)),
     )
 
@@ -150,11 +168,11 @@ def _move_from_storage(state: State, task: Task, workers: Sequence[str], layout:
 def leave(state: State, task: Task, action: Literal["stop", "pause"], reason: str) -> TaskChange:
     """Return the change that saves the task's state and releases its workers.
 
-    Where neither those that live hold all of it nor copies make it whole (no survivor, or shards of a broken step) the
-    newest checkpoint is all there is; then its processes only end.
+    Where the live processes do not have all of the state and snapshots do not complete it, the newest checkpoint
+    remains and the processes only end.
     """
     saves = can_save(task)
-    complete = _covers(task, task.kept)
+    complete = _covers(task, task.live_owners)
     kept = current(task) if saves else []
     return TaskChange(
         task=task.name,
@@ -170,12 +188,12 @@ def leave(state: State, task: Task, action: Literal["stop", "pause"], reason: st
 
 
 def can_save(task: Task) -> bool:
-    """Return whether the task's live processes can still write a checkpoint of the step they are in."""
-    return _covers(task, task.kept) or (_is_copied(task, set(task.kept)) and _are_replicas(task))
+    """Return whether the live processes of the task can still write a checkpoint of the step they are in."""
+    return _covers(task, task.live_owners) or (_is_copied(task, set(task.live_owners)) and _are_replicas(task))
 
 
 def end(state: State, task: Task, reason: str) -> TaskChange:
-    """Return the change that ends all processes of a task that is over."""
+    """Return the change that ends all processes of a task that has ended."""
     return TaskChange(
         task=task.name,
         reason=reason,
@@ -186,9 +204,10 @@ def end(state: State, task: Task, reason: str) -> TaskChange:
 
 
 def _interrupted(task: Task, *, complete: bool) -> Stage:
-    """Return the stage in which whole replicas finish the step."""
+    """Return the stage in which whole replicas finish the interrupted step."""
     members = current(task)
-    tensor, pipeline = (task.held.tensor, task.held.pipeline) if task.held is not None else (1, 1)
+    before = task.state_layout
+    tensor, pipeline = (before.tensor, before.pipeline) if before is not None else (1, 1)
     data = len(members) // (tensor * pipeline)
     layout = Layout(tensor=tensor, pipeline=pipeline, data=data, micro_batch=task.spec.batch.micro)
     sources: dict[str, Source] = dict.fromkeys(members, "live")
@@ -204,6 +223,10 @@ def _stage(
     *,
     complete: bool = True,
 ) -> Stage:
+    """Return a stage of these workers, in rank order.
+
+    It names the newest checkpoint if its members may have to read it.
+    """
     return Stage(
         kind=kind,
         generation=generation,
@@ -218,16 +241,11 @@ def _stage(
 
 
 def _failed(state: State, task: Task, kept: Sequence[str]) -> list[str]:
-    """Return the workers whose process is gone, or must end in any case: lost ones, and all on isolated nodes."""
+    """Return the workers whose process is gone or must end: lost ones, and all on nodes that are not usable."""
     isolated = (worker for worker in task.occupied if not state.usable(worker))
     return sorted({*task.lost, *isolated} - set(kept))
 
 
 def _release(state: State, task: Task, staying: Sequence[str]) -> list[str]:
-    """Return the workers on which the task may have a process and shall have none."""
-    return [worker for worker in _without(task.occupied, staying) if state.usable(worker)]
-
-
-def _without(workers: Sequence[str], left_out: Iterable[str]) -> list[str]:
-    gone = set(left_out)
-    return [worker for worker in workers if worker not in gone]
+    """Return the workers that may have a process of the task and are not to keep it."""
+    return [worker for worker in without(task.occupied, staying) if state.usable(worker)]

@@ -1,7 +1,7 @@
-"""Measured over modelled throughput: per layout, and in general for layouts and tasks that were not measured yet.
+"""Corrections: measured over modelled throughput, of each layout, and in general where nothing was measured.
 
-A correction is a power of 1.1 and moves only when a measurement leaves its hysteresis, so that the noise of step
-times changes no plan and throws away no look-ahead.
+A correction is a power of 1.1. It changes only when a measurement leaves its hysteresis, so that the noise of step
+times neither changes plans nor invalidates answers of the look-ahead. ``throughput_tables.py`` applies corrections.
 """
 
 from __future__ import annotations
@@ -9,34 +9,34 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
-from services.planner.state import Size, State, Task
+from services.planner.state import HardwareLayout, State, Task
 from services.planner.throughput import flop_per_step, hardware_of, is_rated, modelled_flop_per_s
 
 CORRECTION_BASE = 1.1
-"""Corrections are powers of this: steps of 10%, finer than the hysteresis, coarser than the noise of a median."""
+"""Corrections are powers of this number: 10% is finer than the hysteresis and coarser than the noise of a median."""
 
 MAX_EXPONENT = 300
-"""1.1 ** 300 is 2.6e12: further from the model than any measurement can honestly be."""
+"""1.1 ** 300 is 2.6e12, further from the model than any plausible measurement."""
 
 
-def measure(state: State, task: Task, size: Size, step_s: float) -> dict[Size, int]:
-    """Return ``Task.measured`` after a step time on ``size``; the same object if it changes no correction.
+def measure(state: State, task: Task, layout: HardwareLayout, step_s: float) -> dict[HardwareLayout, int]:
+    """Return ``Task.measured`` after a step time in ``layout``; the same object if no correction changes.
 
-    What was believed of a layout before its first measurement has the same hysteresis as a measurement.
+    The correction assumed before the first measurement of a layout has the same hysteresis as a measured one.
     """
-    modelled = modelled_flop_per_s(task.spec, size, hardware_of(state, size.hardware))
-    present = task.measured.get(size)
-    believed = present if present is not None else believed_exponent(state, task, size.hardware)
+    modelled = modelled_flop_per_s(task.spec, layout, hardware_of(state, layout.hardware))
+    present = task.measured.get(layout)
+    believed = present if present is not None else believed_exponent(state, task, layout.hardware)
     ratio = flop_per_step(task.spec) / step_s / modelled
     exponent = corrected_exponent(believed, ratio, state.parameter("throughput_hysteresis"))
-    return task.measured if exponent == present else {**task.measured, size: exponent}
+    return task.measured if exponent == present else {**task.measured, layout: exponent}
 
 
 def forget_rates(state: State) -> State:
-    """Return the state without what was measured against the setting ``worker_flop_per_s``, which has changed."""
+    """Return the state without the corrections that refer to ``worker_flop_per_s``, after that setting has changed."""
     tasks = {
         name: task.model_copy(
-            update={"measured": {size: e for size, e in task.measured.items() if not is_rated(size.hardware)}}
+            update={"measured": {layout: e for layout, e in task.measured.items() if not is_rated(layout.hardware)}}
         )
         for name, task in state.tasks.items()
     }
@@ -44,12 +44,12 @@ def forget_rates(state: State) -> State:
 
 
 def exponent_of(state: State, task: Task, hardware: str) -> int:
-    """Return the correction of the task in general on that kind of hardware: 1.1 ** exponent; 0 if nothing is known."""
+    """Return the task's general correction on that kind of hardware, as an exponent of 1.1; 0 if unknown."""
     return believed_exponent(state, task, hardware) or 0
 
 
 def believed_exponent(state: State, task: Task, hardware: str) -> int | None:
-    """Return the mean of the task's measured layouts, else that of all measured tasks; None: nothing was measured."""
+    """Return the mean of the task's measured layouts, else that of all measured tasks; None without measurement."""
     if task.measured and (own := general_exponent(task, hardware)) is not None:
         return own
     others = (general_exponent(other, hardware) for other in state.tasks.values() if other.measured)
@@ -58,18 +58,18 @@ def believed_exponent(state: State, task: Task, hardware: str) -> int | None:
 
 def general_exponent(task: Task, hardware: str) -> int | None:
     """Return the mean of the task's measured layouts on that kind of hardware; None if there is none."""
-    return _mean(exponent for size, exponent in task.measured.items() if size.hardware == hardware)
+    return _mean(exponent for layout, exponent in task.measured.items() if layout.hardware == hardware)
 
 
 def _mean(exponents: Iterable[int]) -> int | None:
-    """Return the rounded mean: one more that equals it leaves it as it is."""
+    """Return the rounded mean; None for no exponents. One more exponent that equals the mean does not change it."""
     found = list(exponents)
     return (2 * sum(found) + len(found)) // (2 * len(found)) if found else None
 
 
 @lru_cache(maxsize=2 * MAX_EXPONENT + 1)
 def correction(exponent: int) -> float:
-    """Return 1.1 ** exponent by repeated multiplication (no library power: it may differ between machines)."""
+    """Return 1.1 ** exponent by repeated multiplication. A library's power function may differ between machines."""
     factor = 1.0
     for _ in range(abs(exponent)):
         factor = factor * CORRECTION_BASE
@@ -77,9 +77,12 @@ def correction(exponent: int) -> float:
 
 
 def corrected_exponent(present: int | None, ratio: float, hysteresis: float) -> int:
-    """Return the exponent for a measured / modelled ratio.
+    """Return the exponent for a ratio of measured to modelled throughput.
 
-    ``present`` stays while the ratio is within ``hysteresis`` (relative) of what it says; None: nothing measured yet.
+    Args:
+        present: the exponent up to now, which stays while the ratio is within the hysteresis; None: no measurement yet.
+        ratio: measured over modelled throughput.
+        hysteresis: tolerated relative deviation from the present correction.
     """
     if present is not None:
         relative = ratio / correction(present)
@@ -89,7 +92,7 @@ def corrected_exponent(present: int | None, ratio: float, hysteresis: float) -> 
 
 
 def _nearest_exponent(ratio: float) -> int:
-    """Return the exponent of the power of 1.1 nearest to the ratio (by relative distance)."""
+    """Return the exponent of the power of 1.1 that is nearest to the ratio by relative distance."""
     if ratio < 1.0:
         return -_nearest_exponent(1.0 / ratio) if ratio > 0.0 else -MAX_EXPONENT
     exponent = 0

@@ -1,6 +1,10 @@
-"""The planner's shell: follows the log, answers each trigger with a plan.
+"""The planner's service: it follows the log and answers each trigger with a plan.
 
-python -P -m services.planner.main
+    python -P -m services.planner.main
+
+``Planner`` is the shell around the pure core: ``log_fold.Fold`` has the state and decides, ``lookahead.LookAhead``
+answers the solver's questions ahead of time, the journal appends the answers. Two tasks run beside the following of the
+log: one solves ahead, one logs that a task has waited too long.
 """
 
 from __future__ import annotations
@@ -11,14 +15,14 @@ import logging
 import sys
 import time
 import uuid
+from collections.abc import Iterable
 
 from services.planner.admission import due
-from services.planner.core import SERVICE
-from services.planner.fold import Fold, answers_to, recorded_answers
+from services.planner.decide import DECIDER, SERVICE
+from services.planner.log_fold import Fold, answers_to, recorded_answers
 from services.planner.lookahead import LookAhead
-from services.planner.replay import read_all
 from services.planner.state import State
-from shared.errors import UnicronError
+from shared.errors import Conflict, UnicronError
 from shared.events import ClusterConfigured, PlanDecided, Recorded, TaskStarving, derived_id
 from shared.model import Clock, utc_now
 from shared.service import Context, run
@@ -27,17 +31,23 @@ from shared.settings import Settings
 logger = logging.getLogger(__name__)
 
 QUIET_S = 0.1
-"""Changes come in bursts (a plan's milestones): looking ahead begins once this long has passed after the first."""
+"""Wait after a change of the state before solving ahead: the reports of one plan's execution come in bursts."""
 
 RETRY_S = 1.0
-"""Between attempts to append what nobody waits for at once."""
+"""Pause before an event that nobody waits for is appended again."""
 
 
 class Planner:
-    """Folds records and answers them."""
+    """Folds records and appends the answers to them."""
 
     def __init__(self, context: Context, records: list[Recorded], clock: Clock) -> None:
-        """Start from an empty state; ``records``: what the log held when the service started."""
+        """Start from an empty state.
+
+        Args:
+            context: the service's journal and counters.
+            records: the log as it was when the service started; answers in it are folded, not decided again.
+            clock: the time by which a wait is too long.
+        """
         self.look_ahead = LookAhead()
         self.fold = Fold(self.look_ahead.solve)
         self._changed = asyncio.Event()
@@ -49,7 +59,7 @@ class Planner:
         self._clock = clock
 
     async def handle(self, record: Recorded) -> None:
-        """Fold a record; append the answer to it unless the log already has one."""
+        """Fold a record; append the answer to it unless the log has one already."""
         try:
             await self._handle(record)
         finally:
@@ -82,23 +92,23 @@ class Planner:
                 logger.info("%s: %s in %.4f s; %s", what, how, seconds, totals)
 
     async def keep_looking_ahead(self) -> None:
-        """Solve what may come next, anew after every change, until cancelled. Deciding never waits for it."""
+        """Solve the next likely problems after every change of the state, until cancelled. Deciding never waits."""
         table = self.look_ahead
         try:
             while True:
                 await self._changed.wait()
                 await asyncio.sleep(QUIET_S)
                 self._changed.clear()
-                # Cancelled, it is left to the thread to end by itself, at the next answer.
+                # When this task is cancelled, the thread goes on and ends at its next answer.
                 await asyncio.shield(asyncio.to_thread(self._look_ahead, self.fold.state))
                 self._counters.update(table.counters())
         finally:
             self._changed.set()
 
     async def keep_ageing(self) -> None:
-        """Append that a task is starving when it has waited too long, until cancelled.
+        """Append ``task.starving`` when a task has waited too long, until cancelled.
 
-        What was due before the log was read to where it ended at the start may have been answered in it since.
+        The first look comes after the log was folded to its end at the start: what is due before may be in the log.
         """
         while True:
             await self._aged.wait()
@@ -120,11 +130,11 @@ class Planner:
                 task=first.task,
                 since=first.since,
             )
-            # The next one is looked at when this has come back from the log and was answered.
+            # The next wait is looked at when the log has delivered this event and it was answered.
             try:
                 await self._journal.append([starving])
             except UnicronError as err:
-                logger.warning("cannot tell that task %s is starving: %s; again", first.task, err.detail)
+                logger.warning("cannot log that task %s is starving: %s; again", first.task, err.detail)
                 await asyncio.sleep(RETRY_S)
                 self._aged.set()
 
@@ -132,12 +142,12 @@ class Planner:
         try:
             self.look_ahead.rebuild(state, utc_now(), lambda: not self._changed.is_set())
         except Exception:
-            # Plans do not depend on it: without an answer ahead, the solver is asked.
+            # Plans do not depend on the table: the solver is asked where it has no answer.
             logger.exception("could not look ahead")
 
 
 def configuration(settings: Settings, *, event_id: str, clock: Clock) -> ClusterConfigured:
-    """Return the settings that decisions use, as an event."""
+    """Return the event that logs the settings which decisions use."""
     return ClusterConfigured(
         event_id=event_id,
         occurred_at=clock(),
@@ -154,14 +164,30 @@ def configuration(settings: Settings, *, event_id: str, clock: Clock) -> Cluster
 
 
 def has_changed(last: ClusterConfigured | None, now: ClusterConfigured) -> bool:
-    """Return whether the parameters differ from the last logged ones."""
+    """Return whether the parameters differ from those logged last; True if none were logged."""
     identity = {"event_id", "occurred_at"}
     return last is None or last.model_dump(exclude=identity) != now.model_dump(exclude=identity)
 
 
+def check_decider(records: Iterable[Recorded]) -> None:
+    """Refuse a log in which a newer planner has decided: later plans of this planner could never be verified.
+
+    Raises:
+        Conflict: the newest decider in the log is above this program's.
+    """
+    newest = max((r.event.decider for r in records if isinstance(r.event, PlanDecided)), default=DECIDER)
+    if newest > DECIDER:
+        raise Conflict(f"the log has plans of decider {newest}, this program is decider {DECIDER}: use a newer version")
+
+
 async def serve(context: Context, clock: Clock = utc_now) -> None:
-    """Run until cancelled."""
-    records = await asyncio.to_thread(lambda: list(read_all(context.journal.log)))
+    """Run until cancelled.
+
+    Raises:
+        Conflict: a newer planner has decided in the log.
+    """
+    records = await asyncio.to_thread(lambda: list(context.journal.log.read_all()))
+    check_decider(records)
     configured = [r.event for r in records if isinstance(r.event, ClusterConfigured)]
     now = configuration(context.settings, event_id=str(uuid.uuid4()), clock=clock)
     if has_changed(configured[-1] if configured else None, now):

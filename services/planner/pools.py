@@ -1,32 +1,31 @@
-"""Kinds of workers. A task runs on workers of one kind; those of a kind are a pool, and each pool is solved exactly.
+"""Pools: the workers of each kind of hardware, and which tasks belong to which pool.
 
-Which pool a task belongs to is a rule, not a part of the optimum:
+A task runs on workers of one kind. Each pool is a problem of its own, solved exactly. Which pool a task belongs to is
+a rule and not a part of the optimum:
 
-1. A task stays on its kind while that can run it: heavy tasks first, each one's least count must still fit.
-2. All others (new and queued ones, and those whose kind has become too small) go where their weighted FLOP/s are
-   greatest on their fair share: the pool's workers, divided by weight among the tasks it has and this one.
-3. A task that fits nowhere waits where it would fit alone, or else for the largest pool.
+1. A task stays on its kind while that kind can run it: heavy tasks first, and the least count of each must still fit.
+2. All other tasks (new and queued ones, and those whose kind has become too small) go where their weighted FLOP/s are
+   greatest on their fair share: the workers of the pool divided by weight among the pool's tasks and this one.
+3. A task that fits nowhere waits for the pool where it would fit alone, or else for the largest pool.
 
-So an idle pool of better workers takes new tasks; it does not draw a running one from where it runs.
+So an idle pool of better workers gets new tasks and does not draw a running task from its pool.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from services.planner.admission import least_count
 from services.planner.state import State, Task, node_of
 from shared.planning.waf import waf_flop_per_s
 from shared.plans import TaskProblem
 
 Pose = Callable[[Task, str], TaskProblem]
-"""Returns the task's part of the problem if it belongs to a pool."""
+"""Returns the task's part of the problem, given the pool to which the task would belong."""
 
 
 def pool_sizes(state: State, withheld: Collection[str]) -> dict[str, int]:
-    """Return how many workers there are of each kind of which a node is usable, by the kinds' names.
-
-    ``withheld``: workers that no task may have.
-    """
+    """Return the workers of each kind that has a usable node, less the ``withheld`` ones, by the kinds' names."""
     sizes: dict[str, int] = {}
     for node in state.nodes.values():
         if node.usable:
@@ -37,8 +36,8 @@ def pool_sizes(state: State, withheld: Collection[str]) -> dict[str, int]:
     return {kind: sizes[kind] for kind in sorted(sizes)} or {"": 0}
 
 
-def kind_of(state: State, task: Task) -> str:
-    """Return the kind of the task's workers; empty if it has none."""
+def present_kind(state: State, task: Task) -> str:
+    """Return the kind of workers that the task is to run on or runs on; empty if it has none."""
     if task.pool or not task.members:
         return task.pool
     node = state.nodes.get(node_of(task.members[0]))
@@ -46,13 +45,13 @@ def kind_of(state: State, task: Task) -> str:
 
 
 def settle(state: State, tasks: Sequence[Task], sizes: Mapping[str, int], pose: Pose) -> list[TaskProblem]:
-    """Return the tasks' parts of the problem, each in its pool, in the order given.
+    """Return the tasks' parts of the problem, each in its pool, in the order of ``tasks``.
 
-    A task that has to leave its kind counts as faulted: it is disturbed whatever its count.
+    A task that has to leave its kind counts as faulted, since it is disturbed whatever its count.
 
     Args:
         state: for the kinds of the nodes.
-        tasks: all that want workers.
+        tasks: all tasks that want workers.
         sizes: workers of each pool.
         pose: makes a task's part of the problem.
     """
@@ -63,10 +62,10 @@ def settle(state: State, tasks: Sequence[Task], sizes: Mapping[str, int], pose: 
     def put(posed: TaskProblem) -> None:
         found[posed.name] = posed
         weights[posed.pool] = weights[posed.pool] + posed.weight
-        left[posed.pool] -= min(left[posed.pool], _least(posed) or 0)
+        left[posed.pool] -= min(left[posed.pool], least_count(posed) or 0)
 
     order = sorted(tasks, key=lambda task: (not task.members, -task.spec.weight, task.name))
-    homes = {task.name: kind_of(state, task) for task in order}
+    homes = {task.name: present_kind(state, task) for task in order}
     homeless = []
     for task in order:
         posed = pose(task, homes[task.name]) if homes[task.name] in sizes else None
@@ -86,20 +85,16 @@ def settle(state: State, tasks: Sequence[Task], sizes: Mapping[str, int], pose: 
     return [found[task.name] for task in tasks]
 
 
-def _least(task: TaskProblem) -> int | None:
-    """Return the smallest count at which the task achieves anything; None if there is none."""
-    return min((k for k in task.throughput if k <= task.maximum and waf_flop_per_s(task, k) > 0.0), default=None)
-
-
 def _fits(task: TaskProblem, room: Mapping[str, int]) -> bool:
-    least = _least(task)
+    """Return whether the least count of the task fits into what its pool has left."""
+    least = least_count(task)
     return least is not None and least <= room[task.pool]
 
 
 def _share_flop_per_s(task: TaskProblem, workers: int, weights: float) -> float:
-    """Return F of the task on its fair share of a pool with tasks of these weights, or on its least count."""
+    """Return F of the task on its fair share of a pool whose tasks have these weights, or on its least count."""
     total = weights + task.weight
     share = workers * task.weight / total if total > 0.0 else float(workers)
-    least = _least(task) or 0
+    least = least_count(task) or 0
     useful = [k for k in task.throughput if k <= max(share, least) and k <= task.maximum]
     return max((waf_flop_per_s(task, k) for k in useful), default=0.0)

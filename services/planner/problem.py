@@ -1,4 +1,4 @@
-"""The planning problem of a moment, from the planner's state (DESIGN section 3)."""
+"""The planning problem of a moment, made from the planner's state. Its terms are explained in docs/planner.md."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from services.planner.admission import admit, called
 from services.planner.corrections import correction
 from services.planner.pools import pool_sizes, settle
 from services.planner.state import State, Task
-from services.planner.tables import table_of, throughput_of
 from services.planner.throughput import flop_per_step
-from services.planner.transitions import on_grid, transition
+from services.planner.throughput_tables import table_of, throughput_of
+from services.planner.transition_costs import on_grid, transition_cost
 from shared.plans import Problem, TaskProblem
 
 
 def build_problem(state: State, at: datetime) -> Problem:
-    """Return the problem: all tasks that want workers, and all usable workers but those of tasks that are leaving."""
+    """Return the problem: all tasks that want workers, and all usable workers except those of leaving tasks."""
     sizes = pool_sizes(state, withheld_workers(state))
     workers = sum(sizes.values())
     running = horizons_s(state, at)
@@ -44,13 +44,13 @@ def wanting(state: State) -> list[Task]:
 
 
 def available_workers(state: State) -> list[str]:
-    """Return the usable workers but those on which a stopping task still has a process, unless promised to another."""
+    """Return the usable workers that are not withheld (see ``withheld_workers``)."""
     withheld = withheld_workers(state)
     return [worker for worker in state.usable_workers() if worker not in withheld]
 
 
 def withheld_workers(state: State) -> set[str]:
-    """Return the workers on which a stopping task still has a process, unless promised to another."""
+    """Return the workers on which a stopping task still has a process, unless they are planned for another task."""
     withheld = {w for task in state.tasks.values() if task.life == "stopping" for w in task.occupied}
     if withheld:
         withheld -= {w for task in state.tasks.values() for w in task.members}
@@ -58,14 +58,14 @@ def withheld_workers(state: State) -> set[str]:
 
 
 def horizons_s(state: State, at: datetime) -> dict[str, float]:
-    """Return D_running of each pool: the expected time until the next failure of any of its usable nodes, seconds.
+    """Return D_running of each pool: the expected seconds until the next failure of any of its usable nodes.
 
-    A failure in another pool leaves a pool's problem as it was. Failures are taken as a Poisson process with a Gamma
-    prior worth one failure: the rate of one node, of whatever kind, is
+    A failure in another pool leaves a pool's problem unchanged. Failures are modelled as a Poisson process with a Gamma
+    prior worth one failure. The failure rate of one node, of any kind, is
     (1 + failures seen) / (prior mean time + node time observed), and n nodes fail n times as often.
     """
     usable = [node for node in state.nodes.values() if node.usable]
-    # Exact, as times are whole microseconds: in any order.
+    # Times are whole microseconds, so the sum is exact and does not depend on the order of the nodes.
     observed_s = state.node_s + sum((at - node.since for node in usable), timedelta()).total_seconds()
     mtbf_s = (state.parameter("mtbf_node_s") + max(0.0, observed_s)) / (1 + state.losses)
     numbers = Counter(node.hardware for node in usable) or Counter([""])
@@ -77,17 +77,17 @@ def task_problem(state: State, task: Task, pool: str, workers: int, failure_s: f
 
     Args:
         state: the cluster.
-        task: as it is in the state, or would be.
-        pool: the kind of workers it is to have.
-        workers: how many of them there are.
+        task: the task as it is in the state, or as it would be.
+        pool: the kind of workers that the task is to have.
+        workers: the number of workers of that kind.
         failure_s: D_running of the pool, seconds.
     """
     task = task.model_copy(update={"pool": pool})
     current = len(task.members)
     maximum = workers if task.spec.workers.max is None else task.spec.workers.max
     table = throughput_of(state, task, workers)
-    moved = transition(state, task)
-    # Not validated again: a table has thousands of entries, and all of it comes from what was validated.
+    cost = transition_cost(state, task)
+    # Built without validation: a table has thousands of entries, and all values come from validated models.
     return TaskProblem.model_construct(
         name=task.name,
         weight=task.spec.weight,
@@ -95,10 +95,10 @@ def task_problem(state: State, task: Task, pool: str, workers: int, failure_s: f
         maximum=maximum,
         current=current,
         faulted=bool(task.lost) or task.broken,
-        transition_s=moved.transition_s,
-        transition_to_s=moved.to_s,
-        staying=moved.staying,
-        newcomers_s=moved.newcomers_s,
+        transition_s=cost.transition_s,
+        transition_to_s=cost.to_s,
+        staying=cost.staying,
+        newcomers_s=cost.newcomers_s,
         running_s=min(failure_s, on_grid(_remaining_s(task, table, workers))),
         throughput=table,
         required=False,
@@ -108,9 +108,10 @@ def task_problem(state: State, task: Task, pool: str, workers: int, failure_s: f
 
 
 def _remaining_s(task: Task, table: dict[int, float], workers: int) -> float:
-    """Return the time the task's remaining work takes at the rate expected of it, seconds.
+    """Return the seconds that the task's remaining work takes at its expected rate. At least one step remains.
 
-    The rate is that of its present count; of a task that has none, the best within reach. At least one step remains.
+    The expected rate is that of the present count; for a task without workers, the best rate of the counts up to
+    ``workers``.
     """
     rate = table.get(len(task.members), 0.0)
     if rate <= 0.0:

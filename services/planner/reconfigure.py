@@ -1,4 +1,8 @@
-"""Asking the solver: the counts that are best for the whole cluster, and what they change for each task."""
+"""Reconfiguration: the worker counts that are best for the whole cluster, and the changes that follow from them.
+
+``problem.py`` poses the problem, the solver answers it, ``placement.py`` turns counts into workers, and ``changes.py``
+turns workers into stages.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,25 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from services.planner.admission import called, queued_reason
+from services.planner.cells import PlacementRequest
 from services.planner.changes import leave, move
-from services.planner.placement import Placed, Want, place
+from services.planner.placement import Placed, place
 from services.planner.problem import build_problem, wanting, withheld_workers
-from services.planner.state import State, Task
-from services.planner.tables import layout_of
+from services.planner.state import State, Task, without
+from services.planner.throughput_tables import layout_of
 from shared.planning.waf import touches
 from shared.plans import Problem, Solution, TaskChange
 
 Solve = Callable[[Problem], tuple[Solution, list[Solution]]]
-"""What answers a problem with the best assignment and the alternatives (``solver.solve_with_alternatives``)."""
+"""Answers a problem with the best assignment and the alternatives (``solver.solve_with_alternatives``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reconfiguration:
-    """The solver's answer and what follows from it."""
+    """The solver's answer and what follows from it.
+
+    ``changes``: of the tasks that are touched. ``queued``: why each task without workers has none.
+    """
 
     changes: list[TaskChange]
     queued: dict[str, str]
@@ -31,9 +39,9 @@ class Reconfiguration:
 
 
 def reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfiguration:
-    """Return the best assignment for the state, placed. ``why``: what happened, in words.
+    """Return the best assignment for the state, with workers for all tasks that it changes.
 
-    Only tasks that are faulted, or whose count the solver changes, are touched.
+    Only tasks that are faulted, or whose count the solver changes, are touched. ``why``: what happened, in words.
     """
     problem = build_problem(state, at)
     solution, alternatives = solve(problem)
@@ -44,20 +52,8 @@ def reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfigu
         if touches(problems[task.name], solution.assignment[task.name])
     ]
     placed = _place(state, touched, problem, solution)
-    changes = []
-    for task in touched:
-        count = solution.assignment[task.name]
-        counts = (
-            f"{len(task.members)} -> {count} workers" if count != len(task.members) else f"{count} workers as before"
-        )
-        reason = f"{why}; {counts}"
-        if count > 0:
-            workers, crossing = placed[task.name]
-            if crossing:
-                reason = f"{reason}; {crossing} tensor groups span nodes: no node has room for a whole one"
-            changes.append(move(state, task, workers, reason))
-        elif task.members or task.kept:
-            changes.append(leave(state, task, "pause", reason))
+    proposed = [_change(state, task, solution.assignment[task.name], placed[task.name], why) for task in touched]
+    changes = [change for change in proposed if change is not None]
     starved = called(state, at)
     queued = {
         task.name: queued_reason(problems[task.name], problem, solution, starved)
@@ -67,34 +63,45 @@ def reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfigu
     return Reconfiguration(changes, queued, problem, solution, alternatives)
 
 
-def worker_order(state: State, task: Task, planned: Mapping[str, str] | None = None) -> list[str]:
-    """Return the usable workers planned for the task: those that hold its state first, each in rank order.
+def _change(state: State, task: Task, count: int, placed: Placed, why: str) -> TaskChange | None:
+    """Return the change that gives the task its count; None for a task that has no worker and gets none."""
+    counts = f"{len(task.members)} -> {count} workers" if count != len(task.members) else f"{count} workers as before"
+    reason = f"{why}; {counts}"
+    if count == 0:
+        return leave(state, task, "pause", reason) if task.members or task.live_owners else None
+    if placed.crossing:
+        reason = f"{reason}; {placed.crossing} tensor groups span nodes: no node has room for a whole one"
+    return move(state, task, placed.workers, reason)
 
-    A holder that a plan under way has given to another task is not among them. ``planned``: ``planned_workers``.
+
+def worker_order(state: State, task: Task, planned: Mapping[str, str] | None = None) -> list[str]:
+    """Return the usable workers planned for the task, owners of its state first, each group in rank order.
+
+    An owner that a plan in progress has given to another task is left out. ``planned``: see ``planned_workers``.
     """
     of = planned_workers(state.tasks.values()) if planned is None else planned
-    kept = [w for w in task.kept if of.get(w, task.name) == task.name]
-    held = set(kept)
-    return [w for w in (*kept, *(w for w in task.members if w not in held)) if state.usable(w)]
+    kept = [w for w in task.live_owners if of.get(w, task.name) == task.name]
+    return [w for w in (*kept, *without(task.members, kept)) if state.usable(w)]
 
 
 def planned_workers(tasks: Iterable[Task]) -> dict[str, str]:
-    """Return the task each worker is planned for."""
+    """Return the task for which each worker is planned."""
     return {worker: task.name for task in tasks for worker in task.members}
 
 
 def same_workers(state: State, task: Task) -> list[str]:
     """Return the workers of a task that keeps its count, in rank order: for a retry or a restart in place.
 
-    Those that were planned. Only where none of them holds the state, one that was to be released stays in their place.
+    These are the planned workers. If none of them has the state, an owner that was to be released takes the place of
+    one.
     """
     members = [worker for worker in task.members if state.usable(worker)]
-    if task.replica > 1:
+    if task.replica_size > 1:
         return members
-    kept = [worker for worker in task.kept if worker in members]
+    kept = [worker for worker in task.live_owners if worker in members]
     if not kept:
         return worker_order(state, task)[: len(members)]
-    return kept + [worker for worker in members if worker not in kept]
+    return [*kept, *without(members, kept)]
 
 
 def _place(state: State, touched: list[Task], problem: Problem, solution: Solution) -> dict[str, Placed]:
@@ -109,24 +116,24 @@ def _place(state: State, touched: list[Task], problem: Problem, solution: Soluti
         within = {worker for workers in room.values() for worker in workers}
         mine = [task for task in touched if not problem.pools or task.pool == pool]
         layouts = {task.name: layout_of(state, task, solution.assignment[task.name]) for task in mine}
-        wants = [
-            Want(
+        requests = [
+            PlacementRequest(
                 name=task.name,
                 count=solution.assignment[task.name],
                 tensor=layouts[task.name].tensor,
                 pipeline=layouts[task.name].pipeline,
                 keep=[w for w in worker_order(state, task, planned) if w in within],
-                holders=frozenset(task.kept),
+                owners=frozenset(task.live_owners),
                 ranks=task.members,
             )
             for task in mine
         ]
-        placed |= place(wants, state.nodes, room, busy, state.incidents)
+        placed |= place(requests, state.nodes, room, busy, state.incidents)
     return placed
 
 
 def _free(state: State, names: Collection[str]) -> dict[str, list[str]]:
-    """Return the workers, node by node, that the named tasks may have: no other task keeps them."""
+    """Return, by node, the workers that the named tasks may have: those that no other task keeps."""
     fixed = set[str]().union(*(task.members for task in state.tasks.values() if task.name not in names))
     fixed |= withheld_workers(state)
     found = {}

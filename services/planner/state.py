@@ -1,9 +1,14 @@
-"""What the planner knows: the fold of the log. Immutable; tuples keep the order that decisions use."""
+"""The planner's state: the fold of the log (``evolve.py``), and the input of every decision (``decide.py``).
+
+All models are immutable. Tuples have the order that decisions depend on. ``unicron replay --at`` prints the state; the
+serialisation aliases are the names that it prints.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field
 
@@ -14,14 +19,14 @@ from shared.settings import Settings
 from shared.tasks import TaskSpec
 
 TransitionKind: TypeAlias = Literal["survivors", "newcomers", "restore", "pause"]
-"""Kinds of changes by what they cost (``transitions.py``)."""
+"""Kinds of changes by what they cost (``transition_costs.py``)."""
 
 DEFAULT_HARDWARE = "cpu"
-"""Kind of workers of which nothing is said."""
+"""Kind of the workers of a node that reports no kind."""
 
 
-class Size(NamedTuple):
-    """What a step time was measured on: the kind of workers, and how they shared the model."""
+class HardwareLayout(NamedTuple):
+    """A kind of workers, and the tensor, pipeline and data parallel sizes of a task on them."""
 
     hardware: str
     tensor: int
@@ -30,9 +35,10 @@ class Size(NamedTuple):
 
 
 class Node(Model):
-    """A node. ``usable`` is false once it is lost or isolated; only a new incarnation makes it usable again.
+    """A node. ``hardware``: the kind of its workers.
 
-    ``hardware``: the kind of its workers.
+    ``usable``: false once the node is lost or isolated; only a new incarnation makes it usable again. ``since``: when
+    ``usable`` changed last. ``reason``: why it is not usable.
     """
 
     name: str
@@ -46,10 +52,11 @@ class Node(Model):
 
 
 class Wait(Model):
-    """A wait for workers. ``since``: from the plan that queued the task. ``called_at``: when it was too long, newest.
+    """A task's wait for workers, and its turn after that.
 
-    ``ended_at``: when a task that had been called got workers: its turn began. ``cause``: id of the event that the next
-    call is derived from: the plan that queued it, then the last call.
+    ``since``: when the plan that queued the task was made. ``cause``: id of the event from which the id of the next
+    ``task.starving`` is derived: the plan that queued the task, then the last ``task.starving``. ``called_at``: time
+    of the last ``task.starving``. ``ended_at``: when a task that had starved got workers, which began its turn.
     """
 
     since: datetime
@@ -61,35 +68,46 @@ class Wait(Model):
 class Task(Model):
     """A task.
 
-    ``generation``: the newest number given to one of its stages; it only rises, also over resubmission.
-    ``members``: workers planned for it, in rank order; empty while it is queued, pausing or stopping.
-    ``holders``: workers whose process is known to hold its state, in rank order. A process that is to take its state
-    becomes a holder when its stage is known to have formed.
-    ``held``: the layout in which they came to hold it; ``ranks``: theirs in it, which say what shard each holds. One
-    that is to take its state from storage has none.
-    ``occupied``: workers that may still have a process of it.
-    ``lost``: workers whose process ended, or must end, since the newest plan; ``broken``: its step was interrupted.
-    ``change``: what the newest plan does to it, while that is not complete.
-    ``pool``: the kind of workers it is to run on, where that is not the kind of its members (``pools.py``).
-    ``layout``: of its newest stage; None before the first. ``trained``: what its newest generations train on.
-    ``measured``: on these its throughput is 1.1 ** exponent times the model's.
-    ``stands_since``: since when it stands still in its transition, ``stood_s`` for how long before that, seconds.
-    ``wait``: its wait for workers, and its turn after that.
+    Attributes:
+        spec: what was submitted.
+        life: ``stopping`` from the request to stop until the task has stopped.
+        generation: the newest number given to one of its stages. It only rises, also over resubmission.
+        members: workers planned for the task, in rank order; empty while it is queued, pausing or stopping.
+        owners: workers whose process is known to have the task's state, in rank order. A process that is to take the
+            state becomes an owner when its stage is known to have formed.
+        occupied: workers that may still have a process of the task.
+        lost: workers whose process ended, or must end, since the newest plan.
+        broken: whether the step in progress was interrupted.
+        plan: the newest plan that changes the task, made at ``planned_at``.
+        change: what that plan does to the task, until all of it is done.
+        idle_since: since when the task makes no progress in its present transition.
+        idle_s: seconds without progress in that transition before ``idle_since``.
+        queued: why the task has no workers; empty if it has some.
+        wait: its wait for workers, and its turn after that.
+        step: the newest reported step; ``step_s``: the time of one step.
+        checkpoint: path of the newest checkpoint, of step ``checkpoint_step``.
+        pool: the kind of workers it is to run on, where that is not the kind of its members (``pools.py``).
+        layout: the layout of its newest stage; None before the first.
+        state_layout: the layout in which the owners got the state.
+        ranks: the owners' ranks in ``state_layout``, which determine the shard that each has. A worker that is to read
+            its state from storage has none.
+        trained: the hardware and layout of its newest generations.
+        measured: throughput corrections: measured is 1.1 ** exponent times the modelled throughput.
     """
 
     spec: TaskSpec
     life: Literal["active", "stopping", "ended"] = "active"
     generation: int = 0
     members: tuple[str, ...] = ()
-    holders: tuple[str, ...] = ()
+    owners: tuple[str, ...] = Field(default=(), serialization_alias="holders")
     occupied: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     broken: bool = False
     plan: str = ""
     planned_at: datetime | None = None
     change: TaskChange | None = None
-    stands_since: datetime | None = None
-    stood_s: float = 0.0
+    idle_since: datetime | None = Field(default=None, serialization_alias="stands_since")
+    idle_s: float = Field(default=0.0, serialization_alias="stood_s")
     queued: str = ""
     wait: Wait | None = None
     step: int = 0
@@ -98,10 +116,10 @@ class Task(Model):
     checkpoint_step: int = 0
     pool: str = ""
     layout: Layout | None = None
-    held: Layout | None = None
+    state_layout: Layout | None = Field(default=None, serialization_alias="held")
     ranks: dict[str, int] = Field(default_factory=dict)
-    trained: dict[int, Size] = Field(default_factory=dict)
-    measured: dict[Size, int] = Field(default_factory=dict)
+    trained: dict[int, HardwareLayout] = Field(default_factory=dict)
+    measured: dict[HardwareLayout, int] = Field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -109,29 +127,36 @@ class Task(Model):
         return self.spec.name
 
     @property
-    def replica(self) -> int:
-        """Workers of one model replica, in its newest stage; before the first, as pinned."""
+    def replica_size(self) -> int:
+        """Workers of one data-parallel replica in the newest stage; before the first stage, as pinned."""
         if self.layout is None:
             return self.spec.tensor * self.spec.pipeline
         return self.layout.tensor * self.layout.pipeline
 
     @property
-    def kept(self) -> tuple[str, ...]:
-        """Holders that have not been lost, in rank order."""
-        return tuple(worker for worker in self.holders if worker not in self.lost) if self.lost else self.holders
+    def live_owners(self) -> tuple[str, ...]:
+        """Owners that have not been lost, in rank order."""
+        return tuple(worker for worker in self.owners if worker not in self.lost) if self.lost else self.owners
 
     @property
     def leaving(self) -> bool:
-        """Whether it is being stopped or paused: its workers are not yet free, and it is given none."""
+        """Whether the task is being stopped or paused: it still occupies its workers and gets no others."""
         return self.life == "stopping" or (self.change is not None and self.change.action == "pause")
 
 
 class State(Model):
-    """The whole cluster. ``losses`` and ``node_s``: node failures seen, over the time nodes were seen usable.
+    """The whole cluster.
 
-    ``incidents``: SEV1 and SEV2 incidents of each node, whatever its incarnation.
-    ``kinds``: of each kind of hardware, how many of the nodes ever seen offer how many workers (workers -> nodes).
-    ``transitions``: how many transitions of running tasks were measured, and the sum of their seconds, by kind.
+    Attributes:
+        config: the newest parameters of decisions.
+        nodes: all nodes ever seen, by name.
+        kinds: for each kind of hardware, how many of the nodes ever seen have how many workers (workers -> nodes).
+        tasks: all tasks, by name.
+        plans: number of plans made.
+        losses: number of node failures.
+        node_s: seconds that nodes were usable, up to their loss.
+        incidents: number of SEV1 and SEV2 incidents of each node over all its incarnations.
+        transitions: number of measured transitions of running tasks, and the sum of their seconds, by kind.
     """
 
     config: ClusterConfigured | None = None
@@ -145,16 +170,25 @@ class State(Model):
     transitions: dict[TransitionKind, tuple[int, float]] = Field(default_factory=dict)
 
     def parameter(self, name: str) -> float:
-        """Return a parameter of decisions: as logged, or its default where no configuration was logged yet."""
+        """Return a parameter of decisions: the logged value, or the default before any configuration was logged."""
         value = getattr(self.config, name) if self.config is not None else Settings.model_fields[name].default
         return float(value)
 
     def usable_workers(self) -> list[str]:
-        """Return the workers of usable nodes, in the order of nodes' names and slots."""
+        """Return the workers of usable nodes, in the order of the nodes' names and the slots."""
         return [worker for name in sorted(self.nodes) if self.nodes[name].usable for worker in self.nodes[name].workers]
 
+    def with_task(self, task: Task) -> State:
+        """Return the state with the task added or replaced."""
+        return self.model_copy(update={"tasks": {**self.tasks, task.name: task}})
+
+    def with_changed(self, name: str, **changes: Any) -> State:
+        """Return the state with these attributes of a task changed; the state itself if it has no such task."""
+        task = self.tasks.get(name)
+        return self if task is None else self.with_task(task.model_copy(update=changes))
+
     def usable(self, worker: str) -> bool:
-        """Return whether the worker's node is usable."""
+        """Return whether the worker's node is usable and has such a worker."""
         node = self.nodes.get(node_of(worker))
         return node is not None and node.usable and worker in node.workers
 
@@ -162,3 +196,9 @@ class State(Model):
 def node_of(worker: str) -> str:
     """Return the node of a worker id, ``<node>/<slot>``."""
     return worker.rpartition("/")[0]
+
+
+def without(workers: Iterable[str], left_out: Iterable[str]) -> tuple[str, ...]:
+    """Return the workers that are not left out, in their order."""
+    gone = set(left_out)
+    return tuple(worker for worker in workers if worker not in gone)

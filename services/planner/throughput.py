@@ -1,20 +1,24 @@
-"""T(t, x) as modelled: a task's model in one layout on one kind of hardware (``shared.planning.performance``)."""
+"""T(t, x) as modelled: the throughput of a task in one layout on one kind of hardware.
+
+The model itself is ``shared.planning.performance``. ``throughput_tables.py`` makes tables of all counts from it, and
+``corrections.py`` compares it with measurements.
+"""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from services.planner import pools
-from services.planner.state import DEFAULT_HARDWARE, Size, State, Task
+from services.planner.pools import present_kind
+from services.planner.state import DEFAULT_HARDWARE, HardwareLayout, State, Task
 from shared.planning.performance import Hardware, Pins, measured, names, profile
 from shared.planning.performance.calibration import stack
 from shared.planning.performance.gpt import Shape
-from shared.planning.performance.layout import Layout
+from shared.planning.performance.parallel_config import ParallelConfig
 from shared.planning.performance.search import estimate
 from shared.tasks import TaskSpec
 
 RATED_STACK = "cpu"
-"""Training software of workers that no data sheet describes: their rate is the setting ``worker_flop_per_s``."""
+"""Training software of workers that no data sheet describes. The setting ``worker_flop_per_s`` is their rate."""
 
 
 def flop_per_step(spec: TaskSpec) -> float:
@@ -22,15 +26,15 @@ def flop_per_step(spec: TaskSpec) -> float:
     return spec.model.flop_per_sample() * spec.batch.global_
 
 
-def kind_of(state: State, task: Task) -> str:
-    """Return the kind of workers the task runs on, or is to run on; of one without any, that of most nodes."""
-    return pools.kind_of(state, task) or min(
+def expected_kind(state: State, task: Task) -> str:
+    """Return the kind of workers the task has or is to have; for a task without either, the kind of most nodes."""
+    return present_kind(state, task) or min(
         state.kinds, key=lambda kind: (-sum(state.kinds[kind].values()), kind), default=DEFAULT_HARDWARE
     )
 
 
 def hardware_of(state: State, kind: str) -> Hardware:
-    """Return what workers of that kind can do, in nodes of the size that most of them have."""
+    """Return the profile of the workers of that kind, in nodes of the size that most of their nodes have."""
     sizes = {workers: nodes for workers, nodes in state.kinds.get(kind, {}).items() if workers > 0}
     usual = min(sizes, key=lambda workers: (-sizes[workers], workers), default=0)
     return _hardware(kind, usual, state.parameter("worker_flop_per_s"))
@@ -45,17 +49,17 @@ def _hardware(kind: str, workers_per_node: int, worker_flop_per_s: float) -> Har
 
 
 def profile_of(kind: str) -> Hardware:
-    """Return the profile of a kind of workers; one that nobody has described is taken as CPU processes."""
+    """Return the profile of a kind of workers; for an unknown kind, that of CPU processes."""
     return profile(kind if kind in names() else DEFAULT_HARDWARE)
 
 
 def is_rated(kind: str) -> bool:
-    """Return whether the rate of such workers is the setting's."""
+    """Return whether the rate of workers of that kind is the setting ``worker_flop_per_s``."""
     return profile_of(kind).stack == RATED_STACK
 
 
 def pins_of(spec: TaskSpec) -> Pins:
-    """Return what the specification fixes. The runtime splits layers evenly."""
+    """Return the choices that the specification fixes. The runtime splits the layers evenly over the stages."""
     parallel = spec.parallel
     return Pins(
         tensor=None if parallel.tensor == "auto" else parallel.tensor,
@@ -69,11 +73,11 @@ def pins_of(spec: TaskSpec) -> Pins:
     )
 
 
-def modelled_flop_per_s(spec: TaskSpec, size: Size, hardware: Hardware) -> float:
-    """Return T(t, x) before correction in one layout, whether or not it is a good one and fits."""
+def modelled_flop_per_s(spec: TaskSpec, layout: HardwareLayout, hardware: Hardware) -> float:
+    """Return T(t, x) before correction in one layout, whether or not the layout fits into memory."""
     pins = pins_of(spec)
     return flop_per_step(spec) / _iteration_s(
-        Shape.of(spec.model), spec.batch.global_, pins, size.tensor, size.pipeline, size.data, hardware
+        Shape.of(spec.model), spec.batch.global_, pins, layout.tensor, layout.pipeline, layout.data, hardware
     )
 
 
@@ -81,7 +85,7 @@ def modelled_flop_per_s(spec: TaskSpec, size: Size, hardware: Hardware) -> float
 def _iteration_s(
     shape: Shape, global_batch: int, pins: Pins, tensor: int, pipeline: int, data: int, hardware: Hardware
 ) -> float:
-    layout = Layout(
+    config = ParallelConfig(
         tensor=tensor,
         pipeline=pipeline,
         data=data,
@@ -91,4 +95,4 @@ def _iteration_s(
         sequence_parallel=bool(pins.sequence_parallel),
         distributed_optimizer=bool(pins.distributed_optimizer),
     )
-    return estimate(shape, global_batch, layout, hardware, stack(hardware.stack)).iteration_s
+    return estimate(shape, global_batch, config, hardware, stack(hardware.stack)).iteration_s

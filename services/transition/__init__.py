@@ -1,1 +1,1 @@
-"""Executes plans over the node agents and reports what moved."""
+"""The transition service: executes plans through the node agents and records the state moved."""

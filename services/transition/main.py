@@ -1,4 +1,8 @@
-"""The transition service: feeds the core one input at a time and performs what it decides."""
+"""The transition service: feeds its core one input at a time and performs the effects that the core decides.
+
+Inputs are records of the log (``shared.log.journal``), replies of node agents (``shared.bus``) and timers; effects are
+commands to agents, events and timers. The core is ``evolve`` and ``decide``.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +11,28 @@ import logging
 import sys
 from datetime import datetime
 
-from pydantic import ValidationError
-
-from services.transition.core import FENCED, decide, evolve
+from services.transition.decide import decide
+from services.transition.evolve import evolve
 from services.transition.state import (
     Append,
     Cancel,
     Effect,
     Input,
-    Limits,
     Logged,
     Replied,
     Send,
     State,
     Timer,
     TimerFired,
+    TransitionLimits,
 )
-from shared.commands import COMMANDS, Reply
-from shared.errors import Unavailable
+from shared.codes import FailureCode
+from shared.commands import COMMANDS, REPLY, Reply
+from shared.dropped import DroppedMessages
+from shared.errors import Unavailable, Undecodable
 from shared.events import Recorded
+from shared.log.own_events import OwnEvents
+from shared.messages import decode
 from shared.model import Clock, utc_now
 from shared.service import Context, run
 from shared.settings import Settings
@@ -34,23 +41,24 @@ from shared.signals import RECONNECT_GRACE_S
 logger = logging.getLogger(__name__)
 
 ATTEMPT_S = 5.0
-"""A command is asked again after this long without an answer: an agent that was restarted has forgotten it, any
-other one joins the repeat to the first."""
+"""Time for a reply before the command is sent again. A restarted agent has forgotten the command; any other agent joins
+the repeated command to the first."""
 
 RETRY_S = 0.05
-"""Pause before asking again where nobody listens: an agent that starts or reconnects is back within about as much."""
+"""Pause before a command is sent again to a node where no agent listens. An agent that starts or reconnects takes about
+as long."""
 
 GRACE_MARGIN_S = 0.5
-"""Beside the time in which a lost node is noticed: for the detector's and the planner's answer."""
+"""Time for the detector's event and the planner's plan after a lost node was noticed."""
 
 
-def limits(settings: Settings) -> Limits:
+def limits(settings: Settings) -> TransitionLimits:
     """Return the core's limits.
 
-    A failure that the detector hears of by itself may have a lost node behind it, which takes ``node_timeout_s`` to
-    be noticed; it is not reported sooner.
+    A failure that the detector learns of by itself may be the consequence of a lost node, which the detector notices
+    after ``node_timeout_s``. The transition service does not record such a failure sooner.
     """
-    return Limits(
+    return TransitionLimits(
         command_s=settings.command_timeout_s,
         resume_s=settings.resume_timeout_s,
         grace_s=settings.node_timeout_s + GRACE_MARGIN_S,
@@ -58,20 +66,23 @@ def limits(settings: Settings) -> Limits:
 
 
 class Transition:
-    """The shell: inputs come from the log, from agents' answers and from timers, through one queue."""
+    """The shell of the service. All inputs go through one queue to the core."""
 
     def __init__(self, context: Context, clock: Clock = utc_now) -> None:
         self._context = context
         self._clock = clock
+        self._dropped = DroppedMessages(context.counters)
         self._state = State(limits=limits(context.settings))
         self._inputs: asyncio.Queue[Input] = asyncio.Queue()
-        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._requests: dict[str, asyncio.Task[None]] = {}
+        """Command id -> the task that waits for the reply."""
+        self._own = OwnEvents()
 
     async def run(self) -> None:
-        """Fold the log, go on with what is unfinished, and serve until cancelled.
+        """Fold the log, continue the unfinished parts, and serve until cancelled.
 
         Raises:
-            UnicronError: the log or the bus is gone.
+            UnicronError: the log or the bus is lost.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -87,11 +98,12 @@ class Transition:
             self._context.ready()
         while True:
             item = await self._inputs.get()
-            self._state = evolve(self._state, item)
+            if not (isinstance(item, Logged) and self._own.skip(item.record.event)):
+                self._state = evolve(self._state, item)
             position = item.record.position if isinstance(item, Logged) else None
             if position is not None and position < last:
                 continue
-            # What is resumed starts now, not when the last record was written.
+            # Phases that a restarted service continues begin now, not at the time of the last record.
             at = self._clock() if position == last else _time(item)
             self._state, effects = decide(self._state, at)
             for effect in effects:
@@ -105,15 +117,15 @@ class Transition:
     async def _perform(self, effect: Effect, tasks: asyncio.TaskGroup) -> None:
         match effect:
             case Append(event=event):
+                self._own.add([event])
                 await self._context.journal.append([event])
             case Send(command=command):
-                task = tasks.create_task(self._ask(effect), name=f"{command.kind} {effect.node}")
-                self._asking[command.command_id] = task
-                task.add_done_callback(lambda _: self._asking.pop(command.command_id, None))
+                request = tasks.create_task(self._request(effect), name=f"{command.kind} {effect.node}")
+                self._requests[command.command_id] = request
+                request.add_done_callback(lambda _: self._requests.pop(command.command_id, None))
             case Cancel(command_id=command_id):
-                asking = self._asking.get(command_id)
-                if asking is not None:
-                    asking.cancel()
+                if (waiting := self._requests.get(command_id)) is not None:
+                    waiting.cancel()
             case Timer():
                 tasks.create_task(self._wait(effect), name=f"timer {effect.name}")
 
@@ -121,46 +133,48 @@ class Transition:
         await asyncio.sleep(timer.after_s)
         await self._inputs.put(TimerFired(timer.plan, timer.task, timer.name, self._clock()))
 
-    async def _ask(self, send: Send) -> None:
-        """Ask until there is an answer or the time is up, and feed it back.
+    async def _request(self, send: Send) -> None:
+        """Send the command until there is a reply or its time is up, and feed the reply back.
 
-        Time in which the bus is away does not count: nobody can answer then, and all nodes would be blamed.
+        Outages of the bus do not count towards the time-out: no agent can reply then, and all nodes would be blamed.
         """
         command_id = send.command.command_id
         logger.info("%s of %s to %s", send.command.kind, send.command.task, send.node)
         reply: Reply | None = None
         try:
             async with asyncio.timeout(send.timeout_s) as limit:
-                reply = await self._answer(send, limit)
+                reply = await self._reply(send, limit)
         except TimeoutError:
-            logger.warning("%s of %s: no answer from %s", send.command.kind, send.command.task, send.node)
-        if reply is not None and not reply.ok and reply.code != FENCED:
+            logger.warning("%s of %s: no reply from %s", send.command.kind, send.command.task, send.node)
+        if reply is not None and not reply.ok and reply.code is not FailureCode.FENCED:
             logger.warning("%s of %s at %s: %s %s", send.command.kind, send.command.task, send.node, reply.code, reply)
         await self._inputs.put(Replied(command_id, reply, self._clock()))
 
-    async def _answer(self, send: Send, limit: asyncio.Timeout) -> Reply:
+    async def _reply(self, send: Send, limit: asyncio.Timeout) -> Reply:
         data = send.command.model_dump_json(by_alias=True).encode()
+        subject = f"{COMMANDS}.{send.node}"
         while True:
             if not self._context.bus.connected:
-                await self._back(limit)
+                await self._reconnected(limit)
             try:
-                answer = await self._context.bus.request(f"{COMMANDS}.{send.node}", data, timeout_s=ATTEMPT_S)
+                answer = await self._context.bus.request(subject, data, timeout_s=ATTEMPT_S)
             except Unavailable:
                 await asyncio.sleep(RETRY_S)
                 continue
             try:
-                return Reply.model_validate_json(answer)
-            except ValidationError as err:
+                return decode(REPLY, answer)
+            except Undecodable as err:
+                self._dropped.note(subject, err)
                 return Reply(
                     command_id=send.command.command_id,
                     node=send.node,
                     ok=False,
-                    code="invalid-reply",
-                    detail=str(err),
+                    code=FailureCode.INVALID_REPLY,
+                    detail=err.detail,
                 )
 
-    async def _back(self, limit: asyncio.Timeout) -> None:
-        """Wait for the bus, and stop the clock of ``limit`` meanwhile."""
+    async def _reconnected(self, limit: asyncio.Timeout) -> None:
+        """Wait until the bus is connected again; stop the clock of ``limit`` meanwhile."""
         loop = asyncio.get_running_loop()
         ends_at = limit.when()
         assert ends_at is not None
@@ -175,7 +189,7 @@ def _time(item: Input) -> datetime:
 
 
 async def main(context: Context) -> None:
-    """Run the service."""
+    """Run the service in the frame that all services share (``shared.service.run``)."""
     await Transition(context).run()
 
 

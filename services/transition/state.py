@@ -1,6 +1,7 @@
-"""What the transition service knows: the fold of the log, of agents' answers and of timers.
+"""The state of the transition service, and the inputs and effects of its core.
 
-One ``Part`` is one task's part of one plan; a task has at most one (its newest). Everything here is immutable.
+The state is the fold of the log, of agents' replies and of timers (``evolve``). A ``Part`` is one task's part of one
+plan; a task has at most one part, that of its newest plan. All values here are immutable.
 """
 
 from __future__ import annotations
@@ -10,14 +11,19 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 
+from shared.codes import FailureCode
 from shared.commands import Command, Reply
 from shared.events import Event, Recorded
 from shared.plans import TaskChange
 from shared.tasks import TaskSpec
 
+SIGNALLED = frozenset({FailureCode.PROCESS_EXITED, FailureCode.RANK_RAISED, FailureCode.NODE_LOST})
+"""Codes of failures that the detector learns of by itself, from an agent's signal or the lack of heartbeats. A plan
+that answers the fault is likely to follow; a state-moved event for the same fault would count it twice."""
+
 
 class Phase(StrEnum):
-    """The steps of a part, in the order in which they may start (``phases.AFTER``)."""
+    """The phases of a part. ``phases.AFTER`` says which phases each one waits for."""
 
     HOLD = "hold"
     FREE = "free"
@@ -33,7 +39,7 @@ class Phase(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a part stands. It leaves ``ACTIVE`` once."""
+    """The status of a part. A part leaves ``ACTIVE`` once."""
 
     ACTIVE = "active"
     DONE = "done"
@@ -43,12 +49,12 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Times in seconds, from the settings.
+class TransitionLimits:
+    """Time limits in seconds, from the settings; the defaults are those of ``shared.settings`` but for ``grace_s``.
 
-    ``command_s``: an answer that waits for no training step. ``resume_s``: one that does. ``grace_s``: how long a
-    failure that the detector hears of by itself waits for the plan that answers it. ``wait_s``: how long a part
-    waits for another task to release a worker: the longest that task's own phases may take.
+    ``command_s``: for a reply that waits for no training step. ``resume_s``: for a reply that waits for one.
+    ``grace_s``: how long a failure that the detector learns of by itself waits for the plan that answers it, and how
+    long the end of a pause waits for the event that says where the state was saved.
     """
 
     command_s: float = 60.0
@@ -57,11 +63,15 @@ class Limits:
 
     @property
     def wait_s(self) -> float:
-        """Hold, interrupted stage, drain or stop, release of the other task: two waits for a step, three without."""
+        """How long a part waits for another task to release a worker: as long as that task's phases may take.
+
+        These are two replies that wait for a step (interrupted stage; drain or stop) and three that do not (hold,
+        store, release).
+        """
         return 2 * self.resume_s + 3 * self.command_s
 
 
-# Inputs
+# ---- inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +83,7 @@ class Logged:
 
 @dataclass(frozen=True, slots=True)
 class Replied:
-    """An agent's answer; ``reply`` is None when none came in time."""
+    """An agent's reply to a command; ``reply`` is None if none came within the time-out."""
 
     command_id: str
     reply: Reply | None
@@ -81,15 +91,16 @@ class Replied:
 
 
 class TimerName(StrEnum):
-    """What a timer is for: see ``Limits.grace_s`` and ``Limits.wait_s``."""
+    """The purpose of a timer: see ``TransitionLimits``; ``GRACE`` and ``SAVE`` run for ``grace_s``."""
 
     GRACE = "grace"
+    SAVE = "save"
     WAIT = "wait"
 
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """A ``Timer`` ran out."""
+    """A ``Timer`` has run out."""
 
     plan: str
     task: str
@@ -100,12 +111,12 @@ class TimerFired:
 Input = Logged | Replied | TimerFired
 
 
-# Effects
+# ---- effects
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Ask the agent of ``node``; ``workers`` are the ones whose doing it depends on (blamed if it fails)."""
+    """Send a command to the agent of ``node``. ``workers``: the workers to blame if the command fails."""
 
     node: str
     command: Command
@@ -115,7 +126,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Nobody waits for the answer to this command any more; do not send it again."""
+    """Do not send the command again; its reply no longer matters."""
 
     command_id: str
 
@@ -140,54 +151,70 @@ class Timer:
 Effect = Send | Cancel | Append | Timer
 
 
-# State
+# ---- state
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """A phase that has begun: what it sent and what came back."""
+class PhaseRun:
+    """A phase that has begun.
+
+    ``outstanding``: its unanswered commands by id. ``silent``: workers whose command timed out.
+    """
 
     started_at: datetime
     outstanding: Mapping[str, Send] = field(default_factory=dict)
     replies: tuple[Reply, ...] = ()
     silent: tuple[str, ...] = ()
-    """Workers behind commands that timed out."""
     ended_at: datetime | None = None
 
     def seconds(self, now: datetime) -> float:
-        """Wall time of the phase until its end, or until ``now``."""
+        """Return the wall time of the phase until its end, or until ``now`` if it has not ended."""
         return max(0.0, ((self.ended_at or now) - self.started_at).total_seconds())
+
+    def without(self, command_ids: Iterable[str]) -> PhaseRun:
+        """Return the run without these outstanding commands."""
+        gone = frozenset(command_ids)
+        return replace(self, outstanding={cid: send for cid, send in self.outstanding.items() if cid not in gone})
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a part cannot go on. ``known``: the detector hears of the cause by itself, so a plan is likely coming."""
+    """A reason why a part cannot go on. ``workers``: the workers to blame; ``detail``: text for people."""
 
     phase: Phase
-    code: str
+    code: FailureCode
     detail: str
     workers: tuple[str, ...]
-    known: bool
+
+    @property
+    def signalled(self) -> bool:
+        """Whether the detector learns of the cause by itself."""
+        return self.code in SIGNALLED
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One task's part of one plan. ``generation``: of commands that belong to no stage."""
+    """One task's part of one plan.
+
+    ``generation``: the generation of commands that belong to no stage. ``done``: phases that have ended. ``ready``:
+    workers of ``change.prepare`` whose process is up. ``timers``, ``fired``: timers that were started, and those of
+    them that have run out. ``moved``: phases of this part's state-moved events. ``saved``: whether the log says where
+    the task's state was saved.
+    """
 
     plan: str
     incident: str | None
     change: TaskChange
     generation: int
     outcome: Outcome = Outcome.ACTIVE
-    runs: Mapping[Phase, Run] = field(default_factory=dict)
+    runs: Mapping[Phase, PhaseRun] = field(default_factory=dict)
     done: frozenset[Phase] = frozenset()
     ready: frozenset[str] = frozenset()
-    """Workers of ``prepare`` whose process is up."""
     failures: tuple[Failure, ...] = ()
     timers: frozenset[TimerName] = frozenset()
     fired: frozenset[TimerName] = frozenset()
     moved: frozenset[str] = frozenset()
-    """Phases of ``StateMoved`` that the log holds (or is about to)."""
+    saved: bool = False
 
     @property
     def task(self) -> str:
@@ -203,26 +230,32 @@ class Part:
         """Return all unanswered commands by id."""
         return {cid: send for run in self.runs.values() for cid, send in run.outstanding.items()}
 
-    def with_run(self, phase: Phase, run: Run) -> Part:
+    def with_run(self, phase: Phase, run: PhaseRun) -> Part:
         """Return the part with the phase's run replaced."""
         return replace(self, runs={**self.runs, phase: run})
 
+    def with_failure(self, failure: Failure) -> Part:
+        """Return the part with one more failure."""
+        return replace(self, failures=(*self.failures, failure))
+
     def ended(self, outcome: Outcome) -> Part:
-        """Return the part as ended; nothing is outstanding any more."""
+        """Return the part with this outcome and no outstanding commands."""
         runs = {phase: replace(run, outstanding={}) for phase, run in self.runs.items()}
         return replace(self, outcome=outcome, runs=runs)
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything decisions use.
+    """Everything that decisions use.
 
-    ``occupied``: task -> workers that may carry a process of it. ``leaving``: task -> those whose process was told to
-    end by the newest or an earlier plan, and has no successor so far. ``steps``: newest step known for a task.
-    ``cancelled``: commands whose answers no longer matter, to be told to the shell.
+    ``specs``, ``steps``, ``generations``: a task's specification, newest known step and newest generation. ``ended``:
+    tasks that have ended. ``incarnations``: node -> incarnation of its agent. ``lost``: lost nodes. ``occupied``: task
+    -> workers that may have a process of the task. ``leaving``: task -> workers whose process a plan has ended or is
+    ending, without a successor so far. ``parts``: task -> part. ``cancelled``: commands whose replies no longer matter,
+    until ``decide`` turns them into effects.
     """
 
-    limits: Limits = Limits()
+    limits: TransitionLimits = TransitionLimits()
     specs: Mapping[str, TaskSpec] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
     generations: Mapping[str, int] = field(default_factory=dict)
@@ -235,7 +268,7 @@ class State:
     cancelled: tuple[str, ...] = ()
 
     def with_part(self, part: Part) -> State:
-        """Return the state with the task's part replaced; commands it no longer waits for are cancelled."""
+        """Return the state with the task's part replaced; commands that are no longer outstanding are cancelled."""
         before = self.parts.get(part.task)
         gone: tuple[str, ...] = ()
         if before is not None and (before.plan != part.plan or not part.active):
@@ -244,11 +277,11 @@ class State:
         return replace(self, parts={**self.parts, part.task: part}, cancelled=self.cancelled + gone)
 
     def with_occupied(self, task: str, workers: Iterable[str]) -> State:
-        """Return the state with exactly these workers occupied by the task."""
+        """Return the state in which the task occupies exactly these workers."""
         return replace(self, occupied={**self.occupied, task: frozenset(workers)})
 
     def with_leaving(self, task: str, *, add: Iterable[str] = (), drop: Iterable[str] = ()) -> State:
-        """Return the state in which further workers of the task are leaving, and some are not any more."""
+        """Return the state with workers added to, and dropped from, those that the task is leaving."""
         workers = (self.leaving.get(task, frozenset()) | frozenset(add)) - frozenset(drop)
         return replace(self, leaving={**self.leaving, task: workers})
 
@@ -256,10 +289,14 @@ class State:
         """Return the state in which the task is known to have reached ``step`` at least."""
         return replace(self, steps={**self.steps, task: max(step, self.steps.get(task, 0))})
 
-    def held_by_others(self, task: str, worker: str) -> bool:
+    def alive(self, workers: Iterable[str]) -> frozenset[str]:
+        """Return those of the workers whose node is not lost."""
+        return frozenset(worker for worker in workers if node_of(worker) not in self.lost)
+
+    def occupied_by_others(self, task: str, worker: str) -> bool:
         """Whether another task may still have a process on the worker.
 
-        A task that has ended and has nothing left to do counts as gone: its processes exit by themselves.
+        A task that has ended and has nothing left to do does not count: its processes exit by themselves.
         """
         for other, workers in self.occupied.items():
             if other == task or worker not in workers:

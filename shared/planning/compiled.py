@@ -1,8 +1,8 @@
-"""The kernels as plain Python or compiled by numba: the same functions, so the same results.
+"""The kernels as plain Python, or compiled by numba. Both are the same functions, so their results are the same.
 
-Plain Python answers small problems at once, and a process that has only such never loads numba. The first larger
-problem loads it: about a second, and the time to compile (tens of seconds) once for each version and kind of
-processor, since the result is kept in ``cache_directory``.
+Plain Python solves small problems, and a process that has only small problems never loads numba. The first larger
+problem loads numba, which takes about a second, and compiles the kernels, which takes tens of seconds once for each
+version and kind of processor: the result is kept in ``cache_directory``.
 """
 
 from __future__ import annotations
@@ -16,34 +16,35 @@ from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
-from shared.planning.kernels import arrays, optimum, relaxation, search, worths
+from shared.planning.kernels import arrays, objective, optimum, relaxation, search
 
 PLAIN_WORK = 20_000
-"""Items times workers up to which plain Python is used while nothing is compiled yet: some tens of milliseconds."""
+"""Items times workers up to which plain Python solves a problem, in some tens of ms, while nothing is compiled."""
 
 _lock = threading.Lock()
-_modules = (arrays, worths, relaxation, search, optimum)
+_modules = (arrays, objective, relaxation, search, optimum)
+# Includes the constants and types that the functions refer to.
 _sources = {name: value for module in _modules for name, value in vars(module).items()}
 plain = SimpleNamespace(**_sources)
-"""The kernels as they are written."""
+"""The kernels as plain Python."""
 
 
 def namespace(work: int) -> Any:
-    """Return the kernels for a problem of this much work: compiled, unless it is small and nothing is loaded yet."""
+    """Return the kernels for a problem of this work: plain Python for a small one while nothing is compiled."""
     if work <= PLAIN_WORK and _compiled.cache_info().currsize == 0:
         return plain
     return compiled()
 
 
 def compiled() -> Any:
-    """Return the kernels compiled. They give up the interpreter's lock while they run."""
+    """Return the compiled kernels. They release the interpreter's lock while they run."""
     with _lock:
         return _compiled()
 
 
 @cache
 def _compiled() -> Any:
-    """Compile copies of the kernels that call one another: the plain ones stay as they are."""
+    """Compile copies of the kernels that call one another. The plain functions stay as they are."""
     import numba
 
     if not os.environ.get("NUMBA_CACHE_DIR"):
@@ -56,16 +57,17 @@ def _compiled() -> Any:
 
 
 def _version() -> str:
-    """Return what the compiled code follows from: numba looks at a function's own file only, not at those it calls."""
+    """Return a digest of all kernels. Numba's own cache looks only at the file of a function, not at its callees."""
     text = b"".join(Path(module.__file__ or "").read_bytes() for module in _modules)
     return hashlib.sha256(text).hexdigest()[:16]
 
 
 def cache_directory() -> Path:
-    """Return where compiled code is kept: the user's cache folder, or else a temporary one.
+    """Return the folder of the compiled code: in the user's cache folder, or else a temporary one.
 
-    Not beside the sources, which may be read-only or someone else's. Loading code from a folder means trusting who can
-    write to it, so it belongs to the user alone. ``NUMBA_CACHE_DIR`` overrides.
+    It is not beside the sources, which may be read-only or belong to another user. Code that is loaded from a folder
+    can be replaced by everyone who can write to it, so the folder belongs to the user alone. ``NUMBA_CACHE_DIR``
+    overrides it.
     """
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     for folder in (Path(base) / "unicron" / "numba", Path(tempfile.gettempdir()) / f"unicron-numba-{os.getuid()}"):

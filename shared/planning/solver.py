@@ -2,27 +2,30 @@
 
     maximise  sum of G(t, x_t)   over useful counts x_t with  sum of x_t <= workers
 
-T is zero outside its table, so a task's useful counts are those of its table where F is positive, 0 and its current
-count; a task that is ``required`` has only the first. The paper's dynamic program takes O(m n^2); this takes the
-shortcut of Lagrange:
+T is zero outside its table. So the useful counts of a task are those of its table where F is positive, 0, and its
+current count; a task that is ``required`` has only the first. The paper's dynamic program takes O(m n^2) time. This
+solver uses Lagrange multipliers:
 
 1. A count that is no better than a smaller one of its task is dropped (with the penalty-free current count among them).
-2. At any price for a worker, each task has a best count; G summed over those, and the price of all workers, bound every
-   assignment (``kernels.losses``). The price is that of the concave envelopes' relaxation, where the bound is least.
-3. Each count loses a known amount against its task's best at that price, and an assignment is worth the bound less its
-   losses and the price of idle workers. So those within a budget of losses are built task by task from few counts and
-   few sums (``kernels.search``). If the best of them is worth at least bound - budget, nothing else can be better;
-   otherwise the budget grows, up to what a greedy assignment loses.
+2. At any price of a worker, each task has a best count. The sum of G over those, and the price of all workers, bound
+   every assignment (``kernels.relaxation``). The price is that of the relaxation by concave envelopes, where the bound
+   is least.
+3. Each count loses a known amount against its task's best count at that price. The value of an assignment is the bound
+   less its losses and the price of unused workers. So the assignments within a budget of losses are built task by task
+   from few counts and few partial sums (``kernels.search``). If the best of them has at least the value bound - budget,
+   no other assignment is better. Otherwise the budget grows, up to the losses of a greedy assignment.
 
-**Arithmetic.** G is computed in float64 by the formulas of ``waf.py`` and then taken as a whole number of units, a
-power of two such that all G together stay below 2**58. From there on all is integers: exact, in any order, on any
-machine. What rounds away is below the last bit of the float64 sum. The objective that is returned is the
-float64 sum of the terms, from the last name to the first.
+**Arithmetic.** G is computed in float64 by the formulas of ``waf.py`` and then rounded to an integral number of units,
+a power of two such that all G together stay below 2**58. All further arithmetic is on integers: exact, in any order, on
+any machine. The rounding is below the last bit of the float64 sum. The returned objective is the float64 sum of the
+terms, from the last name to the first.
 
-**Ties** break by fewest tasks touched, then fewest workers moved, then by name: the earlier name gets more.
+**Ties** are resolved by fewest tasks touched, then fewest workers moved, then by name: the earlier name gets more.
 
 **Pools.** A task runs on workers of one kind. Where there are several kinds, each is a problem of its own, solved
-exactly (``pools_of``); the answer to the whole is made of theirs.
+exactly (``pools_of``), and the answer to the whole consists of the answers of the pools.
+
+The modules ``instance.py`` (arrays), ``compiled.py`` (numba) and ``kernels`` (the loops) do the work.
 """
 
 from __future__ import annotations
@@ -34,15 +37,20 @@ import numpy as np
 
 from shared.errors import InvalidInput
 from shared.planning.instance import Inputs, Instance
+from shared.planning.kernels.arrays import ProofNumbers
 from shared.planning.waf import term, touches, waf_flop_per_s
 from shared.plans import Problem, Solution, TaskProblem, Term
 
 
 class Proof(NamedTuple):
-    """Why the best assignment is the best. Worths in weighted FLOP.
+    """Why the best assignment is the best; all values in weighted FLOP.
 
-    ``relaxation``: bound of the relaxation. ``price``: of a worker. ``bound``: no assignment is worth more; all worth
-    more than ``relaxation - budget`` were looked at, and this is the best. ``states``: partial assignments kept.
+    Attributes:
+        bound: no assignment has a greater value.
+        relaxation: bound of the relaxation, before the search.
+        price: value of one more worker at that bound.
+        budget: all assignments of a value above ``relaxation - budget`` were looked at.
+        states: number of partial assignments that the search kept.
     """
 
     bound: float
@@ -53,7 +61,7 @@ class Proof(NamedTuple):
 
 
 def solve(problem: Problem) -> Solution:
-    """Return the assignment of greatest objective, labelled ``best``.
+    """Return the assignment of the greatest objective, labelled ``best``.
 
     Raises:
         InvalidInput: the required tasks need more workers than there are, or the objective overflows.
@@ -62,9 +70,9 @@ def solve(problem: Problem) -> Solution:
 
 
 def solve_with_proof(problem: Problem) -> tuple[Solution, Proof]:
-    """Return the best assignment and what proves that it is.
+    """Return the best assignment and the proof that it is the best.
 
-    Of several pools, the price is that of the dearest worker, and all else the sum.
+    For several pools, the price is that of the dearest worker, and all other numbers are sums.
 
     Raises:
         InvalidInput: the required tasks need more workers than there are, or the objective overflows.
@@ -73,13 +81,9 @@ def solve_with_proof(problem: Problem) -> tuple[Solution, Proof]:
     proofs = []
     for pool in pools_of(problem):
         instance = Instance.of(Inputs.of(pool))
-        found, _, numbers = _optimum(instance, alternatives=False)
+        found, _, proof = _optimum(instance, alternatives=False)
         counts |= dict(zip((task.name for task in instance.tasks), found, strict=True))
-        bound, price, worth, budget, states = (int(value) for value in numbers)
-        # The search went through every assignment worth more than bound - budget: the rest is worth no more than that.
-        gap = max(worth, bound - budget) - worth
-        unit = 2.0**instance.exponent
-        proofs.append(Proof(gap * unit, bound * unit, price * unit, budget * unit, states))
+        proofs.append(_proof(proof, instance.exponent))
     solution = evaluate(problem, counts, "best")
     return solution, Proof(
         bound=solution.objective + sum(proof.bound for proof in proofs),
@@ -90,10 +94,19 @@ def solve_with_proof(problem: Problem) -> tuple[Solution, Proof]:
     )
 
 
-class Counts(NamedTuple):
-    """The counts of a pool's tasks, by name, in the best assignment and in those it was preferred to.
+def _proof(numbers: ProofNumbers, exponent: int) -> Proof:
+    """Return the proof of one pool in weighted FLOP; ``bound`` is what other assignments may have above the best."""
+    bound, value, budget = int(numbers.bound), int(numbers.value), int(numbers.budget)
+    # The search went through every assignment of a value above bound - budget. All others have at most that value.
+    gap = max(value, bound - budget) - value
+    unit = 2.0**exponent
+    return Proof(gap * unit, bound * unit, int(numbers.price) * unit, budget * unit, int(numbers.states))
 
-    See ``solve_with_alternatives``; None: there is no such assignment.
+
+class Counts(NamedTuple):
+    """Worker counts of a pool's tasks, by name: the best assignment and its alternatives.
+
+    ``solve_with_alternatives`` explains them. None: there is no such assignment.
     """
 
     best: list[int]
@@ -128,7 +141,7 @@ def pools_of(problem: Problem) -> list[Problem]:
 
 
 def best_counts(inputs: Inputs) -> Counts:
-    """Return what takes time to find about a single pool: the solutions follow from it (``answer``).
+    """Return the counts of a single pool. They take most of the time; ``answer`` makes the solutions from them.
 
     Raises:
         InvalidInput: the required tasks need more workers than there are, or the objective overflows.
@@ -141,11 +154,11 @@ def best_counts(inputs: Inputs) -> Counts:
 
 
 def solve_with_alternatives(problem: Problem) -> tuple[Solution, list[Solution]]:
-    """Return the best assignment and those it was preferred to.
+    """Return the best assignment and the alternatives that it was preferred to.
 
     ``second-best``: the best of all others. ``keep``: every task keeps its count. ``only-faulted-shrinks``: healthy
-    tasks keep theirs, faulted ones share what is left. ``equal-split``: the same number for each task of a pool,
-    rounded down to a useful count. An alternative that is infeasible, or is the best itself, is left out.
+    tasks keep their counts, and faulted ones share the rest. ``equal-split``: the same number for each task of a pool,
+    rounded down to a useful count. An alternative that is infeasible, or equal to the best, is left out.
 
     Raises:
         InvalidInput: the required tasks need more workers than there are, or the objective overflows.
@@ -155,7 +168,7 @@ def solve_with_alternatives(problem: Problem) -> tuple[Solution, list[Solution]]
 
 
 def answer(pools: Sequence[tuple[Inputs, Counts]]) -> tuple[Solution, list[Solution]]:
-    """Return the solutions that follow from the counts found for each pool; see ``solve_with_alternatives``."""
+    """Return the solutions that follow from the counts of each pool; see ``solve_with_alternatives``."""
     everyone = [(task, pool, i) for pool, (inputs, _) in enumerate(pools) for i, task in enumerate(inputs.tasks)]
     everyone.sort(key=lambda item: item[0].name)
     tasks = [task for task, _, _ in everyone]
@@ -184,7 +197,7 @@ def answer(pools: Sequence[tuple[Inputs, Counts]]) -> tuple[Solution, list[Solut
 
 
 def _order(tasks: Sequence[TaskProblem], counts: Sequence[int]) -> tuple[float, int, int, list[int]]:
-    """Return what assignments are compared by, the best being the least: objective, then as ties break."""
+    """Return the sort key of an assignment, least first: greatest objective, then the order of ties."""
     return (
         -_solution(tasks, counts, "").objective,
         sum(touches(task, k) for task, k in zip(tasks, counts, strict=True)),
@@ -194,29 +207,22 @@ def _order(tasks: Sequence[TaskProblem], counts: Sequence[int]) -> tuple[float, 
 
 
 def evaluate(problem: Problem, assignment: Mapping[str, int], label: str) -> Solution:
-    """Return the value of a given assignment; a task that is absent gets 0."""
+    """Return the solution of a given assignment. A task that is absent gets 0."""
     tasks = sorted(problem.tasks, key=lambda task: task.name)
     return _solution(tasks, [assignment.get(task.name, 0) for task in tasks], label)
 
 
-def _optimum(instance: Instance, *, alternatives: bool) -> tuple[list[int], list[int] | None, Sequence[int]]:
+def _optimum(instance: Instance, *, alternatives: bool) -> tuple[list[int], list[int] | None, ProofNumbers]:
     """Return the best counts, the second best if asked for and there are any, and the proof."""
-    feasible, best, another, second, proof = instance.kernels.optimise(
-        instance.starts,
-        instance.counts,
-        instance.worth,
-        instance.touched,
-        instance.moved,
-        instance.workers,
-        alternatives,
-    )
-    if not feasible:
+    found = instance.kernels.optimise(instance.choices, instance.workers, alternatives)
+    if not found.feasible:
         raise InvalidInput(f"the required tasks need more than {instance.workers} workers")
-    return instance.chosen(best), instance.chosen(second) if another else None, proof
+    second = instance.chosen(found.second) if found.has_second else None
+    return instance.chosen(found.best), second, found.proof
 
 
 def _fitting(counts: list[int], tasks: Sequence[TaskProblem], workers: int) -> list[int] | None:
-    """Return the counts if they are feasible."""
+    """Return the counts if they are feasible, else None."""
     allowed = all(
         k <= task.maximum and not (task.required and waf_flop_per_s(task, k) <= 0.0)
         for k, task in zip(counts, tasks, strict=True)
@@ -225,24 +231,25 @@ def _fitting(counts: list[int], tasks: Sequence[TaskProblem], workers: int) -> l
 
 
 def _equal_split(instance: Instance) -> list[int] | None:
+    """Return the same number for each task, rounded down to useful counts; None if a task has no such count."""
     tasks = len(instance.tasks)
     if tasks == 0:
         return []
-    # One search for all tasks: each one's counts lie behind those of the task before.
+    # One search for all tasks: an offset puts the counts of each task after those of the task before.
     behind = np.arange(tasks) * (instance.workers + 1)
-    counts = instance.counts + np.repeat(behind, np.diff(instance.starts))
+    counts = instance.choices.counts + np.repeat(behind, np.diff(instance.choices.starts))
     last = np.searchsorted(counts, behind + instance.workers // tasks, side="right") - 1
-    if np.any(last < instance.starts[:-1]):
+    if np.any(last < instance.choices.starts[:-1]):
         return None
     return instance.chosen(last)
 
 
 def _only_faulted(inputs: Inputs, instance: Instance, keep: list[int] | None) -> list[int] | None:
-    """Return the naive answer: healthy tasks keep their counts, faulted ones share the rest; None if it cannot be.
+    """Return the naive answer: healthy tasks keep their counts, faulted ones share the rest; None if it is infeasible.
 
-    Who is faulted is read from the inputs: those solved ahead differ in it from their tasks.
+    The inputs say which tasks are faulted. In inputs of the look-ahead they differ from ``Inputs.tasks``.
     """
-    faulted = inputs.faulted != 0
+    faulted = inputs.task_arrays.faulted != 0
     if not faulted.any():
         return keep
     healthy = [task for task, hit in zip(instance.tasks, faulted, strict=True) if not hit]
@@ -250,27 +257,27 @@ def _only_faulted(inputs: Inputs, instance: Instance, keep: list[int] | None) ->
         return None
     if np.count_nonzero(faulted) == 1:
         return _only_one(instance, int(np.argmax(faulted)))
-    sizes = np.diff(instance.starts)
-    current, shrinks = np.repeat(inputs.current, sizes), np.repeat(faulted, sizes)
+    sizes = np.diff(instance.choices.starts)
+    current, shrinks = np.repeat(inputs.task_arrays.current, sizes), np.repeat(faulted, sizes)
     try:
-        reduced = instance.only((instance.counts == current) | (shrinks & (instance.counts < current)))
+        reduced = instance.only((instance.choices.counts == current) | (shrinks & (instance.choices.counts < current)))
         return _optimum(reduced, alternatives=False)[0]
     except InvalidInput:
         return None
 
 
 def _only_one(instance: Instance, task: int) -> list[int] | None:
-    """Return the counts if all tasks but this one keep theirs, and it gets the best of what is left, but no more."""
+    """Return the counts where this task alone changes: it gets its best count of what the others leave, no larger."""
     counts = [item.current for item in instance.tasks]
     left = min(instance.workers - sum(counts) + counts[task], counts[task])
     useful = instance.useful(task)
     allowed = int(np.searchsorted(useful, left, side="right"))
     if allowed == 0:
         return None
-    first = instance.starts[task]
-    # Of equals, the last: it moves fewest workers.
-    worth = instance.worth[first : first + allowed]
-    counts[task] = int(useful[allowed - 1 - int(np.argmax(worth[::-1]))])
+    first = instance.choices.starts[task]
+    # Of equal values the last, which moves fewest workers.
+    value = instance.choices.value[first : first + allowed]
+    counts[task] = int(useful[allowed - 1 - int(np.argmax(value[::-1]))])
     return counts
 
 

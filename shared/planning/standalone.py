@@ -1,6 +1,6 @@
-"""A planning problem by itself, with no cluster: its JSON form, its limits, its answer.
+"""A planning problem by itself, without a cluster: its JSON form, its limits, and its answer.
 
-``unicron plan solve`` and ``POST /v1/plan/solve`` are this.
+``unicron plan solve`` and ``POST /v1/plan/solve`` use it.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ MAX_PROBLEM_BYTES = 64 * 2**20
 """100,000 workers x 256 tasks with 1,500 counts each, at 40 bytes a count, is a quarter of this."""
 
 MAX_WORKERS = 1_000_000
-"""Ten times the largest cluster that is planned for. The search's memory grows with the workers: 50 bytes each."""
+"""Ten times the largest cluster that the planner is built for. The search takes 50 bytes of memory for each worker."""
 
 MAX_TASKS = 4096
-"""Sixteen times as many as the solver is measured with."""
+"""Sixteen times the number of tasks with which the solver is measured."""
 
 MAX_SECONDS = 1e10
-"""Three hundred years: an expected time that is longer says that nothing ever fails."""
+"""Three hundred years: longer than any expected time to a failure."""
 
 MAX_WEIGHT = 1e12
-"""Weights are relative; worths that differ by more than 10**15 leave nothing of the smaller one in any sum."""
+"""Weights are relative. Objective values that differ by more than 10**15 leave nothing of the smaller one in a sum."""
 
 MAX_FLOP_PER_S = 1e30
 """A million times a million of the fastest accelerators."""
 
 MAX_REPORTED = 20
-"""Wrong fields that are told of at once: a table of thousands may be wrong throughout."""
+"""Wrong fields that are reported at once. A table of thousands of entries may be wrong throughout."""
 
 Workers = Annotated[int, Field(ge=0, le=MAX_WORKERS)]
 Count = Annotated[int, Field(ge=1, le=MAX_WORKERS)]
@@ -47,10 +47,10 @@ class StandaloneTask(Model):
     """A task of the problem.
 
     ``weight``: w, its priority. ``necessary``: least workers at which it counts. ``current``: workers before the fault.
-    ``faulted``: it has lost one. ``transition_s``: D_transition, seconds; or a map from the new count to seconds, where
-    counts that are absent have 0. ``newcomers_s``: seconds more for each count above ``staying``, the workers that hold
-    the state and stay; not for counts that the map names. ``throughput``: T, achieved aggregate FLOP/s by worker count;
-    absent counts have 0.
+    ``faulted``: whether it has lost one. ``transition_s``: D_transition, seconds; or a map from the new count to
+    seconds, where absent counts have 0. ``newcomers_s``: seconds added for each count above ``staying``, the workers
+    that have the state and stay; not for counts that the map names. ``throughput``: T, achieved aggregate FLOP/s by
+    worker count; absent counts have 0.
     """
 
     name: str = Field(min_length=1, max_length=128)
@@ -67,7 +67,7 @@ class StandaloneTask(Model):
 class StandaloneProblem(Model):
     """The problem. ``workers``: n', those that are left. ``running_s``: D_running(n'), seconds.
 
-    ``workers_per_node`` says how counts could be placed; G does not depend on it.
+    ``workers_per_node`` describes how counts could be placed; G does not depend on it.
     """
 
     workers: Workers
@@ -76,12 +76,12 @@ class StandaloneProblem(Model):
     tasks: list[StandaloneTask] = Field(min_length=1, max_length=MAX_TASKS)
 
     def planning_problem(self) -> Problem:
-        """Return the problem as the planner poses it. A task that no count helps may have no worker."""
+        """Return the problem as the planner poses it. A task that achieves nothing at any count gets no worker."""
         return Problem(workers=self.workers, tasks=[self._task(task) for task in self.tasks])
 
     def _task(self, task: StandaloneTask) -> TaskProblem:
         by_count = task.transition_s if isinstance(task.transition_s, dict) else {}
-        # Validated already, all of it: a table can be large.
+        # Built without validation: a table can be large, and all values have been validated.
         found = TaskProblem.model_construct(
             name=task.name,
             weight=task.weight,
@@ -108,10 +108,10 @@ class StandaloneTerm(Term):
 
 
 class StandaloneAnswer(Model):
-    """The best assignment. ``objective``, ``bound``: weighted FLOP; equal, which proves that it is the best.
+    """The best assignment. ``objective``, ``bound``: weighted FLOP; they are equal, which proves that it is the best.
 
-    ``relaxation``: the bound before the search. ``price``: what one more worker would be worth at that bound.
-    ``solve_s``: time it took, without reading the problem.
+    ``relaxation``: the bound before the search. ``price``: value of one more worker at that bound. ``solve_s``: seconds
+    of the solver, without reading the problem.
     """
 
     assignment: dict[str, int]
@@ -153,6 +153,7 @@ def solve_standalone(problem: StandaloneProblem) -> StandaloneAnswer:
 
 
 def _reason(task: TaskProblem, given: int, workers: int) -> str:
+    """Return why the task gets no worker; empty if it gets some."""
     if given > 0:
         return ""
     if not task.throughput:
@@ -169,9 +170,8 @@ def _reason(task: TaskProblem, given: int, workers: int) -> str:
 def parse_problem(text: bytes) -> StandaloneProblem:
     """Return the problem in JSON text.
 
-    Raises:
-        InvalidInput: too large, not JSON, or with one entry for each field that is wrong: its name, its value, what is
-            allowed.
+    Raises: InvalidInput: the text is too large or not JSON, or fields are wrong; then there is one entry for each wrong
+    field, with its name, its value, and what is allowed.
     """
     check_size(len(text))
     try:
@@ -191,7 +191,7 @@ def check_size(size_bytes: int) -> None:
     """Refuse a problem that is too large to be read.
 
     Raises:
-        InvalidInput: it is.
+        InvalidInput: the problem is too large.
     """
     if size_bytes > MAX_PROBLEM_BYTES:
         problem = f"larger than {MAX_PROBLEM_BYTES} bytes, the most that is read"
@@ -201,7 +201,7 @@ def check_size(size_bytes: int) -> None:
 
 
 def _of_another_form(item: Any) -> bool:
-    """Return whether the complaint is that a number is no map or a map no number, where both are allowed."""
+    """Return whether the error says that a number is no map, or a map no number, where both are allowed."""
     if "transition_s" not in item["loc"]:
         return False
     is_map = isinstance(item["input"], dict)
@@ -209,7 +209,8 @@ def _of_another_form(item: Any) -> bool:
 
 
 def _entry(item: Any) -> dict[str, Any]:
-    # The name of a union's branch is no field; a map's key shows as its own field, then "[key]".
+    """Return one validation error as field, value and problem."""
+    # Pydantic's location has the name of a union's branch, which is no field, and "[key]" after the key of a map.
     parts = [str(part) for part in item["loc"] if not str(part).startswith(("constrained-", "dict[", "float", "[key]"))]
     value: Any = item["input"] if isinstance(item["input"], str | int | bool | None) else "..."
     if isinstance(item["input"], float):

@@ -1,6 +1,6 @@
-"""The objective: weighted achieved aggregate FLOP/s F and the worth G of a worker count (DESIGN sections 2 and 3).
+"""The objective: weighted achieved aggregate FLOP/s F, and the objective value G of a worker count (docs/planner.md).
 
-Floats see only + - * / and comparisons in a fixed order, so that any machine computes the same bits.
+The float arithmetic is + - * / and comparisons in a fixed order, so that every machine computes the same bits.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ def waf_flop_per_s(task: TaskProblem, workers: int) -> float:
 
 
 def touches(task: TaskProblem, workers: int) -> bool:
-    """Return whether giving the task this count disturbs it: the count changes, or it has lost a worker anyway."""
+    """Return whether this count disturbs the task: it differs from the present one, or the task has lost a worker."""
     return task.faulted or workers != task.current
 
 
 def transition_s(task: TaskProblem, workers: int) -> float:
-    """Return D_transition(t, x -> x') of a touched task, seconds: that of the count, or else of its kind of change."""
+    """Return D_transition(t, x -> x') of a touched task, seconds: that of the count, or of its kind of change."""
     to_s = task.transition_to_s.get(workers)
     if to_s is not None:
         return to_s
@@ -31,7 +31,7 @@ def transition_s(task: TaskProblem, workers: int) -> float:
 def term(task: TaskProblem, workers: int) -> Term:
     """Return the task's part of the objective, in weighted FLOP.
 
-    G(t, x') = F(t, x') * D_running - [touched] * F(t, x) * D_transition, with x the count before the fault.
+    G(t, x') = F(t, x') * D_running - [touched] * F(t, x) * D_transition, where x is the count before the fault.
     """
     rate = waf_flop_per_s(task, workers)
     reward = rate * task.running_s

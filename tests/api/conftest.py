@@ -3,12 +3,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from shared.bus import Bus
-from shared.journal import Journal
+from shared.log.journal import Journal
 from shared.settings import Settings
-from tests.api.kit import Server, Story, serving
+from tests.api.kit import Server, Story, client_of, offline_gateway, serving
 
 
 @pytest.fixture
@@ -17,6 +18,14 @@ def story(tmp_path: Path) -> Iterator[Story]:
     story = Story(tmp_path / "story.db")
     yield story
     story.log.close()
+
+
+@pytest.fixture
+async def offline(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the gateway's application, without bus and log: for requests that are refused or use neither."""
+    with offline_gateway(tmp_path) as gateway:
+        async with client_of(gateway) as client:
+            yield client
 
 
 @pytest.fixture

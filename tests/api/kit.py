@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,8 +13,12 @@ from typing import Any
 
 import httpx
 
-from services.api.main import serve
-from services.api.projections import evolve
+from services.api.feed import Feed
+from services.api.gateway import Gateway
+from services.api.live import Live
+from services.api.main import create_app, serve
+from services.api.projections.evolve import evolve
+from services.api.store import Store
 from services.api.views import Views
 from shared.bus import Bus
 from shared.events import (
@@ -28,8 +32,8 @@ from shared.events import (
     TaskProgressed,
     TaskSubmitted,
 )
-from shared.journal import Journal
-from shared.log import EventLog
+from shared.log.journal import Journal
+from shared.log.log import EventLog
 from shared.plans import Layout, Member, Response, Stage, TaskChange, Trigger
 from shared.service import Context
 from shared.settings import Settings
@@ -233,6 +237,24 @@ class Server:
     async def _reached(self, position: int) -> bool:
         checks = {check["name"]: check["detail"] for check in (await self.http.get("/readyz")).json()["checks"]}
         return int(checks["log"].rsplit(" ", 1)[1]) >= position
+
+
+@contextmanager
+def offline_gateway(run_dir: Path, records: Sequence[Recorded] = ()) -> Iterator[Gateway]:
+    """Give a gateway over some records that has neither bus nor journal: for requests that use neither."""
+    store = Store(f"sqlite:///{run_dir / 'projections.db'}")
+    store.fold(records)
+    missing: Any = None
+    try:
+        yield Gateway(Settings(run_dir=run_dir), missing, missing, store, Feed(store, missing), Live())
+    finally:
+        store.close()
+
+
+def client_of(gateway: Gateway) -> httpx.AsyncClient:
+    """Return a client of the application over a gateway, without a socket between them."""
+    transport = httpx.ASGITransport(create_app(gateway), raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://api")
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:

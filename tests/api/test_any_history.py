@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.api.costs import report
-from services.api.live import Live
+from services.api.live import LiveState
 from services.api.present import task as show
-from services.api.projections import evolve
+from services.api.projections.evolve import evolve
 from services.api.views import ClusterView, PlanState, Views
 from shared.events import (
     ErrorDetected,
@@ -123,7 +123,7 @@ def test_every_history_folds_and_its_costs_add_up(history: list[Event]) -> None:
     for recorded in record(history):
         evolve(views, recorded)
     for name, task in views.tasks.items():
-        assert show(task, Live()).state is task.state
+        assert show(task, LiveState()).state is task.state
         assert task.version == sum(event.stream == f"task/{name}" for event in history)
     for plan in views.plans.values():
         # A plan that is still outstanding has some task to do, and each of its tasks knows it.

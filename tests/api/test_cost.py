@@ -8,23 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.api.costs import held_worker_s, ledger, report
-from services.api.views import ClusterView
-from shared.cost import (
+from services.api.charges import money, settle, total, worker_s
+from services.api.claims import (
     FAILURE_PARTS,
     Claim,
-    Fault,
-    Impact,
+    IncidentTimes,
     Part,
     failure_claims,
-    money,
     planned_claims,
-    settle,
     start_claims,
-    total,
     training_claims,
-    worker_s,
 )
+from services.api.costs import held_worker_s, ledger, report
+from services.api.views import ClusterView, Impact
 from shared.events import TaskFailed, TaskStopped, TaskSubmitted
 from shared.plans import TaskChange, Trigger
 from shared.severities import ErrorKind, Severity
@@ -37,7 +33,7 @@ def at(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
-FAULT = Fault("i1", at(100), at(101))
+FAULT = IncidentTimes("i1", at(100), at(101))
 
 
 def charge(claims: list[Claim]) -> dict[Part, float]:
@@ -268,7 +264,7 @@ def test_no_part_is_negative_and_the_parts_add_up(
 ) -> None:
     everything: list[Claim] = []
     for index, (impact, occurred, detected) in enumerate(plans):
-        everything += failure_claims(impact, Fault(f"i{index}", occurred, detected), first=True, as_of=as_of)
+        everything += failure_claims(impact, IncidentTimes(f"i{index}", occurred, detected), first=True, as_of=as_of)
         everything += [*training_claims(impact, as_of), *start_claims(impact, "", as_of)]
     charges = settle(everything)
     assert all(charge.worker_s >= 0 for charge in charges)

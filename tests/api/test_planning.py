@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+import httpx
 import pytest
 
 from shared.planning.standalone import MAX_PROBLEM_BYTES
@@ -26,8 +27,8 @@ PROBLEM = {
 }
 
 
-async def test_a_problem_is_solved(api: Server) -> None:
-    answer = await api.http.post("/v1/plan/solve", json=PROBLEM)
+async def test_a_problem_is_solved(offline: httpx.AsyncClient) -> None:
+    answer = await offline.post("/v1/plan/solve", json=PROBLEM)
     assert answer.status_code == 200
     body = answer.json()
     assert body["assignment"] == {"a": 16}
@@ -35,8 +36,8 @@ async def test_a_problem_is_solved(api: Server) -> None:
     assert [term["name"] for term in body["terms"]] == ["a"]
 
 
-async def test_a_bad_problem_is_refused_by_its_fields(api: Server) -> None:
-    answer = await api.http.post("/v1/plan/solve", content=json.dumps({**PROBLEM, "workers": float("nan")}))
+async def test_a_bad_problem_is_refused_by_its_fields(offline: httpx.AsyncClient) -> None:
+    answer = await offline.post("/v1/plan/solve", content=json.dumps({**PROBLEM, "workers": float("nan")}))
     assert answer.status_code == 422
     assert answer.headers["content-type"] == "application/problem+json"
     assert [error["field"] for error in answer.json()["errors"]] == ["workers"]
@@ -44,19 +45,19 @@ async def test_a_bad_problem_is_refused_by_its_fields(api: Server) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), -1, 10**12, "many"])
 @pytest.mark.parametrize("field", ["workers", "tasks.0.current", "tasks.0.necessary", "tasks.0.newcomers_s"])
-async def test_a_bad_number_is_refused_by_its_field(api: Server, field: str, value: object) -> None:
+async def test_a_bad_number_is_refused_by_its_field(offline: httpx.AsyncClient, field: str, value: object) -> None:
     posed = json.loads(json.dumps(PROBLEM))
     *_, key = field.split(".")
     (posed["tasks"][0] if "." in field else posed)[key] = value
-    answer = await api.http.post("/v1/plan/solve", content=json.dumps(posed))
+    answer = await offline.post("/v1/plan/solve", content=json.dumps(posed))
     assert answer.status_code == 422
     (error,) = answer.json()["errors"]
     assert error["field"] == field
     assert f"{field}: {error['problem']}" in answer.json()["detail"]
 
 
-async def test_a_problem_without_a_task_is_refused(api: Server) -> None:
-    answer = await api.http.post("/v1/plan/solve", json={**PROBLEM, "tasks": []})
+async def test_a_problem_without_a_task_is_refused(offline: httpx.AsyncClient) -> None:
+    answer = await offline.post("/v1/plan/solve", json={**PROBLEM, "tasks": []})
     assert answer.status_code == 422
     assert [error["field"] for error in answer.json()["errors"]] == ["tasks"]
     assert "at least 1" in answer.json()["detail"]
@@ -79,14 +80,14 @@ async def test_a_gigabyte_is_refused_before_it_was_sent(api: Server, announced: 
     await writer.wait_closed()
 
 
-async def test_a_body_that_is_too_large_is_not_read(api: Server) -> None:
-    answer = await api.http.post("/v1/plan/solve", content=b" " * (MAX_PROBLEM_BYTES + 1))
+async def test_a_body_that_is_too_large_is_not_read(offline: httpx.AsyncClient) -> None:
+    answer = await offline.post("/v1/plan/solve", content=b" " * (MAX_PROBLEM_BYTES + 1))
     assert answer.status_code == 413
 
 
-async def test_throughput_is_predicted(api: Server) -> None:
+async def test_throughput_is_predicted(offline: httpx.AsyncClient) -> None:
     sizes = {"layers": 24, "hidden": 2048, "heads": 16, "sequence_length": 2048, "global_batch": 512, "workers": 32}
-    answer = await api.http.get("/v1/plan/throughput", params={**sizes, "hardware": "a100-80", "tensor": 1})
+    answer = await offline.get("/v1/plan/throughput", params={**sizes, "hardware": "a100-80", "tensor": 1})
     assert answer.status_code == 200
     body = answer.json()
     assert body["fits"]
@@ -94,9 +95,9 @@ async def test_throughput_is_predicted(api: Server) -> None:
     assert 0.1 < body["mfu"] < 0.8
 
 
-async def test_an_impossible_model_is_refused_by_its_field(api: Server) -> None:
+async def test_an_impossible_model_is_refused_by_its_field(offline: httpx.AsyncClient) -> None:
     sizes = {"layers": 24, "hidden": 2048, "heads": 15, "sequence_length": 2048, "global_batch": 512, "workers": 32}
-    answer = await api.http.get("/v1/plan/throughput", params=sizes)
+    answer = await offline.get("/v1/plan/throughput", params=sizes)
     assert answer.status_code == 422
     assert answer.headers["content-type"] == "application/problem+json"
     assert "heads" in answer.text

@@ -15,7 +15,7 @@ from services.api.routers.health import SERVICES
 from services.api.store import Store
 from shared.bus import Bus
 from shared.events import NodeJoined, TaskStopped
-from shared.journal import Journal
+from shared.log.journal import Journal
 from shared.service import HEALTH
 from shared.settings import Settings
 from shared.signals import HEARTBEATS, Heartbeat, WorkerStatus

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,7 +12,7 @@ import yaml
 
 from shared.events import TaskFinished, TaskStopped, TaskStopRequested, TaskSubmitted
 from shared.tasks import MAX_SPEC_BYTES
-from tests.api.kit import Server
+from tests.api.kit import Server, spec_dict
 
 
 def refused(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
@@ -56,10 +57,64 @@ async def test_yaml_is_taken_too(api: Server) -> None:
         ({"name": "No Such Name"}, "name"),
     ],
 )
-async def test_a_refused_field_is_named_and_nothing_is_logged(api: Server, changes: dict[str, Any], field: str) -> None:
-    problem = refused(await api.http.post("/v1/tasks", json=api.spec(**changes)), 422, "invalid-input")
+async def test_a_refused_field_is_named(
+    offline: httpx.AsyncClient, tmp_path: Path, changes: dict[str, Any], field: str
+) -> None:
+    """Nothing is logged: there is no log that the submission could reach."""
+    data = tmp_path / "corpus.txt"
+    data.write_text("the cat sat on the mat")
+    spec = spec_dict(**{"data": str(data), **changes})
+    problem = refused(await offline.post("/v1/tasks", json=spec), 422, "invalid-input")
     assert [error["field"] for error in problem["errors"]] == [field]
     assert all(error["problem"] for error in problem["errors"])
+
+
+async def test_a_refused_submission_is_not_logged(api: Server) -> None:
+    refused(await api.http.post("/v1/tasks", json=api.spec(data="/no/such/corpus.txt")), 422, "invalid-input")
+    assert api.journal.log.last_position() == 0
+
+
+SHAPE = {"layers": 2, "hidden": 32, "heads": 2, "sequence_length": 16}
+
+
+def written(folder: Path, **files: bytes) -> Path:
+    """Write files whose names have a dot for the underscore; return the folder."""
+    for name, content in files.items():
+        (folder / name.replace("_", ".")).write_bytes(content)
+    return folder
+
+
+async def test_a_vocabulary_too_small_for_a_text_is_refused(api: Server, tmp_path: Path) -> None:
+    spec = api.spec(model={**SHAPE, "vocabulary": 256})
+    problem = refused(await api.http.post("/v1/tasks", json=spec), 422, "invalid-input")
+    (error,) = problem["errors"]
+    assert (error["field"], error["value"]) == ("model.vocabulary", 256)
+    assert "at least 257" in error["problem"]
+    assert api.journal.log.last_position() == 0
+    # An indexed dataset may have any tokens, and a script may read the text as it likes.
+    written(tmp_path, set_bin=b"", set_idx=b"MMIDIDX\x00\x00", loop_py=b"print()")
+    for name, changes in (("a", {"data": str(tmp_path / "set")}), ("b", {"script": str(tmp_path / "loop.py")})):
+        accepted = await api.http.post("/v1/tasks", json={**spec, "name": name, **changes})
+        assert accepted.status_code == 201, accepted.json()
+
+
+@pytest.mark.parametrize(
+    ("files", "changes", "field"),
+    [
+        ({"a_txt": b" \n\n \t\n"}, {"data": "a.txt"}, "data"),
+        ({"a_bin": b"x", "a_idx": b"something else"}, {"data": "a"}, "data"),
+        ({"a_bin": b"x", "a_idx": b""}, {"data": "a.bin"}, "data"),
+        ({"a_py": b"def f(:\n"}, {"script": "a.py"}, "script"),
+        ({"a_py": b"x = '\0'\n"}, {"script": "a.py"}, "script"),
+    ],
+)
+async def test_files_that_no_rank_could_use_are_refused(
+    api: Server, tmp_path: Path, files: dict[str, bytes], changes: dict[str, str], field: str
+) -> None:
+    folder = written(tmp_path, **files)
+    spec = api.spec(**{name: str(folder / path) for name, path in changes.items()})
+    problem = refused(await api.http.post("/v1/tasks", json=spec), 422, "invalid-input")
+    assert [error["field"] for error in problem["errors"]] == [field]
     assert api.journal.log.last_position() == 0
 
 
@@ -71,18 +126,20 @@ async def test_a_refused_field_is_named_and_nothing_is_logged(api: Server, chang
         (b"[1, 2]", "application/json"),
         (b"[" * 100_000, "application/json"),
         (b"a: [", "application/yaml"),
-        (b"[" * 100_000, "application/yaml"),
+        (b"[" * 700, "application/yaml"),
         (b"", "application/json"),
     ],
 )
-async def test_a_body_that_is_no_specification_is_refused(api: Server, body: bytes, content_type: str) -> None:
-    response = await api.http.post("/v1/tasks", content=body, headers={"Content-Type": content_type})
+async def test_a_body_that_is_no_specification_is_refused(
+    offline: httpx.AsyncClient, body: bytes, content_type: str
+) -> None:
+    response = await offline.post("/v1/tasks", content=body, headers={"Content-Type": content_type})
     refused(response, 422, "invalid-input")
 
 
-async def test_a_body_above_the_limit_is_refused(api: Server) -> None:
+async def test_a_body_above_the_limit_is_refused(offline: httpx.AsyncClient) -> None:
     body = b"#" * (MAX_SPEC_BYTES + 1)
-    refused(await api.http.post("/v1/tasks", content=body), 413, "too-large")
+    refused(await offline.post("/v1/tasks", content=body), 413, "too-large")
 
 
 async def test_a_name_in_use_is_refused_and_free_again_once_stopped(api: Server) -> None:
@@ -168,8 +225,8 @@ async def test_lists_have_pages_and_filters(api: Server) -> None:
         ("/v1/incidents?state=x", "state"),
     ],
 )
-async def test_a_wrong_parameter_is_named(api: Server, path: str, field: str) -> None:
-    problem = refused(await api.http.get(path), 422, "invalid-input")
+async def test_a_wrong_parameter_is_named(offline: httpx.AsyncClient, path: str, field: str) -> None:
+    problem = refused(await offline.get(path), 422, "invalid-input")
     assert [error["field"] for error in problem["errors"]] == [field]
 
 
@@ -177,10 +234,10 @@ async def test_a_wrong_parameter_is_named(api: Server, path: str, field: str) ->
     "path",
     ["/v1/tasks/none", "/v1/tasks/none/logs", "/v1/nodes/none", "/v1/incidents/none", "/v1/plans/none", "/v2", "/v1/x"],
 )
-async def test_what_is_not_there_is_a_problem(api: Server, path: str) -> None:
-    refused(await api.http.get(path), 404, "not-found")
+async def test_what_is_not_there_is_a_problem(offline: httpx.AsyncClient, path: str) -> None:
+    refused(await offline.get(path), 404, "not-found")
 
 
-async def test_a_wrong_method_is_a_problem(api: Server) -> None:
-    problem = refused(await api.http.delete("/v1/tasks"), 405, "method-not-allowed")
+async def test_a_wrong_method_is_a_problem(offline: httpx.AsyncClient) -> None:
+    problem = refused(await offline.delete("/v1/tasks"), 405, "method-not-allowed")
     assert "DELETE" in problem["detail"]

@@ -12,7 +12,7 @@ import pytest
 
 from cli.main import main
 from shared.bus import Bus
-from shared.journal import Journal
+from shared.log.journal import Journal
 from shared.settings import Settings
 from tests.api.kit import Server, serving
 

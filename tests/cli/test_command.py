@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from cli.main import VERBS, load, wants_json
+from cli.main import VERBS, load, main, wants_json
 from tests.cli.conftest import call_unicron, run_unicron
 
 HEAVY = ("httpx", "pydantic", "fastapi", "nats", "sqlalchemy", "torch", "yaml", "cli.up", "cli.demo", "cli.submit")
@@ -67,13 +69,23 @@ async def test_wrong_usage_exits_2_with_a_sentence(arguments: list[str]) -> None
     assert "Traceback" not in outcome.err
 
 
-async def test_version() -> None:
-    outcome = await run_unicron("--version")
-    assert (outcome.code, outcome.out.startswith("unicron ")) == (0, True)
+async def test_settings_that_contradict_one_another_exit_2_with_both_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNICRON_COMMAND_TIMEOUT_S", "400")
+    outcome = await run_unicron("up", "--run-dir", str(tmp_path), "--port", "0")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("unicron: settings refused: command_timeout_s: must be less than resume_timeout_s")
+    assert os.listdir(tmp_path) == [], "nothing was started"
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("unicron ")
 
 
 async def test_a_server_that_is_not_there_exits_5_with_a_hint() -> None:
-    outcome = await run_unicron("ps", "--server", "http://127.0.0.1:9")
+    outcome = await call_unicron("ps", server="http://127.0.0.1:9")
     assert (outcome.code, outcome.out) == (5, "")
     assert "unicron up" in outcome.err
     assert "UNICRON_SERVER" in outcome.err

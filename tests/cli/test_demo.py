@@ -9,7 +9,7 @@ import pytest
 from cli.demo import fresh_directory
 from cli.demo_report import Check, Report
 from cli.demo_run import demo_specs
-from cli.stack import DEMO_MARKER, RunDirectory
+from cli.run_directory import DEMO_MARKER, RunDirectory
 from shared.errors import Conflict
 from shared.tasks import parse_spec
 

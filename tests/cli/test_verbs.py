@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,22 +17,25 @@ import yaml
 from cli.events import line, records
 from shared.bus import Bus
 from shared.events import TaskFailed, TaskFinished, TaskStopped, TaskStopRequested
-from shared.journal import Journal
+from shared.log.journal import Journal
 from shared.settings import Settings
-from tests.api.kit import Server, Story, serving, until
-from tests.cli.conftest import Unicron, call_unicron, end, run_unicron, start_unicron
+from tests.api.kit import Server, Story, serving, spec_dict, until
+from tests.cli.conftest import Unicron, call_unicron, end, start_unicron
+
+NOWHERE = "http://127.0.0.1:9"
+"""An address at which no server listens."""
 
 
-def write_spec(folder: Path, server: Server, **changes: Any) -> Path:
+def write_spec(folder: Path, **changes: Any) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "corpus.txt").write_text("the dog ran")
     path = folder / "spec.yaml"
-    path.write_text(yaml.safe_dump(server.spec(**{"data": "corpus.txt", **changes})))
+    path.write_text(yaml.safe_dump(spec_dict(**changes)))
     return path
 
 
 async def test_submit_takes_paths_from_the_specifications_folder(api: Server, unicron: Unicron, tmp_path: Path) -> None:
-    path = write_spec(tmp_path / "mine", api, checkpoint={"directory": "checkpoints"})
+    path = write_spec(tmp_path / "mine", checkpoint={"directory": "checkpoints"})
     outcome = await unicron("submit", str(path), "-o", "json")
     assert (outcome.code, outcome.err) == (0, "")
     task = json.loads(outcome.out)
@@ -41,8 +46,9 @@ async def test_submit_takes_paths_from_the_specifications_folder(api: Server, un
     assert "gpt" in outcome.err
 
 
-async def test_submit_reads_standard_input(api: Server) -> None:
-    outcome = await run_unicron("submit", "-", server=api.url, stdin=yaml.safe_dump(api.spec()))
+async def test_submit_reads_standard_input(api: Server, unicron: Unicron, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(yaml.safe_dump(api.spec())))
+    outcome = await unicron("submit", "-")
     assert (outcome.code, outcome.out) == (0, "submitted gpt (pending)\n")
 
 
@@ -51,13 +57,13 @@ async def test_submit_reads_standard_input(api: Server) -> None:
     [({"steps": -1}, "steps"), ({"colour": 1}, "colour"), ({"batch": {"global": 3, "micro": 2}}, "batch.micro")],
 )
 async def test_a_wrong_field_exits_2_and_is_named_without_asking_the_server(
-    api: Server, tmp_path: Path, changes: dict[str, Any], field: str
+    tmp_path: Path, changes: dict[str, Any], field: str
 ) -> None:
-    path = write_spec(tmp_path / "mine", api, **changes)
-    outcome = await call_unicron("submit", str(path), server="http://127.0.0.1:9")
+    path = write_spec(tmp_path / "mine", **changes)
+    outcome = await call_unicron("submit", str(path), server=NOWHERE)
     assert (outcome.code, outcome.out) == (2, "")
     assert field in outcome.err
-    outcome = await call_unicron("submit", str(path), "-o", "json", server="http://127.0.0.1:9")
+    outcome = await call_unicron("submit", str(path), "-o", "json", server=NOWHERE)
     assert (outcome.code, outcome.out) == (2, "")
     assert json.loads(outcome.err)["code"] == "invalid-input"
 
@@ -65,7 +71,7 @@ async def test_a_wrong_field_exits_2_and_is_named_without_asking_the_server(
 async def test_data_that_is_not_there_exits_2_and_nothing_is_logged(
     api: Server, unicron: Unicron, tmp_path: Path
 ) -> None:
-    path = write_spec(tmp_path / "mine", api, data="no-such.txt")
+    path = write_spec(tmp_path / "mine", data="no-such.txt")
     outcome = await unicron("submit", str(path), "-o", "json")
     assert outcome.code == 2
     assert json.loads(outcome.err)["errors"][0]["field"] == "data"
@@ -73,19 +79,19 @@ async def test_data_that_is_not_there_exits_2_and_nothing_is_logged(
 
 
 @pytest.mark.parametrize("content", [b"a: [", b"\xff\xfe\x00", b"just text", b""])
-async def test_a_file_that_is_no_specification_exits_2(unicron: Unicron, tmp_path: Path, content: bytes) -> None:
+async def test_a_file_that_is_no_specification_exits_2(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "broken.yaml"
     path.write_bytes(content)
     for target in (path, tmp_path / "missing.yaml", tmp_path):
-        outcome = await unicron("submit", str(target))
+        outcome = await call_unicron("submit", str(target), server=NOWHERE)
         assert (outcome.code, outcome.out) == (2, "")
         assert "Traceback" not in outcome.err
 
 
 @pytest.mark.parametrize("good", [True, False])
-async def test_submit_can_wait_for_the_end(api: Server, tmp_path: Path, good: bool) -> None:
-    path = write_spec(tmp_path / "mine", api)
-    waiting = asyncio.create_task(run_unicron("submit", str(path), "--wait", "-o", "json", server=api.url))
+async def test_submit_can_wait_for_the_end(api: Server, unicron: Unicron, tmp_path: Path, good: bool) -> None:
+    path = write_spec(tmp_path / "mine")
+    waiting = asyncio.ensure_future(unicron("submit", str(path), "--wait", "-o", "json"))
 
     async def submitted() -> bool:
         return api.journal.log.last_position() == 1
@@ -106,7 +112,7 @@ async def test_stop_waits_until_the_task_has_stopped(api: Server, unicron: Unicr
     outcome = await unicron("stop", "gpt")
     assert (outcome.code, outcome.out) == (0, "gpt: stopping\n")
     await api.http.post("/v1/tasks", json=api.spec("other"))
-    waiting = asyncio.create_task(run_unicron("stop", "other", "--wait", server=api.url))
+    waiting = asyncio.ensure_future(unicron("stop", "other", "--wait"))
 
     async def asked() -> bool:
         event = api.journal.log.read()[-1].event

@@ -7,19 +7,21 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from services.detector import stalls
-from services.detector.core import Clean, Limits, Monitor
+from services.detector.decide import Clean, DetectorLimits, Monitor
+from services.detector.stalls import StallLimits
 from shared.events import ErrorDetected, Event, PlanDecided, StateMoved, TaskSubmitted
-from shared.plans import Layout, Member, Response, Stage, TaskChange, Trigger
-from shared.signals import Heartbeat, ProcessExited, RankRaised, Signal, WorkerStatus
+from shared.plans import Layout, Response, TaskChange, Trigger
+from shared.signals import Heartbeat, ProcessExited, RankCheckpointed, RankRaised, Signal, WorkerStatus
 from shared.tasks import parse_spec
+from tests.agent.kit import SPEC, stage
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-LIMITS = Limits(
+LIMITS = DetectorLimits(
+    heartbeat_interval_s=0.25,
     node_timeout_s=1.5,
     progress_interval_s=5.0,
     restart_window_s=600.0,
-    stalls=stalls.Limits(
+    stalls=StallLimits(
         hang_factor=3.0,
         hang_floor_s=3.0,
         stop_factor=3.0,
@@ -28,23 +30,10 @@ LIMITS = Limits(
         slow_region_timeout_s=120.0,
     ),
 )
-SPEC = {
-    "name": "gpt",
-    "model": {"layers": 2, "hidden": 64, "heads": 4, "sequence_length": 32},
-    "batch": {"global": 12},
-    "steps": 100,
-    "data": "corpus.txt",
-}
 
 
 def at(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
-
-
-def stage(generation: int, workers: list[str], kind: Any = "boundary", source: Any = "live") -> Stage:
-    members = [Member(rank=r, worker=w, node=w.rpartition("/")[0], source=source) for r, w in enumerate(workers)]
-    layout = Layout(tensor=1, pipeline=1, data=len(workers), micro_batch=1)
-    return Stage(kind=kind, generation=generation, layout=layout, members=members)
 
 
 def plan(name: str, cause: str, *changes: TaskChange, response: Response = Response.RESTART) -> PlanDecided:
@@ -75,7 +64,15 @@ class Found:
 class Cluster:
     """A monitor with nodes that can send heartbeats; ``gpt`` trains in generation 1 on one worker a node."""
 
-    def __init__(self, nodes: int = 3, *, max_restarts: int = 3) -> None:
+    def __init__(
+        self,
+        nodes: int = 3,
+        *,
+        max_restarts: int = 3,
+        trained: bool = True,
+        layout: Layout | None = None,
+    ) -> None:
+        """``trained``: generation 1 has formed; else its processes are being started. ``layout``: if not only data."""
         self.monitor = Monitor(limits=LIMITS, started_at=at(0))
         self.monitor.echo(at(0))
         self.names = [f"n{i}" for i in range(nodes)]
@@ -88,11 +85,13 @@ class Cluster:
         for name in self.names:
             self.beat(name, 0.0, task=None)
         first = stage(1, self.workers, source="initial")
+        first = first.model_copy(update={"layout": layout or first.layout})
         change = TaskChange(
             task="gpt", reason="new", action="move", from_generation=0, target=first, prepare=self.workers
         )
         self.fold(plan("p1", "submitted", change, response=Response.RECONFIGURE))
-        self.fold(moved("p1", 1, "restored", complete=True))
+        if trained:
+            self.fold(moved("p1", 1, "restored", complete=True))
 
     def fold(self, *events: Event) -> Found:
         decision = Found()
@@ -126,7 +125,7 @@ class Cluster:
         return list(self.monitor.signal(signal, at(seconds)).events)
 
     def listen_until(self, seconds: float) -> None:
-        """Let time pass in which the monitor hears itself, and nothing else happens."""
+        """Let time pass in which the monitor receives its own message, and nothing else happens."""
         for tenth in range(round(seconds * 10) + 1):
             self.monitor.echo(at(tenth / 10))
 
@@ -137,13 +136,18 @@ class Cluster:
 
     def exited(self, worker: str, seconds: float, *, code: int = -9, step: int = 16, **rest: Any) -> ProcessExited:
         return ProcessExited.model_validate(
-            {**self._about(worker, seconds, step, **rest), "pid": 100, "exit_code": code, "last_output": "the end"}
+            {"pid": 100, "exit_code": code, "last_output": "the end", **self._about(worker, seconds, step, **rest)}
         )
 
     def raised(self, worker: str, seconds: float, cause: str, *, step: int = 16, **rest: Any) -> RankRaised:
-        error = {"exception": "ValueError", "communication": "CommunicationFailed", "non_finite": "NonFiniteValue"}
-        said = {"cause": cause, "error": error[cause], "detail": "it broke", "traceback": "Traceback ..."}
-        return RankRaised.model_validate({**self._about(worker, seconds, step, **rest), **said})
+        errors = {"communication": "CommunicationFailed", "non_finite": "NonFiniteValue", "refused": "ImportError"}
+        error = errors.get(cause, "ValueError")
+        text = f"Traceback ...\n{error}: it broke\n"
+        raised = {"cause": cause, "error": error, "detail": "it broke", "traceback": text}
+        return RankRaised.model_validate({**self._about(worker, seconds, step, **rest), **raised})
+
+    def checkpointed(self, worker: str, seconds: float, *, step: int = 16, **rest: Any) -> RankCheckpointed:
+        return RankCheckpointed.model_validate({"path": f"/step-{step}", **self._about(worker, seconds, step, **rest)})
 
     def _about(self, worker: str, seconds: float, step: int, **rest: Any) -> dict[str, Any]:
         self.signals += 1
@@ -167,7 +171,15 @@ def only_error(events: Sequence[Any]) -> ErrorDetected:
     return events[0]  # type: ignore[no-any-return]
 
 
-def restart_plan(name: str, error: ErrorDetected, cluster: Cluster, worker: str, generation: int = 1) -> None:
+def timed(cluster: Cluster, *steps_s: float) -> None:
+    """The first steps of its generation took these times: their mean and deviation are known."""
+    for step, step_s in enumerate(steps_s, 1):
+        cluster.beat(cluster.names[0], step / 10, step=step, step_s=step_s, steps_timed=step)
+
+
+def restart_plan(
+    name: str, error: ErrorDetected, cluster: Cluster, worker: str, generation: int = 1, source: Any = "live"
+) -> None:
     """The plan that answers a dead rank: survivors finish the step, the rank comes back at the boundary."""
     survivors = [w for w in cluster.workers if w != worker]
     change = TaskChange(
@@ -180,6 +192,40 @@ def restart_plan(name: str, error: ErrorDetected, cluster: Cluster, worker: str,
         hold=True,
         interrupted=stage(generation + 1, survivors, kind="interrupted"),
         prepare=[worker],
-        target=stage(generation + 2, cluster.workers),
+        target=stage(generation + 2, cluster.workers, source=source),
     )
     cluster.fold(plan(name, error.event_id, change))
+
+
+def grow_plan(cluster: Cluster, prepare: list[str]) -> None:
+    """The plan by which a healthy task takes more workers at the next step boundary."""
+    change = TaskChange(
+        task="gpt",
+        reason="grow",
+        action="move",
+        from_generation=1,
+        survivors=cluster.workers,
+        prepare=prepare,
+        target=stage(2, [*cluster.workers, *prepare]),
+    )
+    cluster.fold(plan("p2", "a node joined", change, response=Response.RECONFIGURE))
+
+
+def complete(name: str, cluster: Cluster, generation: int, step: int = 17) -> None:
+    cluster.fold(moved(name, generation - 1, "resumed", step=step))
+    cluster.fold(moved(name, generation, "restored", step=step, complete=True))
+    cluster.generation = generation
+
+
+def lose(cluster: Cluster, node: str) -> list[Any]:
+    """Bring all nodes to second 10, and let one fall silent there."""
+    cluster.listen_until(10.0)
+    for name in cluster.names:
+        cluster.beat(name, 10.0)
+    for tenth in range(101, 117):
+        for name in cluster.names:
+            if name != node:
+                cluster.beat(name, tenth / 10)
+        if events := cluster.tick(tenth / 10):
+            return events
+    return []

@@ -1,4 +1,4 @@
-"""Ranks that hold up a plan: stopped, not leaving their step, not joining."""
+"""Ranks that delay a plan: stopped, not leaving their step, not joining."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from services.detector.view import TaskView
-from shared.plans import Response, Stage, TaskChange
+from services.detector.state import MonitoredTask
+from shared.events import derived_id
+from shared.plans import Layout, Response, Stage, TaskChange
 from shared.severities import ErrorKind, Severity
-from tests.detector.kit import Cluster, moved, only_error, plan, restart_plan, stage
+from tests.agent.kit import stage
+from tests.detector.kit import Cluster, grow_plan, moved, only_error, plan, restart_plan, timed
 
 
 def stopped_from(cluster: Cluster, node: str, start_s: float, until_s: float, **status: Any) -> list[Any]:
@@ -26,8 +28,8 @@ def stopped_from(cluster: Cluster, node: str, start_s: float, until_s: float, **
     return events
 
 
-def test_a_stopped_survivor_holds_no_plan_up() -> None:
-    """It cannot be held; without a verdict the command would wait for it until its time is up."""
+def test_a_stopped_survivor_does_not_delay_a_plan() -> None:
+    """A stopped process cannot be held: the command would wait for it until the command times out."""
     cluster = Cluster()
     error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
     restart_plan("p2", error, cluster, "n1/0")
@@ -35,17 +37,19 @@ def test_a_stopped_survivor_holds_no_plan_up() -> None:
     hang = only_error(stopped_from(cluster, "n2", 4.0, 5.0))
     assert (hang.kind, hang.severity, hang.worker, hang.node) == (ErrorKind.HANG, Severity.SEV2, "n2/0", "n2")
     assert (hang.generation, hang.escalates, hang.evidence["workers"]) == (1, None, ["n2/0"])
-    # Answered by a plan that restarts it: nothing more is said of the old process.
+    # Once a plan restarts it, the old process causes no further event.
     restart_plan("p3", hang, cluster, "n2/0", generation=3)
     assert stopped_from(cluster, "n2", 5.25, 12.0) == []
 
 
-def test_who_matters_to_a_plan_is_put_together_once_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked anew for each worker it would take a task of thousands longer than the time between two ticks."""
+def test_the_workers_that_matter_to_a_plan_are_collected_once_for_any_number_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Collected for each worker, a task of thousands would take longer than the time between two ticks."""
     asked = []
-    stages = TaskView.stages
+    stages = MonitoredTask.stages
 
-    def counting(task: TaskView) -> list[Stage]:
+    def counting(task: MonitoredTask) -> list[Stage]:
         asked.append(task.name)
         return stages(task)
 
@@ -57,7 +61,7 @@ def test_who_matters_to_a_plan_is_put_together_once_however_many_there_are(monke
         assert stopped_from(cluster, "n2", 1.0, 2.0) == []
         return len(asked)
 
-    monkeypatch.setattr(TaskView, "stages", counting)
+    monkeypatch.setattr(MonitoredTask, "stages", counting)
     assert 0 < work(3) == work(12)
 
 
@@ -84,7 +88,7 @@ def test_a_process_that_goes_on_was_not_hanging() -> None:
 
 
 def held_from(cluster: Cluster, start_s: float, until_s: float, **status: Any) -> list[Any]:
-    """A dead rank's peers were told at ``start_s`` to leave their step; n2's has not done so."""
+    """The peers of a dead rank were asked at ``start_s`` to leave their step; n2's has not done so."""
     events: list[Any] = []
     for quarter in range(round((until_s - start_s) * 4) + 1):
         age_s = quarter / 4
@@ -96,16 +100,10 @@ def held_from(cluster: Cluster, start_s: float, until_s: float, **status: Any) -
     return events
 
 
-def timed(cluster: Cluster) -> None:
-    """The mean of its steps is known."""
-    for index in range(1, 5):
-        cluster.beat("n0", index / 10, step=index, step_s=0.1, steps_timed=index)
-
-
 def test_a_survivor_that_does_not_leave_its_step_is_found() -> None:
-    """However long it had waited for the dead rank before it was told."""
+    """The time that it waited for the dead rank before it was asked does not count."""
     cluster = Cluster()
-    timed(cluster)
+    timed(cluster, 0.1, 0.1)
     error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
     restart_plan("p2", error, cluster, "n1/0")
     assert held_from(cluster, 1.0, 4.0) == []
@@ -117,9 +115,9 @@ def test_a_survivor_that_does_not_leave_its_step_is_found() -> None:
 @pytest.mark.parametrize(
     "status", [{"starved_s": 8.0}, {"phase": "checkpoint"}, {"phase": "setup"}, {"hold_age_s": None}]
 )
-def test_a_survivor_that_had_no_cpu_or_is_not_yet_told_is_not_hanging(status: dict[str, Any]) -> None:
+def test_a_survivor_that_had_no_cpu_or_was_not_asked_yet_is_not_hanging(status: dict[str, Any]) -> None:
     cluster = Cluster()
-    timed(cluster)
+    timed(cluster, 0.1, 0.1)
     error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
     restart_plan("p2", error, cluster, "n1/0")
     assert held_from(cluster, 1.0, 9.0, **status) == []
@@ -129,16 +127,16 @@ def joining(cluster: Cluster, age_s: float, parts: dict[str, int | None]) -> lis
     """The ranks of the stage in generation 3 have done some parts of joining it; None: they wait in the first step."""
     for name in cluster.names:
         done = parts[name]
-        fields = {"phase": "reduce"} if done is None else {"phase": "setup", "micro_batch": done}
+        fields = {"phase": "reduce"} if done is None else {"phase": "setup", "setup_parts": done}
         cluster.beat(name, 2.0 + age_s, generation=3, progress_age_s=age_s, **fields)
     return cluster.tick(2.0 + age_s)
 
 
 @pytest.mark.parametrize(("others", "age_s"), [(2, 5.1), (None, 5.1)])
 def test_a_rank_that_hangs_as_it_joins_is_found(others: int | None, age_s: float) -> None:
-    """In a user's ``build``, say: the others are further. The limit follows from how long joining took before."""
+    """For example in a user's ``build``. The limit follows from how long joining took before."""
     cluster = Cluster()
-    timed(cluster)
+    timed(cluster, 0.1, 0.1)
     error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
     restart_plan("p2", error, cluster, "n1/0")
     cluster.fold(moved("p2", 2, "resumed", step=17, durations_s={"rebuild": 0.3, "agree": 0.1, "move": 0.0}))
@@ -151,7 +149,7 @@ def test_a_rank_that_hangs_as_it_joins_is_found(others: int | None, age_s: float
 
 def test_ranks_that_are_equally_far_in_joining_are_a_matter_of_their_collective() -> None:
     cluster = Cluster()
-    timed(cluster)
+    timed(cluster, 0.1, 0.1)
     error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
     restart_plan("p2", error, cluster, "n1/0")
     cluster.fold(moved("p2", 2, "resumed", step=17, durations_s={"rebuild": 1.5, "agree": 0.1, "move": 0.4}))
@@ -176,7 +174,7 @@ def drain_plan(cluster: Cluster) -> None:
 
 def test_a_rank_that_hangs_while_its_task_drains_is_found() -> None:
     cluster = Cluster()
-    timed(cluster)
+    timed(cluster, 0.1, 0.1)
     drain_plan(cluster)
     events: list[Any] = []
     for age_s in (2.0, 2.9, 3.1, 3.5):
@@ -193,10 +191,10 @@ def test_a_rank_that_hangs_while_its_task_drains_is_found() -> None:
     )
 
 
-def test_a_stall_that_no_plan_ends_is_told_once() -> None:
-    """Told again it would have the same id and another content, which the log refuses for good."""
+def test_a_stall_that_no_plan_ends_is_recorded_once() -> None:
+    """A second event would have the same id and another content, which the log refuses for good."""
     cluster = Cluster()
-    timed(cluster)
+    timed(cluster, 0.1, 0.1)
     drain_plan(cluster)
 
     def stalled_for(age_s: float) -> list[Any]:
@@ -205,10 +203,26 @@ def test_a_stall_that_no_plan_ends_is_told_once() -> None:
             events += cluster.beat(name, 1.0 + age_s, step=4, phase="reduce", progress_age_s=age_s).events
         return events + cluster.tick(1.0 + age_s)
 
-    told = only_error(stalled_for(5.5))
-    assert (told.kind, told.generation) == (ErrorKind.COLLECTIVE_TIMEOUT, 1)
-    cluster.fold(plan("p3", told.event_id, response=Response.NONE))
+    stall = only_error(stalled_for(5.5))
+    assert (stall.kind, stall.generation) == (ErrorKind.COLLECTIVE_TIMEOUT, 1)
+    cluster.fold(plan("p3", stall.event_id, response=Response.NONE))
     assert stalled_for(6.0) == []
+
+
+@pytest.mark.parametrize("newcomer", ["a0", "z0"])
+def test_a_collective_that_times_out_during_a_plan_is_one_of_the_ranks_that_train(newcomer: str) -> None:
+    """A process that is up for the next stage has another generation and step, and takes no part."""
+    cluster = Cluster()
+    timed(cluster, 0.1, 0.1)
+    grow_plan(cluster, [f"{newcomer}/0"])
+    for name in cluster.names:
+        cluster.beat(name, 8.0, step=10, phase="reduce", progress_age_s=5.5)
+    cluster.names.append(newcomer)
+    cluster.beat(newcomer, 8.0, state="ready", generation=2, rank=None, phase=None, progress_age_s=None)
+    error = only_error(cluster.tick(8.0))
+    assert error.event_id == derived_id("gpt/1/10/", "detector", "gpt/collective-timeout")
+    assert (error.generation, error.step, error.worker, error.rank) == (1, 10, None, None)
+    assert error.evidence["failure"] == "collective-timeout//step 10"
 
 
 def test_ranks_that_wait_for_others_on_the_way_do_not_hang() -> None:
@@ -219,3 +233,179 @@ def test_ranks_that_wait_for_others_on_the_way_do_not_hang() -> None:
         for name in cluster.names:
             cluster.beat(name, now_s, state="waiting", phase="waiting", progress_age_s=now_s)
         assert cluster.tick(now_s) == []
+
+
+# ---- the limits that apply
+
+
+def stalled(cluster: Cluster, age_s: float, *late: str, **status: Any) -> list[Any]:
+    """All ranks made progress ``age_s`` before second 500: those on ``late`` nodes compute, the others wait."""
+    for name in cluster.names:
+        phase = "compute" if name in late else "reduce"
+        cluster.beat(name, 500.0, **{"phase": phase, "progress_age_s": age_s, **status})
+    return cluster.tick(500.0)
+
+
+def test_a_task_with_uneven_steps_is_given_more_time() -> None:
+    cluster = Cluster()
+    timed(cluster, 1.0, 3.0, 1.0, 3.0)
+    assert stalled(cluster, 7.9, "n1") == []
+    assert only_error(stalled(cluster, 8.1, "n1")).evidence["limit_s"] == 8.0
+
+
+def test_a_task_with_uneven_steps_is_given_more_time_while_it_drains() -> None:
+    cluster = Cluster()
+    timed(cluster, 1.0, 3.0, 1.0, 3.0)
+    drain_plan(cluster)
+    assert stalled(cluster, 7.9, "n1") == []
+    assert only_error(stalled(cluster, 8.1, "n1")).evidence["limit_s"] == 8.0
+
+
+def test_a_task_with_uneven_steps_is_given_more_time_to_leave_one() -> None:
+    cluster = Cluster()
+    timed(cluster, 1.0, 3.0, 1.0, 3.0)
+    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
+    restart_plan("p2", error, cluster, "n1/0")
+    assert held_from(cluster, 1.0, 9.0) == []
+    assert only_error(held_from(cluster, 1.0, 9.25)).evidence["limit_s"] == 8.0
+
+
+@pytest.mark.parametrize(("phase", "limit_s"), [("compute", 3.0), ("setup", 8.0), ("checkpoint", None)])
+def test_a_rank_that_is_held_while_it_joins_has_the_time_that_joining_takes(phase: str, limit_s: float | None) -> None:
+    """A rank in the user's ``build`` cannot leave it."""
+    cluster = Cluster(trained=False)
+    cluster.fold(moved("p1", 1, "restored", complete=True, durations_s={"rebuild": 1.5, "agree": 0.1}))
+    timed(cluster, 0.1, 0.1)
+    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
+    restart_plan("p2", error, cluster, "n1/0")
+    if limit_s is None:
+        assert held_from(cluster, 1.0, 12.0, phase=phase) == []
+    else:
+        assert held_from(cluster, 1.0, 1.0 + limit_s, phase=phase) == []
+        hang = only_error(held_from(cluster, 1.0, 1.25 + limit_s, phase=phase))
+        assert (hang.kind, hang.worker) == (ErrorKind.HANG, "n2/0")
+
+
+def test_the_first_step_of_a_generation_is_judged_by_the_steps_of_the_one_before() -> None:
+    """With fewer workers each of them has more to do."""
+    cluster = Cluster()
+    timed(cluster, 2.0, 2.0)
+    drain_plan(cluster)
+    cluster.fold(moved("p2", 2, "restored", complete=True))
+    cluster.generation = 2
+    assert stalled(cluster, 44.9, "n1") == []
+    hang = only_error(stalled(cluster, 45.1, "n1"))
+    assert (hang.generation, hang.evidence["limit_s"]) == (2, 45.0)
+
+
+def test_the_first_step_of_a_stage_of_a_plan_is_judged_by_the_steps_before_it() -> None:
+    """Two survivors finish the step that the third rank's end broke, while its successor starts."""
+    cluster = Cluster()
+    timed(cluster, 2.0, 2.0)
+    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
+    restart_plan("p2", error, cluster, "n1/0")
+
+    def finishing(age_s: float) -> list[Any]:
+        for name in ("n0", "n2"):
+            cluster.beat(name, 500.0, generation=2, progress_age_s=age_s)
+        cluster.beat("n1", 500.0, state="ready", generation=2, phase=None, progress_age_s=None)
+        return cluster.tick(500.0)
+
+    assert finishing(44.9) == []
+    hang = only_error(finishing(45.1))
+    assert (hang.generation, hang.evidence["limit_s"], hang.evidence["workers"]) == (2, 45.0, ["n0/0", "n2/0"])
+
+
+@pytest.mark.parametrize(
+    ("source", "limit_s"), [("live", 5.0), ("take", 5.0), ("checkpoint", 120.0), ("initial", 120.0)]
+)
+def test_only_a_state_from_memory_bounds_the_time_of_joining(source: str, limit_s: float) -> None:
+    """How long a read from storage takes is not known."""
+    cluster = Cluster()
+    timed(cluster, 0.1, 0.1)
+    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
+    restart_plan("p2", error, cluster, "n1/0", source=source)
+    cluster.fold(moved("p2", 2, "resumed", step=17, durations_s={"rebuild": 0.3, "agree": 0.1}))
+    parts: dict[str, int | None] = {"n0": 2, "n1": 1, "n2": 2}
+    assert joining(cluster, limit_s - 0.1, parts) == []
+    assert only_error(joining(cluster, limit_s + 0.1, parts)).evidence["limit_s"] == limit_s
+
+
+def test_a_task_with_slow_steps_may_be_stopped_for_longer_in_any_phase() -> None:
+    cluster = Cluster()
+    timed(cluster, 2.0, 2.0)
+    assert stopped_from(cluster, "n2", 1.0, 7.0, phase="checkpoint") == []
+    hang = only_error(stopped_from(cluster, "n2", 7.25, 7.25, phase="checkpoint"))
+    assert (hang.kind, hang.worker) == (ErrorKind.HANG, "n2/0")
+    assert (hang.evidence["stalled_s"], hang.evidence["limit_s"]) == (6.25, 6.0)
+
+
+# ---- the ranks that are compared
+
+
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "blamed"), [(1, 1, ["n1/0", "n2/0"]), (3, 1, ["n1/0"]), (1, 3, ["n1/0"])]
+)
+@pytest.mark.parametrize("draining", [False, True])
+def test_all_late_ranks_are_to_blame_if_none_of_them_waits_for_another(
+    tensor: int, pipeline: int, blamed: list[str], draining: bool
+) -> None:
+    data = 3 // (tensor * pipeline)
+    cluster = Cluster(layout=Layout(tensor=tensor, pipeline=pipeline, data=data, micro_batch=1))
+    timed(cluster, 0.1, 0.1)
+    if draining:
+        drain_plan(cluster)
+    cluster.beat("n0", 8.0, phase="reduce", progress_age_s=4.0)
+    cluster.beat("n1", 8.0, micro_batch=1, progress_age_s=4.0)
+    cluster.beat("n2", 8.0, micro_batch=2, progress_age_s=4.0)
+    assert only_error(cluster.tick(8.0)).evidence["workers"] == blamed
+
+
+def test_a_task_is_judged_once_all_its_ranks_are_known_to_train() -> None:
+    """The rank that is missing may be the cause: its end is known a moment later."""
+    cluster = Cluster()
+    timed(cluster, 0.1, 0.1)
+    grow_plan(cluster, ["n3/0"])
+    cluster.fold(moved("p2", 2, "restored", complete=True))
+    assert stalled(cluster, 130.0, generation=2) == [], "nothing was heard of n3 yet"
+    cluster.names.append("n3")
+    cluster.beat("n3", 500.0, task=None)
+    assert only_error(stalled(cluster, 130.0, generation=2)).kind is ErrorKind.COLLECTIVE_TIMEOUT
+
+
+def test_a_stage_of_a_plan_is_judged_once_all_its_ranks_train_in_it() -> None:
+    cluster = Cluster()
+    timed(cluster, 0.1, 0.1)
+    grow_plan(cluster, ["n3/0"])
+    assert stalled(cluster, 130.0, generation=2) == [], "nothing was heard of n3 yet"
+    cluster.names.append("n3")
+
+    def beside(**newcomer: Any) -> list[Any]:
+        cluster.beat("n3", 500.0, **newcomer)
+        cluster.names.remove("n3")
+        events = stalled(cluster, 130.0, generation=2)
+        cluster.names.append("n3")
+        return events
+
+    assert beside(task=None) == []
+    assert beside(state="ready", generation=2, phase=None, progress_age_s=None) == []
+    late = only_error(beside(generation=2, phase="reduce", progress_age_s=130.0))
+    assert (late.kind, late.generation) == (ErrorKind.COLLECTIVE_TIMEOUT, 2)
+
+
+def test_a_process_whose_failure_is_known_delays_no_plan() -> None:
+    """It is stopped until the plan has ended it."""
+    cluster = Cluster()
+    hang = only_error(stopped_from(cluster, "n1", 1.0, 5.0))
+    restart_plan("p2", hang, cluster, "n1/0")
+    assert stopped_from(cluster, "n1", 5.25, 12.0) == []
+
+
+def test_a_process_of_another_task_delays_no_plan() -> None:
+    """The other task still has the worker that the plan gives to this one."""
+    cluster = Cluster()
+    grow_plan(cluster, ["n3/0"])
+    assert cluster.tick(0.5) == [], "nothing was heard of n3 yet"
+    cluster.names.append("n3")
+    events = [e for e in stopped_from(cluster, "n3", 1.0, 9.0, task="other", generation=7) if e.type != "node.joined"]
+    assert events == []

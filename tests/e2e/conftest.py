@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -11,7 +9,9 @@ import pytest
 import pytest_asyncio
 
 from cli.stack import Stack
-from tests.e2e.kit import Client, processes_of
+from services.planner.replay import verify
+from shared.log.log import EventLog
+from tests.e2e.kit import Client, make_corpus, processes_of
 
 NODES = 4
 
@@ -19,18 +19,22 @@ NODES = 4
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A generated text of about 1 MB."""
-    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
-    subprocess.run([sys.executable, "-P", "-m", "unicron.corpus", str(path), "--seed", "1"], check=True, timeout=60)
-    return path
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """Four nodes of one worker each, for all tests (a start takes ten seconds); no process is left at the end."""
+    """Four nodes of one worker each, for all tests; at the end its log replays, and no process is left."""
     run_dir = tmp_path_factory.mktemp("stack") / "run"
     async with Stack(run_dir, nodes=NODES, workers_per_node=1) as started:
         yield started
     assert processes_of(run_dir) == []
+    log = EventLog(f"sqlite:///{run_dir / 'log.db'}", read_only=True)
+    report = verify(log)
+    log.close()
+    assert report.mismatches == []
+    assert report.chain_ok
+    assert report.verified == report.plans > 0
 
 
 @pytest.fixture

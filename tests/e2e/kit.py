@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: a client, a small task, waiting for conditions."""
+"""What the end-to-end tests share: a client, a small task, a pace for it, waiting for conditions."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from typing import Any, Self
 import httpx
 import psutil
 
+from cli.demo_report import TOLERANCE, compare_parameters
+
 Record = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,8 +26,8 @@ def small_task(name: str, data: Path, **changes: Any) -> Record:
     return {
         "name": name,
         "model": {"layers": 2, "hidden": 32, "heads": 4, "sequence_length": 32},
-        "batch": {"global": 12, "micro": 1},
-        "steps": 80,
+        "batch": {"global": 8, "micro": 1},
+        "steps": 40,
         "data": str(data),
         "workers": {"min": 1, "max": 4},
         "checkpoint": {"every": 20},
@@ -34,11 +36,69 @@ def small_task(name: str, data: Path, **changes: Any) -> Record:
     }
 
 
-class Client:
-    """The REST API as a test uses it."""
+def make_corpus(folder: Path) -> Path:
+    """Generate a text of about 1 MB; return its path."""
+    path = folder / "corpus.txt"
+    subprocess.run(
+        [sys.executable, "-P", "-m", "unicron.trainer.corpus", str(path), "--seed", "1"], check=True, timeout=60
+    )
+    return path
 
-    def __init__(self, url: str) -> None:
-        self.http = httpx.Client(base_url=url, timeout=10.0)
+
+PACED = """
+import os, pathlib, time
+from unicron import train
+from unicron.trainer.data import Samples
+
+read, pace = Samples.batch, pathlib.Path(os.environ["PACE"])
+
+def slowly(samples, ids):
+    if pace.exists():
+        time.sleep(float(os.environ["PACE_S"]))
+    return read(samples, ids)
+
+Samples.batch = slowly
+train.train(pathlib.Path(os.environ["UNICRON_SPEC"]))
+"""
+"""The built-in trainer, with a data loader that is slow as long as a file exists."""
+
+
+class Pace:
+    """Keeps a task from its end until a test has done what it does to a running task, without loading a core.
+
+    Args:
+        folder: for the script and the file that makes the data loader slow.
+        batch_s: seconds that the data loader waits before each micro-batch.
+        script: what to run; it finds the file's path in ``PACE`` and the seconds in ``PACE_S``.
+    """
+
+    def __init__(self, folder: Path, batch_s: float, script: str = PACED) -> None:
+        self._batch_s = batch_s
+        self._file = folder / "pace"
+        self._file.touch()
+        self._script = folder / "paced.py"
+        self._script.write_text(script)
+
+    def of(self, spec: Record) -> Record:
+        """Return the specification, with this pace."""
+        env = {**spec["env"], "PACE": str(self._file), "PACE_S": str(self._batch_s)}
+        return spec | {"script": str(self._script), "env": env}
+
+    def end(self) -> None:
+        """Let the task go on as fast as it can."""
+        self._file.unlink()
+
+
+class Client:
+    """The REST API as a test uses it.
+
+    Args:
+        url: of the API.
+        transport: how it is reached, where that is not the machine's own network.
+    """
+
+    def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
+        self.http = httpx.Client(base_url=url, timeout=10.0, transport=transport)
 
     def __enter__(self) -> Self:
         return self
@@ -160,3 +220,22 @@ def processes_of(run_dir: Path) -> list[int]:
             if process.environ().get("UNICRON_RUN_DIR", "").startswith(str(run_dir)):
                 found.append(process.pid)
     return found
+
+
+def check_result(client: Client, name: str, spec: dict[str, object], tmp_path: Path) -> None:
+    """The finished task has the parameters and samples of a run without failures."""
+    task = client.task(name)
+    parameters, samples = reference(spec, tmp_path / f"reference-{name}")
+    assert task["result"]["steps"] == spec["steps"]
+    assert task["result"]["samples_sha256"] == samples
+    assert compare_parameters(Path(task["result"]["parameters_path"]), parameters) <= TOLERANCE
+
+
+def rank(task: Record, number: int) -> Record:
+    """Return what a task shows of one rank."""
+    return next(r for r in task["ranks"] if r["rank"] == number)
+
+
+def pids(task: Record) -> dict[str, int]:
+    """Return the process of each worker."""
+    return {r["worker"]: r["pid"] for r in task["ranks"]}

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 import yaml
 
-from shared.settings import Settings
+from shared.settings import Settings, read_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docker-compose.yml").read_text()
@@ -44,10 +44,10 @@ def test_the_schema_would_notice_a_mistake() -> None:
 def test_has_all_parts() -> None:
     modules = sorted(module_of(SERVICES[name]) for name in OURS)
     assert modules == [
+        "services.agent.main",
+        "services.agent.main",
         "services.api.main",
-        "services.detector.agent",
-        "services.detector.agent",
-        "services.detector.monitor",
+        "services.detector.main",
         "services.planner.main",
         "services.transition.main",
     ]
@@ -80,22 +80,23 @@ def test_every_setting_exists(name: str) -> None:
 def test_settings_accept_the_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in SERVICES[name]["environment"].items():
         monkeypatch.setenv(variable, re.sub(r"\$\{\w+:\?[^}]*\}", "secret", value))
-    settings = Settings()
+    settings = read_settings()
     assert settings.nats_url == "nats://nats:4222"
     assert settings.nats_token == "secret"
 
 
 def test_the_nodes_differ() -> None:
-    nodes = [s["environment"] for s in SERVICES.values() if s.get("command", [None])[-1] == "services.detector.agent"]
+    nodes = [s["environment"] for s in SERVICES.values() if s.get("command", [None])[-1] == "services.agent.main"]
     assert len({n["UNICRON_NODE"] for n in nodes}) == len(nodes) == 2
     assert len({n["UNICRON_DOMAIN"] for n in nodes}) == 2
     for name in ("agent-n0", "agent-n1"):
-        assert SERVICES[name]["environment"]["UNICRON_STORE_HOST"] == name, "the name other containers resolve"
+        assert not {"UNICRON_ADDRESS", "UNICRON_STORE_HOST"} & SERVICES[name]["environment"].keys()
+        assert set(SERVICES["nats"]["networks"]) == set(SERVICES[name]["networks"]), "the address follows from NATS"
 
 
 def test_only_what_writes_the_log_knows_its_password() -> None:
     for name in OURS:
-        writes = module_of(SERVICES[name]) != "services.detector.agent"
+        writes = module_of(SERVICES[name]) != "services.agent.main"
         assert ("UNICRON_LOG_URL" in SERVICES[name]["environment"]) == writes
 
 
@@ -209,5 +210,5 @@ def test_the_probe_fails_where_nobody_answers() -> None:
         check=False,
     )
     assert result.returncode == 1
-    assert result.stderr.startswith("planner: ")
+    assert result.stderr.startswith("planner: NoServersError"), "with the reason, and not when its time is up"
     assert "Traceback" not in result.stderr

@@ -9,6 +9,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -16,28 +17,37 @@ VERSION = PROJECT["project"]["version"]
 INSTALL_LIMIT_S = 300
 """About 20 s on two free cores; pip downloads some 30 MB."""
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(INSTALL_LIMIT_S + 60)]
+pytestmark = pytest.mark.timeout(INSTALL_LIMIT_S + 60)
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the commands of a clean environment with the project in it.
+def installed(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """The folder of the commands of a clean environment with the project in it; one for all test processes."""
+    folder = tmp_path_factory.getbasetemp()
+    if worker_id != "master":
+        folder = folder.parent  # what the test processes of one run share
+    environment = folder / "installed"
+    with FileLock(f"{environment}.lock"):
+        if not (environment / "complete").exists():
+            install(environment, folder / "source")
+            (environment / "complete").touch()
+    return environment / "bin"
+
+
+def install(environment: Path, source: Path) -> None:
+    """Make a clean environment with the project in it.
 
     The sources are copied first: a build in place would leave build/ and *.egg-info behind, and could take files that
     are not part of the project.
     """
-    source = tmp_path_factory.mktemp("source") / "unicron"
     unwanted = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "tests", "docs")
     shutil.copytree(ROOT, source, ignore=unwanted)
-    environment = tmp_path_factory.mktemp("environment") / "venv"
-    venv.create(environment, with_pip=True)
-    subprocess.run(
-        [environment / "bin" / "python", "-m", "pip", "install", "--quiet", "-c", source / "constraints.txt", source],
-        check=True,
-        timeout=INSTALL_LIMIT_S,
-    )
+    venv.create(environment, with_pip=False)
+    # Uncompiled: the commands below import a small part of what is installed.
+    python = str(environment / "bin" / "python")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile"]
+    subprocess.run([*pip, "-c", source / "constraints.txt", source], check=True, timeout=INSTALL_LIMIT_S)
     shutil.rmtree(source)
-    return environment / "bin"
 
 
 def run(command: list[str | Path], *, cwd: Path) -> str:

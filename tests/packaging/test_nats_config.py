@@ -16,6 +16,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from shared.nats_server import MAX_PAYLOAD_BYTES
+from shared.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "deploy" / "nats" / "nats.conf"
@@ -92,9 +93,9 @@ def test_acknowledged_means_on_disk(server: tuple[str, str]) -> None:
     assert variables["max_payload"] == MAX_PAYLOAD_BYTES
 
 
-def probe(url: str, token: str) -> subprocess.CompletedProcess[str]:
+def probe(url: str, token: str, service: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-P", str(ROOT / "deploy" / "healthcheck.py"), "planner"],
+        [sys.executable, "-P", str(ROOT / "deploy" / "healthcheck.py"), service],
         env={**os.environ, "UNICRON_NATS_URL": url, "UNICRON_NATS_TOKEN": token, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -103,23 +104,26 @@ def probe(url: str, token: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-async def test_the_probe_succeeds_only_while_the_service_is_ready(server: tuple[str, str]) -> None:
+@pytest.mark.parametrize(("service", "name"), [("planner", "planner"), ("agent", f"agent-{Settings().node}")])
+async def test_the_probe_succeeds_only_while_the_service_is_ready(
+    service: str, name: str, server: tuple[str, str]
+) -> None:
     url = server[0]
     client = await nats.connect(url, token=TOKEN)
-    health = {"name": "planner", "pid": 1, "ready": False}
+    health = {"name": name, "pid": 1, "ready": False}
 
     async def answer(message: Msg) -> None:
         await message.respond(json.dumps(health).encode())
 
-    subscription = await client.subscribe("unicron.health.planner", cb=answer)
+    subscription = await client.subscribe(f"unicron.health.{name}", cb=answer)
     await client.flush()
-    starting = await asyncio.to_thread(probe, url, TOKEN)
+    starting = await asyncio.to_thread(probe, url, TOKEN, service)
     health["ready"] = True
-    ready = await asyncio.to_thread(probe, url, TOKEN)
-    forbidden = await asyncio.to_thread(probe, url, "wrong")
+    ready = await asyncio.to_thread(probe, url, TOKEN, service)
+    forbidden = await asyncio.to_thread(probe, url, "wrong", service)
     await subscription.unsubscribe()
     await client.flush()
-    gone = await asyncio.to_thread(probe, url, TOKEN)
+    gone = await asyncio.to_thread(probe, url, TOKEN, service)
     await client.close()
     assert [p.returncode for p in (starting, ready, forbidden, gone)] == [1, 0, 1, 1]
     assert "Traceback" not in starting.stderr + forbidden.stderr + gone.stderr

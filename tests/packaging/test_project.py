@@ -87,7 +87,7 @@ def test_version_is_stated_once() -> None:
 
 
 def test_make_knows_the_targets_that_scripts_depend_on() -> None:
-    for target in ("install", "demo", "test", "check", "test-no-false-alarm"):
+    for target in ("install", "demo", "test", "check", "test-cluster", "test-no-false-alarm"):
         result = subprocess.run(
             ["make", "--dry-run", "--always-make", target], cwd=ROOT, capture_output=True, text=True, check=False
         )
@@ -119,3 +119,17 @@ def test_an_example_is_named_after_its_file_and_installed(path: Path) -> None:
     if spec.script is not None:
         assert f"examples/{spec.script}" in installed
         assert (path.parent / spec.script).is_file()
+
+
+def test_make_test_runs_every_end_to_end_test() -> None:
+    """It names their folder, so that it need not collect all others."""
+    marked = {path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.e2e" in path.read_text()}
+    marked.discard(Path(__file__))
+    assert {path.parent.relative_to(ROOT) for path in marked} == {Path("tests/e2e")}
+
+
+def test_ci_skips_no_cluster_test() -> None:
+    assert "export UNICRON_REQUIRE_CLUSTER=1" in (ROOT / ".ci" / "run").read_text()
+    marked = {path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.cluster" in path.read_text()}
+    marked.discard(Path(__file__))
+    assert marked == set((ROOT / "tests" / "cluster").glob("test_*.py")), "make names their folder"

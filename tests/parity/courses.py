@@ -19,7 +19,7 @@ FIRST_FAULT, BETWEEN_FAULTS = 2, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TaskLayout:
     """Sizes of tensor, pipeline and data parallelism."""
 
     tensor: int
@@ -42,7 +42,7 @@ class Layout:
 class Course:
     """A task, from its start through some faults to its end."""
 
-    layout: Layout
+    layout: TaskLayout
     sharded: bool
     """Whether the optimizer's state is divided among replicas: then what is lost with one is in copies only."""
     faults: tuple[tuple[str, str], ...]
@@ -66,7 +66,7 @@ class Stage:
     victim: str
     fault: str
     """As ``UNICRON_FAIL_AT`` has it."""
-    layout: Layout
+    layout: TaskLayout
     members: dict[str, str]
     """Worker -> source of its state, in the order of ranks."""
     started: tuple[str, ...]
@@ -120,20 +120,22 @@ def plan(course: Course) -> tuple[list[str], list[Stage]]:
     return first, stages
 
 
-def _next_layout(layout: Layout, change: str) -> Layout:
+def _next_layout(layout: TaskLayout, change: str) -> TaskLayout:
     t, p, d = layout.tensor, layout.pipeline, layout.replicas
     match change:
         case "shrink":
-            return Layout(t, p, max(1, d - 1))
+            return TaskLayout(t, p, max(1, d - 1))
         case "grow":
-            return Layout(t, p, d + 1)
+            return TaskLayout(t, p, d + 1)
         case "relayout":
             # The tensor-parallel size stays: results are the same to the last bit only then.
-            return Layout(t, 2, d) if p == 1 else Layout(t, 1, d + 1)
+            return TaskLayout(t, 2, d) if p == 1 else TaskLayout(t, 1, d + 1)
     return layout
 
 
-def _placed(workers: Sequence[str], layout: Layout, lost: int, after: Layout, change: str, names: _Names) -> list[str]:
+def _placed(
+    workers: Sequence[str], layout: TaskLayout, lost: int, after: TaskLayout, change: str, names: _Names
+) -> list[str]:
     """Return who has which rank in the next layout: whoever can stays where it is."""
     if change == "retry":
         return list(workers)
@@ -155,11 +157,11 @@ def _placed(workers: Sequence[str], layout: Layout, lost: int, after: Layout, ch
 
 
 LAYOUTS = (
-    Layout(1, 1, 3),
-    Layout(2, 1, 1),
-    Layout(1, 2, 1),
-    Layout(1, 2, 2),
-    Layout(2, 1, 2),
+    TaskLayout(1, 1, 3),
+    TaskLayout(2, 1, 1),
+    TaskLayout(1, 2, 1),
+    TaskLayout(1, 2, 2),
+    TaskLayout(2, 1, 2),
 )
 
 IMPOSSIBLE_POINTS = {"checkpoint": ("retry",)}

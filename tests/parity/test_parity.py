@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.parity.courses import CHANGES, LAYOUTS, POINTS, Course, Layout, Stage, matrix, pairwise, plan
+from tests.parity.courses import CHANGES, LAYOUTS, POINTS, Course, Stage, TaskLayout, matrix, pairwise, plan
 from tests.unicron.conftest import largest_difference
 from tests.unicron.harness import Agent, agent
-from unicron import corpus
 from unicron.protocol import Checkpointed, Finished
+from unicron.trainer import corpus
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -24,7 +24,9 @@ LARGE = {"UNICRON_BUCKET_BYTES": str(64 << 10), "UNICRON_FLOAT64_LIMIT_BYTES": "
 ROUNDING = 1e-6
 """Of parameters of at most 1, by SGD."""
 
-DEFAULT = Course(Layout(1, 1, 4), False, (("1", "shrink"), ("reduce:1", "shrink"), ("1.backward", "grow")), exact=False)
+DEFAULT = Course(
+    TaskLayout(1, 1, 4), False, (("1", "shrink"), ("reduce:1", "shrink"), ("1.backward", "grow")), exact=False
+)
 
 
 def write_spec(folder: Path, course: Course, text: Path) -> Path:
@@ -53,7 +55,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def failure_free(a: Agent, folder: Path, course: Course, text: Path) -> Finished:
     """Train without a fault: one replica, one pipeline stage, an optimizer that is not divided."""
     tensor = course.layout.tensor
-    plain = Course(Layout(tensor, 1, 1), False, course.faults, course.exact)
+    plain = Course(TaskLayout(tensor, 1, 1), False, course.faults, course.exact)
     spec = write_spec(folder, plain, text)
     workers = [f"reference{i}" for i in range(tensor)]
     await asyncio.gather(*(a.fork(worker, spec) for worker in workers))

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from services.planner.admission import due
-from services.planner.core import SERVICE
-from services.planner.fold import Fold
+from services.planner.decide import SERVICE
+from services.planner.log_fold import Fold
 from services.planner.reconfigure import Solve
 from services.planner.state import State, Task, node_of
 from shared.events import (
@@ -30,7 +30,7 @@ from shared.events import (
     derived_id,
 )
 from shared.planning.solver import solve_with_alternatives
-from shared.plans import TaskChange
+from shared.plans import Stage, TaskChange
 from shared.severities import SEVERITY, ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, parse_spec
 
@@ -260,6 +260,18 @@ class World:
 def change_of(plan: PlanDecided, task: str = "a") -> TaskChange:
     """The plan's change of a task."""
     return next(change for change in plan.changes if change.task == task)
+
+
+def workers(stage: Stage | None) -> list[str]:
+    """The stage's workers in rank order."""
+    assert stage is not None
+    return [m.worker for m in stage.members]
+
+
+def sources(stage: Stage | None) -> list[str]:
+    """Where the stage's members have their state from, in rank order."""
+    assert stage is not None
+    return [m.source for m in stage.members]
 
 
 def running(nodes: int = 2, workers: int = 2, **fields: Any) -> World:

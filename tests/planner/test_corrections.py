@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from services.planner.corrections import corrected_exponent, correction, exponent_of, general_exponent
 from services.planner.replay import verify_records
-from services.planner.state import Size
-from services.planner.tables import table_of, throughput_of
+from services.planner.state import HardwareLayout
 from services.planner.throughput import flop_per_step, hardware_of, modelled_flop_per_s
+from services.planner.throughput_tables import table_of, throughput_of
 from shared.events import ClusterConfigured
 from shared.plans import Problem
 from tests.planner.kit import World, running
@@ -61,13 +61,13 @@ def test_absurd_measurements_are_bounded(ratio: float) -> None:
 @given(st.lists(st.integers(-300, 300), min_size=1, max_size=8))
 def test_a_layout_that_behaves_as_believed_leaves_the_general_correction(exponents: list[int]) -> None:
     task = running().task()
-    sizes = {Size("cpu", 1, 1, d): e for d, e in enumerate(exponents, 1)}
+    sizes = {HardwareLayout("cpu", 1, 1, d): e for d, e in enumerate(exponents, 1)}
     task = task.model_copy(update={"measured": sizes})
     general = general_exponent(task, "cpu")
     assert general is not None
     assert min(exponents) <= general <= max(exponents)
     assert abs(general - sum(exponents) / len(exponents)) <= 0.5
-    more = task.model_copy(update={"measured": {**sizes, Size("cpu", 1, 1, 100): general}})
+    more = task.model_copy(update={"measured": {**sizes, HardwareLayout("cpu", 1, 1, 100): general}})
     assert general_exponent(more, "cpu") == general
     assert general_exponent(more, "h100") is None
 
@@ -76,7 +76,7 @@ def test_progress_corrects_its_task_and_informs_the_others() -> None:
     world = running()
     before = throughput_of(world.state, world.task(), 4)
     progress(world, 2.0)
-    assert world.task().measured == {Size("cpu", 1, 1, 4): 7}  # 1.1 ** 7 = 1.95
+    assert world.task().measured == {HardwareLayout("cpu", 1, 1, 4): 7}  # 1.1 ** 7 = 1.95
     plan = world.submit("b")
     assert plan.problem is not None
     first, second = sorted(plan.problem.tasks, key=lambda t: t.name)
@@ -92,10 +92,13 @@ def test_each_layout_has_its_own_correction_and_the_others_their_mean() -> None:
     world.complete(world.lose("n1"))
     progress(world, 1.1**3)
     task = world.task()
-    assert task.measured == {Size("cpu", 1, 1, 4): 7, Size("cpu", 1, 1, 2): 3}
+    assert task.measured == {HardwareLayout("cpu", 1, 1, 4): 7, HardwareLayout("cpu", 1, 1, 2): 3}
     assert exponent_of(world.state, task, "cpu") == 5
     world.join("n1", 4)
-    raw = {x: modelled_flop_per_s(task.spec, Size("cpu", 1, 1, x), hardware_of(world.state, "cpu")) for x in (2, 3, 4)}
+    raw = {
+        x: modelled_flop_per_s(task.spec, HardwareLayout("cpu", 1, 1, x), hardware_of(world.state, "cpu"))
+        for x in (2, 3, 4)
+    }
     table = table_of(world.state, world.task())
     assert table.exponent == 5
     assert {x: table.throughput[x] / raw[x] for x in raw} == pytest.approx({2: 1.1**3, 3: 1.1**5, 4: 1.1**7})
@@ -107,10 +110,10 @@ def test_a_report_counts_for_the_layout_of_its_generation() -> None:
     before = world.task().generation
     plan = world.lose("n1")
     progress(world, 2.0, generation=before)
-    assert world.task().measured == {Size("cpu", 1, 1, 4): 7}
+    assert world.task().measured == {HardwareLayout("cpu", 1, 1, 4): 7}
     world.complete(plan)
     world.progress("a", step=9, step_s=1e-9, generation=before + 100)
-    assert world.task().measured == {Size("cpu", 1, 1, 4): 7}
+    assert world.task().measured == {HardwareLayout("cpu", 1, 1, 4): 7}
 
 
 def test_a_correction_below_its_hysteresis_changes_no_table_and_no_plan() -> None:
@@ -145,11 +148,11 @@ def test_a_correction_beyond_its_hysteresis_changes_the_table() -> None:
 def test_another_worker_rate_forgets_what_was_measured_against_the_old_one() -> None:
     world = running()
     progress(world, 2.0)
-    told = world.state.config
-    assert told is not None
-    world.log(ClusterConfigured(**{**told.model_dump(), **world.base(), "mtbf_node_s": 2e6}))
+    configured = world.state.config
+    assert configured is not None
+    world.log(ClusterConfigured(**{**configured.model_dump(), **world.base(), "mtbf_node_s": 2e6}))
     assert world.task().measured
-    world.log(ClusterConfigured(**{**told.model_dump(), **world.base(), "worker_flop_per_s": 6e9}))
+    world.log(ClusterConfigured(**{**configured.model_dump(), **world.base(), "worker_flop_per_s": 6e9}))
     assert not world.task().measured
 
 

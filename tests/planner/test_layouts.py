@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from services.planner.lookahead import LookAhead
 from services.planner.reconfigure import Solve
-from services.planner.replay import state_at, verify_records
-from services.planner.state import Size, node_of
-from services.planner.tables import layout_of, table_of
+from services.planner.replay import Replayer, verify_records
+from services.planner.state import HardwareLayout, node_of
 from services.planner.throughput import flop_per_step, hardware_of, modelled_flop_per_s
+from services.planner.throughput_tables import layout_of, table_of
 from shared.events import PlanDecided
 from shared.planning.performance import profile
 from shared.planning.performance import throughput as predict
@@ -48,7 +48,7 @@ def replayed(world: World) -> None:
     report = verify_records(world.records)
     assert report.mismatches == []
     assert report.verified == report.plans
-    assert state_at(world.records) == world.state
+    assert Replayer(world.records).state_at() == world.state
 
 
 def test_a_large_model_gets_a_layout_that_fits_with_its_tensor_groups_inside_nodes() -> None:
@@ -59,7 +59,7 @@ def test_a_large_model_gets_a_layout_that_fits_with_its_tensor_groups_inside_nod
     assert layout.tensor > 1
     assert layout.pipeline > 1
     assert layout.world_size == len(task.members)
-    told = predict(
+    predicted = predict(
         task.spec.model,
         global_batch=96,
         workers=layout.world_size,
@@ -70,8 +70,8 @@ def test_a_large_model_gets_a_layout_that_fits_with_its_tensor_groups_inside_nod
         sequence_parallel=False,
         distributed_optimizer=False,
     )
-    assert told["fits"]
-    assert told["memory_bytes"] <= profile("h100").memory_bytes
+    assert predicted["fits"]
+    assert predicted["memory_bytes"] <= profile("h100").memory_bytes
     for first in range(0, len(task.members), layout.tensor):
         assert len({node_of(worker) for worker in task.members[first : first + layout.tensor]}) == 1
     replayed(world)
@@ -94,7 +94,7 @@ def test_growth_that_changes_the_layout_moves_the_live_state() -> None:
     assert change.interrupted is None
     world.complete(plan)
     assert world.task().layout == after
-    assert world.task().holders == world.task().members
+    assert world.task().owners == world.task().members
     replayed(world)
 
 
@@ -130,7 +130,7 @@ def test_measurements_of_two_layouts_change_what_a_count_gets() -> None:
     assert chosen.world_size == other.world_size == 24
     assert (other.tensor, other.pipeline) != (chosen.tensor, chosen.pipeline)
     # Seen again, it is chosen again: the measurement of this layout alone spoke against it.
-    size = Size("h100", chosen.tensor, chosen.pipeline, chosen.data)
+    size = HardwareLayout("h100", chosen.tensor, chosen.pipeline, chosen.data)
     assert slow.task().measured[size] == -7
     assert usual.task().measured[size] == 0
     replayed(slow)
@@ -144,14 +144,14 @@ def test_from_shards_to_one_whole_model_a_worker() -> None:
     world.join("n1", 2)
     world.complete(world.submit("a", model=NARROW, batch={"global": 2}))
     assert world.task().layout == layout_of(world.state, world.task(), 4)
-    assert world.task().replica == 2
+    assert world.task().replica_size == 2
     change = change_of(world.lose("n1"))
     assert change.interrupted is not None
     assert change.interrupted.layout.world_size == 2
     assert target(change).layout.tensor * target(change).layout.pipeline == 1
     assert {m.source for m in target(change).members} == {"live"}
     assert (change.survivors, change.prepare, change.hold) == (["n0/0", "n0/1"], [], True)
-    # A fault before that stage has formed: one worker holds half of a model, and a copy has the other half.
+    # A fault before that stage has formed: one worker has half of a model, and a snapshot has the other half.
     again = change_of(world.exit("n0/1"))
     assert again.interrupted is None
     assert {m.source for m in target(again).members} == {"live", "take"}
@@ -164,9 +164,9 @@ def test_from_whole_models_to_shards_and_a_fault_on_the_way() -> None:
     world.join("n0", 2)
     world.complete(world.submit("a", model=NARROW, batch={"global": 2}))
     world.checkpoint(step=5)
-    assert world.task().replica == 1
+    assert world.task().replica_size == 1
     world.join("n1", 2)
-    assert world.task().replica == 2
+    assert world.task().replica_size == 2
     change = change_of(world.exit("n0/1"))
     assert change.interrupted is not None
     assert change.interrupted.layout.world_size == 1
@@ -174,8 +174,8 @@ def test_from_whole_models_to_shards_and_a_fault_on_the_way() -> None:
     assert [m.worker for m in target(change).members if m.source == "live"] == ["n0/0"]
     assert target(change).layout.world_size == 4
     world.complete(world.lose("n1"))
-    assert world.task().replica == 1
-    assert world.task().holders == ("n0/0", "n0/1")
+    assert world.task().replica_size == 1
+    assert world.task().owners == ("n0/0", "n0/1")
     replayed(world)
 
 

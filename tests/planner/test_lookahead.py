@@ -1,4 +1,4 @@
-"""The table of answers ahead: what it foresees is found, and found or solved, a plan is the same to the byte."""
+"""The look-ahead: every foreseen event is a hit, and a plan is the same to the byte whether looked up or solved."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from services.planner.lookahead import LookAhead, loss_classes
+from services.planner.lookahead import LookAhead
+from services.planner.next_events import NodeClasses
 from services.planner.replay import verify_records
 from shared.planning.instance import Inputs
 from shared.planning.solver import solve_with_alternatives
@@ -18,7 +19,7 @@ Step = Callable[[World], object]
 
 
 def course(solve: Callable[[Problem], tuple[Solution, list[Solution]]] = solve_with_alternatives) -> World:
-    """Two tasks on four nodes of two workers, one of three and one that is gone; one task waits."""
+    """Two tasks run on four nodes of two workers and one of three; one node is lost, and one task waits."""
     world = World(solve)
     for index in range(5):
         world.join(f"n{index}", 2)
@@ -101,7 +102,7 @@ def test_nodes_of_which_the_same_tasks_have_as_much_are_one_class() -> None:
     for index in range(40):
         world.join(f"n{index:02d}", 2)
     world.complete(world.submit("a", batch={"global": 60, "micro": 1}))
-    classes = loss_classes(world.state)
+    classes = NodeClasses().of(world.state)
     assert sorted((c.hardware, c.workers, c.shares) for c in classes) == [
         ("cpu", 2, (("a", 1, 1, 1),)),
         ("cpu", 2, (("a", 2, 2, 2),)),

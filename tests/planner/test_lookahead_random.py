@@ -1,4 +1,4 @@
-"""Any cluster, after any events: each event the table is to foresee is a hit, and equals a fresh solve to the byte."""
+"""The look-ahead after random events: each foreseen event is a hit, and equals a fresh solve to the byte."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from services.planner.core import decide, evolve
+from services.planner.decide import decide
+from services.planner.evolve import evolve
 from services.planner.lookahead import LookAhead
 from services.planner.state import State
 from shared.events import ErrorDetected, Event, NodeJoined, TaskFinished
@@ -73,7 +74,7 @@ def error(at: datetime, kind: ErrorKind, **fields: str) -> ErrorDetected:
 
 
 def next_events(state: State, at: datetime) -> Iterator[Event]:
-    """Everything the issue of a table is for: losses of any worker or node, joins, ends."""
+    """The events that the look-ahead must foresee: losses of any worker or node, joins, ends."""
     for node in state.nodes.values():
         workers = list(node.workers)
         if node.usable:

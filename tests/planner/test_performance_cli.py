@@ -36,7 +36,7 @@ def test_pinned_as_json() -> None:
 
 
 def test_searched_as_text() -> None:
-    result = CliRunner().invoke(app(), SIZES)
+    result = CliRunner().invoke(app(), [*SIZES, "--workers", "96"])
     assert result.exit_code == 0, result.output
     assert "MFU" in result.stdout
 

@@ -1,4 +1,4 @@
-"""Properties of the throughput model that hold for any sizes."""
+"""Properties of the throughput model at any sizes."""
 
 import ast
 from pathlib import Path
@@ -11,12 +11,12 @@ from shared.planning import performance
 from shared.planning.performance import profile
 from shared.planning.performance.calibration import stack
 from shared.planning.performance.collectives import Group, all_reduce_s, half_s
+from shared.planning.performance.device_memory import device_memory
 from shared.planning.performance.gemm import product_s
 from shared.planning.performance.gpt import Shape, hardware_flop, model_flop
 from shared.planning.performance.hardware import measured, names, sources
 from shared.planning.performance.iteration import iteration, stage_layers
-from shared.planning.performance.layout import RECOMPUTES, Layout
-from shared.planning.performance.memory import memory
+from shared.planning.performance.parallel_config import RECOMPUTES, ParallelConfig
 from shared.planning.performance.search import estimate
 from shared.tasks import ModelShape
 
@@ -32,7 +32,7 @@ shapes = st.builds(
     vocabulary=st.sampled_from([50257, 51200]),
 )
 layouts = st.builds(
-    Layout,
+    ParallelConfig,
     tensor=st.sampled_from([1, 2, 4, 8]),
     pipeline=st.sampled_from([1, 2, 4, 6]),
     data=st.integers(1, 40),
@@ -47,7 +47,7 @@ examples = settings(max_examples=60, deadline=None)
 
 @examples
 @given(shapes, layouts)
-def test_parts_are_not_negative_and_add_up(shape: Shape, layout: Layout) -> None:
+def test_parts_are_not_negative_and_add_up(shape: Shape, layout: ParallelConfig) -> None:
     parts = iteration(shape, 256, layout, A100, STACK)
     assert min(parts) >= 0
     assert parts.compute_s > 0
@@ -60,7 +60,7 @@ def test_parts_are_not_negative_and_add_up(shape: Shape, layout: Layout) -> None
     layouts,
     st.sampled_from(["peak_flop_per_s", "memory_bytes_per_s", "intra_bytes_per_s", "inter_bytes_per_s"]),
 )
-def test_better_hardware_is_never_slower(shape: Shape, layout: Layout, field: str) -> None:
+def test_better_hardware_is_never_slower(shape: Shape, layout: ParallelConfig, field: str) -> None:
     better = A100._replace(**{field: 2.0 * getattr(A100, field)})
     before = iteration(shape, 256, layout, A100, STACK).iteration_s
     assert iteration(shape, 256, layout, better, STACK).iteration_s <= before * (1 + 1e-12)
@@ -68,14 +68,14 @@ def test_better_hardware_is_never_slower(shape: Shape, layout: Layout, field: st
 
 @examples
 @given(shapes, layouts)
-def test_no_faster_than_the_peak(shape: Shape, layout: Layout) -> None:
+def test_no_faster_than_the_peak(shape: Shape, layout: ParallelConfig) -> None:
     seconds = iteration(shape, 256, layout, A100, STACK).iteration_s
     assert model_flop(shape, 256) / seconds / layout.workers < A100.peak_flop_per_s
 
 
 @examples
 @given(shapes, layouts)
-def test_more_recomputation_takes_longer_and_less_memory(shape: Shape, layout: Layout) -> None:
+def test_more_recomputation_takes_longer_and_less_memory(shape: Shape, layout: ParallelConfig) -> None:
     times, bytes_ = [], []
     for recompute in RECOMPUTES:
         found = estimate(shape, 256, layout._replace(recompute=recompute), A100, STACK)
@@ -87,8 +87,10 @@ def test_more_recomputation_takes_longer_and_less_memory(shape: Shape, layout: L
 
 @examples
 @given(shapes, layouts)
-def test_memory_grows_with_the_micro_batch_and_shrinks_with_tensor_parallelism(shape: Shape, layout: Layout) -> None:
-    def need(one: Layout) -> float:
+def test_memory_grows_with_the_micro_batch_and_shrinks_with_tensor_parallelism(
+    shape: Shape, layout: ParallelConfig
+) -> None:
+    def need(one: ParallelConfig) -> float:
         return estimate(shape, 4096, one, A100, STACK).memory.total_bytes
 
     assert need(layout._replace(micro_batch=2 * layout.micro_batch)) > need(layout)
@@ -97,10 +99,10 @@ def test_memory_grows_with_the_micro_batch_and_shrinks_with_tensor_parallelism(s
 
 @examples
 @given(shapes, layouts, st.integers(2, 64))
-def test_distributed_optimizer_divides_its_state(shape: Shape, layout: Layout, data: int) -> None:
+def test_distributed_optimizer_divides_its_state(shape: Shape, layout: ParallelConfig, data: int) -> None:
     counts = stage_layers(shape.layers, layout.pipeline, 1, 0.0, 0.0)
-    whole = memory(shape, 256, layout._replace(data=data, distributed_optimizer=False), counts, A100, STACK)
-    shared = memory(shape, 256, layout._replace(data=data, distributed_optimizer=True), counts, A100, STACK)
+    whole = device_memory(shape, 256, layout._replace(data=data, distributed_optimizer=False), counts, A100, STACK)
+    shared = device_memory(shape, 256, layout._replace(data=data, distributed_optimizer=True), counts, A100, STACK)
     assert (
         shared.optimizer_bytes * data == whole.optimizer_bytes
         or abs(shared.optimizer_bytes * data / whole.optimizer_bytes - 1) < 1e-12
@@ -110,7 +112,7 @@ def test_distributed_optimizer_divides_its_state(shape: Shape, layout: Layout, d
 
 @examples
 @given(shapes, layouts)
-def test_the_most_loaded_replica_counts(shape: Shape, layout: Layout) -> None:
+def test_the_most_loaded_replica_counts(shape: Shape, layout: ParallelConfig) -> None:
     """12 micro-batches over 5 replicas take as long as over 4: three each at most."""
     base = layout._replace(micro_batch=1, distributed_optimizer=False)
     five = iteration(shape, 12, base._replace(data=5), A100, STACK)
@@ -141,7 +143,7 @@ def test_interleaving_hides_more_of_the_gradients(interleave: int) -> None:
     """Gradients of a chunk are final before the other chunks' last micro-batches are done."""
     hopper = profile("h100")
     shape = Shape(96, 18432, 96, 4096, 256000)
-    plain = Layout(8, 8, 4, 1, 1, "none", True, True)
+    plain = ParallelConfig(8, 8, 4, 1, 1, "none", True, True)
     before = iteration(shape, 64, plain, hopper, stack(hopper.stack))
     after = iteration(shape, 64, plain._replace(interleave=interleave), hopper, stack(hopper.stack))
     assert 0 < after.data_comm_s < before.data_comm_s
@@ -204,6 +206,6 @@ def test_every_number_of_a_profile_names_its_source() -> None:
 def test_measured_numbers_replace_assumed_ones() -> None:
     faster = measured(profile("cpu"), peak_flop_per_s=1e11)
     shape = Shape(4, 128, 4, 64, 257)
-    layout = Layout(1, 1, 1, 1)
+    layout = ParallelConfig(1, 1, 1, 1)
     before = iteration(shape, 8, layout, profile("cpu"), stack("cpu")).iteration_s
     assert iteration(shape, 8, layout, faster, stack("cpu")).iteration_s < before

@@ -1,4 +1,4 @@
-"""Placement: any clusters and tasks keep the rules; small cases have the workers one would choose by hand."""
+"""Placement: the rules in small cases whose best workers are known, and in random clusters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.planner.placement import Placed, Want, place
+from services.planner.cells import PlacementRequest as Request
+from services.planner.placement import Placed, place
 from services.planner.state import Node, node_of
 from shared.severities import ErrorKind, Severity
 from tests.planner.kit import World, change_of
@@ -35,10 +36,10 @@ def workers_of(nodes: dict[str, Node]) -> list[str]:
     return [worker for node in nodes.values() for worker in node.workers]
 
 
-def cells(placed: Placed, want: Want) -> list[list[list[str]]]:
+def cells(placed: Placed, request: Request) -> list[list[list[str]]]:
     """Workers by replica and stage, from the ranks alone: rank = tp + t * dp + t * d * pp."""
-    t, p = want.tensor, want.pipeline
-    d = want.count // (t * p)
+    t, p = request.tensor, request.pipeline
+    d = request.count // (t * p)
     return [[placed.workers[t * (dp + d * pp) : t * (dp + d * pp) + t] for pp in range(p)] for dp in range(d)]
 
 
@@ -53,50 +54,52 @@ def by_node(workers: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def put(nodes: dict[str, Node], *wants: Want, gone: str = "", incidents: dict[str, int] | None = None) -> list[Placed]:
-    """Place the wants where all but one node's workers are free."""
+def put(
+    nodes: dict[str, Node], *requests: Request, gone: str = "", incidents: dict[str, int] | None = None
+) -> list[Placed]:
+    """Place the tasks where all but one node's workers are free."""
     free = [worker for worker in workers_of(nodes) if node_of(worker) != gone]
-    busy = {worker for want in wants for worker in want.keep}
-    found = place(wants, nodes, by_node(free), busy, incidents)
-    return [found[want.name] for want in wants]
+    busy = {worker for request in requests for worker in request.keep}
+    found = place(requests, nodes, by_node(free), busy, incidents)
+    return [found[request.name] for request in requests]
 
 
 # ---- small cases
 
 
 def test_ranks_follow_megatrons_order() -> None:
-    want = Want("a", 8, tensor=2, pipeline=2)
-    (placed,) = put(cluster(4, 4), want)
+    request = Request("a", 8, tensor=2, pipeline=2)
+    (placed,) = put(cluster(4, 4), request)
     # Ranks 0 1 | 2 3 are stage 0 of replicas 0 and 1, ranks 4 5 | 6 7 their stage 1: a replica is on one node.
     assert placed.workers == ["n0/0", "n0/1", "n1/0", "n1/1", "n0/2", "n0/3", "n1/2", "n1/3"]
 
 
 def test_a_replica_is_in_one_domain_on_neighbouring_nodes_and_replicas_in_different_domains() -> None:
-    want = Want("a", 16, tensor=2, pipeline=4)
-    (placed,) = put(cluster(2, 2, 2, 2, 2, 2, 2, 2, 2, 2, rack=5), want)
-    first, second = cells(placed, want)
+    request = Request("a", 16, tensor=2, pipeline=4)
+    (placed,) = put(cluster(2, 2, 2, 2, 2, 2, 2, 2, 2, 2, rack=5), request)
+    first, second = cells(placed, request)
     assert [sorted(nodes_of(cell)) for cell in first] == [["n0"], ["n1"], ["n2"], ["n3"]]
     assert [sorted(nodes_of(cell)) for cell in second] == [["n5"], ["n6"], ["n7"], ["n8"]]
 
 
 def test_a_replica_goes_where_a_domain_has_room_for_all_of_it() -> None:
     nodes = cluster(4, 4, 4, 4, rack=2)
-    want = Want("a", 8, tensor=4, pipeline=2)
+    request = Request("a", 8, tensor=4, pipeline=2)
     free = [w for w in workers_of(nodes) if node_of(w) != "n0"]
-    assert nodes_of(place([want], nodes, by_node(free), ())["a"].workers) == {"n2", "n3"}
+    assert nodes_of(place([request], nodes, by_node(free), ())["a"].workers) == {"n2", "n3"}
 
 
 def test_data_parallel_replicas_spread_over_nodes_then_domains() -> None:
-    (placed,) = put(cluster(2, 2, 2, 2), Want("a", 2))
+    (placed,) = put(cluster(2, 2, 2, 2), Request("a", 2))
     assert placed.workers == ["n0/0", "n2/0"]
-    (placed,) = put(cluster(2, 2, 2, 2), Want("a", 6))
+    (placed,) = put(cluster(2, 2, 2, 2), Request("a", 6))
     assert sorted(Counter(node_of(w) for w in placed.workers).values()) == [1, 1, 2, 2]
 
 
 def test_survivors_stay_in_order_and_one_worker_replaces_one() -> None:
     keep = ["n1/1", "n0/0", "n2/1"]
-    want = Want("a", 4, keep=keep, holders=keep, ranks=["n3/0", *keep])
-    (placed,) = put(cluster(2, 2, 2, 2), want, gone="n3")
+    request = Request("a", 4, keep=keep, owners=keep, ranks=["n3/0", *keep])
+    (placed,) = put(cluster(2, 2, 2, 2), request, gone="n3")
     assert placed.workers[:3] == keep
     assert len(placed.workers) == 4
 
@@ -106,8 +109,8 @@ def test_a_broken_replica_is_completed_and_the_others_stay_where_they_are() -> N
     # Replicas on n0 n1 | n3 n4, stage by stage; n4 is lost.
     ranks = ["n0/0", "n0/1", "n3/0", "n3/1", "n1/0", "n1/1", "n4/0", "n4/1"]
     keep = [w for w in ranks if node_of(w) != "n4"]
-    want = Want("a", 8, tensor=2, pipeline=2, keep=keep, holders=keep, ranks=ranks)
-    (placed,) = put(nodes, want, gone="n4")
+    request = Request("a", 8, tensor=2, pipeline=2, keep=keep, owners=keep, ranks=ranks)
+    (placed,) = put(nodes, request, gone="n4")
     assert placed.workers == ["n0/0", "n0/1", "n3/0", "n3/1", "n1/0", "n1/1", "n5/0", "n5/1"]
 
 
@@ -115,41 +118,56 @@ def test_cells_of_two_broken_replicas_make_one() -> None:
     nodes = cluster(2, 2, 2, 2)
     ranks = ["n0/0", "n0/1", "n2/0", "n2/1", "n1/0", "n1/1", "n3/0", "n3/1"]
     keep = ["n0/0", "n0/1", "n3/0", "n3/1"]  # stage 0 of one, stage 1 of the other
-    want = Want("a", 4, tensor=2, pipeline=2, keep=keep, holders=keep, ranks=ranks)
-    assert put(nodes, want)[0].workers == keep
+    request = Request("a", 4, tensor=2, pipeline=2, keep=keep, owners=keep, ranks=ranks)
+    assert put(nodes, request)[0].workers == keep
 
 
 def test_a_process_that_is_gone_goes_first_then_a_lemon_then_the_fuller_node() -> None:
     keep = ["n0/0", "n0/1", "n1/0", "n2/0"]
     nodes = cluster(2, 2, 2)
-    assert put(nodes, Want("a", 3, keep=keep, holders=["n0/0", "n0/1", "n2/0"]))[0].workers == ["n0/0", "n0/1", "n2/0"]
-    shrunk = put(nodes, Want("a", 3, keep=keep, holders=keep), incidents={"n2": 1})
+    assert put(nodes, Request("a", 3, keep=keep, owners=["n0/0", "n0/1", "n2/0"]))[0].workers == [
+        "n0/0",
+        "n0/1",
+        "n2/0",
+    ]
+    shrunk = put(nodes, Request("a", 3, keep=keep, owners=keep), incidents={"n2": 1})
     assert shrunk[0].workers == ["n0/0", "n0/1", "n1/0"]
-    assert put(nodes, Want("a", 3, keep=keep, holders=keep))[0].workers == ["n0/0", "n1/0", "n2/0"]
+    assert put(nodes, Request("a", 3, keep=keep, owners=keep))[0].workers == ["n0/0", "n1/0", "n2/0"]
 
 
 def test_lemons_are_the_spares_unless_a_group_needs_them() -> None:
     nodes = cluster(2, 2, 2)
-    assert nodes_of(put(nodes, Want("a", 4), incidents={"n0": 3})[0].workers) == {"n1", "n2"}
-    assert nodes_of(put(nodes, Want("a", 2), incidents={"n0": 3, "n1": 2, "n2": 1})[0].workers) == {"n2"}
-    assert nodes_of(put(nodes, Want("a", 6, tensor=2), incidents={"n0": 3})[0].workers) == {"n0", "n1", "n2"}
+    assert nodes_of(put(nodes, Request("a", 4), incidents={"n0": 3})[0].workers) == {"n1", "n2"}
+    assert nodes_of(put(nodes, Request("a", 2), incidents={"n0": 3, "n1": 2, "n2": 1})[0].workers) == {"n2"}
+    assert nodes_of(put(nodes, Request("a", 6, tensor=2), incidents={"n0": 3})[0].workers) == {
+        "n0",
+        "n1",
+        "n2",
+    }
 
 
 def test_idle_workers_come_before_those_another_task_gives_up() -> None:
     nodes = cluster(2, 2)
-    shrinks = Want("a", 1, keep=["n0/0", "n0/1"], holders=["n0/0", "n0/1"])
-    grows = Want("b", 2, keep=["n1/0"], holders=["n1/0"])
+    shrinks = Request("a", 1, keep=["n0/0", "n0/1"], owners=["n0/0", "n0/1"])
+    grows = Request("b", 2, keep=["n1/0"], owners=["n1/0"])
     found = place([shrinks, grows], nodes, by_node(workers_of(nodes)), {"n0/0", "n0/1", "n1/0"})
     assert found["b"].workers == ["n1/0", "n0/1"]  # another node comes before an idle worker
     found = place(
-        [shrinks, Want("b", 3, keep=["n1/0"], holders=["n1/0"])], nodes, by_node(workers_of(nodes)), {"n0/0", "n0/1"}
+        [shrinks, Request("b", 3, keep=["n1/0"], owners=["n1/0"])],
+        nodes,
+        by_node(workers_of(nodes)),
+        {"n0/0", "n0/1"},
     )
     assert found["b"].workers == ["n1/0", "n0/1", "n1/1"]
 
 
 def test_a_partial_node_is_used_by_the_groups_that_fit() -> None:
     nodes = cluster(7, 8)
-    wide, narrow, single = Want("a", 8, tensor=8), Want("b", 4, tensor=4), Want("c", 3)
+    wide, narrow, single = (
+        Request("a", 8, tensor=8),
+        Request("b", 4, tensor=4),
+        Request("c", 3),
+    )
     found = put(nodes, single, narrow, wide)
     assert [nodes_of(placed.workers) for placed in found] == [{"n0"}, {"n0"}, {"n1"}]
     assert [placed.crossing for placed in found] == [0, 0, 0]
@@ -157,9 +175,9 @@ def test_a_partial_node_is_used_by_the_groups_that_fit() -> None:
 
 def test_a_group_crosses_nodes_of_one_domain_only_if_none_has_room() -> None:
     nodes = cluster(3, 2, 2, 2, 2)
-    (placed,) = put(nodes, Want("a", 4, tensor=4))
+    (placed,) = put(nodes, Request("a", 4, tensor=4))
     assert (nodes_of(placed.workers), placed.crossing) == ({"n0", "n1"}, 1)
-    (placed,) = put(cluster(2, 2, 4), Want("a", 4, tensor=4))
+    (placed,) = put(cluster(2, 2, 4), Request("a", 4, tensor=4))
     assert (nodes_of(placed.workers), placed.crossing) == ({"n2"}, 0)
 
 
@@ -192,14 +210,14 @@ def test_nodes_that_failed_are_the_spares_of_a_plan_whatever_their_incarnation()
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[dict[str, Node], list[Want], list[str], set[str], dict[str, int]]:
+def problems(draw: st.DrawFn) -> tuple[dict[str, Node], list[Request], list[str], set[str], dict[str, int]]:
     """A cluster, tasks that had workers before, and what each is to have now."""
     nodes = cluster(*draw(st.lists(st.integers(1, 8), min_size=1, max_size=8)), rack=draw(st.integers(1, 4)))
     everyone = draw(st.permutations(workers_of(nodes)))
     lost = draw(st.sets(st.sampled_from(sorted(nodes)), max_size=1))
     free = [worker for worker in workers_of(nodes) if node_of(worker) not in lost]
     left, had = len(free), 0
-    wants = []
+    requests = []
     for index in range(draw(st.integers(1, 4))):
         tensor, pipeline = draw(st.sampled_from([(1, 1), (1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (3, 1)]))
         size = tensor * pipeline
@@ -209,64 +227,66 @@ def problems(draw: st.DrawFn) -> tuple[dict[str, Node], list[Want], list[str], s
         count = draw(st.integers(0, left // size)) * size
         left -= count
         keep = [worker for worker in ranks if node_of(worker) not in lost]
-        wants.append(Want(f"t{index}", count, tensor, pipeline, keep, frozenset(keep), ranks))
-    busy = {worker for want in wants for worker in want.keep}
-    return nodes, wants, free, busy, draw(st.dictionaries(st.sampled_from(sorted(nodes)), st.integers(1, 3)))
+        requests.append(Request(f"t{index}", count, tensor, pipeline, keep, frozenset(keep), ranks))
+    busy = {worker for request in requests for worker in request.keep}
+    return nodes, requests, free, busy, draw(st.dictionaries(st.sampled_from(sorted(nodes)), st.integers(1, 3)))
 
 
 @given(problems())
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_any_placement_keeps_the_rules(
-    problem: tuple[dict[str, Node], list[Want], list[str], set[str], dict[str, int]],
+    problem: tuple[dict[str, Node], list[Request], list[str], set[str], dict[str, int]],
 ) -> None:
-    nodes, wants, free, busy, incidents = problem
-    found = place(wants, nodes, by_node(free), busy, incidents)
-    everyone = [worker for want in wants for worker in found[want.name].workers]
+    nodes, requests, free, busy, incidents = problem
+    found = place(requests, nodes, by_node(free), busy, incidents)
+    everyone = [worker for request in requests for worker in found[request.name].workers]
     assert len(everyone) == len(set(everyone))
     assert set(everyone) <= set(free)
-    again = place(wants[::-1], dict(reversed(nodes.items())), dict(reversed(by_node(free).items())), busy, incidents)
+    again = place(requests[::-1], dict(reversed(nodes.items())), dict(reversed(by_node(free).items())), busy, incidents)
     assert again == found
-    for want in wants:
-        workers = found[want.name].workers
-        assert len(workers) == want.count
-        groups = [cell for replica in cells(found[want.name], want) for cell in replica]
-        assert found[want.name].crossing == sum(len(nodes_of(cell)) > 1 for cell in groups)
-        kept = [worker for worker in workers if worker in set(want.keep)]
-        if want.tensor * want.pipeline == 1:
+    for request in requests:
+        workers = found[request.name].workers
+        assert len(workers) == request.count
+        groups = [cell for replica in cells(found[request.name], request) for cell in replica]
+        assert found[request.name].crossing == sum(len(nodes_of(cell)) > 1 for cell in groups)
+        kept = [worker for worker in workers if worker in set(request.keep)]
+        if request.tensor * request.pipeline == 1:
             # As many stay as can, in their order, before all others.
-            assert len(kept) == min(want.count, len(want.keep))
-            assert workers[: len(kept)] == [worker for worker in want.keep if worker in kept]
+            assert len(kept) == min(request.count, len(request.keep))
+            assert workers[: len(kept)] == [worker for worker in request.keep if worker in kept]
         # A group that crosses nodes did so before, or no node had room for it even at the end.
-        before = {tuple(want.ranks[i : i + want.tensor]) for i in range(0, len(want.ranks), want.tensor)}
+        before = {tuple(request.ranks[i : i + request.tensor]) for i in range(0, len(request.ranks), request.tensor)}
         unused = Counter(node_of(worker) for worker in free if worker not in set(everyone))
         if any(len(nodes_of(cell)) > 1 and tuple(cell) not in before for cell in groups):
-            assert max(unused.values(), default=0) < want.tensor
+            assert max(unused.values(), default=0) < request.tensor
 
 
 @given(problems(), st.data())
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_whole_replicas_stay_when_no_count_changes(
-    problem: tuple[dict[str, Node], list[Want], list[str], set[str], dict[str, int]], data: st.DataObject
+    problem: tuple[dict[str, Node], list[Request], list[str], set[str], dict[str, int]], data: st.DataObject
 ) -> None:
-    nodes, wants, free, busy, incidents = problem
+    nodes, requests, free, busy, incidents = problem
     same = [
-        Want(w.name, len(w.ranks), w.tensor, w.pipeline, w.keep, w.holders, w.ranks)
-        for w in wants
+        Request(w.name, len(w.ranks), w.tensor, w.pipeline, w.keep, w.owners, w.ranks)
+        for w in requests
         if len(w.ranks) == len(w.keep)
     ]
-    if sum(want.count for want in same) > len(free):
+    if sum(request.count for request in same) > len(free):
         return
     found = place(same, nodes, by_node(free), busy, incidents)
-    assert {want.name: found[want.name].workers for want in same} == {want.name: list(want.ranks) for want in same}
+    assert {request.name: found[request.name].workers for request in same} == {
+        request.name: list(request.ranks) for request in same
+    }
 
 
 @given(st.lists(st.sampled_from([(8, 1), (4, 1), (4, 2), (2, 1), (2, 2), (1, 1)]), min_size=1, max_size=12))
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_new_groups_of_powers_of_two_never_cross_nodes_of_eight(shapes: list[tuple[int, int]]) -> None:
     nodes = cluster(*[8] * 6)
-    wants, left = [], 48
+    requests, left = [], 48
     for index, (tensor, pipeline) in enumerate(shapes):
         if tensor * pipeline <= left:
-            wants.append(Want(f"t{index}", tensor * pipeline, tensor, pipeline))
+            requests.append(Request(f"t{index}", tensor * pipeline, tensor, pipeline))
             left -= tensor * pipeline
-    assert all(placed.crossing == 0 for placed in put(nodes, *wants))
+    assert all(placed.crossing == 0 for placed in put(nodes, *requests))

@@ -1,4 +1,4 @@
-"""Deciding again: equal on what was logged, different on what was tampered with."""
+"""Replay: an honest log is decided again with the same bytes; each kind of tampering is found."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import typer
 from typer.testing import CliRunner
 
 from cli.replay import replay
-from services.planner.replay import state_at, verify, verify_records
+from services.planner.replay import Replayer, Report, verify, verify_records
 from shared.errors import NotFound, UnicronError
 from shared.events import EVENT, PlanDecided, Recorded
-from shared.log import EventLog
+from shared.log.log import EventLog
 from tests.planner.kit import World
 
 
@@ -85,8 +85,8 @@ def test_a_plan_without_cause_is_seen() -> None:
     assert [m.plan for m in report.mismatches] == ["p99"]
 
 
-def test_the_order_of_an_answer_and_what_came_meanwhile_does_not_matter() -> None:
-    """An event that is recorded between a cause and its plan is decided upon after the plan, as the service did."""
+def test_an_event_between_a_cause_and_its_plan_is_decided_after_the_plan() -> None:
+    """An event recorded between a cause and its plan is decided after the plan, as in the service."""
     world = course()
     at = index_of_plan(world.records, 4)
     records = world.records
@@ -98,18 +98,20 @@ def test_the_order_of_an_answer_and_what_came_meanwhile_does_not_matter() -> Non
 def test_the_state_at_a_position() -> None:
     world = course()
     records = world.records
-    assert state_at(records) == world.state
+    assert Replayer(records).state_at() == world.state
     first = index_of_plan(records, 3)
     # The plan is folded right after its cause.
-    assert state_at(records, records[first].position - 1) == state_at(records, records[first].position)
-    assert state_at(records, 0).nodes == {}
+    assert Replayer(records).state_at(records[first].position - 1) == Replayer(records).state_at(
+        records[first].position
+    )
+    assert Replayer(records).state_at(0).nodes == {}
     with pytest.raises(NotFound):
-        state_at(records, len(records) + 1)
+        Replayer(records).state_at(len(records) + 1)
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A log file with the course in it. ``recorded_at`` is that of the course, since decisions used it."""
+    """A log file with the course. ``recorded_at`` is that of the course, because decisions used it."""
     world = course()
     times = iter([r.recorded_at for r in world.records])
     log = EventLog(f"sqlite:///{tmp_path / 'log.db'}", clock=lambda: next(times))
@@ -117,6 +119,32 @@ def path(tmp_path: Path) -> Path:
         log.append([record.event])
     log.close()
     return tmp_path / "log.db"
+
+
+def test_a_plan_that_cannot_be_folded_ends_the_verification_with_a_mismatch() -> None:
+    records = course().records
+    at = index_of_plan(records, 3)
+    text = records[at].event.canonical().replace('"n0', '"n9')
+    assert text != records[at].event.canonical()
+    records[at] = records[at].model_copy(update={"event": EVENT.validate_json(text)})
+    report = verify_records(records)
+    assert not report.ok
+    assert report.verified == 3
+    assert report.mismatches[-1].problem.startswith("cannot be folded, and no later record be checked: KeyError")
+
+
+def test_a_report_is_ok_if_every_plan_is_verified_or_an_older_one_that_passed() -> None:
+    assert Report(events=9, plans=3, verified=1, older=2).ok
+    assert not Report(events=9, plans=4, verified=1, older=2).ok
+    assert not Report(events=9, plans=3, verified=1, older=2, chain_ok=False).ok
+
+
+def test_a_file_is_verified_in_three_lines(path: Path) -> None:
+    replayer = Replayer.of_file(path)
+    assert replayer.verify().ok
+    assert replayer.state_at().plans == 11
+    with pytest.raises(NotFound):
+        Replayer.of_file(path.parent / "none.db")
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -131,7 +159,14 @@ def run(*arguments: str) -> tuple[int, str]:
 def test_the_command_verifies_a_file(path: Path) -> None:
     code, output = run(str(path), "--verify", "-o", "json")
     assert code == 0
-    assert json.loads(output) == {"events": 34, "plans": 11, "verified": 11, "mismatches": [], "chain_ok": True}
+    assert json.loads(output) == {
+        "events": 34,
+        "plans": 11,
+        "verified": 11,
+        "older": 0,
+        "mismatches": [],
+        "chain_ok": True,
+    }
     code, output = run("--run-dir", str(path.parent), "--verify")
     assert code == 0
     assert "hash chain: intact" in output

@@ -1,4 +1,4 @@
-"""The service on a real nats-server and a real log."""
+"""The planner's service on a real nats-server and a real log."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import pytest
 
 from services.planner.lookahead import LookAhead
 from services.planner.main import Planner, serve
-from services.planner.replay import read_all, verify
+from services.planner.replay import verify
 from services.planner.state import State
 from shared.bus import Bus
 from shared.events import ClusterConfigured, Event, NodeJoined, PlanDecided, TaskStarving, TaskSubmitted
-from shared.journal import Journal
-from shared.log import EventLog
+from shared.log.journal import Journal
+from shared.log.log import EventLog
 from shared.model import utc_now
 from shared.plans import Trigger
 from shared.service import Context
@@ -48,7 +48,7 @@ def submission(name: str, **fields: Any) -> TaskSubmitted:
 
 
 def events(log: EventLog) -> list[Event]:
-    return [record.event for record in read_all(log)]
+    return [record.event for record in log.read_all()]
 
 
 def plans(log: EventLog) -> list[PlanDecided]:
@@ -57,7 +57,7 @@ def plans(log: EventLog) -> list[PlanDecided]:
 
 @contextlib.asynccontextmanager
 async def planner(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterator[asyncio.Task[None]]:
-    """The running service; it must not have ended by itself."""
+    """The running service; assert that it did not end by itself."""
     context = Context(settings, bus, journal, asyncio.Event(), "planner")
     task = asyncio.create_task(serve(context))
     try:
@@ -69,12 +69,12 @@ async def planner(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterat
             await task
 
 
-async def until(holds: Callable[[], bool], journal: Journal, after: int = 0) -> None:
-    """Wait until a condition on the log holds; it is looked at after every record."""
+async def until(condition: Callable[[], bool], journal: Journal, after: int = 0) -> None:
+    """Wait until a condition on the log is true; it is evaluated after every record."""
     met = asyncio.Event()
 
     async def look(_: object) -> None:
-        if await asyncio.to_thread(holds):
+        if await asyncio.to_thread(condition):
             met.set()
 
     follower = asyncio.create_task(journal.follow(look, consumer="test", after=after))
@@ -115,7 +115,7 @@ async def test_a_restart_repeats_nothing_and_answers_what_came_meanwhile(
     assert (report.ok, report.verified) == (True, 5)
 
 
-async def test_a_task_that_waits_too_long_is_told_of_once_and_a_restart_does_not_repeat_it(
+async def test_a_task_that_waits_too_long_is_logged_once_and_a_restart_does_not_repeat_it(
     settings: Settings, bus: Bus, journal: Journal, log: EventLog
 ) -> None:
     impatient = settings.model_copy(update={"starvation_s": 0.2})
@@ -152,7 +152,7 @@ async def test_parameters_are_logged_when_they_have_changed(
 
 
 class Endless(LookAhead):
-    """A table whose making takes until it is called off."""
+    """A table whose making goes on until it is cancelled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class Endless(LookAhead):
         self.threads.append(threading.get_ident())
         self.begun[min(len(self.threads), 2) - 1].set()
         while going_on():
-            time.sleep(0.001)  # hands the processor over; nothing is waited for
+            time.sleep(0.001)  # yields the processor; no condition is waited for
         self.left.append(True)
         return False
 
@@ -179,7 +179,7 @@ async def test_the_table_is_made_in_a_thread_and_left_when_the_state_changes(
     try:
         for index, begun in enumerate(table.begun):
             (record,) = await journal.append([node(f"n{index}")])
-            # The first one is under way when the second record is folded: the loop was never blocked by it.
+            # The first rebuild runs while the second record is folded: the event loop was not blocked by it.
             await planner.handle(record)
             assert await asyncio.to_thread(begun.wait, TIMEOUT_S)
             assert len(table.left) == index

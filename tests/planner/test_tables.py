@@ -1,4 +1,4 @@
-"""The T tables: every count's best layout, cut off by what is left."""
+"""Throughput tables: the best layout of every count, and cuts to the workers that are left."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from services.planner.corrections import correction
 from services.planner.problem import build_problem
-from services.planner.state import Size, State, Task
-from services.planner.tables import STAYING, layout_of, table_of, throughput_of
-from services.planner.throughput import flop_per_step, hardware_of, kind_of, pins_of
+from services.planner.state import HardwareLayout, State, Task
+from services.planner.throughput import expected_kind, flop_per_step, hardware_of, pins_of
+from services.planner.throughput_tables import STAYING, layout_of, table_of, throughput_of
 from shared.planning.performance.calibration import stack
 from shared.planning.performance.gpt import Shape
-from shared.planning.performance.layout import Layout
+from shared.planning.performance.parallel_config import ParallelConfig, Sizes
 from shared.planning.performance.search import Timed, estimate, sized
 from tests.planner.kit import World, running
 
@@ -38,7 +38,7 @@ def cluster(nodes: int, per_node: int, hardware: str = "cpu", /, **fields: Any) 
 
 def candidates(state: State, task: Task) -> list[Timed]:
     """Every layout of the task on the workers there are."""
-    hardware = hardware_of(state, kind_of(state, task))
+    hardware = hardware_of(state, expected_kind(state, task))
     workers = len(state.usable_workers())
     return list(sized(Shape.of(task.spec.model), task.spec.batch.global_, workers, hardware, pins_of(task.spec)))
 
@@ -75,15 +75,15 @@ def test_every_entry_is_a_layout_that_fits_and_pays(
         assert sizes.get("tensor", found.tensor) == found.tensor
         assert sizes.get("pipeline", found.pipeline) == found.pipeline
         assert "tensor" in sizes or found.tensor <= workers
-        layout = Layout(found.tensor, found.pipeline, found.data, found.micro_batch)
-        told = estimate(shape, batch.global_, layout, hardware, stack(hardware.stack))
-        assert told.memory.total_bytes <= hardware.memory_bytes or (kind == "cpu" and pinned)
+        layout = ParallelConfig(found.tensor, found.pipeline, found.data, found.micro_batch)
+        estimated = estimate(shape, batch.global_, layout, hardware, stack(hardware.stack))
+        assert estimated.memory.total_bytes <= hardware.memory_bytes or (kind == "cpu" and pinned)
         if not task.members:
-            assert table.throughput[count] == flop_per_step(task.spec) / told.iteration_s
+            assert table.throughput[count] == flop_per_step(task.spec) / estimated.iteration_s
     for timed in candidates(world.state, task):
-        if least <= timed.layout.workers and timed.layout.tensor <= 8:
+        if least <= timed.config.workers and timed.config.tensor <= 8:
             rate = flop_per_step(task.spec) / timed.iteration_s
-            best = max((r for x, r in table.throughput.items() if x <= timed.layout.workers), default=0.0)
+            best = max((r for x, r in table.throughput.items() if x <= timed.config.workers), default=0.0)
             assert best * STAYING >= rate
 
 
@@ -161,7 +161,7 @@ def test_what_is_pinned_in_full_runs_on_cpu_whatever_its_memory() -> None:
 def test_a_task_keeps_its_sizes_unless_others_are_clearly_faster(nodes: int) -> None:
     world = cluster(nodes, 8, "h100", model=BIG, batch={"global": 96})
     task, workers = world.task(), 8 * nodes
-    at = {timed.layout[:3]: timed for timed in candidates(world.state, task) if timed.layout.workers == workers}
+    at = {timed.config.sizes: timed for timed in candidates(world.state, task) if timed.config.workers == workers}
     fastest_s = min(timed.iteration_s for timed in at.values())
     stayed = set()
     for (tensor, pipeline, data), timed in at.items():
@@ -184,17 +184,19 @@ def test_a_layout_measured_slow_gives_way_to_one_that_was_not() -> None:
     world = cluster(3, 8, "h100", model=BIG, batch={"global": 96})
     task = world.task().model_copy(update={"members": ()})
     first = layout_of(world.state, task, 24)
-    size = Size("h100", first.tensor, first.pipeline, first.data)
-    slow = task.model_copy(update={"measured": {size: -7, Size("h100", 1, 1, 1): 0}})
+    size = HardwareLayout("h100", first.tensor, first.pipeline, first.data)
+    slow = task.model_copy(update={"measured": {size: -7, HardwareLayout("h100", 1, 1, 1): 0}})
     other = layout_of(world.state, slow, 24)
     assert (other.tensor, other.pipeline) != (first.tensor, first.pipeline)
     factor = correction(table_of(world.state, slow).exponent)
-    seconds = {timed.layout[:3]: timed.iteration_s for timed in candidates(world.state, task)}
-    expected = flop_per_step(task.spec) / seconds[other.tensor, other.pipeline, other.data] * factor
+    seconds = {timed.config.sizes: timed.iteration_s for timed in candidates(world.state, task)}
+    expected = flop_per_step(task.spec) / seconds[Sizes(other.tensor, other.pipeline, other.data)] * factor
     assert table_of(world.state, slow).throughput[24] == expected
     # Measured fast, one that the model does not choose is chosen.
     unlikely = max((size for size in seconds if size[0] * size[1] * size[2] == 24), key=lambda size: seconds[size])
-    fast = task.model_copy(update={"measured": {Size("h100", *unlikely): 40, Size("h100", 1, 1, 1): -40}})
+    fast = task.model_copy(
+        update={"measured": {HardwareLayout("h100", *unlikely): 40, HardwareLayout("h100", 1, 1, 1): -40}}
+    )
     chosen = layout_of(world.state, fast, 24)
     assert (chosen.tensor, chosen.pipeline, chosen.data) == unlikely
 

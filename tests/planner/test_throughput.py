@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.planner.state import Size
-from services.planner.throughput import flop_per_step, hardware_of, kind_of, modelled_flop_per_s, pins_of
+from services.planner.state import HardwareLayout
+from services.planner.throughput import expected_kind, flop_per_step, hardware_of, modelled_flop_per_s, pins_of
 from shared.planning.performance import Pins, profile
 from tests.planner.kit import World, running, spec
 
@@ -49,18 +49,21 @@ def test_most_nodes_say_how_many_workers_a_node_has() -> None:
 
 def test_a_task_is_of_the_kind_of_its_workers_or_of_the_usual_one() -> None:
     world = World()
-    assert kind_of(world.state, running().task()) == "cpu"
+    assert expected_kind(world.state, running().task()) == "cpu"
     world.join("n0", 2)
     world.complete(world.submit("a"))
     for index in range(2):
         world.join(f"g{index}", 2, hardware="h100")
     world.submit("b", workers={"min": 20})
-    assert kind_of(world.state, world.task("a")) == world.state.nodes[world.task("a").members[0].split("/")[0]].hardware
-    assert kind_of(world.state, world.task("b")) == "h100"
+    assert (
+        expected_kind(world.state, world.task("a"))
+        == world.state.nodes[world.task("a").members[0].split("/")[0]].hardware
+    )
+    assert expected_kind(world.state, world.task("b")) == "h100"
 
 
 def test_data_parallel_steps_last_as_long_as_the_most_loaded_replica() -> None:
     """12 micro-batches: 5 replicas do 3 rounds, as 4 do, and reduce over more."""
     a, cpu = spec(batch={"global": 12}), profile("cpu")
-    rates = [modelled_flop_per_s(a, Size("cpu", 1, 1, d), cpu) for d in (4, 5, 6)]
+    rates = [modelled_flop_per_s(a, HardwareLayout("cpu", 1, 1, d), cpu) for d in (4, 5, 6)]
     assert rates[1] < rates[0] < rates[2]

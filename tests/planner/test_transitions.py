@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.planner.transitions import kind_of, on_grid
+from services.planner.transition_costs import kind_of_change, on_grid
 from shared.events import PlanDecided
 from shared.planning.performance.hardware import profile
 from shared.planning.waf import term
@@ -74,7 +74,7 @@ def test_who_is_hurt_by_a_fault_and_takes_newcomers_pays_for_them() -> None:
     node = world.task().members[0].partition("/")[0]
     lost = of(world.lose(node))
     assert lost.faulted
-    assert lost.staying == sum(not w.startswith(f"{node}/") for w in world.task().kept) < 4
+    assert lost.staying == sum(not w.startswith(f"{node}/") for w in world.task().live_owners) < 4
     rate = lost.throughput[4]
     assert term(lost, 4).penalty == rate * (lost.transition_s + lost.newcomers_s)
     assert term(lost, lost.staying).penalty == rate * lost.transition_s
@@ -99,7 +99,7 @@ def test_each_kind_is_measured_by_itself() -> None:
     start = dict(world.state.transitions)
     assert start == {}  # the first start moved no running task
     retry = world.error(ErrorKind.CONNECTION, task="a", generation=1)
-    assert kind_of(change_of(retry)) == "survivors"
+    assert kind_of_change(change_of(retry)) == "survivors"
     world.wait(3.0)
     world.complete(retry)
     number, total_s = world.state.transitions["survivors"]
@@ -114,7 +114,7 @@ def test_a_task_that_trains_until_its_newcomers_are_up_does_not_stand_still() ->
     world = running(nodes=2)
     plan = world.exit(world.task().members[1])
     change = change_of(plan)
-    assert kind_of(change) == "newcomers"
+    assert kind_of_change(change) == "newcomers"
     assert change.target is not None
     world.wait(1.0)
     world.resume(plan, change)
@@ -133,7 +133,7 @@ def test_a_restore_and_a_pause_are_measured() -> None:
     world.join("n1")
     world.complete(world.submit("a", workers={"min": 4}))
     paused = world.lose("n1")
-    assert kind_of(change_of(paused)) == "pause"
+    assert kind_of_change(change_of(paused)) == "pause"
     world.wait(4.0)
     world.complete(paused)
     assert world.state.transitions.keys() == {"pause"}
@@ -141,7 +141,7 @@ def test_a_restore_and_a_pause_are_measured() -> None:
     assert world.state.transitions.keys() == {"pause"}  # what did not run was not moved
     for worker in world.task().members:
         plan = world.exit(worker)
-    assert kind_of(change_of(plan)) == "restore"
+    assert kind_of_change(change_of(plan)) == "restore"
     world.wait(5.0)
     world.complete(plan)
     number, total_s = world.state.transitions["restore"]

@@ -1,16 +1,16 @@
-"""The explanation names what was decided and its price."""
+"""The explanation of a plan in words: what was decided, and its cost (``services.api.plan_text``)."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 
+from services.api.plan_text import explain
 from shared.model import canonical_json
-from shared.plan_words import explain
 from tests.planner.kit import World, running
 
 
-def test_a_restart_is_told_with_its_stages() -> None:
+def test_a_restart_is_explained_with_its_stages() -> None:
     world = running()
     a, b, c, d = world.task().members
     text = explain(world.exit(b))
@@ -19,7 +19,7 @@ def test_a_restart_is_told_with_its_stages() -> None:
     assert "no solver asked" in text
 
 
-def test_a_node_loss_is_told_with_terms_and_alternatives() -> None:
+def test_a_node_loss_is_explained_with_terms_and_alternatives() -> None:
     world = World()
     for index in range(3):
         world.join(f"n{index}")
@@ -47,7 +47,7 @@ def test_waiting_tasks_and_superseded_plans_are_named() -> None:
     assert "Task big waits: needs at least 9 workers" in text
 
 
-def test_transitions_are_told_by_kind_with_the_digest() -> None:
+def test_transitions_are_explained_by_kind_with_the_digest() -> None:
     world = World(starvation_s=60.0)
     for index in range(3):
         world.join(f"n{index}")
@@ -79,7 +79,7 @@ def test_a_starving_task_and_the_paused_one_are_named() -> None:
     assert "Task a waits: paused: needs at least 2 workers; the 2 there are go first to b" in text
 
 
-def test_a_measured_correction_and_the_kinds_of_workers_are_told() -> None:
+def test_a_measured_correction_and_the_kinds_of_workers_are_explained() -> None:
     world = running()
     plan = world.lose("n1")
     assert plan.problem is not None

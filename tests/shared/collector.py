@@ -1,4 +1,4 @@
-"""A follower that remembers what it was given."""
+"""A follower that collects the records it receives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from shared.events import Recorded
-from shared.journal import Journal
+from shared.log.journal import Journal
 
 
 class Collector:
@@ -25,14 +25,14 @@ class Collector:
             self._changed.notify_all()
 
     async def until(self, position: int) -> None:
-        """Wait until the record at ``position`` has come."""
+        """Wait until the record at ``position`` has been received."""
         async with asyncio.timeout(30), self._changed:
             await self._changed.wait_for(lambda: bool(self.records) and self.records[-1].position >= position)
 
 
 @contextlib.asynccontextmanager
 async def following(journal: Journal, *, consumer: str = "test", after: int = 0) -> AsyncIterator[Collector]:
-    """A follower for the length of the block; what it raises is raised here."""
+    """Follow for the length of the block; an exception of the follower is raised here."""
     collector = Collector()
     task = asyncio.create_task(journal.follow(collector.handle, consumer=consumer, after=after))
     try:

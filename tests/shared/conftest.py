@@ -18,15 +18,9 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from shared.parent import die_with_parent
+from tests.postgres import find_binaries
 
 GIVEN_URL = "UNICRON_TEST_POSTGRES_URL"
-
-
-def _binaries() -> Path | None:
-    """The newest installed PostgreSQL server."""
-    found = [Path(path).parent for path in [shutil.which("postgres")] if path]
-    found += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name), reverse=True)
-    return next((path for path in found if (path / "postgres").exists() and (path / "initdb").exists()), None)
 
 
 def _unprivileged() -> dict[str, str]:
@@ -60,7 +54,7 @@ def postgres_server() -> Iterator[str]:
     if url := os.environ.get(GIVEN_URL):
         yield url
         return
-    binaries = _binaries()
+    binaries = find_binaries()
     if binaries is None:
         pytest.skip(f"no PostgreSQL: {GIVEN_URL} is not set and no server binaries are installed")
     who = _unprivileged()

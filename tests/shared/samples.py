@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from shared.codes import FailureCode
 from shared.events import (
     ErrorDetected,
     Event,
@@ -138,6 +139,7 @@ events: st.SearchStrategy[Event] = st.one_of(
         task=_names,
         generation=_counts,
         phase=st.sampled_from(["held", "resumed", "restored", "failed"]),
+        code=st.none() | st.sampled_from(FailureCode),
         started_at=_times,
         durations_s=st.dictionaries(_text, _finite, max_size=3),
         deal=st.dictionaries(_text, st.lists(_counts, max_size=3), max_size=3),

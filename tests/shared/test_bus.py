@@ -1,15 +1,16 @@
-"""The bus against a real server: order, concurrency, errors, restarts."""
+"""The bus with a NATS server: order, concurrency, errors, restarts."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from pathlib import Path
 
 import pytest
 
 from shared.bus import Bus
-from shared.errors import Unavailable
+from shared.errors import NoReceiver, Unavailable
 from shared.nats_server import NatsServer
 
 
@@ -81,7 +82,7 @@ async def test_requests_without_an_answer(bus: Bus) -> None:
 
 
 async def test_a_cancelled_request_is_cancelled_even_if_the_answer_is_there(bus: Bus) -> None:
-    """``asyncio.wait_for`` of Python 3.11 drops a cancellation that meets its result."""
+    """``asyncio.wait_for`` of Python 3.11 drops a cancellation that comes together with the result."""
     answered = asyncio.Event()
 
     async def handle(data: bytes) -> bytes:
@@ -214,7 +215,7 @@ async def test_closing_while_reconnecting_leaves_nothing_running(
 
 
 async def test_closing_when_another_that_waited_for_it_was_cancelled(nats: NatsServer) -> None:
-    """Who awaits a future itself cancels it for all: the client's attempt to reconnect, of the connection's end."""
+    """A cancelled task cancels the future that it awaits, for all tasks: here the end of the connection."""
     bus = await Bus.connect(nats.url, token=nats.token, name="test")
     transport = bus._client._transport
     assert transport is not None
@@ -234,7 +235,7 @@ async def test_closing_with_messages_for_a_lost_connection(nats: NatsServer) -> 
     bus = await Bus.connect(nats.url, token=nats.token, name="test")
     await nats.stop()
     async with asyncio.timeout(10):
-        while bus.connected:  # noqa: ASYNC110 - nothing else tells of it
+        while bus.connected:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.01)
     await bus.publish("test", b"kept until the connection is back, which it never is")
     async with asyncio.timeout(10):
@@ -245,7 +246,7 @@ async def test_closing_with_messages_for_a_lost_connection(nats: NatsServer) -> 
 
 
 async def test_closing(bus: Bus, nats: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
-    """What was published is sent, what is being served is cancelled, and nothing is logged as trouble."""
+    """Published messages are sent, requests being served are cancelled, and no warning is logged."""
     caplog.set_level(logging.WARNING)
     other = await Bus.connect(nats.url, token=nats.token, name="other")
     begun, cancelled, got = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -275,3 +276,58 @@ async def test_closing(bus: Bus, nats: NatsServer, caplog: pytest.LogCaptureFixt
     async with asyncio.timeout(10):
         await got.wait()
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"HPUB unicron.heartbeats.n0 16 16\r\nNATS/1.0 \xff\xff\xff\r\n\r\n\r\n",
+        b"HPUB unicron.heartbeats.n0 14 14\r\nNATS/1.0  \r\n\r\n\r\n",
+        b"HPUB unicron.heartbeats.n0 12 12\r\nNATS/1.0\r\n\r\n\r\n",
+        b"HPUB unicron.heartbeats.n0 18 18\r\nNATS/1.0\r\n\xff: \xfe\r\n\r\n\r\n",
+        b"PUB unicron.heartbeats.\xff 1\r\nx\r\n",
+        b"PUB unicron.heartbeats.n0 reply.\xff 1\r\nx\r\n",
+    ],
+    ids=["status", "no-status", "no-headers", "header", "subject", "reply"],
+)
+async def test_a_message_whose_subject_or_headers_are_no_text_leaves_the_client_listening(
+    nats: NatsServer, bus: Bus, sent: bytes
+) -> None:
+    heard: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def hear(_: str, data: bytes) -> None:
+        await heard.put(data)
+
+    await bus.subscribe("unicron.heartbeats.*", hear)
+    host, port = nats.url.removeprefix("nats://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    greeting = json.dumps({"verbose": False, "headers": True, "auth_token": nats.token}).encode()
+    writer.write(b"CONNECT " + greeting + b"\r\n" + sent + b"PUB unicron.heartbeats.n0 3\r\nend\r\nPING\r\n")
+    try:
+        async with asyncio.timeout(10):
+            answers = b""
+            while b"PONG" not in answers:
+                answers += await reader.readline()
+            assert b"-ERR" not in answers
+            while await heard.get() != b"end":
+                pass
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_the_bus_knows_both_ends_of_its_connection(bus: Bus) -> None:
+    assert bus.addresses == ("127.0.0.1", "127.0.0.1")
+
+
+async def test_a_request_that_nobody_receives_differs_from_one_without_an_answer(bus: Bus) -> None:
+    async def never(_: bytes) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    await bus.serve("silent", never)
+    with pytest.raises(NoReceiver):
+        await bus.request("nobody", b"", timeout_s=5)
+    with pytest.raises(Unavailable) as caught:
+        await bus.request("silent", b"", timeout_s=0.1)
+    assert not isinstance(caught.value, NoReceiver)

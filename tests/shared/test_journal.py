@@ -14,15 +14,15 @@ import pytest
 from shared.bus import Bus
 from shared.errors import Unavailable, VersionConflict
 from shared.events import Recorded
-from shared.journal import Journal
-from shared.log import EventLog
+from shared.log.journal import Journal
+from shared.log.log import EventLog
+from shared.log.relay import STREAM, SUBJECT, encode
 from shared.nats_server import NatsServer
-from shared.relay import STREAM, SUBJECT, encode
 from tests.shared.collector import following
 from tests.shared.samples import node_joined
 
 
-async def test_the_table_first_then_what_is_new(journal: Journal) -> None:
+async def test_records_of_the_table_come_before_new_ones(journal: Journal) -> None:
     await journal.append([node_joined(1), node_joined(2)])
     async with following(journal) as follower:
         await follower.until(2)
@@ -40,7 +40,7 @@ async def test_from_a_position_on(journal: Journal) -> None:
         await journal.append([node_joined(5)])
         await follower.until(5)
         assert follower.positions == [4, 5]
-    # Again with the same name: the position counts, not what the consumer remembers.
+    # A follower with the same name: its position counts, not that of the durable consumer.
     async with following(journal, after=1) as follower:
         await follower.until(5)
         assert follower.positions == [2, 3, 4, 5]
@@ -50,7 +50,7 @@ async def test_from_a_position_on(journal: Journal) -> None:
         assert follower.positions == [6]
 
 
-async def test_append_passes_on_what_the_log_refuses(journal: Journal) -> None:
+async def test_append_raises_what_the_log_raises(journal: Journal) -> None:
     await journal.append([node_joined(1)])
     with pytest.raises(VersionConflict):
         await journal.append([node_joined(2)], expected={"node/n0": 0})
@@ -64,7 +64,7 @@ async def test_several_followers(journal: Journal) -> None:
         assert one.positions == two.positions == list(range(1, 21))
 
 
-async def test_what_handle_raises_is_raised(journal: Journal) -> None:
+async def test_an_exception_of_handle_is_raised(journal: Journal) -> None:
     seen: list[int] = []
 
     async def handle(record: Recorded) -> None:
@@ -84,8 +84,8 @@ async def test_what_handle_raises_is_raised(journal: Journal) -> None:
 
 
 async def test_a_slow_handler_gets_each_record_once(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server delivers again what is not acknowledged in time; the position tells."""
-    monkeypatch.setattr("shared.journal.ACK_WAIT_S", 0.05)
+    """The server delivers an unacknowledged message again; the follower skips it by its position."""
+    monkeypatch.setattr("shared.log.journal.ACK_WAIT_S", 0.05)
     seen: list[int] = []
     done = asyncio.Event()
 
@@ -112,7 +112,7 @@ async def test_a_restart_of_the_server(journal: Journal, nats: NatsServer, bus: 
         await journal.append([node_joined(1), node_joined(2)])
         await follower.until(2)
         await (nats.kill() if crash else nats.stop())
-        # The log goes on without NATS, and so does who follows it.
+        # The log takes events without NATS, and followers receive them.
         await journal.append([node_joined(3), node_joined(4)])
         await follower.until(4)
         await nats.start()
@@ -180,7 +180,7 @@ async def test_a_record_too_large_for_a_message(journal: Journal, bus: Bus) -> N
         assert follower.records == journal.log.read()
 
 
-async def test_what_others_append_without_relaying(journal: Journal) -> None:
+async def test_events_that_another_process_appended_without_relaying(journal: Journal) -> None:
     """A process that died between its commit and its relay."""
     async with following(journal) as follower:
         other = EventLog(journal.log.url)
@@ -210,8 +210,8 @@ async def test_closing_relays_what_was_appended(log: EventLog, bus: Bus) -> None
 _FOLLOWER = """
 import asyncio, sys, time
 from shared.bus import Bus
-from shared.journal import Journal
-from shared.log import EventLog
+from shared.log.journal import Journal
+from shared.log.log import EventLog
 
 async def main(url, token, log_url):
     log = EventLog(log_url)
@@ -227,7 +227,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 async def test_another_process_hears_within_milliseconds(journal: Journal, nats: NatsServer) -> None:
-    """Half the time after which a follower would have asked the table: it was the stream that told."""
+    """Within half the time after which a follower reads the table: the record came through the stream."""
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     process = await asyncio.create_subprocess_exec(
         *[sys.executable, "-c", _FOLLOWER, nats.url, nats.token, journal.log.url],

@@ -1,4 +1,4 @@
-"""The event log on SQLite and PostgreSQL: what it promises about appending, reading and refusing."""
+"""The event log on SQLite and PostgreSQL: appending, reading, and what is refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import sqlalchemy
 
 from shared.errors import Conflict, InvalidInput, Unavailable, VersionConflict
 from shared.events import ErrorDetected, TaskSubmitted
-from shared.log import FIRST_HASH, EventLog
+from shared.log.log import FIRST_HASH, EventLog
 from shared.severities import ErrorKind, Method, Severity
 from tests.shared.samples import EPOCH, event_id, node_joined, plan, spec
 
@@ -95,7 +95,7 @@ def test_expected_versions(log: EventLog) -> None:
         log.append([node_joined(2, "n0")], expected={"node/n0": 2})
     assert log.last_position() == 1
     log.append([node_joined(2, "n0")], expected={"node/n0": 1})
-    # Sent again after a lost answer: it is there, so the stream may have moved.
+    # A repeat after a lost answer: the event is in the log, so another version of the stream is no conflict.
     assert log.append([node_joined(2, "n0")], expected={"node/n0": 1})[0].position == 2
 
 
@@ -121,7 +121,7 @@ def test_an_event_that_cannot_be_written_is_refused(log: EventLog) -> None:
     assert log.verify().ok
 
 
-def test_recorded_at_never_goes_backwards(log_url: str) -> None:
+def test_recorded_at_never_falls(log_url: str) -> None:
     times = iter([EPOCH, EPOCH - timedelta(hours=1), EPOCH + timedelta(microseconds=1)])
     log = EventLog(log_url, clock=lambda: next(times))
     for number in (1, 2, 3):
@@ -155,7 +155,7 @@ def test_truncate_is_refused(postgres_url: str) -> None:
 
 _APPENDER = """
 import sys
-from shared.log import EventLog
+from shared.log.log import EventLog
 from tests.shared.samples import node_joined
 url, first, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 log = EventLog(url)  # may be the one that creates the table

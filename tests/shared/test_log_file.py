@@ -1,4 +1,4 @@
-"""The log as an SQLite file: copies, damage, and every single change found."""
+"""The log as an SQLite file: copies, damage, and the detection of every changed cell."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 
 from shared.errors import Conflict, Corrupt, NotFound
 from shared.events import Event
-from shared.log import EventLog, row_hash
-from shared.log_schema import COLUMNS
+from shared.log.log import EventLog, row_hash
+from shared.log.schema import COLUMNS
 from tests.shared.samples import events, node_joined, plan
 
 ROOT = Path(__file__).parents[2]
-MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # many small logs, none of which must survive
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # for many small logs that are deleted
 
 
 def open_log(path: Path, *, read_only: bool = False) -> EventLog:
@@ -82,7 +82,7 @@ def test_what_is_appended_is_read(batches: list[list[Event]]) -> None:
             versions = [record.stream_version for record in records if record.stream == stream]
             assert versions == list(range(1, len(versions) + 1))
             assert log.stream_version(stream) == len(versions)
-        # Everything again, in another order: nothing is added, the same records come back.
+        # The same events in another order: nothing is added, and the same records are returned.
         again = log.append([event for batch in reversed(batches) for event in batch])
         assert again == [record for batch in reversed(appended) for record in batch]
         assert log.last_position() == len(unique)
@@ -125,7 +125,7 @@ def test_any_changed_cell_is_found(position: int, column: str, value: object) ->
         ("DELETE FROM log WHERE position = 3", 2, "position 3 is missing"),
         ("DELETE FROM log WHERE position = 1", 0, "position 1 is missing"),
         ("UPDATE log SET position = -1 WHERE position = 6", 0, "position 1 is missing"),
-        ("UPDATE log SET data = CAST(x'ff' AS TEXT) WHERE position = 4", 3, "position 4: a column holds"),
+        ("UPDATE log SET data = CAST(x'ff' AS TEXT) WHERE position = 4", 3, "position 4: a column has"),
         ("UPDATE log SET occurred_at = '2024' WHERE position = 2", 1, "position 2: the row does not match its hash"),
         ("UPDATE log SET hash = upper(hash) WHERE position = 5", 4, "position 5: the row does not match its hash"),
     ],
@@ -210,7 +210,7 @@ def test_a_live_log_is_read_while_it_grows(tmp_path: Path) -> None:
 
 _KILLED = """
 import os, signal, sys
-from shared.log import EventLog
+from shared.log.log import EventLog
 from tests.shared.samples import node_joined
 log = EventLog(f"sqlite:///{sys.argv[1]}")
 for number in range(1, 4):
@@ -220,7 +220,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("copied", [["log.db", "log.db-wal"], ["log.db", "log.db-wal", "log.db-shm"]])
-def test_the_files_of_a_killed_process_hold_everything(tmp_path: Path, copied: list[str]) -> None:
+def test_the_files_of_a_killed_process_are_complete(tmp_path: Path, copied: list[str]) -> None:
     run, copy = tmp_path / "run", tmp_path / "copy"
     copy.mkdir()
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -250,7 +250,7 @@ def test_after_a_checkpoint_the_main_file_alone_is_complete(tmp_path: Path) -> N
     copy.close()
 
 
-def test_the_file_is_in_wal_mode_and_marked_as_ours(path: Path) -> None:
+def test_the_file_is_in_wal_mode_and_has_the_application_id(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert connection.execute("PRAGMA application_id").fetchone() == (int.from_bytes(b"UNIC", "big"),)
@@ -265,7 +265,7 @@ def test_foreign_files_are_refused(tmp_path: Path, read_only: bool) -> None:
     other = tmp_path / "other.db"
     with contextlib.closing(sqlite3.connect(other)) as connection:
         connection.execute("CREATE TABLE users (id INTEGER)")
-    with pytest.raises(Corrupt, match=r"not an event log: it holds the tables users"):
+    with pytest.raises(Corrupt, match=r"not an event log: it has the tables users"):
         open_log(other, read_only=read_only)
     alike = tmp_path / "alike.db"
     with contextlib.closing(sqlite3.connect(alike)) as connection:
@@ -287,11 +287,11 @@ def test_a_damaged_file_is_reported(path: Path) -> None:
     log.close()
 
 
-def test_reading_what_is_not_there(tmp_path: Path) -> None:
+def test_reading_a_file_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         open_log(tmp_path / "log.db", read_only=True)
     (tmp_path / "empty.db").touch()
-    with pytest.raises(Corrupt, match="holds no event log"):
+    with pytest.raises(Corrupt, match="has no event log"):
         open_log(tmp_path / "empty.db", read_only=True)
     assert [child.name for child in tmp_path.iterdir()] == ["empty.db"]
 

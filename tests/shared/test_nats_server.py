@@ -1,4 +1,4 @@
-"""The embedded server: health, token, restarts, and that it never outlives its parent."""
+"""The embedded server: health, token, restarts, and its end with its parent."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
 
 
 async def test_jetstream_limits_in_use(nats: NatsServer) -> None:
-    """The greeting a client gets names our limit for messages."""
+    """The server's greeting to a client contains the configured limit for messages."""
     reader, writer = await asyncio.open_connection("127.0.0.1", nats.port)
     greeting = json.loads((await reader.readline()).removeprefix(b"INFO "))
     assert greeting["max_payload"] == 8 << 20

@@ -1,4 +1,4 @@
-"""The relay against a real server: sequence = position, whatever happens to the stream."""
+"""The relay against a real server: sequence equals position, through losses and contradictions of the stream."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from nats.js.api import Header, RawStreamMsg, StreamConfig
 
 from shared.bus import Bus
-from shared.log import EventLog
+from shared.log.log import EventLog
+from shared.log.relay import HASH_HEADER, STREAM, SUBJECT, Relay, decode
 from shared.nats_server import NatsServer
-from shared.relay import HASH_HEADER, STREAM, SUBJECT, Relay, decode
 from tests.shared.samples import event_id, node_joined, plan
 
 
@@ -22,7 +22,7 @@ async def messages(bus: Bus) -> list[RawStreamMsg]:
 
 
 async def assert_equal(bus: Bus, log: EventLog) -> None:
-    """The stream holds the log, event by event."""
+    """Assert that the stream has the log's events, one by one."""
     held = await messages(bus)
     assert [decode(message.data or b"") for message in held] == log.read()
     assert [message.seq for message in held] == [record.position for record in log.read()]
@@ -53,7 +53,7 @@ async def test_running_again_adds_nothing(log: EventLog, bus: Bus) -> None:
 
 
 async def test_a_known_id_with_a_stale_sequence_is_error_10071(log: EventLog, bus: Bus) -> None:
-    """The server's behaviour that the relay's rule rests on."""
+    """The relay depends on this answer of the server."""
     log.append([node_joined(1), node_joined(2)])
     await Relay(log, bus).run()
     headers: dict[str, str] = {Header.MSG_ID: event_id(1), Header.EXPECTED_LAST_SEQUENCE: "0"}
@@ -117,12 +117,12 @@ async def test_a_stream_with_holes_is_rebuilt(log: EventLog, bus: Bus) -> None:
     log.append([node_joined(1), node_joined(2)])
     relay = Relay(log, bus)
     await relay.run()
-    await bus.jetstream.purge_stream(STREAM)  # the last sequence stays, the messages are gone
+    await bus.jetstream.purge_stream(STREAM)  # removes the messages, keeps the last sequence
     assert await relay.run() == 2
     await assert_equal(bus, log)
 
 
-async def test_our_stream_refuses_to_lose_messages(log: EventLog, bus: Bus) -> None:
+async def test_the_stream_refuses_to_lose_messages(log: EventLog, bus: Bus) -> None:
     log.append([node_joined(1)])
     await Relay(log, bus).run()
     with pytest.raises(nats.js.errors.APIError):
@@ -141,7 +141,7 @@ async def test_a_record_too_large_for_a_message_keeps_its_place(log: EventLog, b
     assert decode(held[2].data or b"") == log.read()[2]
 
 
-async def test_what_was_relayed_survives_a_kill_of_the_server(log: EventLog, bus: Bus, nats: NatsServer) -> None:
+async def test_relayed_messages_survive_a_kill_of_the_server(log: EventLog, bus: Bus, nats: NatsServer) -> None:
     log.append([node_joined(number) for number in range(1, 21)])
     relay = Relay(log, bus)
     await relay.run()

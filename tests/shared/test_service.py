@@ -1,4 +1,4 @@
-"""The frame of a service, as a real process: ready, health, signals, exit codes, death of its parent."""
+"""The frame of a service, in a process of its own: ready, health, signals, exit codes, death of its parent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 
 from shared.bus import Bus
 from shared.errors import Conflict, InvalidInput, Unavailable
-from shared.log import EventLog
+from shared.log.log import EventLog
 from shared.nats_server import NatsServer
 from tests.shared.samples import event_id
 
@@ -61,7 +61,7 @@ Start = Callable[..., AbstractAsyncContextManager[Process]]
 
 @pytest.fixture
 def start(nats: NatsServer, tmp_path: Path) -> Start:
-    """Starts the service above in a process of its own."""
+    """Return a function that starts the service above in a process of its own."""
 
     @contextlib.asynccontextmanager
     async def _start(how: str, **environment: str) -> AsyncIterator[Process]:
@@ -93,7 +93,9 @@ async def line(process: Process) -> str:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-async def test_a_service_lives_and_is_stopped(start: Start, bus: Bus, tmp_path: Path, signum: signal.Signals) -> None:
+async def test_a_service_runs_until_it_is_stopped(
+    start: Start, bus: Bus, tmp_path: Path, signum: signal.Signals
+) -> None:
     async with start("run") as process:
         assert await line(process) == "ready"
         health = json.loads(await bus.request("unicron.health.thing", b"", timeout_s=10))
@@ -127,14 +129,24 @@ async def test_exit_codes(start: Start, how: str, code: int, words: str) -> None
         assert output == b""
 
 
-async def test_settings_that_cannot_be_used(start: Start) -> None:
-    async with start("run", UNICRON_PORT="none") as process:
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"UNICRON_PORT": "none"}, ["invalid-input: ", "port: ", "given: 'none'"]),
+        (
+            {"UNICRON_HEARTBEAT_INTERVAL_S": "2", "UNICRON_NODE_TIMEOUT_S": "1.25"},
+            ["invalid-input: ", "heartbeat_interval_s: must be less than node_timeout_s, which is 1.25", "given: 2.0"],
+        ),
+    ],
+)
+async def test_settings_that_cannot_be_used(start: Start, variables: dict[str, str], words: list[str]) -> None:
+    async with start("run", **variables) as process:
         _, errors = await process.communicate()
         assert process.returncode == InvalidInput.exit_code
-        assert "port" in errors.decode()
+        assert [word for word in words if word not in errors.decode()] == []
 
 
-async def test_a_log_that_is_none(start: Start, tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_log(start: Start, tmp_path: Path) -> None:
     (tmp_path / "log.db").write_text("something else" * 100)
     async with start("run") as process:
         _, errors = await process.communicate()

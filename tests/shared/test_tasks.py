@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shared.errors import InvalidInput
-from shared.tasks import MAX_SPEC_BYTES, load_spec
+from shared.tasks import BYTE_VOCABULARY, MAX_SPEC_BYTES, VOCABULARY_MULTIPLE, TaskSpec, load_spec
 
 TEXT = """name: a
 model: {layers: 2, hidden: 32, heads: 4, sequence_length: 32}
@@ -48,6 +49,8 @@ def test_the_text_without_a_mistake_is_accepted() -> None:
         ("optimizer: {lr: .inf}", "optimizer.lr", "finite"),
         ("dropout: .nan", "dropout", "finite"),
         ("speed: 1", "speed", "unknown field"),
+        ("env: {A=B: x}", "env", "not an environment variable"),
+        ('env: {A: "x\\0"}', "env", "not an environment variable"),
     ],
 )
 def test_a_bad_value_is_refused_by_its_field_and_limit(line: str, field: str, limit: str) -> None:
@@ -60,6 +63,25 @@ def test_a_bad_value_is_refused_by_its_field_and_limit(line: str, field: str, li
 def test_fields_that_do_not_go_together_are_each_named() -> None:
     found = errors_of(f"{TEXT}steps: 5\nworkers: {{min: 30, max: 20}}\nparallel: {{tensor: 3}}")
     assert [(error["field"], error["value"]) for error in found] == [("parallel.tensor", 3), ("workers.min", 30)]
+
+
+def test_a_tensor_size_that_does_not_divide_the_padded_vocabulary_is_refused() -> None:
+    text = TEXT.replace("heads: 4", "heads: 16")
+    (error,) = errors_of(f"{text}steps: 5\nparallel: {{tensor: 16}}")  # 257 is padded to 264
+    assert (error["field"], error["value"]) == ("parallel.tensor", 16)
+    assert error["problem"].endswith("264")
+    assert load_spec(f"{text}steps: 5\nparallel: {{tensor: 8}}").tensor == 8
+    # A user's script may pad otherwise, and a log may have the submission of such a task.
+    assert load_spec(f"{text}steps: 5\nparallel: {{tensor: 16}}\nscript: train.py").tensor == 16
+    accepted = load_spec(f"{text}steps: 5\nparallel: {{tensor: 16}}\nscript: train.py")
+    recorded = {**accepted.model_dump(mode="json", by_alias=True), "script": None}
+    assert TaskSpec.model_validate(recorded).tensor == 16
+
+
+def test_the_trainer_has_the_same_vocabulary() -> None:
+    trainer = Path(__file__).parents[2] / "unicron" / "trainer"
+    assert f"\nEND_OF_DOCUMENT = {BYTE_VOCABULARY - 1}\n" in (trainer / "data.py").read_text()
+    assert f"\nVOCABULARY_MULTIPLE = {VOCABULARY_MULTIPLE}\n" in (trainer / "model.py").read_text()
 
 
 def test_a_text_above_the_limit_is_not_read() -> None:

@@ -1,4 +1,4 @@
-"""Drives the pure core: plays the agents, the log and the timers, and watches what must never happen."""
+"""A harness for the pure core: plays agents, log and timers, and checks the invariants of commands and events."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from services.transition.core import decide, evolve
+from services.transition.decide import decide
+from services.transition.evolve import evolve
 from services.transition.state import (
     Append,
     Cancel,
     Effect,
     Input,
-    Limits,
     Logged,
     Outcome,
     Replied,
@@ -20,6 +20,7 @@ from services.transition.state import (
     State,
     Timer,
     TimerFired,
+    TransitionLimits,
     node_of,
 )
 from shared.commands import (
@@ -41,6 +42,7 @@ from shared.events import (
     Recorded,
     StateMoved,
     TaskFinished,
+    TaskStopped,
     TaskSubmitted,
 )
 from shared.plans import Layout, Member, Response, Stage, TaskChange, Trigger
@@ -85,11 +87,28 @@ def change(
     return TaskChange(task=task, reason="test", action=action, **{"from_generation": 1, **rest})
 
 
+THREE = ["n0/0", "n1/0", "n2/0"]
+TWO = THREE[:2]
+
+
+def restart_change(**rest: Any) -> TaskChange:
+    """Return the change that answers a SEV2 fault of n2/0, with survivors n0/0 and n1/0."""
+    fields: dict[str, Any] = {
+        "survivors": TWO,
+        "failed": ["n2/0"],
+        "hold": True,
+        "interrupted": stage(2, TWO, interrupted=True),
+        "prepare": ["n2/0"],
+        "target": stage(3, THREE, take=["n2/0"]),
+    }
+    return change(**{**fields, **rest})
+
+
 class Drive:
-    """One service's core in a world made of dictionaries."""
+    """The service's core with the world around it in memory: a log, unanswered commands, timers."""
 
     def __init__(self, tasks: Sequence[str] = ("a",), nodes: Sequence[str] = ("n0", "n1", "n2")) -> None:
-        self.state = State(limits=Limits())
+        self.state = State(limits=TransitionLimits())
         self.at = EPOCH
         self.records: list[Recorded] = []
         self.waiting: dict[str, Send] = {}
@@ -144,7 +163,7 @@ class Drive:
         for effect in effects:
             match effect:
                 case Send():
-                    assert effect.command.command_id not in self.waiting, "asked twice"
+                    assert effect.command.command_id not in self.waiting, "sent twice"
                     assert effect.node not in self.state.lost
                     self.waiting[effect.command.command_id] = effect
                     self.sent.append(effect)
@@ -152,17 +171,17 @@ class Drive:
                     self.waiting.pop(command_id, None)
                 case Append(event=event):
                     assert isinstance(event, StateMoved)
-                    assert event.event_id not in {m.event_id for m in self.moved}, "told twice"
+                    assert event.event_id not in {m.event_id for m in self.moved}, "recorded twice"
                     self.moved.append(event)
                     self.record(event)
-                    # The log delivers it later; that must change nothing.
+                    # The log delivers the event later, which must change nothing.
                     again = evolve(self.state, Logged(self.records[-1]))
                     assert decide(again, self.at)[1] == []
                 case Timer():
                     self.timers.append(effect)
 
     def _outcomes(self, before: State) -> None:
-        """Note how each part ended; each must end once."""
+        """Record the outcome of each part. A part must end once."""
         for task, old in before.parts.items():
             new = self.state.parts[task]
             replaced = new.plan != old.plan
@@ -221,12 +240,25 @@ class Drive:
             )
         )
 
+    def stopped(self, task: str, step: int) -> None:
+        """Log where the task's state was saved, as the detector does."""
+        self.log(
+            TaskStopped(
+                event_id=f"stopped-{task}-{len(self.records)}",
+                occurred_at=self.at,
+                task=task,
+                generation=1,
+                step=step,
+                path=f"/step-{step}",
+            )
+        )
+
     def fire(self, timer: Timer) -> None:
         self.timers.remove(timer)
         self.feed(TimerFired(timer.plan, timer.task, timer.name, self.at))
 
     def reply(self, send: Send, **rest: Any) -> list[Effect]:
-        """Answer a command; as an agent would unless told otherwise."""
+        """Reply to a command as an agent would, but for the fields in ``rest``."""
         del self.waiting[send.command.command_id]
         return self.feed(Replied(send.command.command_id, answer(send, **rest), self.at))
 
@@ -234,10 +266,10 @@ class Drive:
         del self.waiting[send.command.command_id]
         return self.feed(Replied(send.command.command_id, None, self.at))
 
-    # ---- looking
+    # ---- what was sent and recorded
 
     def open(self, kind: str = "", task: str = "", node: str = "") -> list[Send]:
-        """Return the commands that wait for an answer."""
+        """Return the unanswered commands, of a kind, task and node where given."""
         return [
             s
             for s in self.waiting.values()
@@ -251,7 +283,7 @@ class Drive:
         return found
 
     def kinds(self) -> list[str]:
-        """Return what waits for an answer, as ``kind@node``, sorted."""
+        """Return the unanswered commands as ``kind@node``, sorted."""
         return sorted(f"{s.command.kind}@{s.node}" for s in self.waiting.values())
 
     def answer_all(self) -> None:
@@ -262,7 +294,7 @@ class Drive:
         return [m.phase for m in self.moved if m.task == task]
 
     def restarted(self) -> Drive:
-        """Return the service as it is after a restart: the log folded, then one decision."""
+        """Return a restarted service: it has folded the log and then decided once."""
         other = Drive(tasks=(), nodes=())
         other.records, other.at, other.moved = list(self.records), self.at, list(self.moved)
         for record in self.records:
@@ -273,7 +305,7 @@ class Drive:
 
 
 def answer(send: Send, **rest: Any) -> Reply:
-    """Return what an agent answers when all goes well."""
+    """Return the reply of an agent that has carried out the command, but for the fields in ``rest``."""
     command = send.command
     fields: dict[str, Any] = {"command_id": command.command_id, "node": send.node, "ok": True}
     match command:

@@ -1,4 +1,4 @@
-"""Answers in any order, any of them a failure, plans that supersede at any moment: what must never happen."""
+"""Invariants under replies in any order, failures at any command, and plans that supersede at any moment."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ TASKS = ("a", "b")
 
 
 class World(Drive):
-    """Plans like a planner that knows who has what, and watches every command sent."""
+    """Plans like a planner that knows which task has which workers, and checks every command that is sent."""
 
     def __init__(self) -> None:
         super().__init__(tasks=TASKS)
         self.has: dict[str, list[str]] = {task: [] for task in TASKS}
-        """Workers each task was last planned to have."""
+        """Task -> the workers in its newest plan."""
         self.alive: dict[str, set[str]] = {task: set() for task in TASKS}
-        """Workers on which each task's process was started and has not been released."""
+        """Task -> the workers on which its process was started and has not been released."""
         self.still: dict[tuple[str, str], set[str]] = {}
-        """Workers that were held or drained, or prepared, under a plan."""
+        """Plan and task -> the workers that were held, drained or prepared."""
         self.generation = dict.fromkeys(TASKS, 0)
         self.configured = dict.fromkeys(TASKS, 0)
+        self.saves: list[str] = []
+        """Tasks whose workers have saved the state, which the log does not yet know."""
         self.seen = 0
         self.count = 0
 
@@ -38,7 +40,7 @@ class World(Drive):
         for task, workers, is_broken, gone in zip(TASKS, wanted, broken, failed, strict=True):
             workers = [w for w in workers if node_of(w) not in self.state.lost]
             had = self.has[task]
-            # Workers that were to join may have no process yet: like the planner, count on those of the old plan only.
+            # Like the planner, count only on workers of the old plan whose process was started.
             survivors = [
                 w for w in had if w in self.alive[task] and w not in gone and node_of(w) not in self.state.lost
             ]
@@ -68,7 +70,7 @@ class World(Drive):
             target=stage(self.generation[task], workers, "live" if survivors else "initial"),
         )
 
-    # ---- what the commands do, and what must hold when they are sent
+    # ---- effects of the commands, and the invariants when they are sent
 
     def watch(self) -> None:
         for send in self.sent[self.seen :]:
@@ -107,6 +109,12 @@ class World(Drive):
             self.still.setdefault(key, set()).update(command.workers)
         if isinstance(command, ReleaseTask | StopTask):
             self.alive[command.task] -= set(command.workers)
+        if isinstance(command, StopTask) and command.task not in self.saves:
+            self.saves.append(command.task)
+
+    def save(self) -> None:
+        """Log where the state of one task was saved."""
+        self.stopped(self.saves.pop(0), step=7)
 
     def gone(self, node: str) -> None:
         for workers in self.alive.values():
@@ -115,7 +123,7 @@ class World(Drive):
 
 @st.composite
 def shares(draw: st.DrawFn) -> list[list[str]]:
-    """Which workers each task gets: disjoint, any number."""
+    """Disjoint sets of workers, of any size, one for each task."""
     order = draw(st.permutations(WORKERS))
     cut = draw(st.integers(0, len(order)))
     end = draw(st.integers(cut, len(order)))
@@ -140,9 +148,11 @@ def test_any_order_any_failure_any_supersession(data: st.DataObject) -> None:
         actions: list[str] = []
         if world.waiting:
             actions += ["answer"] * 12 + ["refuse", "die", "silence", "fence"]
-        fireable = [t for t in world.timers if t.name is TimerName.GRACE or not world.waiting]
+        fireable = [t for t in world.timers if t.name is not TimerName.WAIT or not world.waiting]
         if fireable:
             actions.append("fire")
+        if world.saves:
+            actions.append("save")
         if not actions:
             if world.count >= plans:
                 break
@@ -166,6 +176,8 @@ def step(world: World, data: st.DataObject, action: str, fireable: list[Timer], 
         plan()
     elif action == "fire":
         world.fire(data.draw(st.sampled_from(fireable)))
+    elif action == "save":
+        world.save()
     elif action == "lose":
         node = data.draw(st.sampled_from(["n0", "n1", "n2"]))
         world.gone(node)
@@ -183,7 +195,7 @@ def step(world: World, data: st.DataObject, action: str, fireable: list[Timer], 
 
 
 def check_events(world: World) -> None:
-    """A part that is done says so last and once; one that failed says so; one that was superseded says neither."""
+    """Check the last event of each part: ``complete`` if done, ``failed`` if failed, neither if superseded."""
     for (name, task), outcome in world.outcomes.items():
         moved = [m for m in world.moved if (m.plan, m.task) == (name, task)]
         final = [m for m in moved if m.complete or m.phase == "failed"]
@@ -200,15 +212,18 @@ def check_events(world: World) -> None:
 @given(st.data())
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_without_failures_every_exchange_of_workers_completes(data: st.DataObject) -> None:
-    """No cycle can form, whatever moves where, in whatever order agents answer."""
+    """No cycle of waiting tasks forms, in whatever order agents reply."""
     world = World()
     for _ in range(3):
         world.decide_plan(data.draw(shares()), (False, False), ([], []))
         world.watch()
-        while world.waiting:
-            send = data.draw(st.sampled_from(list(world.waiting.values())))
-            world.done(send)
-            world.reply(send)
+        while world.waiting or world.saves:
+            send = data.draw(st.sampled_from([*world.waiting.values(), *(None for _ in world.saves)]))
+            if send is None:
+                world.save()
+            else:
+                world.done(send)
+                world.reply(send)
             world.watch()
     assert set(world.outcomes.values()) == {Outcome.DONE}
     assert all(m.phase != "failed" for m in world.moved)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,10 +12,16 @@ from uuid import uuid4
 
 import pytest
 
-from tests.unicron.zygote import ROOT
-from unicron import corpus, train
+from tests.unicron.zygote import zygote
+from unicron import train
+from unicron.trainer import corpus
 
 SpecFile = Callable[..., Path]
+
+MODEL = {"layers": 1, "hidden": 32, "heads": 2, "sequence_length": 32}
+"""The smallest that has each kind of parameter: most of a test's time is its ranks' computing."""
+TWO_LAYERS = MODEL | {"layers": 2}
+"""A model that two pipeline stages can share."""
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +45,7 @@ def spec_file(tmp_path: Path, text: Path) -> SpecFile:
     def write(*, exact: bool = True, **fields: Any) -> Path:
         spec = {
             "name": "a",
-            "model": {"layers": 2, "hidden": 32, "heads": 2, "sequence_length": 32},
+            "model": MODEL,
             "batch": {"global": 12},
             "steps": 6,
             "data": str(text),
@@ -66,12 +69,8 @@ def shared_memory() -> Iterator[Path]:
 
 def train_alone(spec: Path, directory: Path) -> dict[str, Any]:
     """Train without an agent, in one process; return the summary of the result."""
-    subprocess.run(
-        [sys.executable, "-P", "-m", "unicron.train", "--spec", str(spec), "--directory", str(directory)],
-        check=True,
-        env=dict(os.environ, PYTHONPATH=str(ROOT), PYTHONWARNINGS="ignore", OMP_NUM_THREADS="1"),
-        stdout=subprocess.DEVNULL,
-    )
+    directory.mkdir()
+    zygote().run(["-m", "unicron.train", "--spec", str(spec), "--directory", str(directory)], directory)
     summary: dict[str, Any] = json.loads((directory / "result" / "summary.json").read_text())
     return summary | {"parameters": directory / "result" / "parameters.safetensors"}
 

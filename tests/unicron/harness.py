@@ -25,6 +25,7 @@ from unicron.protocol import (
     Hello,
     Hold,
     Message,
+    Progress,
     Raised,
     Resumed,
     decode,
@@ -74,9 +75,13 @@ class Agent:
         self._task = asyncio.create_task(self._hear_forkserver())
         await self.until(lambda: any(e["event"] == "ready" for e in self.events))
 
-    async def close(self) -> None:
+    def kill_server(self) -> None:
+        """Kill the fork server, if it has not ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._server_pidfd, signal.SIGKILL)
+
+    async def close(self) -> None:
+        self.kill_server()
         await asyncio.to_thread(select.select, [self._server_pidfd], [], [])
         os.close(self._server_pidfd)
         if self.process is not None:
@@ -93,9 +98,9 @@ class Agent:
                 async with asyncio.timeout(timeout_s):
                     await self._changed.wait_for(condition)
         except TimeoutError:
-            told = "\n".join(f"{t:.3f} {w} {m}" for t, w, m in self.messages[-40:])
+            reported = "\n".join(f"{t:.3f} {w} {m}" for t, w, m in self.messages[-40:])
             logs = "\n".join(f"{path.name}: {path.read_text()[-3000:]}" for path in self.folder.glob("*.log"))
-            raise AssertionError(f"waited {timeout_s} s\n{told}\n{self.events}\n{logs}") from None
+            raise AssertionError(f"waited {timeout_s} s\n{reported}\n{self.events}\n{logs}") from None
         return condition()
 
     async def _notify(self) -> None:
@@ -153,6 +158,10 @@ class Agent:
             and (worker is None or w == worker)
             and (generation is None or getattr(m, "generation", None) == generation)
         ]
+
+    def phases(self, worker: str) -> list[tuple[int, str]]:
+        """Return the steps and phases that a worker reported, in order."""
+        return [(m.step, m.phase) for m in self.of(Progress, worker)]
 
     def send(self, worker: str, message: Message) -> None:
         self.writers[worker].write(encode(message))
@@ -221,6 +230,30 @@ class Agent:
 
     def output(self, worker: str) -> str:
         return (self.folder / f"{worker.replace('/', '-')}.log").read_text()
+
+
+_references: dict[str, Finished] = {}
+
+
+def _determining(spec: Path) -> str:
+    """Return what the result of a specification depends on."""
+    fields = json.loads(spec.read_text())
+    fields.pop("checkpoint", None)
+    return json.dumps(fields, sort_keys=True)
+
+
+async def reference_of(a: Agent, spec: Path) -> Finished:
+    """Return the result of a failure-free run of a specification in one process.
+
+    Specifications that differ in their checkpoints alone have the same result, which is trained once in a test process.
+    """
+    alike = _determining(spec)
+    if alike not in _references:
+        a.messages.clear()
+        await a.fork("reference", spec)
+        await a.configure({"reference": "initial"})
+        _references[alike] = await a.finished(1)
+    return _references[alike]
 
 
 @contextlib.asynccontextmanager

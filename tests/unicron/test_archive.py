@@ -1,4 +1,4 @@
-"""Checkpoint folders: whole or found out, the newest kept, torsos of older generations deleted."""
+"""Checkpoint folders: damage is found, the newest are kept, unfinished ones of older generations are deleted."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unicron import archive
-from unicron.archive import Manifest
+from unicron.checkpoint import archive
+from unicron.checkpoint.archive import Manifest
 from unicron.errors import DamagedCheckpoint
 
 
 def write(path: Path, *sizes: int) -> Path:
     """Publish a checkpoint with files of these sizes."""
-    partial = archive.torso(path)
+    partial = archive.partial_path(path)
     partial.mkdir(parents=True)
     for index, size in enumerate(sizes or (10,)):
         (partial / f"file-{index}").write_bytes(random.Random(index).randbytes(size))
@@ -26,12 +26,12 @@ def write(path: Path, *sizes: int) -> Path:
     return path
 
 
-def test_what_is_published_is_whole_and_what_is_not_has_no_name(tmp_path: Path) -> None:
+def test_a_checkpoint_has_its_name_only_once_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "generation-3" / "step-7"
-    archive.torso(path).mkdir(parents=True)
+    archive.partial_path(path).mkdir(parents=True)
     with pytest.raises(DamagedCheckpoint):
         archive.read(path)
-    archive.torso(path).rmdir()
+    archive.partial_path(path).rmdir()
     write(path, 0, 5, 3 << 20)
     assert archive.verify(path).step == 7
     assert [p.name for p in path.parent.iterdir()] == ["step-7"]
@@ -58,16 +58,16 @@ def test_every_damage_is_found_by_the_rank_whose_share_it_is_in(data: st.DataObj
                 file.unlink()
         of = data.draw(st.integers(1, 4))
         found = []
-        for share in range(of):
+        for rank in range(of):
             try:
-                archive.verify(path, share, of)
+                archive.verify(path, rank, of)
             except DamagedCheckpoint:
-                found.append(share)
+                found.append(rank)
         assert found == [index % of]
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"step": 1}', '{"step": 1, "digest": "", "files": {"a": 1}}'])
-def test_a_manifest_that_is_none(content: str, tmp_path: Path) -> None:
+def test_a_manifest_that_cannot_be_read(content: str, tmp_path: Path) -> None:
     (write(tmp_path / "step-1") / archive.MANIFEST).write_text(content)
     with pytest.raises(DamagedCheckpoint):
         archive.read(tmp_path / "step-1")
@@ -97,11 +97,11 @@ def test_the_newest_steps_and_the_protected_stay(
         assert set(archive.published(paths[written[0]])) == {paths[pair] for pair in left}
 
 
-def test_torsos_of_older_generations_are_deleted(tmp_path: Path) -> None:
+def test_unfinished_checkpoints_of_older_generations_are_deleted(tmp_path: Path) -> None:
     for number in (1, 2, 3):
-        archive.torso(tmp_path / f"generation-{number}" / "checkpoints" / "step-5").mkdir(parents=True)
+        archive.partial_path(tmp_path / f"generation-{number}" / "checkpoints" / "step-5").mkdir(parents=True)
         write(tmp_path / f"generation-{number}" / "checkpoints" / "step-4")
     path = tmp_path / "generation-3" / "checkpoints" / "step-9"
     assert {archive.generation(p) for p in archive.clean(path, before=3)} == {1, 2}
-    assert archive.torso(path.with_name("step-5")).is_dir()
+    assert archive.partial_path(path.with_name("step-5")).is_dir()
     assert len(archive.published(path)) == 3

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from unicron import corpus, spec
-from unicron.data import END_OF_DOCUMENT, Samples, dataset_prefix
+from unicron.accounting import EMPTY_DIGEST, chain_digest
 from unicron.errors import InvalidSpec, NonFiniteValue
-from unicron.replica import EMPTY_DIGEST, Replica, chain
+from unicron.state.rank_state import RankState
+from unicron.trainer import corpus, spec
+from unicron.trainer.data import END_OF_DOCUMENT, Samples, dataset_prefix
 
 pytestmark = pytest.mark.usefixtures("megatron")
 
@@ -72,15 +73,17 @@ def test_unusable_data_is_refused(tmp_path: Path, data: str) -> None:
 
 
 def test_the_digest_depends_on_order() -> None:
-    assert chain(chain(EMPTY_DIGEST, [1, 2]), [3]) != chain(chain(EMPTY_DIGEST, [2, 1]), [3])
+    assert chain_digest(chain_digest(EMPTY_DIGEST, [1, 2]), [3]) != chain_digest(
+        chain_digest(EMPTY_DIGEST, [2, 1]), [3]
+    )
 
 
 def test_a_loss_that_is_no_number_is_refused_before_it_counts() -> None:
     model = torch.nn.Linear(2, 1)
-    replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    replica.hold(0, EMPTY_DIGEST)
-    replica.begin(1, [0, 1], 1)
+    rank_state = RankState(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    rank_state.set_version(0, EMPTY_DIGEST)
+    rank_state.begin(1, [0, 1], 1)
     with pytest.raises(NonFiniteValue, match="micro-batch 1 of step 1"):
-        replica.commit({1: float("nan")}, {1: [5]})
-    assert replica.partial is not None
-    assert not replica.partial.samples
+        rank_state.commit({1: float("nan")}, {1: [5]})
+    assert rank_state.partial is not None
+    assert not rank_state.partial.samples

@@ -1,4 +1,4 @@
-"""On CUDA devices: communicators that are aborted and made again, and state that is staged through host memory."""
+"""CUDA devices: communicators are aborted and made again, and state is copied through host memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.detector import hardware
+from services.agent import hardware
 from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent
 from unicron import device
@@ -27,7 +27,7 @@ TOLERANCE = 1e-5
 
 
 async def begin(a: Agent, spec: Path, workers: Sequence[str], env: dict[str, str]) -> None:
-    """Fork a worker on each device, and bring them into the first generation."""
+    """Fork a worker for each device, and bring the workers into the first generation."""
     visible = os.environ.get(hardware.VISIBLE_VARIABLE)
     shown = [hardware.device_environment(f"n/{index}", visible) for index in range(len(workers))]
     await asyncio.gather(*(a.fork(w, spec, env | own) for w, own in zip(workers, shown, strict=True)))
@@ -55,7 +55,7 @@ async def test_a_step_is_retried_in_place(at: str, tmp_path: Path, spec_file: Sp
         await check_result(a, spec, await a.finished(1))
 
 
-async def test_copies_of_device_memory_are_whole(tmp_path: Path, spec_file: SpecFile, shared_memory: Path) -> None:
+async def test_snapshots_of_device_memory_are_whole(tmp_path: Path, spec_file: SpecFile, shared_memory: Path) -> None:
     spec = spec_file(steps=10, checkpoint={"every": 0, "memory_every": 6})
     env = {"UNICRON_NODE": "n0", "UNICRON_DOMAIN": "n0", "UNICRON_MEMORY": str(shared_memory / "n0")}
     async with agent(tmp_path / "run") as a:
@@ -86,7 +86,7 @@ def test_a_pinned_buffer_is_copied_to_without_the_processor() -> None:
 async def test_survivors_leave_a_collective_that_a_peer_never_enters(
     at: str, kind: str, tmp_path: Path, spec_file: SpecFile
 ) -> None:
-    """The survivor's kernel waits on the device until its communicator is aborted; what it left does not count."""
+    """The survivor's kernel waits on the device until its communicator is aborted; its result is not used."""
     spec = spec_file(steps=8)
     async with agent(tmp_path / "run") as a:
         await begin(a, spec, ["w0", "w1"], {"UNICRON_FAIL_AT": f"1:3:{at}:{kind}"})

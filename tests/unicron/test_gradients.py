@@ -1,4 +1,4 @@
-"""Accumulators and buckets: whatever is lost and in whatever order it is made up for, the sum is the same."""
+"""Accumulators and buckets: the sum is the same whatever is lost, and in whatever order it is computed again."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unicron import fixed_point, gradients
+from unicron import environment
 from unicron.errors import NonFiniteValue
-from unicron.fixed_point import FixedPoint
-from unicron.gradients import Accumulator, Apart, InPlace, layout
+from unicron.gradients import fixed_point, reduction
+from unicron.gradients.accumulators import Accumulator, InPlaceAccumulator, SeparateAccumulator
+from unicron.gradients.buckets import bucket_slices
+from unicron.gradients.fixed_point import FixedPointAccumulator
 
 SIZES = [5, 1, 7]
 MICRO_BATCHES = 6
@@ -24,19 +26,19 @@ examples = settings(deadline=None, derandomize=True)
 Make = Callable[[], Accumulator]
 
 values = st.floats(-(2.0**20), 2.0**20, width=32)
-"""Any float32 in range, also subnormal ones."""
+"""float32 numbers in a range, also subnormal ones."""
 
 
 @pytest.fixture(autouse=True)
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Buckets of four float32, so that they cut through tensors and span them."""
-    monkeypatch.setenv(gradients.BUCKET_VARIABLE, "16")
+    """Set buckets of four float32 numbers: some end within a tensor, some span tensors."""
+    monkeypatch.setenv(environment.BUCKET_BYTES, "16")
 
 
 @examples
 @given(st.lists(st.integers(0, 20)), st.integers(1, 12))
 def test_buckets_cover_every_element_once_in_order(sizes: list[int], elements: int) -> None:
-    buckets = layout(sizes, elements)
+    buckets = bucket_slices(sizes, elements)
     found = [(tensor, i) for bucket in buckets for tensor, start, end in bucket for i in range(start, end)]
     assert found == [(tensor, i) for tensor, size in enumerate(sizes) for i in range(size)]
     lengths = [sum(end - start for _, start, end in bucket) for bucket in buckets]
@@ -56,7 +58,7 @@ def backward(sums: Accumulator, seed: int) -> None:
 
 
 def total(ranks: Sequence[Accumulator], first: int) -> None:
-    """Stand in for an all-reduce over the ranks, in the order they are given."""
+    """Stand in for an all-reduce over the ranks, in the given order."""
     for bucket in range(first, ranks[0].buckets):
         loaded = [rank.load(bucket) for rank in ranks]
         added = loaded[0].clone()
@@ -71,16 +73,16 @@ def result(sums: Accumulator) -> torch.Tensor:
     return torch.cat([tensor.view(-1) for tensor in sums.tensors])
 
 
-def exact() -> FixedPoint:
-    return FixedPoint(buffers(), micro_batches=MICRO_BATCHES)
+def exact() -> FixedPointAccumulator:
+    return FixedPointAccumulator(buffers(), micro_batches=MICRO_BATCHES)
 
 
-def apart() -> Apart:
-    return Apart(buffers())
+def apart() -> SeparateAccumulator:
+    return SeparateAccumulator(buffers())
 
 
-def in_place() -> InPlace:
-    return InPlace(buffers())
+def in_place() -> InPlaceAccumulator:
+    return InPlaceAccumulator(buffers())
 
 
 def failure_free(make: Make) -> torch.Tensor:
@@ -95,7 +97,7 @@ def failure_free(make: Make) -> torch.Tensor:
 @given(st.lists(values, min_size=1, max_size=MICRO_BATCHES), st.randoms(use_true_random=False), st.integers(1, 4))
 def test_exact_sums_do_not_depend_on_order_or_owner(numbers: list[float], rng: random.Random, ranks: int) -> None:
     def summed(numbers: list[float], owners: list[int]) -> torch.Tensor:
-        parts = [FixedPoint([torch.zeros(1)], micro_batches=MICRO_BATCHES) for _ in range(ranks)]
+        parts = [FixedPointAccumulator([torch.zeros(1)], micro_batches=MICRO_BATCHES) for _ in range(ranks)]
         for number, owner in zip(numbers, owners, strict=True):
             parts[owner].tensors[0].fill_(number)
             parts[owner].add(0)
@@ -112,32 +114,32 @@ def test_exact_sums_do_not_depend_on_order_or_owner(numbers: list[float], rng: r
 @examples
 @given(st.lists(values, min_size=1, max_size=MICRO_BATCHES))
 def test_exact_sums_round_each_number_once(numbers: list[float]) -> None:
-    sums = FixedPoint([torch.zeros(1)], micro_batches=MICRO_BATCHES)
+    sums = FixedPointAccumulator([torch.zeros(1)], micro_batches=MICRO_BATCHES)
     for number in numbers:
         sums.tensors[0].fill_(number)
         sums.add(0)
     high, low = sums.load(0)[:, 0].tolist()
     true = sum(map(Fraction, numbers))
     small = sum(0 < abs(number) < 2.0**-41 for number in numbers)
-    # float32 numbers of 2**-41 and more are held as they are; others to half of the fine grid.
+    # float32 numbers of 2**-41 and more are represented exactly; others to within half of the fine grid.
     assert abs(Fraction(high) + Fraction(low) - true) <= small * Fraction(2) ** -65
     # Rounded to float64 and from there to float32.
     assert float(result(sums)) == pytest.approx(float(true), rel=2.0**-23, abs=MICRO_BATCHES * 2.0**-65)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), fixed_point.RANGE])
-def test_what_exact_sums_cannot_hold_is_refused_before_it_counts(value: float) -> None:
+def test_values_beyond_exact_sums_are_refused_before_they_are_added(value: float) -> None:
     sums = exact()
     backward(sums, 0)
     sums.add(0)
     before = [sums.load(bucket) for bucket in range(sums.buckets)]
     sums.tensors[2][3] = value
-    with pytest.raises(NonFiniteValue, match="exact mode holds values up to"):
+    with pytest.raises(NonFiniteValue, match="exact mode takes values up to"):
         sums.add(0)
     assert all(torch.equal(sums.load(b), total) for b, total in enumerate(before))
 
 
-def test_exact_sums_hold_the_largest_they_accept() -> None:
+def test_exact_sums_represent_the_largest_accepted_value() -> None:
     sums = exact()
     largest = float(torch.tensor(sums.limit).nextafter(torch.tensor(0.0)))
     for _ in range(2 * MICRO_BATCHES):
@@ -148,11 +150,13 @@ def test_exact_sums_hold_the_largest_they_accept() -> None:
 
 def test_too_many_micro_batches_for_exact_sums_are_refused() -> None:
     with pytest.raises(ValueError, match="adds up to 8192 micro-batches"):
-        FixedPoint(buffers(), micro_batches=8193)
+        FixedPointAccumulator(buffers(), micro_batches=8193)
 
 
-@pytest.mark.parametrize("kind", [InPlace, Apart])
-def test_a_gradient_that_is_no_number_is_found_before_it_is_sent(kind: type[InPlace] | type[Apart]) -> None:
+@pytest.mark.parametrize("kind", [InPlaceAccumulator, SeparateAccumulator])
+def test_a_gradient_that_is_not_finite_is_found_before_it_is_reduced(
+    kind: type[InPlaceAccumulator] | type[SeparateAccumulator],
+) -> None:
     sums = kind(buffers())
     sums.tensors[2][6] = float("nan")
     sums.add(0)
@@ -175,15 +179,15 @@ def test_a_half_done_backward_pass_leaves_no_trace(make: Make) -> None:
     assert torch.equal(result(sums), failure_free(make))
 
 
-def test_in_place_a_half_done_backward_pass_cannot_be_taken_back() -> None:
+def test_sums_in_place_cannot_rewind_a_half_done_backward_pass() -> None:
     assert not in_place().rewind()
 
 
 @examples
 @given(st.integers(0, 7), st.randoms(use_true_random=False))
 @pytest.mark.parametrize("make", [in_place, apart, exact])
-def test_reduced_buckets_are_kept_and_the_rest_is_made_up_for(make: Make, reduced: int, rng: random.Random) -> None:
-    """Three ranks; one is lost when some buckets are reduced; the two others compute its micro-batches again."""
+def test_reduced_buckets_are_kept_and_the_rest_is_computed_again(make: Make, reduced: int, rng: random.Random) -> None:
+    """One of three ranks is lost after some buckets are reduced; the two others compute its micro-batches again."""
     ranks = [make() for _ in range(3)]
     owner = [rng.randrange(3) for _ in range(MICRO_BATCHES)]
     for k in range(MICRO_BATCHES):
@@ -210,7 +214,7 @@ def test_reduced_buckets_are_kept_and_the_rest_is_made_up_for(make: Make, reduce
         assert torch.equal(one, expected)
     else:
         assert torch.allclose(one, expected, rtol=1e-5, atol=1e-6)
-    # What a reduction gives can be had again: an update that was not applied is repeated.
+    # The totals can be read twice: an update that was not applied is repeated.
     assert torch.equal(one, result(survivors[0]))
     survivors[0].clear()
     assert not result(survivors[0]).any()
@@ -222,9 +226,9 @@ def test_both_uses_of_a_tied_weight_add_up_the_same_on_one_stage_and_on_two() ->
         return torch.randn(7, generator=generator), torch.randn(7, generator=generator) * 1e-3
 
     leaf = torch.zeros(7)
-    one = FixedPoint(buffers(), micro_batches=MICRO_BATCHES, shared=2, leaves=[(2, leaf)])
-    first = FixedPoint([torch.zeros(7), torch.zeros(2)], micro_batches=MICRO_BATCHES, shared=0)
-    last = FixedPoint([torch.zeros(9), torch.zeros(7)], micro_batches=MICRO_BATCHES, shared=1)
+    one = FixedPointAccumulator(buffers(), micro_batches=MICRO_BATCHES, shared=2, leaves=[(2, leaf)])
+    first = FixedPointAccumulator([torch.zeros(7), torch.zeros(2)], micro_batches=MICRO_BATCHES, shared=0)
+    last = FixedPointAccumulator([torch.zeros(9), torch.zeros(7)], micro_batches=MICRO_BATCHES, shared=1)
     for k in range(MICRO_BATCHES):
         embedding, output = whole(k)
         one.tensors[2].add_(embedding)
@@ -257,10 +261,8 @@ class Sent:
 
 
 @pytest.mark.parametrize("fails", range(3))
-def test_collectives_that_were_sent_behind_one_that_breaks_are_told(
-    fails: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each of them may never end, and the group must outlive it."""
+def test_collectives_under_way_behind_one_that_breaks_are_reported(fails: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them may never end, and the group must not be destroyed before them."""
     sent: list[Sent] = []
     waited: list[int] = []
     done: list[int] = []
@@ -280,9 +282,9 @@ def test_collectives_that_were_sent_behind_one_that_breaks_are_told(
 
     monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
     left: list[object] = []
-    sums = InPlace(buffers())
+    sums = InPlaceAccumulator(buffers())
     with pytest.raises(RuntimeError, match="broken"):
-        gradients.reduce(
+        reduction.reduce(
             sums, 0, Pair(), wait, before=lambda bucket: None, done=done.append, broken=left.extend, in_flight=3
         )
     assert (waited, done) == ([*range(fails + 1)], [*range(1, fails + 1)])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unicron.conftest import SpecFile, largest_difference, train_alone
+from tests.unicron.conftest import TWO_LAYERS, SpecFile, largest_difference, train_alone
 from tests.unicron.harness import Agent, agent
 from unicron.protocol import Checkpointed, Finished, Progress
 
@@ -35,7 +35,7 @@ async def losses(
 
 @pytest.fixture(scope="module")
 def layout_spec() -> dict[str, object]:
-    return {"steps": 5, "batch": {"global": 8, "micro": 2}}
+    return {"model": TWO_LAYERS, "steps": 5, "batch": {"global": 8, "micro": 2}}
 
 
 async def test_layouts_agree(tmp_path: Path, spec_file: SpecFile, layout_spec: dict[str, object]) -> None:

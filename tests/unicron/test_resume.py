@@ -1,4 +1,4 @@
-"""A step goes on where the fault struck: what is computed is kept, what is reduced is kept, nothing counts twice."""
+"""An interrupted step resumes: computed micro-batches and reduced buckets are kept, and nothing is counted twice."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from tests.unicron.conftest import SpecFile, largest_difference
-from tests.unicron.harness import Agent, agent
+from tests.unicron.harness import Agent, agent, reference_of
 from unicron.protocol import Checkpointed, Finished, Progress, Resumed
 
 pytestmark = pytest.mark.timeout(180)
 
 WORKERS = ["w0", "w1", "w2"]
 SMALL_BUCKETS = {"UNICRON_BUCKET_BYTES": str(16 << 10), "UNICRON_FLOAT64_LIMIT_BYTES": "0"}
-"""As for a large model: several buckets, and sums in the buffers themselves but in exact mode."""
+"""As for a large model: several buckets and, except in exact mode, gradients summed in place."""
 
 ROUNDING = 1e-6
-"""Of parameters of at most 1, after a few steps of SGD. (Adam would divide the rounding of gradients that are zero but
-for rounding, those of the keys' biases, by itself.)"""
+"""Largest difference between parameters of at most 1 after a few steps of SGD. (Adam is not used: the gradients of the
+keys' biases are zero but for rounding, and Adam would divide the rounding by its own size.)"""
 
 MODES = [
     pytest.param({"exact": True}, id="exact"),
@@ -39,17 +39,14 @@ async def begin(a: Agent, spec: Path, fail_at: str, env: dict[str, str] | None =
 
 
 async def lose(a: Agent, worker: str = "w1") -> None:
-    """Hold the others of a rank that is lost."""
+    """Wait for the end of a worker's process, and hold the others."""
     await a.until(lambda: worker in a.exits)
     await a.hold([w for w in a.members if w != worker])
 
 
 async def check_result(a: Agent, spec: Path, finished: Finished, *, exact: bool) -> None:
     """Compare with a failure-free run of the same specification in one process."""
-    a.messages.clear()
-    await a.fork("reference", spec)
-    await a.configure({"reference": "initial"})
-    reference = await a.finished(1)
+    reference = await reference_of(a, spec)
     assert (finished.step, finished.samples_sha256) == (reference.step, reference.samples_sha256)
     assert finished.loss == pytest.approx(reference.loss, rel=0.0 if exact else 1e-6, abs=0.0)
     difference = largest_difference(finished.parameters_path, reference.parameters_path)
@@ -62,7 +59,7 @@ def computed(resumed: list[Resumed]) -> int:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("newcomer", [False, True], ids=["survivors", "with a newcomer"])
-async def test_buckets_that_are_reduced_are_kept(
+async def test_reduced_buckets_are_kept(
     tmp_path: Path, spec_file: SpecFile, mode: dict[str, Any], newcomer: bool
 ) -> None:
     spec = specified(spec_file, mode, steps=4)
@@ -123,7 +120,7 @@ async def test_a_rank_is_lost_inside_a_micro_batch(tmp_path: Path, spec_file: Sp
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_half_done_micro_batch_is_discarded(tmp_path: Path, spec_file: SpecFile, mode: dict[str, Any]) -> None:
-    """The rank that failed goes on: sums that are held apart keep what was finished, those in place are spoilt."""
+    """The rank that failed goes on. Separate sums keep the finished micro-batches; sums in place are discarded."""
     spec = specified(spec_file, mode, steps=3)
     async with agent(tmp_path / "run") as a:
         await begin(a, spec, "1:2:2.backward:communication", SMALL_BUCKETS)
@@ -165,10 +162,12 @@ async def test_a_rank_is_lost_during_a_checkpoint(tmp_path: Path, spec_file: Spe
         await check_result(a, spec, finished, exact=True)
 
 
-@pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
-async def test_a_task_that_begins_again_has_learnt_nothing(tmp_path: Path, spec_file: SpecFile, sharded: bool) -> None:
-    """Without a checkpoint the survivors' parameters, and what their optimizers keep, are those of the start."""
-    spec = spec_file(steps=4, exact=True, parallel={"distributed_optimizer": sharded})
+@pytest.mark.parametrize("distributed_optimizer", [False, True], ids=["replicated", "distributed"])
+async def test_a_task_that_begins_anew_has_the_initial_state(
+    tmp_path: Path, spec_file: SpecFile, distributed_optimizer: bool
+) -> None:
+    """Without a checkpoint the survivors start from the initial parameters and empty optimizer state."""
+    spec = spec_file(steps=4, exact=True, parallel={"distributed_optimizer": distributed_optimizer})
     async with agent(tmp_path / "run") as a:
         await begin(a, spec, "1:3:1:kill")
         await lose(a)

@@ -1,4 +1,4 @@
-"""A user's own loop: habits that do no harm, mistakes that are told, and what moves with the state of any optimizer."""
+"""A user's own loop: harmless habits, mistakes that are reported, and the state of any torch optimizer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 
 from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent
-from tests.unicron.test_memory import Nodes
-from unicron import supported
+from tests.unicron.test_snapshots import Nodes
 from unicron.errors import UnsupportedModel
+from unicron.megatron import supported
 from unicron.protocol import Checkpointed, Finished, Progress, Raised
 
 pytestmark = pytest.mark.timeout(120)
@@ -30,7 +30,7 @@ from unicron.errors import CommunicationFailed
 
 
 class GroupAdam(torch.optim.Optimizer):
-    '''Counts its steps for a whole group, as fused optimizers do, and puts new tensors in the place of old ones.'''
+    '''Counts its steps for a whole group, as fused optimizers do, and replaces the tensors of its state.'''
 
     def step(self, closure=None):
         for group in self.param_groups:
@@ -112,17 +112,19 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("told", MISTAKES)
-async def test_what_would_train_wrongly_is_told(told: str, tmp_path: Path, spec_file: SpecFile) -> None:
+@pytest.mark.parametrize("message", MISTAKES)
+async def test_a_mistake_that_would_train_wrongly_is_reported(
+    message: str, tmp_path: Path, spec_file: SpecFile
+) -> None:
     async with agent(tmp_path / "run") as a:
-        await a.fork("w0", spec_file(script=script(tmp_path, **MISTAKES[told])))
+        await a.fork("w0", spec_file(script=script(tmp_path, **MISTAKES[message])))
         await a.configure({"w0": "initial"})
         await a.until(lambda: "w0" in a.exits)
         (raised,) = a.of(Raised)
-        assert f"{raised.error}: {raised.detail}".startswith(told)
+        assert f"{raised.error}: {raised.detail}".startswith(message)
 
 
-async def test_a_script_that_does_not_do_what_its_specification_says(tmp_path: Path, spec_file: SpecFile) -> None:
+async def test_a_script_that_differs_from_its_specification_is_reported(tmp_path: Path, spec_file: SpecFile) -> None:
     async with agent(tmp_path / "run") as a:
         await a.fork("w0", spec_file(script=script(tmp_path), steps=7))
         await a.until(lambda: "w0" in a.exits)
@@ -131,7 +133,9 @@ async def test_a_script_that_does_not_do_what_its_specification_says(tmp_path: P
         assert raised.detail == "steps: the script trains 6, the task's specification says 7"
 
 
-async def test_checkpoints_come_as_the_specification_says_and_rest_is_told(tmp_path: Path, spec_file: SpecFile) -> None:
+async def test_checkpoints_follow_the_specification_and_heartbeats_are_reported(
+    tmp_path: Path, spec_file: SpecFile
+) -> None:
     async with agent(tmp_path / "run") as a:
         path = script(tmp_path, after="run.heartbeat()")
         await train(a, spec_file(script=path, checkpoint={"every": 4}), ("w0",))
@@ -140,10 +144,10 @@ async def test_checkpoints_come_as_the_specification_says_and_rest_is_told(tmp_p
 
 
 @pytest.mark.parametrize("source", ["live", "memory"])
-async def test_an_optimizer_that_counts_for_a_group_and_renews_its_tensors(
+async def test_an_optimizer_that_counts_steps_of_a_group_and_replaces_its_tensors(
     source: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
-    """A process that takes its state goes on with the count of steps, and with the newest tensors."""
+    """A process that receives the state goes on with the count of steps and the newest tensors."""
     spec = spec_file(script=script(tmp_path, optimizer="GroupAdam(model.parameters(), {})"))
     async with agent(tmp_path / "run") as a:
         nodes = Nodes(a, spec, shared_memory, {"w0": "n0", "w1": "n1"})
@@ -165,8 +169,10 @@ async def test_an_optimizer_that_counts_for_a_group_and_renews_its_tensors(
         assert largest_difference(finished.parameters_path, usual.parameters_path) <= 1e-6
 
 
-async def test_an_update_counts_as_completed_whatever_comes_after_it(tmp_path: Path, spec_file: SpecFile) -> None:
-    """A failure behind the optimizer's step, inside the block: the step is applied, and the loop is told so."""
+async def test_an_update_counts_as_completed_though_the_block_fails_after_it(
+    tmp_path: Path, spec_file: SpecFile
+) -> None:
+    """A failure after the optimizer's step, inside the block: the step is applied, and ``step.completed`` is true."""
     breaks = (
         "run.optimizer.step(); fails, first = first and step.number == 3, first and step.number != 3\n"
         "        if fails and os.environ['UNICRON_WORKER'] == 'w0': raise CommunicationFailed('injected')"

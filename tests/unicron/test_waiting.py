@@ -6,11 +6,11 @@ from datetime import timedelta
 
 import pytest
 
-from unicron.runtime import has_ended
+from unicron.link.waiting import has_ended
 
 
 class LateWork:
-    """A collective that ends in the moment after a slice of the wait for it is over."""
+    """A collective that ends just after the first slice of the wait for it."""
 
     def __init__(self, error: str = "") -> None:
         self.ended = False
@@ -32,12 +32,12 @@ def test_a_collective_that_ends_just_after_a_slice_has_not_failed() -> None:
     assert has_ended(LateWork())
 
 
-def test_what_it_raised_itself_is_raised() -> None:
+def test_the_error_of_the_collective_is_raised() -> None:
     with pytest.raises(RuntimeError, match="Connection closed by peer"):
         has_ended(LateWork("Connection closed by peer"))
 
 
-def test_one_that_goes_on_has_not_ended() -> None:
+def test_a_collective_that_goes_on_has_not_ended() -> None:
     class Endless(LateWork):
         def is_completed(self) -> bool:
             return False

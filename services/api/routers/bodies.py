@@ -11,7 +11,8 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     """Return the body.
 
     Raises:
-        TooLarge: it is larger than allowed; what is announced so is not read at all, else the rest is not.
+        TooLarge: it is larger than ``limit_bytes``. A body whose announced length is larger is not read at all; of any
+            other, no more than the limit is.
     """
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit_bytes:

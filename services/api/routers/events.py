@@ -17,7 +17,7 @@ from shared.events import Recorded
 router = APIRouter(prefix="/v1/events", tags=["events"], responses=PROBLEMS)
 
 KEEP_ALIVE_S = 15.0
-"""A comment goes out after this long without an event, so that proxies (60 s is usual) keep the connection."""
+"""A comment is sent after this time without an event: proxies drop silent connections, usually after 60 s."""
 
 After = Annotated[int | None, Query(ge=0, lt=2**63, description="only events behind this position")]
 
@@ -59,7 +59,7 @@ def show(recorded: Recorded) -> EventRecord:
 
 
 async def _stream(api: Gateway, position: int) -> AsyncIterator[str]:
-    """Yield events behind ``position``: ``id`` is the position, so a client that reconnects misses nothing."""
+    """Yield events behind ``position``. ``id`` is the position, from which a client that reconnects continues."""
     yield ": unicron events\n\n"
     while not api.feed.closed:
         records = await asyncio.to_thread(api.journal.log.read, after=position, limit=MAX_LIMIT)

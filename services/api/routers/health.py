@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
 from fastapi import APIRouter, Response, status
 
 from services.api.gateway import Api, Gateway
 from services.api.models import Check, Readiness
-from services.api.store import NODES
-from shared.errors import UnicronError
-from shared.service import HEALTH
+from services.api.tables import NODES
+from shared.errors import Undecodable, UnicronError
+from shared.messages import decode
+from shared.service import HEALTH, HEALTH_REPLY
 
 router = APIRouter(tags=["health"])
 
 SERVICES = ("detector", "planner", "transition")
 
 _HEALTH_TIMEOUT_S = 1.0
-"""An answer takes milliseconds; a probe of a container platform is given about a second by default."""
+"""An answer takes milliseconds; container platforms give a probe about a second by default."""
 
 
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
-    """Tell that this process answers."""
+    """Answer, which shows that this process runs."""
     return {"status": "ok"}
 
 
 @router.get("/readyz", responses={503: {"model": Readiness}})
 async def readyz(response: Response, api: Api) -> Readiness:
-    """Tell whether tasks can be taken: log, bus, the other services and at least one node."""
+    """Report whether tasks can be taken: log, bus, the other services and at least one node."""
     checks = await asyncio.gather(_log(api), _nodes(api), *(_service(api, name) for name in SERVICES))
-    bus = Check(name="bus", ok=api.bus.connected, detail="" if api.bus.connected else "not connected")
+    counters = api.live.dropped.counters
+    bus = Check(
+        name="bus", ok=api.bus.connected, detail="" if api.bus.connected else "not connected", counters=counters
+    )
     readiness = Readiness(ready=bus.ok and all(check.ok for check in checks), checks=[bus, *checks])
     if not readiness.ready:
         response.status_code = status.HTTP_503_SERVICE_UNAVAILABLE
@@ -48,17 +51,19 @@ async def _log(api: Gateway) -> Check:
 
 async def _nodes(api: Gateway) -> Check:
     try:
-        count = await asyncio.to_thread(api.store.count, NODES, "ready")
+        count = await api.read(lambda views: views.count(NODES, "ready"))
     except UnicronError as err:
         return Check(name="nodes", ok=False, detail=err.detail)
-    return Check(name="nodes", ok=count > 0, detail=f"{count} ready")
+    return Check(name="nodes", ok=count > 0, detail=f"{count} ready", counters=api.live.state().counters())
 
 
 async def _service(api: Gateway, name: str) -> Check:
+    subject = f"{HEALTH}.{name}"
     try:
-        answer = await api.bus.request(f"{HEALTH}.{name}", b"", timeout_s=_HEALTH_TIMEOUT_S)
-        health = json.loads(answer)
+        health = decode(HEALTH_REPLY, await api.bus.request(subject, b"", timeout_s=_HEALTH_TIMEOUT_S))
+    except Undecodable as err:
+        api.live.dropped.note(subject, err)
+        return Check(name=name, ok=False, detail=f"its answer is not readable: {err.detail}")
     except UnicronError as err:
         return Check(name=name, ok=False, detail=err.detail)
-    ready = bool(health.get("ready"))
-    return Check(name=name, ok=ready, detail="" if ready else "starting", counters=health.get("counters", {}))
+    return Check(name=name, ok=health.ready, detail="" if health.ready else "starting", counters=health.counters)

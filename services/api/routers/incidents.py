@@ -1,24 +1,31 @@
-"""``/v1/incidents``: faults, what was done about them, what they cost."""
+"""``/v1/incidents``: faults, the plans that answered them, and their costs."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 
 from services.api import present
-from services.api.costs import NO_COST, ledger
-from services.api.gateway import Api
+from services.api.costs import NO_COST, Ledger, ledger
+from services.api.gateway import Api, Gateway
 from services.api.models import Incident, Page
 from services.api.routers.parameters import PROBLEMS, Cursor, Limit, TaskFilter, page
-from services.api.store import INCIDENTS
+from services.api.store import ViewReader
+from services.api.tables import INCIDENTS, PLANS
 from shared.model import utc_now
 
 router = APIRouter(prefix="/v1/incidents", tags=["incidents"], responses=PROBLEMS)
 
 
+def _ledger(api: Gateway, views: ViewReader, as_of: datetime) -> Ledger:
+    """Return what all incidents cost together: one incident's cost depends on those before it."""
+    return ledger(views.page(PLANS), views.page(INCIDENTS), api.cluster(views), as_of)
+
+
 @router.get("")
-def incidents(
+async def incidents(
     api: Api,
     limit: Limit = 100,
     cursor: Cursor = 0,
@@ -26,15 +33,25 @@ def incidents(
     state: Annotated[Literal["open", "closed"] | None, Query(description="closed: back at planned strength")] = None,
 ) -> Page[Incident]:
     """List incidents, the oldest first."""
-    states = [state] if state else []
-    views = api.store.page(INCIDENTS, after=cursor, limit=limit + 1, states=states, task=task or "")
-    costs = ledger(*api.history(), api.cluster(), utc_now()).by_incident() if views else {}
-    items = [present.incident(view, costs.get(view.id, NO_COST)) for view in views]
-    return page(items, [view.position for view in views], limit)
+    as_of = utc_now()
+
+    def answer(views: ViewReader) -> Page[Incident]:
+        states = [state] if state else []
+        found = views.page(INCIDENTS, after=cursor, limit=limit + 1, states=states, task=task or "")
+        costs = _ledger(api, views, as_of).by_incident() if found else {}
+        items = [present.incident(view, costs.get(view.id, NO_COST)) for view in found]
+        return page(items, [view.position for view in found], limit)
+
+    return await api.read(answer)
 
 
 @router.get("/{incident}")
-def one(incident: str, api: Api) -> Incident:
+async def one(incident: str, api: Api) -> Incident:
     """Show an incident."""
-    view = api.incident(incident)
-    return present.incident(view, ledger(*api.history(), api.cluster(), utc_now()).incident(incident))
+    as_of = utc_now()
+
+    def answer(views: ViewReader) -> Incident:
+        view = views.find(INCIDENTS, incident)
+        return present.incident(view, _ledger(api, views, as_of).incident(incident))
+
+    return await api.read(answer)

@@ -1,4 +1,4 @@
-"""``/v1/plan``: planning by itself, about no cluster and no log."""
+"""``/v1/plan``: the solver and the throughput model by themselves, without a cluster or a log."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def solve(request: Request) -> StandaloneAnswer:
 
 
 class ThroughputQuery(BaseModel):
-    """What ``shared.planning.performance.throughput`` takes; what is given is pinned, the rest is searched."""
+    """Parameters of ``shared.planning.performance.throughput``; optional ones that are not given are searched."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -61,7 +61,7 @@ class ThroughputQuery(BaseModel):
 
 @router.get("/throughput")
 async def predict(query: Annotated[ThroughputQuery, Query()]) -> dict[str, Any]:
-    """Predict the iteration time of a GPT model on so many workers, in the best layout or in the one that is given."""
+    """Predict the iteration time of a GPT model on a number of workers, in the given layout or else in the best."""
     given = query.model_dump()
     model = model_shape(
         **{name: given.pop(name) for name in ("layers", "hidden", "heads", "sequence_length", "vocabulary")}

@@ -1,7 +1,8 @@
-"""``/v1/plans``: decisions, with everything they used."""
+"""``/v1/plans``: plans, with the problem and the alternatives of each decision."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -9,18 +10,19 @@ from fastapi import APIRouter, Query
 from services.api import present
 from services.api.gateway import Api
 from services.api.models import Page, PlanDetail, PlanSummary
+from services.api.plan_text import explain
 from services.api.routers.parameters import PROBLEMS, Cursor, Limit, TaskFilter, page
-from services.api.store import PLANS
+from services.api.store import ViewReader
+from services.api.tables import PLANS
 from services.api.views import PlanState
 from shared.errors import Corrupt
 from shared.events import PlanDecided
-from shared.plan_words import explain
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"], responses=PROBLEMS)
 
 
 @router.get("")
-def plans(
+async def plans(
     api: Api,
     limit: Limit = 100,
     cursor: Cursor = 0,
@@ -28,18 +30,22 @@ def plans(
     state: Annotated[list[PlanState] | None, Query(description="only these states")] = None,
 ) -> Page[PlanSummary]:
     """List plans, the oldest first."""
-    states = [value.value for value in state or []]
-    views = api.store.page(PLANS, after=cursor, limit=limit + 1, states=states, task=task or "")
-    return page([present.plan_summary(view) for view in views], [view.position for view in views], limit)
+
+    def answer(views: ViewReader) -> Page[PlanSummary]:
+        states = [value.value for value in state or []]
+        found = views.page(PLANS, after=cursor, limit=limit + 1, states=states, task=task or "")
+        return page([present.plan_summary(view) for view in found], [view.position for view in found], limit)
+
+    return await api.read(answer)
 
 
 @router.get("/{plan}")
-def one(plan: str, api: Api) -> PlanDetail:
+async def one(plan: str, api: Api) -> PlanDetail:
     """Show a plan: the decision in words, its milestones, and the event with the problem and the alternatives."""
-    view = api.plan(plan)
-    records = api.journal.log.read(after=view.position - 1, limit=1)
+    view = await api.read(lambda views: views.find(PLANS, plan))
+    records = await asyncio.to_thread(api.journal.log.read, after=view.position - 1, limit=1)
     if not records or not isinstance(event := records[0].event, PlanDecided) or event.plan != plan:
-        raise Corrupt(f"position {view.position} of the log does not hold plan {plan}")
+        raise Corrupt(f"position {view.position} of the log does not contain plan {plan}")
     return PlanDetail(
         **present.plan_summary(view).model_dump(),
         words=explain(event),

@@ -1,4 +1,4 @@
-"""``/v1/tasks``: submit, look at, stop."""
+"""``/v1/tasks``: submitting, listing, showing and stopping tasks, and their output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from services.api.logs import read_lines
 from services.api.models import Page, Stopping, Task
 from services.api.routers.bodies import read_body
 from services.api.routers.parameters import PROBLEMS, Cursor, Limit, page
-from services.api.store import TASKS
+from services.api.store import ViewReader
+from services.api.tables import TASKS
 from shared.errors import InvalidInput, NotFound
 from shared.tasks import ENDED, MAX_SPEC_BYTES, TaskSpec, TaskState, load_spec, parse_spec
 
@@ -43,12 +44,14 @@ async def submit(
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> Task:
     """Submit a task. With an ``Idempotency-Key``, the same submission again returns the task it made (200)."""
-    spec = _parse(await read_body(request, MAX_SPEC_BYTES), request.headers.get("content-type", ""))
+    body = await read_body(request, MAX_SPEC_BYTES)
+    # In a thread: YAML of the largest size that is allowed can take seconds.
+    spec = await asyncio.to_thread(_parse, body, request.headers.get("content-type", ""))
     view, new = await api.submit(spec, key=idempotency_key or "")
     if not new:
         response.status_code = status.HTTP_200_OK
     response.headers["Location"] = f"/v1/tasks/{view.name}"
-    return present.task(view, api.live)
+    return present.task(view, api.live.state())
 
 
 def _parse(body: bytes, content_type: str) -> TaskSpec:
@@ -65,28 +68,34 @@ def _parse(body: bytes, content_type: str) -> TaskSpec:
 
 
 @router.get("")
-def tasks(
+async def tasks(
     api: Api,
     limit: Limit = 100,
     cursor: Cursor = 0,
     state: Annotated[list[TaskState] | None, Query(description="only these states")] = None,
 ) -> Page[Task]:
     """List tasks in the order of their submission."""
-    states = [value.value for value in state or []]
-    views = api.store.page(TASKS, after=cursor, limit=limit + 1, states=states)
-    return page([present.task(view, api.live) for view in views], [view.position for view in views], limit)
+    live = api.live.state()
+
+    def answer(views: ViewReader) -> Page[Task]:
+        states = [value.value for value in state or []]
+        found = views.page(TASKS, after=cursor, limit=limit + 1, states=states)
+        return page([present.task(view, live) for view in found], [view.position for view in found], limit)
+
+    return await api.read(answer)
 
 
 @router.get("/{name}")
-def task(name: Name, api: Api) -> Task:
+async def task(name: Name, api: Api) -> Task:
     """Show a task."""
-    return present.task(api.task(name), api.live)
+    live = api.live.state()
+    return await api.read(lambda views: present.task(views.find(TASKS, name), live))
 
 
 @router.post("/{name}/stop", status_code=status.HTTP_202_ACCEPTED)
 async def stop(name: Name, api: Api) -> Stopping:
-    """Ask a task to finish its step, write a checkpoint and stop. A later submission of its name goes on from there."""
-    view = await api.stop(api.task(name).name)
+    """Stop a task after its present step, with a checkpoint from which a later submission of the name resumes."""
+    view = await api.stop(name)
     return Stopping(name=view.name, state=view.state, reason=view.reason)
 
 
@@ -98,8 +107,8 @@ async def logs(
     follow: Annotated[bool, Query(description="wait for more until the task ends")] = False,
     accept: Annotated[str, Header()] = "text/plain",
 ) -> StreamingResponse:
-    """Stream what the task's ranks print: text, or with ``Accept: application/x-ndjson`` one object for each line."""
-    view = api.task(name)
+    """Stream the output of the task's ranks: text, or with ``Accept: application/x-ndjson`` an object for each line."""
+    view = await api.task(name)
     as_json = "ndjson" in accept
     if rank is not None and rank not in {member.rank for member in view.members}:
         known = sorted(member.rank for member in view.members)
@@ -112,13 +121,13 @@ async def _lines(api: Gateway, name: str, rank: int | None, follow: bool, as_jso
     async def workers() -> frozenset[str] | None:
         if rank is None:
             return None
-        view = await asyncio.to_thread(api.task, name)
+        view = await api.task(name)
         return frozenset(member.worker for member in view.members if member.rank == rank)
 
     async def going_on() -> bool:
         if not follow or api.feed.closed:
             return False
-        return (await asyncio.to_thread(api.task, name)).state not in ENDED
+        return (await api.task(name)).state not in ENDED
 
     directory = api.settings.run_dir / "tasks" / name / "output"
     async for line in read_lines(directory, workers, going_on=going_on):

@@ -1,4 +1,9 @@
-"""Types and constants of the kernels."""
+"""Types and constants of the kernels.
+
+An *item* is one worker count of one task. The items of all tasks lie in one array, task after task, in the order of
+increasing count. Arrays named ``starts`` have one entry more than there are tasks: entries ``starts[t]`` to
+``starts[t + 1]`` of the other arrays of the same tuple belong to task ``t``.
+"""
 
 from __future__ import annotations
 
@@ -8,68 +13,134 @@ import numpy as np
 from numpy.typing import NDArray
 
 Int: TypeAlias = Any
-"""A whole number: int64 where compiled, int or numpy's int64 where not (which numpy's types would tell apart)."""
+"""An integer: int64 in compiled code; int or numpy's int64 in plain Python, which numpy's types would tell apart."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-WORTH_BITS = 58
-"""The greatest worths of all tasks add up to less than 2**58. Float64 has 53 bits: nothing of a sum is lost."""
+VALUE_BITS = 58
+"""The greatest objective values of all tasks add up to less than 2**58. A float64 has 53 bits, so no sum loses any."""
 
 TOO_LARGE = -(10**6)
-"""In place of an exponent: the worths do not add up to a float64."""
+"""Stands for the exponent where the objective values do not add up to a float64."""
 
 MAX_BUDGET = 1 << 61
-"""More than any feasible assignment can lose (2**58 of worth on either side of zero, and the price of all workers)."""
+"""More than any feasible assignment can lose: 2**58 of value on either side of zero, and the price of all workers."""
 
 BUDGET_STEP = 2
-"""Factor between two budgets: the last search costs more than all before it, and is not far above what is needed."""
+"""Factor between two budgets. The last search costs more than all searches before it."""
 
 FIRST_BUDGETS = 64
-"""The first budget is this part of what is known to be enough."""
+"""The first budget is the known sufficient budget divided by this number."""
 
 SECOND_STEP = 2
-"""The same for the second best, which is often just beyond: searches grow faster than their budget."""
+"""Factor between two budgets in the search for the second best assignment."""
 
 FILLING_ROUNDS = 16
-"""Steps of the greedy improvement of the first assignment. Each halves, about, what is left."""
+"""Steps of the greedy improvement of the first assignment. Each step roughly halves the workers that are left."""
 
 PRICES = 12
-"""Prices at which the tasks before are bound, besides the one of the relaxation."""
+"""Number of prices, besides the price of the relaxation, at which the tasks before a task are bounded."""
 
 FIRST_ROOM = 1024
-"""States for which there is room at first; it doubles."""
+"""Number of states that fit at first; the room doubles when it is full."""
+
+
+class TableArrays(NamedTuple):
+    """Throughput tables of all tasks: worker counts, increasing for each task, and FLOP/s at each count."""
+
+    starts: Ints
+    counts: Ints
+    flop_per_s: Floats
+
+
+class TaskArrays(NamedTuple):
+    """Numbers of ``TaskProblem``, one entry for each task. ``limit``: the most workers that the task may get."""
+
+    weight: Floats
+    necessary: Ints
+    limit: Ints
+    current: Ints
+    faulted: Ints
+    required: Ints
+    running_s: Floats
+    transition_s: Floats
+    staying: Ints
+    newcomers_s: Floats
+
+
+class TransitionArrays(NamedTuple):
+    """``TaskProblem.transition_to_s`` of all tasks: new counts, increasing for each task, and D_transition in s."""
+
+    starts: Ints
+    counts: Ints
+    seconds: Floats
+
+
+class Options(NamedTuple):
+    """The useful counts of each task, and G of each in weighted FLOP.
+
+    ``touched``: 1 if the count disturbs the task, else 0. ``moved``: workers that the task gains or loses.
+    """
+
+    starts: Ints
+    counts: Ints
+    objective: Floats
+    touched: Ints
+    moved: Ints
+
+
+class Choices(NamedTuple):
+    """``Options`` with G as a fixed-point number, ``value``: what the exact search reads."""
+
+    starts: Ints
+    counts: Ints
+    value: Ints
+    touched: Ints
+    moved: Ints
 
 
 class Items(NamedTuple):
-    """The counts to choose from: task ``t``'s are ``starts[t] .. starts[t + 1]``, by increasing weight.
+    """The items of ``Choices`` by relative weight.
 
-    ``weight``: the count above the task's least, in units that all share. ``touched``, ``moved``: what ties go by.
-    ``kept``, ``kept_starts``: those that no smaller one beats. ``loss``: see ``relaxation.losses``.
+    ``weight``: the count above the least count of the task, in units that all tasks share. ``kept``: indices of the
+    items that no lighter item of the same task dominates; ``kept_starts``: where those of each task begin.
     """
 
     starts: Ints
     weight: Ints
-    worth: Ints
+    value: Ints
     touched: Ints
     moved: Ints
     kept: Ints
     kept_starts: Ints
-    loss: Ints
+
+
+class Envelopes(NamedTuple):
+    """Concave envelopes: the vertices (items) of each task, and the slope of the edge before each vertex."""
+
+    starts: Ints
+    vertex: Ints
+    slope: Ints
 
 
 class Market(NamedTuple):
-    """``capacity``: the weight that fits. ``price``: of a unit of weight. ``bound``: what that price proves."""
+    """What a price of workers proves.
+
+    ``capacity``: the weight that fits. ``price``: value of a unit of weight. ``bound``: no assignment has a greater
+    value. ``loss``: of each item, its value less its price, below the greatest such difference of its task.
+    """
 
     capacity: Int
     price: Int
     bound: Int
+    loss: Ints
 
 
 class States(NamedTuple):
-    """Partial assignments: those of tasks t.. are ``levels[t + 1] .. levels[t]``, by increasing weight.
+    """Partial assignments: those of the tasks from t on are ``levels[t + 1] .. levels[t]``, by increasing weight.
 
-    ``item``: of task t (-1: no task at all). ``parent``: the state of tasks t + 1...
+    ``item``: the item of task t (-1: the empty assignment). ``parent``: the state of the tasks from t + 1 on.
     """
 
     levels: Ints
@@ -79,3 +150,30 @@ class States(NamedTuple):
     moved: Ints
     item: Ints
     parent: Ints
+
+
+class ProofNumbers(NamedTuple):
+    """What proves the best assignment, in units of the fixed-point values.
+
+    ``bound``: of the relaxation. ``price``: of a worker. ``value``: of the best assignment. ``budget``: every
+    assignment of a value above ``bound - budget`` was looked at. ``states``: partial assignments that the search kept.
+    """
+
+    bound: Int
+    price: Int
+    value: Int
+    budget: Int
+    states: Int
+
+
+class Optimum(NamedTuple):
+    """The best and the second best assignment, as one item for each task, and the proof of the best.
+
+    ``feasible``: whether there is an assignment. ``has_second``: whether ``second`` was asked for and exists.
+    """
+
+    feasible: bool
+    best: Ints
+    has_second: bool
+    second: Ints
+    proof: ProofNumbers

@@ -1,27 +1,26 @@
-"""The exact search within a budget of losses."""
+"""The exact search for the assignments within a budget of losses."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from shared.planning.kernels.arrays import FIRST_ROOM, PRICES, Int, Ints, Items, Market, States
+from shared.planning.kernels.relaxation import best_surplus
 
 
 def search(items: Items, market: Market, budget: Int) -> States:
-    """Return all partial assignments, of the last tasks on, that a choice within the budget can end with.
+    """Return all partial assignments, of the last tasks on, with which a choice within the budget can end.
 
-    A state is left out if a lighter or equal one is better, or if no whole assignment within the budget has it: by what
-    the tasks before can weigh, or by the bound of what they can gain. (That is taken at several prices: it holds at
-    each.) Where two are equally good, the larger count of the earlier task stays.
+    A state is left out if a lighter or equally heavy state is better, or if no whole assignment within the budget
+    contains it: by the weight that the tasks before can have, or by the bound of their gain. That bound is taken at
+    several prices, since it is valid at each. Of two equally good states, that with the larger count of the earlier
+    task stays.
     """
-    capacity, at_price, bound = market.capacity, market.price, market.bound
+    capacity, at_price, loss = market.capacity, market.price, market.loss
     tasks = items.starts.size - 1
-    core, core_starts = _core(items, budget)
+    core, core_starts = _core(items, loss, budget)
     lightest, heaviest = _reach(core, core_starts, items.weight)
-    prices = np.zeros(PRICES, np.int64)
-    for i in range(PRICES):
-        # A half, a quarter ... above and below.
-        prices[i] = at_price + (at_price >> (i // 2 + 1)) * (1 - 2 * (i % 2))
+    prices = _prices(at_price)
     before = _bounds_before(items, capacity, prices)
     slots = _slots(capacity)
     states = _first_state(tasks)
@@ -29,7 +28,7 @@ def search(items: Items, market: Market, budget: Int) -> States:
     gained = np.int64(0)
     for t in range(tasks - 1, -1, -1):
         sample = core[core_starts[t]]
-        gained += items.loss[sample] + items.worth[sample] - at_price * items.weight[sample]
+        gained += loss[sample] + items.value[sample] - at_price * items.weight[sample]
         first, end = level(states, t + 1)
         for i in range(core_starts[t + 1] - 1, core_starts[t] - 1, -1):
             j = core[i]
@@ -37,27 +36,41 @@ def search(items: Items, market: Market, budget: Int) -> States:
                 w = states.weight[s] + items.weight[j]
                 if w + lightest[t] > capacity:
                     break
-                loss = states.loss[s] + items.loss[j]
-                if loss > budget:
+                lost = states.loss[s] + loss[j]
+                if lost > budget:
                     continue
                 idle = capacity - w - heaviest[t]
-                if idle > 0 and loss + at_price * idle > budget:
+                if idle > 0 and lost + at_price * idle > budget:
                     continue
-                needed = bound - budget - (gained - loss + at_price * w)
-                hopeless = False
-                for q in range(PRICES):
-                    if before[q, t] + prices[q] * (capacity - w) < needed:
-                        hopeless = True
-                        break
-                if not hopeless:
-                    _offer(slots, w, loss, states.touched[s] + items.touched[j], states.moved[s] + items.moved[j], j, s)
+                needed = market.bound - budget - (gained - lost + at_price * w)
+                if not _is_out_of_reach(before, prices, t, capacity - w, needed):
+                    _offer(slots, w, lost, states.touched[s] + items.touched[j], states.moved[s] + items.moved[j], j, s)
         states, n = _collect(slots, states, n, at_price)
         states.levels[t] = n
     return states
 
 
+def _prices(at_price: Int) -> Ints:
+    """Return the prices that are a half, a quarter, ... above and below the price of the relaxation."""
+    prices = np.zeros(PRICES, np.int64)
+    for i in range(PRICES):
+        prices[i] = at_price + (at_price >> (i // 2 + 1)) * (1 - 2 * (i % 2))
+    return prices
+
+
+def _is_out_of_reach(before: Ints, prices: Ints, t: Int, left: Int, needed: Int) -> bool:
+    """Return whether the tasks before t have, at one of the prices, less than the value needed on ``left`` workers."""
+    for q in range(PRICES):
+        if before[q, t] + prices[q] * left < needed:
+            return True
+    return False
+
+
 def _slots(capacity: Int) -> States:
-    """Return a place for one state of each weight; those without an item are free. Keeps the range in use in levels."""
+    """Return one slot for a state of each weight.
+
+    A slot without an item is free. ``levels`` has the range of weights in use.
+    """
     size = capacity + 1
     return States(
         np.array([size, -1]),
@@ -71,7 +84,7 @@ def _slots(capacity: Int) -> States:
 
 
 def _first_state(tasks: Int) -> States:
-    """Return the states of no task at all: one that weighs nothing."""
+    """Return the states of the empty assignment, which has no weight."""
     levels = np.zeros(tasks + 2, np.int64)
     levels[tasks] = 1
     return States(
@@ -86,7 +99,7 @@ def _first_state(tasks: Int) -> States:
 
 
 def _offer(slots: States, w: Int, loss: Int, touched: Int, moved: Int, item: Int, parent: Int) -> None:
-    """Put a state into the place of its weight unless what is there is as good."""
+    """Put a state into the slot of its weight, unless the state in the slot is as good."""
     if slots.item[w] >= 0:
         if loss > slots.loss[w]:
             return
@@ -105,7 +118,10 @@ def _offer(slots: States, w: Int, loss: Int, touched: Int, moved: Int, item: Int
 
 
 def _collect(slots: States, states: States, n: Int, at_price: Int) -> tuple[States, Int]:
-    """Append the states of all places but those that a lighter one beats, and free the places; return the new end."""
+    """Append the states of all slots, except those that a lighter state beats, and free the slots.
+
+    Returns the states and their new end.
+    """
     low, high = slots.levels[0], slots.levels[1]
     slots.levels[0] = slots.item.size
     slots.levels[1] = -1
@@ -132,7 +148,7 @@ def _collect(slots: States, states: States, n: Int, at_price: Int) -> tuple[Stat
 
 
 def _beats(states: States, s: Int, slots: States, w: Int, at_price: Int) -> bool:
-    """Return whether the lighter state is worth more than that at weight ``w``, or as much and better in ties."""
+    """Return whether the lighter state has more value than the state in slot ``w``, or as much and better ties."""
     gain = at_price * (w - states.weight[s]) - (slots.loss[w] - states.loss[s])
     if gain != 0:
         return bool(gain < 0)
@@ -142,7 +158,7 @@ def _beats(states: States, s: Int, slots: States, w: Int, at_price: Int) -> bool
 
 
 def _with_room(states: States, size: Int) -> States:
-    """Return the states with room for at least ``size``."""
+    """Return the states with room for at least ``size`` states."""
     room = states.item.size
     if size <= room:
         return states
@@ -165,14 +181,14 @@ def _grown(values: Ints, size: Int) -> Ints:
     return grown
 
 
-def _core(items: Items, budget: Int) -> tuple[Ints, Ints]:
-    """Return the kept items that lose no more than the budget; each task has one (that which loses nothing)."""
+def _core(items: Items, loss: Ints, budget: Int) -> tuple[Ints, Ints]:
+    """Return the kept items that lose at most the budget. Each task has at least one: that which loses nothing."""
     core = np.zeros(items.kept.size, np.int64)
     core_starts = np.zeros(items.kept_starts.size, np.int64)
     n = 0
     for t in range(items.kept_starts.size - 1):
         for i in range(items.kept_starts[t], items.kept_starts[t + 1]):
-            if items.loss[items.kept[i]] <= budget:
+            if loss[items.kept[i]] <= budget:
                 core[n] = items.kept[i]
                 n += 1
         core_starts[t + 1] = n
@@ -190,29 +206,22 @@ def _reach(core: Ints, core_starts: Ints, weight: Ints) -> tuple[Ints, Ints]:
 
 
 def _bounds_before(items: Items, capacity: Int, prices: Ints) -> Ints:
-    """Return, for each price, what all tasks before each task are worth at most at that price."""
+    """Return, for each price, an upper bound on the surplus of all tasks before each task at that price."""
     before = np.zeros((prices.size, items.kept_starts.size), np.int64)
     for q in range(prices.size):
         for t in range(items.kept_starts.size - 1):
-            first = items.kept[items.kept_starts[t]]
-            best = items.worth[first] - prices[q] * items.weight[first]
-            for i in range(items.kept_starts[t], items.kept_starts[t + 1]):
-                j = items.kept[i]
-                if items.weight[j] > capacity:
-                    break
-                best = max(best, items.worth[j] - prices[q] * items.weight[j])
-            before[q, t + 1] = before[q, t] + best
+            before[q, t + 1] = before[q, t] + best_surplus(items, t, capacity, prices[q])
     return before
 
 
 def level(states: States, task: Int) -> tuple[Int, Int]:
-    """Return where the states of tasks ``task``.. begin and end."""
+    """Return where the states of the tasks from ``task`` on begin and end."""
     first = states.levels[task + 1] if task + 2 < states.levels.size else np.int64(0)
     return first, states.levels[task]
 
 
 def walk(states: States, state: Int, task: Int, choice: Ints) -> None:
-    """Write the items of a state of tasks ``task``.. into ``choice``."""
+    """Write the items of a state of the tasks from ``task`` on into ``choice``."""
     s = state
     for t in range(task, choice.size):
         choice[t] = states.item[s]
@@ -220,9 +229,10 @@ def walk(states: States, state: Int, task: Int, choice: Ints) -> None:
 
 
 def best_within(states: States, task: Int, limit: Int, prefix: Ints, at_price: Int) -> tuple[Int, Ints]:
-    """Return the best state of tasks ``task``.. no heavier than ``limit`` (-1: none) and ``prefix`` completed by it.
+    """Return the best state of the tasks from ``task`` on no heavier than ``limit``, and the prefix completed by it.
 
-    States are by weight and none is worse than a lighter one, so it is the last, or one that equals it.
+    The state is -1 if there is none. States are ordered by weight, and none is worse than a lighter one, so the best is
+    the last state, or one that ties with it.
     """
     choice = prefix.copy()
     first, end = level(states, task)
@@ -258,7 +268,7 @@ def last_within(weight: Ints, first: Int, end: Int, limit: Int) -> Int:
 
 
 def earlier_gets_more(a: Ints, b: Ints) -> bool:
-    """Return whether, at the first task where the two choices differ, ``a`` gives more (items are by count)."""
+    """Return whether ``a`` gives more at the first task where the choices differ. Items are ordered by count."""
     for t in range(a.size):
         if a[t] != b[t]:
             return bool(a[t] > b[t])

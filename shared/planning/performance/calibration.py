@@ -1,7 +1,7 @@
-"""The few constants that are fitted rather than read from a data sheet; ``calibration.json`` holds their values.
+"""The constants that are fitted and not read from a data sheet. ``calibration.json`` has their values.
 
-``benchmarks/calibrate_throughput.py`` fits them and writes that file. They describe a software stack on hardware whose
-data-sheet numbers are known, not single measurements.
+``benchmarks/calibrate_throughput.py`` fits them and writes that file. They describe a software stack on hardware of
+known data-sheet numbers, not single measurements.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Calibration(NamedTuple):
 
 @cache
 def stack(name: str) -> Calibration:
-    """Return the constants of that training stack; one that names a ``base`` states only what differs from it."""
+    """Return the constants of a training stack. With a ``base``, a stack states only the differences from it."""
     text = files(__package__).joinpath("calibration.json").read_text(encoding="utf-8")
     stacks = json.loads(text)
     values = dict(stacks[name])

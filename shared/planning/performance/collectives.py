@@ -1,4 +1,4 @@
-"""Time of collectives by size, group and place of the group.
+"""Time of collectives by message size, group size, and the group's position in the cluster.
 
 Ring model (Thakur et al., IJHPCA 2005; NCCL's "bus bandwidth"): an all-reduce of S bytes over n workers moves
 2 (n - 1) / n S over the slowest link, a reduce-scatter or all-gather half of that. Groups that span nodes use the
@@ -14,18 +14,18 @@ from shared.planning.performance.hardware import Hardware
 
 
 class Group(NamedTuple):
-    """``size`` workers whose numbers are ``stride`` apart; workers are numbered node by node."""
+    """``size`` workers whose numbers are ``stride`` apart. Workers are numbered node by node."""
 
     size: int
     stride: int
 
     def members_per_node(self, workers_per_node: int) -> int:
-        """Members in one node (1 where the stride leaves the node)."""
+        """Return the number of members in one node: 1 where the stride leaves the node."""
         return max(1, min(self.size, workers_per_node // self.stride))
 
 
 def bandwidth(group: Group, hardware: Hardware, constants: Calibration) -> float:
-    """Bus bandwidth in bytes/s that large collectives of the group reach."""
+    """Return the bus bandwidth that large collectives of the group reach, bytes/s."""
     intra = hardware.intra_bytes_per_s * constants.intra_fraction
     members = group.members_per_node(hardware.workers_per_node)
     inter = members * hardware.inter_bytes_per_s * constants.inter_fraction
@@ -35,7 +35,7 @@ def bandwidth(group: Group, hardware: Hardware, constants: Calibration) -> float
 
 
 def latency_s(group: Group, hardware: Hardware, constants: Calibration) -> float:
-    """Time of an all-reduce of nothing: a ring inside the node, a tree between nodes."""
+    """Return the seconds of an all-reduce of no bytes: a ring inside the node, a tree between nodes."""
     members = group.members_per_node(hardware.workers_per_node)
     nodes = -(-group.size // members)
     ring = 2 * (members - 1) * hardware.intra_latency_s
@@ -45,7 +45,7 @@ def latency_s(group: Group, hardware: Hardware, constants: Calibration) -> float
 
 
 def all_reduce_s(size_bytes: float, group: Group, hardware: Hardware, constants: Calibration) -> float:
-    """Seconds of an all-reduce of ``size_bytes`` on each worker."""
+    """Return the seconds of an all-reduce of ``size_bytes`` on each worker."""
     if group.size == 1:
         return 0.0
     moved = 2.0 * (group.size - 1) / group.size * size_bytes
@@ -53,7 +53,7 @@ def all_reduce_s(size_bytes: float, group: Group, hardware: Hardware, constants:
 
 
 def half_s(size_bytes: float, group: Group, hardware: Hardware, constants: Calibration) -> float:
-    """Seconds of a reduce-scatter or an all-gather whose whole is ``size_bytes``."""
+    """Return the seconds of a reduce-scatter or an all-gather; ``size_bytes``: of the whole tensor."""
     if group.size == 1:
         return 0.0
     moved = (group.size - 1) / group.size * size_bytes
@@ -62,7 +62,7 @@ def half_s(size_bytes: float, group: Group, hardware: Hardware, constants: Calib
 
 
 def point_to_point_s(size_bytes: float, inter_node: bool, hardware: Hardware, constants: Calibration) -> float:
-    """Seconds of one transfer between two workers."""
+    """Return the seconds of one transfer between two workers."""
     if inter_node:
         link, latency = hardware.inter_bytes_per_s * constants.inter_fraction, hardware.inter_latency_s
     else:

@@ -1,11 +1,12 @@
 """Time of a matrix product by its shape.
 
-The product is cut into tiles, the tiles are dealt to the multiprocessors in waves, and a last wave that is not full
-costs as much as a full one (NVIDIA, "Matrix Multiplication Background User's Guide", tile and wave quantisation). A
-tile's rate saturates with the inner dimension (filling its pipeline). The library has tiles of many sizes and splits
-of the inner dimension, and chooses well among them: the fastest split of the smallest tile at the full rate stands for
-all (a rate that falls with smaller tiles went to the lower edge of its range in the fit). Never faster than memory
-allows (roofline: Williams et al., CACM 2009).
+The product is cut into tiles, the tiles are distributed to the multiprocessors in waves, and a last wave that is not
+full costs as much as a full one (NVIDIA, "Matrix Multiplication Background User's Guide", tile and wave quantisation).
+The rate of a tile saturates with the inner dimension, which fills the pipeline of the tile. The library has tiles of
+many sizes and several splits of the inner dimension, and chooses well among them. In the model, the fastest split of
+the smallest tile at the full rate represents all of them, because a rate that falls with smaller tiles went to the
+lower edge of its range in the fit. The product is never faster than memory allows (roofline: Williams et al., CACM
+2009).
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ TILE = 64
 """Side of the tile, in elements: the smallest of the vendor's 16-bit kernels."""
 
 SPLITS = (1, 2, 4, 8)
-"""Ways the inner dimension is split over multiprocessors where there are too few tiles."""
+"""Numbers of parts into which the inner dimension is split over multiprocessors where there are too few tiles."""
 
 MIN_PART = 256
-"""Inner dimension below which splitting further is pointless: the pipeline would hardly fill."""
+"""Inner dimension below which a further split does not help, because it hardly fills the pipeline of a tile."""
 
 ELEMENT_BYTES = 2
-"""fp16 and bf16."""
+"""Bytes of an element in fp16 and bf16."""
 
 ALIGNMENT = 2
-"""Elements; rows that start at odd multiples of 2 bytes keep operands out of the wide loads (same guide)."""
+"""Elements. Rows that start at odd multiples of 2 bytes exclude the wide loads (same guide)."""
 
 
 @lru_cache(maxsize=65536)
 def product_s(m: int, n: int, k: int, batch: int, hardware: Hardware, constants: Calibration) -> float:
-    """Seconds of ``batch`` products (m x k) (k x n), each result written once."""
+    """Return the seconds of ``batch`` products (m x k) (k x n), each result written once."""
     units = hardware.multiprocessors
     side = TILE if units > 1 else 1
     tiles = -(-m // side) * -(-n // side) * batch
@@ -54,7 +55,7 @@ def product_s(m: int, n: int, k: int, batch: int, hardware: Hardware, constants:
 
 
 def linear_s(tokens: int, inputs: int, outputs: int, hardware: Hardware, constants: Calibration) -> tuple[float, float]:
-    """Seconds of a linear layer's forward product and of its two backward products (input and weight gradients)."""
+    """Return the seconds of a linear layer's forward product, and of its two backward products (inputs and weights)."""
     forward = product_s(tokens, outputs, inputs, 1, hardware, constants)
     data = product_s(tokens, inputs, outputs, 1, hardware, constants)
     weight = product_s(inputs, outputs, tokens, 1, hardware, constants)

@@ -1,4 +1,4 @@
-"""A GPT model as numbers: parameters of a stage, floating-point operations of an update.
+"""A GPT model as numbers: parameters of a stage, and floating-point operations of an update.
 
 Symbols as in Narayanan et al. (SC'21) and Korthikanti et al. (MLSys'23): s sequence length, b micro-batch, h hidden
 size, a heads, l layers, v vocabulary, t tensor-parallel size.
@@ -12,7 +12,7 @@ from shared.tasks import ModelShape
 
 
 class Shape(NamedTuple):
-    """The five sizes of a GPT model; hashable and cheap, for caches."""
+    """The five sizes of a GPT model, as a hashable key of caches."""
 
     layers: int
     hidden: int
@@ -27,23 +27,26 @@ class Shape(NamedTuple):
 
 
 def layer_parameters(shape: Shape, tensor: int) -> float:
-    """Parameters of one layer on one worker: 12 h^2 / t of matrices, 7 h / t of split biases, 6 h of the rest."""
+    """Return the parameters of one layer on one worker.
+
+    12 h^2 / t of matrices, 7 h / t of biases that are split, and 6 h of norms and biases that are not.
+    """
     h = shape.hidden
     return (12.0 * h * h + 7.0 * h) / tensor + 6.0 * h
 
 
 def word_parameters(shape: Shape, tensor: int) -> float:
-    """Parameters of the word embedding on one worker: v h / t. The logits use the same weights."""
+    """Return the parameters of the word embedding on one worker, v h / t. The logits use the same weights."""
     return shape.vocabulary * shape.hidden / tensor
 
 
 def position_parameters(shape: Shape) -> float:
-    """Parameters of the learned position embedding: s h, on every worker of the first stage."""
+    """Return the parameters of the learned position embedding, s h, on every worker of the first stage."""
     return float(shape.sequence_length * shape.hidden)
 
 
 def model_flop(shape: Shape, samples: int) -> float:
-    """Model FLOP of one update on ``samples`` sequences, no recomputation counted.
+    """Return the model FLOP of one update on ``samples`` sequences, without recomputation.
 
     72 B s l h^2 (1 + s / 6h + v / 12 l h): SC'21, appendix, and Korthikanti et al., equation 7.
     """
@@ -52,7 +55,7 @@ def model_flop(shape: Shape, samples: int) -> float:
 
 
 def hardware_flop(shape: Shape, samples: int, recompute: str) -> float:
-    """FLOP that the hardware does for one update, recomputation included.
+    """Return the FLOP that the hardware executes for one update, with recomputation.
 
     ``full``: 96 B s l h^2 (1 + s / 6h + v / 16 l h), SC'21, equation 3: one more forward pass of the layers.
     ``selective``: one more forward pass of the attention core, Korthikanti et al., equation 8.

@@ -1,4 +1,4 @@
-"""What a worker and its links can do: data-sheet numbers, each with its source, in ``hardware.json``."""
+"""Profiles of hardware: data-sheet numbers of a worker and its links, each with its source, from ``hardware.json``."""
 
 from __future__ import annotations
 
@@ -14,11 +14,20 @@ from shared.errors import InvalidInput
 class Hardware(NamedTuple):
     """One kind of worker in one kind of node. Bandwidths are per worker and in one direction.
 
-    ``peak_flop_per_s``: dense 16-bit matrix products. ``sustained_fraction``: share of it that a large square product
-    reaches for long (clocks fall under the power limit). ``multiprocessors``: units that tiles of a product are dealt
-    to. ``intra_``: between workers of a node; ``inter_``: between nodes, a worker's share of the network cards.
-    Latencies are of one hop of a collective. ``stack``: the training software
-    that such workers are run with, a key of ``calibration.json``.
+    Attributes:
+        name: name of the profile.
+        stack: training software of such workers, a key of ``calibration.json``.
+        peak_flop_per_s: rate of dense 16-bit matrix products.
+        sustained_fraction: share of the peak that a large square product reaches for long; clocks fall under the power
+            limit.
+        multiprocessors: units to which the tiles of a product are distributed.
+        memory_bytes: device memory.
+        memory_bytes_per_s: bandwidth of the device memory.
+        intra_bytes_per_s: bandwidth between workers of a node.
+        intra_latency_s: latency of one hop of a collective inside a node.
+        inter_bytes_per_s: bandwidth between nodes, a worker's share of the network cards.
+        inter_latency_s: latency of one hop of a collective between nodes.
+        workers_per_node: workers of one node.
     """
 
     name: str
@@ -35,6 +44,10 @@ class Hardware(NamedTuple):
     workers_per_node: int
 
 
+NUMBERS = tuple(field for field in Hardware._fields if field not in ("name", "stack"))
+"""The fields of a profile that are numbers, which a measurement may replace."""
+
+
 @cache
 def _profiles() -> dict[str, dict[str, Any]]:
     text = files(__package__).joinpath("hardware.json").read_text(encoding="utf-8")
@@ -43,12 +56,12 @@ def _profiles() -> dict[str, dict[str, Any]]:
 
 
 def names() -> list[str]:
-    """Names of the profiles."""
+    """Return the names of the profiles."""
     return list(_profiles())
 
 
 def sources(name: str) -> dict[str, str]:
-    """Where each number of a profile comes from."""
+    """Return the source of each number of a profile."""
     profile(name)
     return dict(_profiles()[name]["sources"])
 
@@ -77,8 +90,8 @@ def measured(base: Hardware, **numbers: float) -> Hardware:
     """
     for field, value in numbers.items():
         problem = ""
-        if field not in Hardware._fields[2:]:
-            problem = f"unknown; known: {', '.join(Hardware._fields[2:])}"
+        if field not in NUMBERS:
+            problem = f"unknown; known: {', '.join(NUMBERS)}"
         elif not (math.isfinite(value) and value > 0):
             problem = "must be finite and above 0"
         if problem:

@@ -1,4 +1,4 @@
-"""Time of one update in one layout, broken down."""
+"""Time of one update in one parallelism configuration, by parts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from shared.planning.performance.collectives import Group, all_reduce_s, half_s,
 from shared.planning.performance.gpt import Shape, layer_parameters, position_parameters, word_parameters
 from shared.planning.performance.hardware import Hardware
 from shared.planning.performance.layer import Cost, embedding_cost, layer_cost, logits_cost
-from shared.planning.performance.layout import Layout
-from shared.planning.performance.sums import total
+from shared.planning.performance.ordered_sum import ordered_sum
+from shared.planning.performance.parallel_config import ParallelConfig
 
 
 class Breakdown(NamedTuple):
-    """Seconds of one update on the most loaded worker; they add up to the iteration time."""
+    """Seconds of one update on the most loaded worker, by part. The parts add up to the iteration time."""
 
     compute_s: float
     recompute_s: float
@@ -27,12 +27,16 @@ class Breakdown(NamedTuple):
 
     @property
     def iteration_s(self) -> float:
-        """The iteration time."""
-        return total(self)
+        """Seconds of one update."""
+        return ordered_sum(self)
 
 
 class Pass(NamedTuple):
-    """One micro-batch through the pipeline: what the slowest stage does with it, and what a ramp adds."""
+    """One micro-batch through the pipeline, seconds.
+
+    ``compute_s`` to ``backward_s``: in the slowest stage. ``ramp_s``: added once per update, to fill and drain the
+    pipeline.
+    """
 
     compute_s: float
     recompute_s: float
@@ -44,16 +48,17 @@ class Pass(NamedTuple):
 
     @property
     def steady_s(self) -> float:
-        """Seconds a micro-batch occupies the slowest stage."""
+        """Seconds that a micro-batch occupies the slowest stage."""
         return self.compute_s + self.recompute_s + self.tensor_comm_s + self.pipeline_comm_s
 
 
 @lru_cache(maxsize=65536)
 def stage_layers(layers: int, pipeline: int, interleave: int, first: float, last: float) -> tuple[int, ...]:
-    """Layers of each stage. ``first``, ``last``: the embedding's and the logits' time in layers.
+    """Return the number of layers of each stage.
 
-    Even where the stages divide the layers, as Megatron-LM does; otherwise each layer beyond a stage's first goes to
-    the stage that is then the least loaded (the earliest of equals), which makes the slowest stage as fast as can be.
+    The layers are spread evenly if the stages divide them, as in Megatron-LM. Otherwise each layer beyond the first of
+    a stage goes to the stage that is then least loaded, the earliest of equals; this makes the slowest stage as fast as
+    possible. ``first``, ``last``: the time of the embedding and of the logits, in layers.
     """
     if layers % (pipeline * interleave) == 0:
         return (layers // pipeline,) * pipeline
@@ -68,19 +73,20 @@ def stage_layers(layers: int, pipeline: int, interleave: int, first: float, last
     return tuple(counts)
 
 
-def stages(shape: Shape, layout: Layout, hardware: Hardware, constants: Calibration) -> tuple[int, ...]:
-    """Layers of each stage of ``layout``."""
-    if shape.layers % (layout.pipeline * layout.interleave) == 0:
-        return (shape.layers // layout.pipeline,) * layout.pipeline
-    layer, first, last = _costs(shape, layout, hardware, constants)
+def stages(shape: Shape, config: ParallelConfig, hardware: Hardware, constants: Calibration) -> tuple[int, ...]:
+    """Return the number of layers of each stage of the configuration."""
+    if shape.layers % (config.pipeline * config.interleave) == 0:
+        return (shape.layers // config.pipeline,) * config.pipeline
+    layer, first, last = _costs(shape, config, hardware, constants)
     one = layer.total_s
-    return stage_layers(shape.layers, layout.pipeline, layout.interleave, first.total_s / one, last.total_s / one)
+    return stage_layers(shape.layers, config.pipeline, config.interleave, first.total_s / one, last.total_s / one)
 
 
-def _costs(shape: Shape, layout: Layout, hardware: Hardware, constants: Calibration) -> tuple[Cost, Cost, Cost]:
-    t, b, sp = layout.tensor, layout.micro_batch, layout.sequence_parallel
+def _costs(shape: Shape, config: ParallelConfig, hardware: Hardware, constants: Calibration) -> tuple[Cost, Cost, Cost]:
+    """Return the costs of a layer, of the embedding, and of the logits."""
+    t, b, sp = config.tensor, config.micro_batch, config.sequence_parallel
     return (
-        layer_cost(shape, t, b, layout.recompute, sp, hardware, constants),
+        layer_cost(shape, t, b, config.recompute, sp, hardware, constants),
         embedding_cost(shape, t, b, sp, hardware, constants),
         logits_cost(shape, t, b, sp, hardware, constants),
     )
@@ -88,26 +94,26 @@ def _costs(shape: Shape, layout: Layout, hardware: Hardware, constants: Calibrat
 
 def micro_batch_pass(
     shape: Shape,
-    layout: Layout,
+    config: ParallelConfig,
     counts: tuple[int, ...],
     inter_node: bool,
     hardware: Hardware,
     constants: Calibration,
 ) -> Pass:
-    """One micro-batch through the pipeline of ``layout``, whose stages have ``counts`` layers.
+    """Return the times of one micro-batch in the pipeline; ``counts``: the layers of each stage.
 
-    1F1B: Narayanan et al., SC'21, section 2.2: every stage once for the ramp and (m - 1) times the slowest. The
-    interleaved schedule shortens the ramp by ``interleave`` and sends that many times as often.
+    1F1B: Narayanan et al., SC'21, section 2.2: every stage once for the ramp, and (m - 1) times the slowest stage. The
+    interleaved schedule shortens the ramp by the factor ``interleave`` and sends that many times as often.
     """
-    layer, first, last = _costs(shape, layout, hardware, constants)
-    p = layout.pipeline
+    layer, first, last = _costs(shape, config, hardware, constants)
+    p = config.pipeline
     hop = 0.0
     if p > 1:
-        size = 2.0 * shape.sequence_length * layout.micro_batch * shape.hidden / layout.tensor
+        size = 2.0 * shape.sequence_length * config.micro_batch * shape.hidden / config.tensor
         # Scatter-gather (SC'21, section 4.1): each tensor rank sends its part, the receiver gathers inside the node.
         hop = point_to_point_s(size, inter_node, hardware, constants)
-        if not layout.sequence_parallel:
-            hop += half_s(size * layout.tensor, Group(layout.tensor, 1), hardware, constants)
+        if not config.sequence_parallel:
+            hop += half_s(size * config.tensor, Group(config.tensor, 1), hardware, constants)
     one = layer.total_s
     times = [count * one for count in counts]
     times[0] += first.total_s
@@ -117,75 +123,78 @@ def micro_batch_pass(
     parts = [(layer, counts[stage])]
     parts += [(first, 1)] if stage == 0 else []
     parts += [(last, 1)] if stage == p - 1 else []
-    compute = total((c.forward_s + c.backward_s) * n for c, n in parts)
-    forward = total(c.forward_s * n for c, n in parts)
-    backward = total(c.backward_s * n for c, n in parts)
-    again = total(c.recompute_s * n for c, n in parts)
-    comm = total(c.tensor_comm_s * n for c, n in parts)
-    v = layout.interleave
+    compute = ordered_sum((c.forward_s + c.backward_s) * n for c, n in parts)
+    forward = ordered_sum(c.forward_s * n for c, n in parts)
+    backward = ordered_sum(c.backward_s * n for c, n in parts)
+    again = ordered_sum(c.recompute_s * n for c, n in parts)
+    comm = ordered_sum(c.tensor_comm_s * n for c, n in parts)
+    v = config.interleave
     exposed = 1.0 - (constants.pipeline_overlap if v > 1 else 0.0)
     steady = 2.0 * v * hop * exposed
-    ramp = (total(times) - slowest) / v + 2.0 * (p - 1) * hop
+    ramp = (ordered_sum(times) - slowest) / v + 2.0 * (p - 1) * hop
     return Pass(compute, again, comm, steady, forward, backward, ramp)
 
 
-def heaviest_parameters(shape: Shape, layout: Layout, counts: tuple[int, ...]) -> float:
-    """Parameters on a worker of the stage that holds most of them."""
-    one = layer_parameters(shape, layout.tensor)
-    words = word_parameters(shape, layout.tensor)
+def heaviest_parameters(shape: Shape, config: ParallelConfig, counts: tuple[int, ...]) -> float:
+    """Return the parameters of a worker in the stage that has most of them."""
+    one = layer_parameters(shape, config.tensor)
+    words = word_parameters(shape, config.tensor)
     first = counts[0] * one + words + position_parameters(shape)
-    last = counts[-1] * one + 2.0 * shape.hidden + (words if layout.pipeline > 1 else 0.0)
-    if layout.pipeline == 1:
+    last = counts[-1] * one + 2.0 * shape.hidden + (words if config.pipeline > 1 else 0.0)
+    if config.pipeline == 1:
         return first + 2.0 * shape.hidden
     return max(first, last, max(counts) * one)
 
 
 def update_s(
     shape: Shape,
-    layout: Layout,
+    config: ParallelConfig,
     parameters: float,
     one: Pass,
     micro_batches: int,
     hardware: Hardware,
     constants: Calibration,
 ) -> tuple[float, float]:
-    """Seconds of gradient reduction that nothing hides, and of the optimizer step, for the heaviest worker."""
-    t, d = layout.tensor, layout.data
+    """Return the seconds of the exposed gradient reduction and of the optimizer step on the heaviest worker."""
+    t, d = config.tensor, config.data
     group = Group(d, t)
     size = constants.gradient_bytes * parameters
-    ahead, back = _overlap_windows_s(one, layout, micro_batches)
-    if layout.distributed_optimizer:
+    ahead, back = _overlap_windows_s(one, config, micro_batches)
+    if config.distributed_optimizer:
         # Reduce-scatter of gradients, all-gather of 16-bit parameters (Rajbhandari et al., ZeRO-1).
         comm = _exposed_s(half_s(size, group, hardware, constants), back, constants)
         comm += _exposed_s(half_s(2.0 * parameters, group, hardware, constants), ahead, constants)
     else:
         comm = _exposed_s(all_reduce_s(size, group, hardware, constants), back, constants)
-    if layout.pipeline > 1:
-        # First and last stage hold the same word embedding and add its gradients (Megatron-LM).
-        tied = Group(2, t * d * (layout.pipeline - 1))
+    if config.pipeline > 1:
+        # First and last stage have the same word embedding and add its gradients (Megatron-LM).
+        tied = Group(2, t * d * (config.pipeline - 1))
         comm += all_reduce_s(constants.gradient_bytes * word_parameters(shape, t), tied, hardware, constants)
-    owned = parameters / d if layout.distributed_optimizer else parameters
+    owned = parameters / d if config.distributed_optimizer else parameters
     return comm, constants.optimizer_bytes * owned / (hardware.memory_bytes_per_s * constants.memory_fraction)
 
 
-def _overlap_windows_s(one: Pass, layout: Layout, micro_batches: int) -> tuple[float, float]:
-    """Seconds of forward compute that may hide the parameters' all-gather, of backward the gradients' reduction.
+def _overlap_windows_s(one: Pass, config: ParallelConfig, micro_batches: int) -> tuple[float, float]:
+    """Return the compute that may hide data-parallel communication: forward and backward seconds.
 
-    Without interleaving gradients are final only in the last micro-batch's backward. With it the last p micro-batches
-    pass through one chunk after the other, so the first chunk's gradients are final while v - 1 chunks still have up
-    to p micro-batches to go; mirrored for the parameters that the next forward needs.
+    Forward compute may hide the all-gather of parameters, backward compute the reduction of gradients. Without
+    interleaving, gradients are final only in the backward pass of the last micro-batch. With interleaving, the last p
+    micro-batches pass through one chunk after the other, so the gradients of the first chunk are final while v - 1
+    chunks still have up to p micro-batches to go. The same is true, mirrored, for the parameters of the next forward
+    pass.
     """
-    v = layout.interleave
-    passes = 1.0 + (min(layout.pipeline, micro_batches) - 1) * (v - 1) / v
+    v = config.interleave
+    passes = 1.0 + (min(config.pipeline, micro_batches) - 1) * (v - 1) / v
     return passes * one.forward_s, passes * one.backward_s
 
 
 def _exposed_s(comm_s: float, window_s: float, constants: Calibration) -> float:
+    """Return the seconds of communication that compute of ``window_s`` seconds does not hide."""
     return comm_s - min(constants.data_overlap * comm_s, window_s)
 
 
 def compose(one: Pass, micro_batches: int, data_comm_s: float, optimizer_s: float) -> Breakdown:
-    """Put an update together: ``micro_batches`` through the pipeline, then the gradients and the optimizer."""
+    """Return the breakdown of an update: ``micro_batches`` through the pipeline, then gradients and optimizer."""
     n = micro_batches
     return Breakdown(
         one.compute_s * n,
@@ -198,12 +207,14 @@ def compose(one: Pass, micro_batches: int, data_comm_s: float, optimizer_s: floa
     )
 
 
-def iteration(shape: Shape, global_batch: int, layout: Layout, hardware: Hardware, constants: Calibration) -> Breakdown:
-    """Time of one update of ``global_batch`` sequences, broken down; the most loaded replica counts."""
-    counts = stages(shape, layout, hardware, constants)
-    inter_node = layout.workers > hardware.workers_per_node
-    one = micro_batch_pass(shape, layout, counts, inter_node, hardware, constants)
-    parameters = heaviest_parameters(shape, layout, counts)
-    n = layout.micro_batches(global_batch)
-    comm, step = update_s(shape, layout, parameters, one, n, hardware, constants)
+def iteration(
+    shape: Shape, global_batch: int, config: ParallelConfig, hardware: Hardware, constants: Calibration
+) -> Breakdown:
+    """Return the breakdown of one update of ``global_batch`` sequences. The most loaded replica determines it."""
+    counts = stages(shape, config, hardware, constants)
+    inter_node = config.workers > hardware.workers_per_node
+    one = micro_batch_pass(shape, config, counts, inter_node, hardware, constants)
+    parameters = heaviest_parameters(shape, config, counts)
+    n = config.micro_batches(global_batch)
+    comm, step = update_s(shape, config, parameters, one, n, hardware, constants)
     return compose(one, n, comm, step)

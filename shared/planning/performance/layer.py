@@ -1,7 +1,7 @@
 """Time of one micro-batch in one layer, in the embedding and in the logits, on one worker.
 
-Products by shape, everything else by the bytes it moves, both behind the host that launches them; and the
-tensor-parallel collectives. The kernels counted are those of Megatron-LM's GPT layer.
+Matrix products count by their shape, all other kernels by the bytes they move; both are limited by the host that
+launches them. Tensor-parallel collectives are added. The kernels are those of Megatron-LM's GPT layer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shared.planning.performance.collectives import Group, all_reduce_s, half_s
 from shared.planning.performance.gemm import linear_s, product_s
 from shared.planning.performance.gpt import Shape
 from shared.planning.performance.hardware import Hardware
-from shared.planning.performance.layout import Recompute
+from shared.planning.performance.parallel_config import Recompute
 
 # Bytes per element of an s x b x h tensor moved by 16-bit kernels with one-byte dropout masks, forward and backward.
 # Two layer norms (2 + 2; 10 with both parameter gradients) and two bias-dropout-residual kernels (2 + 2 + 2 + mask 1;
@@ -38,7 +38,7 @@ FUSED_ATTENTION_RATE = 0.6
 
 
 class Cost(NamedTuple):
-    """Seconds of one micro-batch. ``recompute_s`` is compute done again for the backward pass."""
+    """Seconds of one micro-batch. ``recompute_s``: compute that is repeated for the backward pass."""
 
     forward_s: float
     backward_s: float
@@ -47,7 +47,7 @@ class Cost(NamedTuple):
 
     @property
     def total_s(self) -> float:
-        """Everything."""
+        """Sum of all parts."""
         return self.forward_s + self.backward_s + self.recompute_s + self.tensor_comm_s
 
 
@@ -61,7 +61,7 @@ def layer_cost(
     hardware: Hardware,
     constants: Calibration,
 ) -> Cost:
-    """Cost of one layer and one micro-batch."""
+    """Return the cost of one layer for one micro-batch."""
     s, h, t = shape.sequence_length, shape.hidden, tensor
     tokens = s * micro_batch
     forward, backward = _linears(shape, t, tokens, hardware, constants)
@@ -87,10 +87,10 @@ def layer_cost(
 
 
 def _launched(device_s: float, comm_s: float, host_s: float, spread: float) -> tuple[float, float]:
-    """Seconds of kernels and of collectives among them, given the time the host needs to launch all of them.
+    """Return the seconds of kernels and of the collectives among them, with the launches by the host.
 
-    The host runs ahead of the device, so the longer counts. Collectives make the workers of a tensor group wait for
-    each other, which loses a ``spread`` of the shorter: a delay on either side of any of them delays all.
+    The host runs ahead of the device, so the longer of both counts. Collectives make the workers of a tensor group wait
+    for each other, which loses the share ``spread`` of the shorter: a delay on either side of any worker delays all.
     """
     alone = max(device_s, host_s) + spread * min(device_s, host_s)
     device_s += comm_s
@@ -98,7 +98,7 @@ def _launched(device_s: float, comm_s: float, host_s: float, spread: float) -> t
 
 
 def _linears(shape: Shape, tensor: int, tokens: int, hardware: Hardware, constants: Calibration) -> tuple[float, float]:
-    """Forward and backward seconds of the four linear layers."""
+    """Return the forward and backward seconds of the four linear layers."""
     h, t = shape.hidden, tensor
     forward = backward = 0.0
     for inputs, outputs in ((h, 3 * h // t), (h // t, h), (h, 4 * h // t), (4 * h // t, h)):
@@ -111,7 +111,7 @@ def _linears(shape: Shape, tensor: int, tokens: int, hardware: Hardware, constan
 def _attention(
     shape: Shape, tensor: int, micro_batch: int, hardware: Hardware, constants: Calibration
 ) -> tuple[float, float]:
-    """Forward and backward seconds of the attention core: scores, softmax, dropout, context."""
+    """Return the forward and backward seconds of the attention core: scores, softmax, dropout, context."""
     s, heads = shape.sequence_length, shape.heads // tensor
     width = shape.hidden // shape.heads
     batch = heads * micro_batch
@@ -130,7 +130,7 @@ def _attention(
 def _collective_pair_s(
     tensor: int, elements: float, sequence_parallel: bool, hardware: Hardware, constants: Calibration
 ) -> float:
-    """Seconds of one of a layer's all-reduces: two forward, two backward (Shoeybi et al., 2019).
+    """Return the seconds of one of a layer's all-reduces: two forward, two backward (Shoeybi et al., 2019).
 
     With sequence parallelism each is a reduce-scatter and an all-gather (Korthikanti et al., section 4.2.2).
     """
@@ -148,7 +148,7 @@ def _collective_pair_s(
 def embedding_cost(
     shape: Shape, tensor: int, micro_batch: int, sequence_parallel: bool, hardware: Hardware, constants: Calibration
 ) -> Cost:
-    """Cost of the embedding for one micro-batch: gather, dropout, one all-reduce over the split vocabulary."""
+    """Return the cost of the embedding for one micro-batch: gather, dropout, all-reduce over the vocabulary."""
     elements = float(shape.sequence_length) * micro_batch * shape.hidden
     rate = hardware.memory_bytes_per_s * constants.memory_fraction
     # The gradient of the whole table is written and added for every micro-batch.
@@ -164,7 +164,7 @@ def embedding_cost(
 def logits_cost(
     shape: Shape, tensor: int, micro_batch: int, sequence_parallel: bool, hardware: Hardware, constants: Calibration
 ) -> Cost:
-    """Cost of the last norm, the logits and the cross-entropy for one micro-batch."""
+    """Return the cost of the last norm, the logits and the cross-entropy for one micro-batch."""
     tokens = shape.sequence_length * micro_batch
     vocabulary = -(-shape.vocabulary // tensor)
     forward, backward = linear_s(tokens, shape.hidden, vocabulary, hardware, constants)

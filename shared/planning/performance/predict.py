@@ -1,4 +1,7 @@
-"""The answer to "how fast would this model train there?", checked input to plain data."""
+"""The predicted throughput of a model on some workers: checks the input and returns plain data.
+
+``unicron plan throughput`` and ``POST /v1/plan/throughput`` print this.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from shared.planning.performance import hardware as profiles
 from shared.planning.performance.calibration import stack
 from shared.planning.performance.gpt import Shape, hardware_flop, model_flop
 from shared.planning.performance.hardware import Hardware
-from shared.planning.performance.layout import RECOMPUTES, Layout
+from shared.planning.performance.parallel_config import RECOMPUTES, ParallelConfig
 from shared.planning.performance.search import Estimate, Pins, best, estimate
 from shared.tasks import ModelShape
 
@@ -26,7 +29,7 @@ LIMITS = {
     "micro_batch": 1_000_000,
     "interleave": 10_000,
 }
-"""Largest value of each count: far above any real one, so that a slip is refused at once."""
+"""Greatest value of each count: far above any real one, so that a slip is refused at once."""
 
 
 def model_shape(*, layers: int, hidden: int, heads: int, sequence_length: int, vocabulary: int) -> ModelShape:
@@ -60,19 +63,19 @@ def throughput(
     sequence_parallel: bool | None = None,
     distributed_optimizer: bool | None = None,
 ) -> dict[str, Any]:
-    """Predict one update of ``model`` on exactly ``workers`` workers, in the best layout or the pinned one.
+    """Predict one update of ``model`` on exactly ``workers`` workers, in the best or in a pinned configuration.
 
-    What is given is pinned, what is None is searched. A layout pinned in tensor, pipeline and micro-batch is evaluated
-    even where it does not fit; ``fits`` and ``reasons`` tell.
+    Arguments that are given are pinned; those that are None are searched. A configuration pinned in tensor, pipeline
+    and micro-batch is evaluated even where it does not fit; ``fits`` and ``reasons`` say so.
 
-    Returns:
-        ``iteration_s``: seconds of one update. ``layout``: the sizes and choices, with the layers of each stage.
-        ``flop_per_s_per_worker``: *model* FLOP/s, 72 B s l h^2 (1 + s / 6h + v / 12 l h) over time and workers (SC'21
-        and Korthikanti et al.); ``hardware_flop_per_s_per_worker`` counts recomputation too, as the tables of SC'21
-        do (96 in place of 72 for full). ``mfu``: the former over the data-sheet peak. ``memory_bytes``: of the most
-        loaded worker. ``fits``: it is within the device and the layout is possible. ``breakdown``: seconds of each
-        part; they add up to ``iteration_s``. ``memory``: bytes of each part. ``reasons``: why it does not fit, and
-        what is unusual. Where no layout exists at all, the numbers are None.
+    Returns: ``iteration_s``: seconds of one update. ``layout``: the sizes and choices, with the layers of each stage.
+    ``flop_per_s_per_worker``: *model* FLOP/s, 72 B s l h^2 (1 + s / 6h + v / 12 l h) over time and workers (SC'21 and
+    Korthikanti et al.). ``hardware_flop_per_s_per_worker``: the same with recomputation, as in the tables of SC'21 (96
+    in place of 72 for full recomputation). ``mfu``: model FLOP/s over the data-sheet peak. ``memory_bytes``: of the
+    most loaded worker. ``fits``: whether that is within the device memory and the configuration is possible.
+    ``breakdown``: seconds of each part; they add up to ``iteration_s``. ``memory``: bytes of each part. ``reasons``:
+    why the configuration does not fit, and what is unusual. Where there is no configuration at all, the numbers are
+    None.
 
     Raises:
         InvalidInput: a count that is not positive or is beyond its limit, unknown hardware, sizes that do not divide.
@@ -103,7 +106,7 @@ def _recompute(value: str | None) -> Any:
 
 
 def _check(shape: Shape, global_batch: int, workers: int, pins: Pins) -> None:
-    """Refuse counts beyond their limits and pinned sizes that do not divide what they share."""
+    """Refuse counts beyond their limits, and pinned sizes that do not divide what they share."""
     counts = {**shape._asdict(), "global_batch": global_batch, "workers": workers}
     counts |= {name: value for name, value in pins._asdict().items() if name in LIMITS and value is not None}
     _check_counts(counts)
@@ -137,22 +140,23 @@ def _refused(errors: list[dict[str, Any]]) -> InvalidInput:
 
 
 def _pinned(shape: Shape, global_batch: int, workers: int, hardware: Hardware, pins: Pins) -> Estimate:
-    """The layout pinned in its sizes; of what is left open the best that fits, or else what needs least memory."""
+    """Return the estimate for pinned sizes: of the open choices, the best that fits, or the one of least memory."""
     fitting, nearest = best(shape, global_batch, workers, hardware, pins)
     if fitting is not None or nearest is not None:
         found = fitting or nearest
         assert found is not None
         return found
-    # The search refuses schedules that leave a replica idle; a pinned layout is told about instead.
+    # The search refuses schedules that leave a replica idle. A pinned configuration is evaluated, with the reason.
     t, p, b = pins.tensor or 1, pins.pipeline or 1, pins.micro_batch or 1
-    layout = Layout(
+    config = ParallelConfig(
         t, p, workers // (t * p), b, pins.interleave or 1, pins.recompute or "full",
         t > 1 if pins.sequence_parallel is None else pins.sequence_parallel, bool(pins.distributed_optimizer),
     )  # fmt: skip
-    return estimate(shape, global_batch, layout, hardware, stack(hardware.stack))
+    return estimate(shape, global_batch, config, hardware, stack(hardware.stack))
 
 
 def _nothing(global_batch: int, workers: int, pins: Pins) -> dict[str, Any]:
+    """Return the answer where there is no configuration at all."""
     reason = (
         f"no layout of exactly {workers} workers divides the model and leaves every replica at least one of the "
         f"micro-batches of a global batch of {global_batch}"
@@ -172,16 +176,17 @@ def _nothing(global_batch: int, workers: int, pins: Pins) -> dict[str, Any]:
 
 
 def _answer(shape: Shape, global_batch: int, found: Estimate, hardware: Hardware) -> dict[str, Any]:
-    layout, seconds = found.layout, found.iteration_s
+    """Return the answer of ``throughput`` for an estimate."""
+    config, seconds = found.config, found.iteration_s
     problems, remarks = _reasons(shape, global_batch, found, hardware)
-    per_worker = model_flop(shape, global_batch) / seconds / layout.workers
-    executed = hardware_flop(shape, global_batch, layout.recompute) / seconds / layout.workers
+    per_worker = model_flop(shape, global_batch) / seconds / config.workers
+    executed = hardware_flop(shape, global_batch, config.recompute) / seconds / config.workers
     return {
         "iteration_s": seconds,
         "layout": {
-            **layout._asdict(),
-            "workers": layout.workers,
-            "micro_batches": layout.micro_batches(global_batch),
+            **config._asdict(),
+            "workers": config.workers,
+            "micro_batches": config.micro_batches(global_batch),
             "stage_layers": list(found.stage_layers),
         },
         "flop_per_s_per_worker": per_worker,
@@ -196,22 +201,22 @@ def _answer(shape: Shape, global_batch: int, found: Estimate, hardware: Hardware
 
 
 def _reasons(shape: Shape, global_batch: int, found: Estimate, hardware: Hardware) -> tuple[list[str], list[str]]:
-    """What makes the layout impossible, and what is only unusual about it."""
-    layout = found.layout
+    """Return what makes the configuration impossible, and what is only unusual about it."""
+    config = found.config
     problems, remarks = [], []
     need, have = found.memory.total_bytes, hardware.memory_bytes
     if need > have:
         problems.append(f"needs {need / 1e9:.1f} GB of {have / 1e9:.1f} GB on the most loaded worker")
-    batches = global_batch // layout.micro_batch
-    if layout.data > batches:
-        problems.append(f"{layout.data} replicas share {batches} micro-batches: some have none")
-    elif batches % layout.data:
-        most = layout.micro_batches(global_batch)
-        remarks.append(f"{batches} micro-batches over {layout.data} replicas: the most loaded one has {most}")
-    if layout.interleave > 1 and layout.micro_batches(global_batch) % layout.pipeline:
+    batches = global_batch // config.micro_batch
+    if config.data > batches:
+        problems.append(f"{config.data} replicas share {batches} micro-batches: some have none")
+    elif batches % config.data:
+        most = config.micro_batches(global_batch)
+        remarks.append(f"{batches} micro-batches over {config.data} replicas: the most loaded one has {most}")
+    if config.interleave > 1 and config.micro_batches(global_batch) % config.pipeline:
         remarks.append("interleaving with micro-batches that are no multiple of the pipeline needs padding")
-    if layout.tensor > hardware.workers_per_node:
-        remarks.append(f"tensor groups of {layout.tensor} cross nodes of {hardware.workers_per_node}")
-    if shape.layers % layout.pipeline:
+    if config.tensor > hardware.workers_per_node:
+        remarks.append(f"tensor groups of {config.tensor} cross nodes of {hardware.workers_per_node}")
+    if shape.layers % config.pipeline:
         remarks.append(f"uneven stages of {min(found.stage_layers)} to {max(found.stage_layers)} layers")
     return problems, remarks

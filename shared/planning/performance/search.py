@@ -1,17 +1,19 @@
-"""Every layout of a model on a number of workers, and the fastest that fits.
+"""Search of the parallelism configurations of a model on a number of workers for the fastest that fits.
 
-Layouts are enumerated in a fixed order and compared by time, then by that order, so the answer is always the same.
-What can be told from a layout without its data-parallel size (products, collectives of the tensor group, the ramp of
-the pipeline) is computed once for all counts of workers.
+Configurations are enumerated in a fixed order and compared by time, then by that order, so equal searches have equal
+answers. Everything that does not depend on the data-parallel size (products, collectives of the tensor group, the ramp
+of the pipeline) is computed once for all counts of workers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import product
 from typing import NamedTuple
 
 from shared.planning.performance.calibration import Calibration, stack
+from shared.planning.performance.device_memory import DeviceMemory, device_memory
 from shared.planning.performance.gpt import Shape, model_flop
 from shared.planning.performance.hardware import Hardware
 from shared.planning.performance.iteration import (
@@ -24,18 +26,17 @@ from shared.planning.performance.iteration import (
     stages,
     update_s,
 )
-from shared.planning.performance.layout import RECOMPUTES, Layout, Recompute
-from shared.planning.performance.memory import Memory, memory
+from shared.planning.performance.parallel_config import RECOMPUTES, ParallelConfig, Recompute, Sizes
 
 MAX_MICRO_BATCH = 16
-"""Products of any model this planner knows are saturated well below this many sequences."""
+"""Greatest micro-batch that is tried. Products of any realistic model are saturated far below it."""
 
 MAX_INTERLEAVE = 8
-"""More model chunks a worker send more often than they save; Megatron's published runs use up to 5."""
+"""Greatest interleaving that is tried. More chunks send more than they save; published Megatron runs use up to 5."""
 
 
 class Pins(NamedTuple):
-    """What the user fixed; None is searched. ``even_stages``: only pipelines whose stages have equally many layers."""
+    """Choices that the user fixed; None is searched. ``even_stages``: only stages of equally many layers."""
 
     tensor: int | None = None
     pipeline: int | None = None
@@ -48,11 +49,11 @@ class Pins(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """One layout's time and memory."""
+    """Time and memory of one configuration."""
 
-    layout: Layout
+    config: ParallelConfig
     breakdown: Breakdown
-    memory: Memory
+    memory: DeviceMemory
     stage_layers: tuple[int, ...]
 
     @property
@@ -61,34 +62,41 @@ class Estimate(NamedTuple):
         return self.breakdown.iteration_s
 
 
-def estimate(shape: Shape, global_batch: int, layout: Layout, hardware: Hardware, constants: Calibration) -> Estimate:
-    """Time and memory of one layout."""
-    counts = stages(shape, layout, hardware, constants)
+def estimate(
+    shape: Shape, global_batch: int, config: ParallelConfig, hardware: Hardware, constants: Calibration
+) -> Estimate:
+    """Return time and memory of one configuration."""
+    counts = stages(shape, config, hardware, constants)
     return Estimate(
-        layout,
-        iteration(shape, global_batch, layout, hardware, constants),
-        memory(shape, global_batch, layout, counts, hardware, constants),
+        config,
+        iteration(shape, global_batch, config, hardware, constants),
+        device_memory(shape, global_batch, config, counts, hardware, constants),
         counts,
     )
 
 
-class Replica(NamedTuple):
-    """One replica's layout (``data`` is 1) and what all its data-parallel sizes share."""
+class ReplicaEstimate(NamedTuple):
+    """One data-parallel replica's configuration (``data`` is 1), and what all data-parallel sizes have in common.
 
-    layout: Layout
+    ``parameters``: of the heaviest worker. ``intra``, ``inter``: a micro-batch where all workers are in one node, and
+    where they are not.
+    """
+
+    config: ParallelConfig
     stage_layers: tuple[int, ...]
-    memory: Memory
+    memory: DeviceMemory
     parameters: float
     intra: Pass
     inter: Pass
 
 
 def divisors(number: int, limit: int) -> list[int]:
-    """Divisors of ``number`` up to ``limit``, ascending."""
+    """Return the divisors of ``number`` up to ``limit``, ascending."""
     return [d for d in range(1, min(number, limit) + 1) if number % d == 0]
 
 
 def _tensors(shape: Shape, hardware: Hardware, pins: Pins, workers: int) -> list[int]:
+    """Return the tensor sizes to try, ascending."""
     if pins.tensor is not None:
         return [pins.tensor]
     limit = min(hardware.workers_per_node, workers)
@@ -97,7 +105,7 @@ def _tensors(shape: Shape, hardware: Hardware, pins: Pins, workers: int) -> list
 
 
 def _pipelines(shape: Shape, pins: Pins, limit: int) -> list[int]:
-    """Pipeline sizes whose longest stage is shorter than with one stage less; others only cost workers."""
+    """Return the pipeline sizes whose longest stage is shorter than with one stage less; others only cost workers."""
     if pins.pipeline is not None:
         return [pins.pipeline]
     if pins.even_stages:
@@ -107,6 +115,7 @@ def _pipelines(shape: Shape, pins: Pins, limit: int) -> list[int]:
 
 
 def _interleaves(shape: Shape, pipeline: int, pins: Pins) -> list[int]:
+    """Return the interleavings to try."""
     if pins.interleave is not None:
         return [pins.interleave]
     if pipeline == 1:
@@ -117,58 +126,63 @@ def _interleaves(shape: Shape, pipeline: int, pins: Pins) -> list[int]:
 
 
 def _micro_batches(global_batch: int, pins: Pins) -> list[int]:
+    """Return the micro-batches to try."""
     if pins.micro_batch is not None:
         return [pins.micro_batch]
     return divisors(global_batch, MAX_MICRO_BATCH)
 
 
-def templates(shape: Shape, global_batch: int, hardware: Hardware, pins: Pins, workers: int) -> Iterator[Layout]:
-    """Layouts of one replica (``data`` is 1) on at most ``workers``, in a fixed order.
+def replica_configs(
+    shape: Shape, global_batch: int, hardware: Hardware, pins: Pins, workers: int
+) -> Iterator[ParallelConfig]:
+    """Yield the configurations of one replica (``data`` is 1) on at most ``workers`` workers, in a fixed order.
 
-    Pinned values are taken as they are. Sequence parallelism is always chosen with tensor parallelism where it is not
-    pinned: it moves as many bytes and saves memory and work (Korthikanti et al.).
+    Pinned values are taken as they are. Sequence parallelism is always chosen together with tensor parallelism unless
+    it is pinned: it moves as many bytes and saves memory and work (Korthikanti et al.).
     """
+    recomputes = RECOMPUTES if pins.recompute is None else (pins.recompute,)
+    choices = list(product(_micro_batches(global_batch, pins), recomputes))
     for t in _tensors(shape, hardware, pins, workers):
         sequence = pins.sequence_parallel if pins.sequence_parallel is not None else t > 1
         for p in _pipelines(shape, pins, workers // t):
             for v in _interleaves(shape, p, pins):
-                for b in _micro_batches(global_batch, pins):
-                    for recompute in RECOMPUTES if pins.recompute is None else (pins.recompute,):
-                        yield Layout(t, p, 1, b, v, recompute, sequence, False)
+                yield from (ParallelConfig(t, p, 1, b, v, recompute, sequence, False) for b, recompute in choices)
 
 
 @lru_cache(maxsize=256)
-def replicas(shape: Shape, global_batch: int, hardware: Hardware, pins: Pins, workers: int) -> tuple[Replica, ...]:
-    """Every template with its time and memory. Memory is that of one replica with the optimizer not divided."""
+def replica_estimates(
+    shape: Shape, global_batch: int, hardware: Hardware, pins: Pins, workers: int
+) -> tuple[ReplicaEstimate, ...]:
+    """Return the estimate of every replica configuration. The memory is that without a distributed optimizer."""
     constants = stack(hardware.stack)
     found = []
-    for layout in templates(shape, global_batch, hardware, pins, workers):
-        counts = stages(shape, layout, hardware, constants)
-        need = memory(shape, global_batch, layout, counts, hardware, constants)
-        parameters = heaviest_parameters(shape, layout, counts)
-        intra = micro_batch_pass(shape, layout, counts, False, hardware, constants)
+    for config in replica_configs(shape, global_batch, hardware, pins, workers):
+        counts = stages(shape, config, hardware, constants)
+        need = device_memory(shape, global_batch, config, counts, hardware, constants)
+        parameters = heaviest_parameters(shape, config, counts)
+        intra = micro_batch_pass(shape, config, counts, False, hardware, constants)
         inter = intra
-        if layout.pipeline > 1:
-            inter = micro_batch_pass(shape, layout, counts, True, hardware, constants)
-        found.append(Replica(layout, counts, need, parameters, intra, inter))
+        if config.pipeline > 1:
+            inter = micro_batch_pass(shape, config, counts, True, hardware, constants)
+        found.append(ReplicaEstimate(config, counts, need, parameters, intra, inter))
     return tuple(found)
 
 
-def _possible(layout: Layout, micro_batches: int, load: int, pins: Pins) -> bool:
-    """Whether the schedule exists: every replica has work, and interleaving deals whole rounds."""
-    if layout.data > micro_batches:
+def _possible(config: ParallelConfig, micro_batches: int, load: int, pins: Pins) -> bool:
+    """Return whether the schedule exists: every replica has work, and interleaving distributes whole rounds."""
+    if config.data > micro_batches:
         return False
-    return layout.interleave == 1 or pins.interleave is not None or load % layout.pipeline == 0
+    return config.interleave == 1 or pins.interleave is not None or load % config.pipeline == 0
 
 
-def _variants(
-    shape: Shape, replica: Replica, data: int, global_batch: int, hardware: Hardware, pins: Pins
-) -> Iterator[tuple[Layout, Breakdown, Memory]]:
-    """The replica repeated ``data`` times, with and without the distributed optimizer."""
+def _repeated(
+    shape: Shape, replica: ReplicaEstimate, data: int, global_batch: int, hardware: Hardware, pins: Pins
+) -> Iterator[tuple[ParallelConfig, Breakdown, DeviceMemory]]:
+    """Yield the replica repeated ``data`` times, with and without the distributed optimizer."""
     constants = stack(hardware.stack)
-    micro_batches = global_batch // replica.layout.micro_batch
+    micro_batches = global_batch // replica.config.micro_batch
     load = -(-micro_batches // data)
-    base = replica.layout._replace(data=data)
+    base = replica.config._replace(data=data)
     if not _possible(base, micro_batches, load, pins):
         return
     one = replica.inter if base.workers > hardware.workers_per_node else replica.intra
@@ -177,29 +191,29 @@ def _variants(
     else:
         choices = (False, True) if data > 1 else (False,)
     for sharded in choices:
-        layout = base._replace(distributed_optimizer=sharded)
-        comm, step = update_s(shape, layout, replica.parameters, one, load, hardware, constants)
+        config = base._replace(distributed_optimizer=sharded)
+        comm, step = update_s(shape, config, replica.parameters, one, load, hardware, constants)
         need = replica.memory
         if sharded:
             need = need._replace(optimizer_bytes=need.optimizer_bytes / data)
-        yield layout, compose(one, load, comm, step), need
+        yield config, compose(one, load, comm, step), need
 
 
 def best(
     shape: Shape, global_batch: int, workers: int, hardware: Hardware, pins: Pins
 ) -> tuple[Estimate | None, Estimate | None]:
-    """The fastest layout on exactly ``workers`` that fits, and the one that needs the least memory.
+    """Return the fastest configuration on exactly ``workers`` that fits, and the one that needs the least memory.
 
-    Both are None only where no layout divides model and workers at all.
+    Both are None only where no configuration divides model and workers at all.
     """
     fastest: Estimate | None = None
     smallest: Estimate | None = None
-    for replica in replicas(shape, global_batch, hardware, pins, workers):
-        size = replica.layout.workers
+    for replica in replica_estimates(shape, global_batch, hardware, pins, workers):
+        size = replica.config.workers
         if workers % size:
             continue
-        for layout, time, need in _variants(shape, replica, workers // size, global_batch, hardware, pins):
-            found = Estimate(layout, time, need, replica.stage_layers)
+        for config, time, need in _repeated(shape, replica, workers // size, global_batch, hardware, pins):
+            found = Estimate(config, time, need, replica.stage_layers)
             fits = need.total_bytes <= hardware.memory_bytes
             if fits and (fastest is None or found.iteration_s < fastest.iteration_s):
                 fastest = found
@@ -209,7 +223,7 @@ def best(
 
 
 def useful_data_sizes(micro_batches: int, limit: int, first: int = 1) -> Iterator[int]:
-    """``first``, and the larger data-parallel sizes whose most loaded replica has less to do than with one less."""
+    """Yield ``first``, and the larger data-parallel sizes at which the most loaded replica has less to do."""
     d = first
     while d <= min(limit, micro_batches):
         yield d
@@ -220,20 +234,20 @@ def useful_data_sizes(micro_batches: int, limit: int, first: int = 1) -> Iterato
 
 
 class Timed(NamedTuple):
-    """A layout that fits, and the time of one update in it."""
+    """A configuration that fits, and the seconds of one update in it."""
 
-    layout: Layout
+    config: ParallelConfig
     iteration_s: float
 
 
 def table(
     shape: Shape, global_batch: int, max_workers: int, hardware: Hardware, pins: Pins | None = None
 ) -> dict[int, float]:
-    """T(x): aggregate model FLOP/s of the best fitting layout on exactly x workers, for the useful counts.
+    """Return T(x), FLOP/s: aggregate model FLOP/s of the best fitting configuration on exactly x workers, for useful x.
 
-    A count is left out where no layout on it fits, where a smaller count is at least as good (a plan is better off
-    leaving the difference to another task), or where the most loaded replica has no less to do than with one replica
-    less: then only the distributed optimizer gains, far less than a percent.
+    A count is left out where no configuration on it fits; where a smaller count is at least as good, because a plan
+    does better to leave the difference to another task; or where the most loaded replica has no less to do than with
+    one replica less, because then only the distributed optimizer gains, far less than a percent.
     """
     flop = model_flop(shape, global_batch)
     found = best_layouts(shape, global_batch, max_workers, hardware, pins or Pins())
@@ -241,15 +255,15 @@ def table(
 
 
 def best_layouts(shape: Shape, global_batch: int, max_workers: int, hardware: Hardware, pins: Pins) -> dict[int, Timed]:
-    """The layout behind each entry of ``table``, with its time; counts ascend."""
+    """Return the configuration behind each entry of ``table``, with its time; counts ascend."""
     fastest: dict[int, Timed] = {}
 
     def hopeless(workers: int, at_least_s: float) -> bool:
         return workers in fastest and at_least_s >= fastest[workers].iteration_s
 
     for timed in _timed(shape, global_batch, max_workers, hardware, pins, 1, hopeless):
-        if not hopeless(timed.layout.workers, timed.iteration_s):
-            fastest[timed.layout.workers] = timed
+        if not hopeless(timed.config.workers, timed.iteration_s):
+            fastest[timed.config.workers] = timed
     useful: dict[int, Timed] = {}
     shortest_s = float("inf")
     for workers in sorted(fastest):
@@ -262,14 +276,15 @@ def best_layouts(shape: Shape, global_batch: int, max_workers: int, hardware: Ha
 def sized(
     shape: Shape, global_batch: int, max_workers: int, hardware: Hardware, pins: Pins, least: int = 1
 ) -> tuple[Timed, ...]:
-    """For every tensor x pipeline x data that fits, on ``least`` to ``max_workers`` workers, its fastest layout.
+    """Return the fastest configuration of every tensor x pipeline x data that fits.
 
-    In the order of the search. Data-parallel sizes are the useful ones, from the smallest that reaches ``least`` on.
-    For whoever weighs layouts by more than the modelled time: all of them, not only the best of each count.
+    It uses ``least`` to ``max_workers`` workers. The configurations are in the order of the search. Data-parallel sizes
+    are the useful ones, from the smallest that reaches ``least`` on. This is for callers that weigh configurations by
+    more than the modelled time, so it has not only the best of each count.
     """
-    fastest: dict[tuple[int, int, int], Timed] = {}
+    fastest: dict[Sizes, Timed] = {}
     for timed in _timed(shape, global_batch, max_workers, hardware, pins, least, lambda workers, at_least_s: False):
-        size = timed.layout[:3]
+        size = timed.config.sizes
         if size not in fastest or timed.iteration_s < fastest[size].iteration_s:
             fastest[size] = timed
     return tuple(fastest.values())
@@ -284,27 +299,29 @@ def _timed(
     least: int,
     hopeless: Callable[[int, float], bool],
 ) -> Iterator[Timed]:
-    """Every layout that fits at the useful data-parallel sizes, less those that ``hopeless`` says are too slow.
+    """Yield every configuration that fits at the useful data-parallel sizes, except those that are too slow.
 
-    ``hopeless`` is told the workers and a time that the layout cannot beat.
+    ``hopeless``: returns whether a lower bound of the time, seconds, is too slow for that number of workers.
     """
-    for replica in _least_recomputing(replicas(shape, global_batch, hardware, pins, max_workers), hardware, pins):
-        size = replica.layout.workers
-        micro_batches = global_batch // replica.layout.micro_batch
+    for replica in _least_recomputing(
+        replica_estimates(shape, global_batch, hardware, pins, max_workers), hardware, pins
+    ):
+        size = replica.config.workers
+        micro_batches = global_batch // replica.config.micro_batch
         for d in useful_data_sizes(micro_batches, max_workers // size, -(-least // size)):
             load = -(-micro_batches // d)
             if hopeless(size * d, load * replica.intra.steady_s):
                 continue
-            for layout, time, need in _variants(shape, replica, d, global_batch, hardware, pins):
+            for config, time, need in _repeated(shape, replica, d, global_batch, hardware, pins):
                 if need.total_bytes <= hardware.memory_bytes:
-                    yield Timed(layout, time.iteration_s)
+                    yield Timed(config, time.iteration_s)
 
 
-def _least_recomputing(found: tuple[Replica, ...], hardware: Hardware, pins: Pins) -> Iterator[Replica]:
-    """Skip what can never fit, and what recomputes more than a layout that fits at every data-parallel size."""
-    settled: Layout | None = None
+def _least_recomputing(found: tuple[ReplicaEstimate, ...], hardware: Hardware, pins: Pins) -> Iterator[ReplicaEstimate]:
+    """Yield replicas that can fit, without those that recompute more than another that fits at every data size."""
+    settled: ParallelConfig | None = None
     for replica in found:
-        alike = replica.layout._replace(recompute="none")
+        alike = replica.config._replace(recompute="none")
         if alike == settled:
             continue
         least = replica.memory.total_bytes

@@ -1,0 +1,30 @@
+"""Confidence intervals of measured ratios."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import scipy.stats
+
+LEAST_RATIOS = 2
+"""Ratios that an interval takes: the spread of a single one is unknown."""
+
+REASON = "the confidence interval takes the spread between at least two"
+"""Why a benchmark refuses fewer repetitions."""
+
+
+def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """Return the geometric mean of positive ratios, and its 95% confidence interval (Student's t, over logarithms).
+
+    Raises:
+        ValueError: there are fewer than ``LEAST_RATIOS``.
+    """
+    if len(ratios) < LEAST_RATIOS:
+        raise ValueError(f"{len(ratios)} ratios have no confidence interval: {REASON}")
+    logs = [math.log(ratio) for ratio in ratios]
+    mean = statistics.fmean(logs)
+    t = scipy.stats.t.ppf(0.975, len(logs) - 1)
+    half = float(t) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)

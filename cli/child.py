@@ -1,0 +1,116 @@
+"""A child process of the stack: a service or a node agent, which prints ``ready`` once it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from cli.processes import kill_below
+from shared.errors import Unavailable
+
+START_TIMEOUT_S = 120.0
+"""Importing torch and Megatron in every node's fork server takes 5-10 s each; several share the cores."""
+
+STOP_TIMEOUT_S = 10.0
+"""Time from SIGTERM to SIGKILL. A service stops in milliseconds, an agent ends its ranks first."""
+
+RECENT_S = 60.0
+"""Starts within this time count as recent."""
+
+
+@dataclass
+class Child:
+    """A child process, its environment, and when it was started recently.
+
+    ``expected_end``: the stack ends the process, or lets it be killed; it is not started again then.
+    """
+
+    name: str
+    module: str
+    environment: dict[str, str]
+    run_dir: Path
+    process: asyncio.subprocess.Process | None = None
+    starts: list[float] = field(default_factory=list)
+    expected_end: bool = False
+
+    async def start(self) -> asyncio.subprocess.Process:
+        """Start the process in a session of its own, and wait until it is ready; its log is appended to.
+
+        Raises:
+            Unavailable: the process did not become ready; it has been killed.
+        """
+        self.expected_end = False
+        self.starts.append(time.monotonic())
+        log_path = self.run_dir / "services" / f"{self.name}.log"
+        with log_path.open("ab") as log:
+            process = self.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", self.module),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=self.environment,
+                start_new_session=True,
+                cwd=self.run_dir,
+            )
+        assert process.stdout is not None
+        try:
+            line = await asyncio.wait_for(process.stdout.readline(), START_TIMEOUT_S)
+        except TimeoutError:
+            line = b""
+        if line.strip() != b"ready":
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            tail = log_path.read_text(errors="replace")[-2000:]
+            raise Unavailable(f"{self.name} did not start; the end of {log_path}:\n{tail}")
+        return process
+
+    def recent_starts(self) -> int:
+        """Return how often the process was started recently."""
+        now = time.monotonic()
+        self.starts = [at for at in self.starts if now - at < RECENT_S]
+        return len(self.starts)
+
+    @property
+    def living(self) -> asyncio.subprocess.Process | None:
+        """The process, if it has not ended."""
+        return self.process if self.process is not None and self.process.returncode is None else None
+
+    def tree(self) -> list[psutil.Process]:
+        """Return the process and all processes below it, the process first; empty if it has ended."""
+        process = self.living
+        if process is None:
+            return []
+        top = psutil.Process(process.pid)
+        return [top, *top.children(recursive=True)]
+
+    def kill(self) -> int | None:
+        """Kill the process; return its pid, None if it has ended."""
+        process = self.living
+        if process is None:
+            return None
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+        return process.pid
+
+    async def end(self) -> None:
+        """End the process: SIGTERM, and SIGKILL for it and all below it if that does not suffice."""
+        process = self.living
+        if process is None:
+            return
+        self.expected_end = True
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
+        except TimeoutError:
+            kill_below(process.pid)
+            await process.wait()

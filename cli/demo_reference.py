@@ -1,0 +1,46 @@
+"""The demo's reference: each task trained once more by one process, without failures, and compared with its result."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+from cli.demo_report import TaskComparison, compare_parameters
+from cli.processes import run_module
+from cli.waiting import Record
+
+
+async def compare(specs: list[Record], tasks: list[Record], run_dir: Path) -> list[TaskComparison]:
+    """Train every specification without failures; return how the tasks' results compare.
+
+    Args:
+        specs: of the demo's tasks; each lies in ``<run_dir>/<name>.json`` too.
+        tasks: as the interface shows them after their end.
+        run_dir: the demo's folder; references go below ``reference/``.
+
+    Raises:
+        Unavailable: a reference could not be trained.
+    """
+    await asyncio.gather(*(_train(spec["name"], run_dir) for spec in specs))
+    by_name = {task["name"]: task for task in tasks}
+    return [_comparison(spec, by_name[spec["name"]]["result"] or {}, run_dir) for spec in specs]
+
+
+def _comparison(spec: Record, result: Record, run_dir: Path) -> TaskComparison:
+    reference = run_dir / "reference" / spec["name"] / "result"
+    difference = compare_parameters(Path(result["parameters_path"]), reference / "parameters.safetensors")
+    summary = json.loads((reference / "summary.json").read_text())
+    return TaskComparison(
+        name=spec["name"],
+        steps=result["steps"],
+        expected_steps=spec["steps"],
+        max_abs_parameter_difference=difference,
+        samples_identical=summary["samples_sha256"] == result["samples_sha256"],
+    )
+
+
+async def _train(name: str, run_dir: Path) -> None:
+    directory = run_dir / "reference" / name
+    directory.mkdir(parents=True)
+    await run_module("unicron.train", "--spec", str(run_dir / f"{name}.json"), "--directory", str(directory))

@@ -1,0 +1,207 @@
+"""REST client that waits for conditions: for verbs that wait, the demo, and the benchmarks.
+
+Its calls are coroutines, because the demo and the benchmarks run the stack that they ask in their own event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+
+import httpx
+
+from cli.client import PAGE_ITEMS, TIMEOUT_S, Params, address, content, given, transport_errors
+from shared.errors import Unavailable, UnicronError
+from shared.tasks import ENDED
+
+Record = dict[str, Any]
+"""A JSON object of the interface."""
+
+T = TypeVar("T")
+
+AT_STRENGTH = frozenset({"running", "succeeded"})
+"""States of a task that has all workers of its plan, or needs no more."""
+
+POLL_S = 0.1
+"""Time between two looks at a condition: short beside the waits, long beside a request."""
+
+
+class TimedOut(Unavailable):
+    """A condition did not come true in time."""
+
+
+class WaitingClient:
+    """The server's interface, with waiting.
+
+    Args:
+        server: the server's address; None: the default port on this machine.
+        poll_s: seconds between two looks at a condition.
+        patience_s: seconds for which a request is repeated while the server cannot be reached, as when the stack starts
+            it anew.
+
+    Raises:
+        InvalidInput: the address is not an HTTP address.
+    """
+
+    def __init__(self, server: str | None = None, *, poll_s: float = POLL_S, patience_s: float = 0.0) -> None:
+        url = address(server)
+        self.server = str(url)
+        self._poll_s = poll_s
+        self._patience_s = patience_s
+        self._http = httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.aclose()
+
+    async def get(self, path: str, params: Params | None = None) -> Any:
+        """Return the JSON at ``path``."""
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return await self._request("GET", path, params=given(params))
+            except Unavailable:
+                if time.monotonic() >= deadline:
+                    raise
+            await asyncio.sleep(self._poll_s)
+
+    async def post(self, path: str, body: Any = None) -> Any:
+        """Send ``body`` and return the answer."""
+        return await self._request("POST", path, json=body)
+
+    async def _request(self, method: str, path: str, **arguments: Any) -> Any:
+        with transport_errors(self.server):
+            response = await self._http.request(method, path, **arguments)
+        return content(response)
+
+    async def items(self, path: str) -> list[Record]:
+        """Return a whole list."""
+        items: list[Record] = []
+        cursor: str | None = None
+        while True:
+            page = await self.get(path, {"limit": PAGE_ITEMS, "cursor": cursor})
+            items += page["items"]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return items
+
+    async def submit(self, spec: Record) -> Record:
+        """Submit a task; return it."""
+        task: Record = await self.post("/v1/tasks", spec)
+        return task
+
+    async def task(self, name: str) -> Record:
+        """Return a task."""
+        task: Record = await self.get(f"/v1/tasks/{quote(name, safe='')}")
+        return task
+
+    async def incidents(self) -> list[Record]:
+        """Return all incidents, the oldest first."""
+        return await self.items("/v1/incidents")
+
+    async def until(self, what: str, found: Callable[[], Awaitable[T | None]], limit_s: float | None = None) -> T:
+        """Wait until ``found`` returns something other than None or False; return that.
+
+        Args:
+            what: is waited for, in words.
+            found: looks once.
+            limit_s: longest wait in seconds; None: without end.
+
+        Raises:
+            TimedOut: the limit has passed.
+        """
+        deadline = None if limit_s is None else time.monotonic() + limit_s
+        while True:
+            value = await found()
+            if value is not None and value is not False:
+                return value
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimedOut(f"waited {limit_s:.0f} s in vain: {what}")
+            await asyncio.sleep(self._poll_s)
+
+    async def until_step(self, name: str, step: int, limit_s: float) -> Record:
+        """Wait until a task has done ``step`` steps and is at full strength, or has succeeded; return it.
+
+        Raises:
+            TimedOut: the limit has passed.
+            UnicronError: the task has failed.
+        """
+
+        async def reached() -> Record | None:
+            task = await self.living_task(name)
+            return task if task["step"] >= step and task["state"] in AT_STRENGTH else None
+
+        return await self.until(f"{name} reaches step {step}", reached, limit_s)
+
+    async def until_ended(self, name: str, limit_s: float | None = None) -> Record:
+        """Wait until a task has ended, with success or without; return it.
+
+        Raises:
+            TimedOut: the limit has passed.
+        """
+
+        async def ended() -> Record | None:
+            task = await self.task(name)
+            return task if task["state"] in ENDED else None
+
+        return await self.until(f"{name} ends", ended, limit_s)
+
+    async def until_restored(
+        self, kind: str, limit_s: float, *, known: frozenset[str] = frozenset(), node: str | None = None
+    ) -> Record:
+        """Wait until all is back at planned strength after an incident; return the incident.
+
+        Args:
+            kind: of the incident.
+            limit_s: longest wait in seconds.
+            known: ids of earlier incidents, which do not count.
+            node: of the incident; None: any.
+
+        Raises:
+            TimedOut: the limit has passed.
+        """
+
+        async def restored() -> Record | None:
+            for incident in await self.incidents():
+                if incident["kind"] == kind and incident["id"] not in known and node in (None, incident["node"]):
+                    return incident if incident["restored_at"] else None
+            return None
+
+        return await self.until(f"the {kind} is healed", restored, limit_s)
+
+    async def known_incidents(self) -> frozenset[str]:
+        """Return the ids of all incidents so far."""
+        return frozenset([incident["id"] for incident in await self.incidents()])
+
+    async def living_task(self, name: str) -> Record:
+        """Return a task that has not failed.
+
+        Raises:
+            UnicronError: the task has failed.
+        """
+        task = await self.task(name)
+        if task["state"] == "failed":
+            raise UnicronError(f"{name} failed: {task['reason']}")
+        return task
+
+
+END_POLL_S = 0.5
+"""Time between two looks at a task whose end a verb waits for: training takes minutes to weeks."""
+
+
+def wait_for_end(server: str | None, name: str) -> Record:
+    """Return a task once it has ended, with success or without (for verbs, which have no event loop)."""
+
+    async def wait() -> Record:
+        async with WaitingClient(server, poll_s=END_POLL_S) as client:
+            return await client.until_ended(name)
+
+    return asyncio.run(wait())

@@ -1,0 +1,359 @@
+"""The commands of the transition service (``shared/commands.py``), carried out on this node.
+
+A command is answered when it is done, or when it cannot be done. A command ends at once when a process that it waits
+for dies or raises, or when a command of a newer plan fences it; the caller limits the time of all other waits.
+
+A command carries the generation that it leads to, while the rank still runs an older one. So hold, drain and stop are
+sent to a rank with the generation that the rank is in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from services.agent.node import Node
+from services.agent.process import Process
+from shared.changes import Changes
+from shared.codes import FailureCode
+from shared.commands import (
+    COMMAND,
+    COMMANDS,
+    Command,
+    ConfigureTask,
+    DrainTask,
+    HoldTask,
+    OpenStore,
+    Prepare,
+    ReleaseTask,
+    Reply,
+    StopTask,
+    WorkerResult,
+)
+from shared.dropped import DroppedMessages
+from shared.errors import Unavailable, Undecodable
+from shared.messages import decode
+from shared.tasks import TaskSpec
+from unicron import protocol
+
+logger = logging.getLogger(__name__)
+
+ANSWERS_KEPT = 512
+"""Answers kept for repeated commands. A repeat comes within seconds, and a large plan sends a node a few dozen."""
+
+
+class Refused(Exception):
+    """A command cannot be done.
+
+    Args:
+        code: why.
+        detail: the reason in words.
+        blameless: processes that did not cause it. The answer lists their workers, so that the others are to blame.
+    """
+
+    def __init__(self, code: FailureCode, detail: str, blameless: Iterable[Process] = ()) -> None:
+        super().__init__(detail)
+        self.code, self.detail = code, detail
+        self.blameless = {p.worker: WorkerResult(pid=p.pid, step=p.step) for p in blameless}
+
+
+class Host(Protocol):
+    """What a command asks of the agent."""
+
+    async def launch(self, process: Process, spec: TaskSpec) -> None:
+        """Start the process. Raises Unavailable if that is not possible."""
+
+    def send(self, process: Process, message: protocol.Message) -> None:
+        """Send a message to the process."""
+
+    def directory(self, task: str, generation: int) -> str:
+        """Return the folder that a generation of the task writes to."""
+
+    async def end(self, processes: Iterable[Process]) -> None:
+        """End processes; return when they have ended."""
+
+    async def open_store(self, task: str, generation: int) -> tuple[str, int]:
+        """Run a rendezvous store; return its host and port. Raises Unavailable if that is not possible."""
+
+    def close_stores(self, task: str, before: int | None = None) -> None:
+        """End the task's stores: those of generations older than ``before``, or all."""
+
+    def forget_state(self, task: str) -> None:
+        """Delete the snapshots that the task has on this node."""
+
+
+class Commands:
+    """Carries out commands, each once.
+
+    Args:
+        node: the node's processes and fences.
+        changes: notified whenever ``node`` changes.
+        host: the agent.
+        changed: called when a command has changed ``node``.
+        dropped: counts the commands that cannot be decoded.
+    """
+
+    def __init__(
+        self, node: Node, changes: Changes, host: Host, changed: Callable[[], None], dropped: DroppedMessages
+    ) -> None:
+        self._dropped = dropped
+        self._node, self._changes, self._host, self._changed = node, changes, host, changed
+        self._answers: OrderedDict[str, asyncio.Task[Reply]] = OrderedDict()
+
+    async def serve(self, data: bytes) -> bytes:
+        """Handle one request: JSON in, JSON out. A repeated command gets the answer of the first one."""
+        try:
+            command = decode(COMMAND, data)
+        except Undecodable as err:
+            self._dropped.note(f"{COMMANDS}.{self._node.name}", err)
+            code = FailureCode.UNDECODABLE
+            reply = Reply(command_id=err.command_id, node=self._node.name, ok=False, code=code, detail=err.detail)
+            return reply.model_dump_json().encode()
+        answer = self._answers.get(command.command_id)
+        if answer is None:
+            answer = asyncio.create_task(self.handle(command), name=f"{command.kind} {command.task}")
+            self._answers[command.command_id] = answer
+            while len(self._answers) > ANSWERS_KEPT and next(iter(self._answers.values())).done():
+                self._answers.popitem(last=False)
+        # The command goes on when this request is cancelled; a repeated request waits for the same answer.
+        return (await asyncio.shield(answer)).model_dump_json().encode()
+
+    async def stop(self) -> None:
+        """Cancel the commands in progress."""
+        for answer in self._answers.values():
+            answer.cancel()
+        await asyncio.gather(*self._answers.values(), return_exceptions=True)
+
+    async def handle(self, command: Command) -> Reply:
+        """Carry out a command and return the answer."""
+        started_s = time.monotonic()
+
+        def reply(ok: bool, **rest: object) -> Reply:
+            taken_s = time.monotonic() - started_s
+            fields = {"command_id": command.command_id, "node": self._node.name, "ok": ok, "seconds": taken_s}
+            return Reply.model_validate({**fields, **rest})
+
+        try:
+            if not self._node.admit(command.task, command.generation, command.plan):
+                raise Refused(FailureCode.FENCED, self._fence_text(command))
+            self._changes.notify()  # the commands that this one fences end now
+            return reply(True, **await self._do(command))
+        except Refused as err:
+            logger.info("%s of %s refused: %s: %s", command.kind, command.task, err.code, err.detail)
+            return reply(False, code=err.code, detail=err.detail, workers=err.blameless)
+        except Unavailable as err:
+            logger.warning("%s of %s: %s", command.kind, command.task, err.detail)
+            return reply(False, code=FailureCode.UNAVAILABLE, detail=err.detail)
+        except Exception as err:
+            logger.exception("%s of %s failed", command.kind, command.task)
+            return reply(False, code=FailureCode.INTERNAL, detail=f"{type(err).__name__}: {err}")
+
+    async def _do(self, command: Command) -> dict[str, object]:
+        match command:
+            case Prepare():
+                return await self._prepare(command)
+            case HoldTask() | DrainTask():
+                return await self._rest(command)
+            case OpenStore():
+                host, port = await self._host.open_store(command.task, command.generation)
+                if self._node.fenced(command.task, command.generation, command.plan):
+                    self._close_stores(command)
+                    raise Refused(FailureCode.FENCED, self._fence_text(command))
+                return {"host": host, "port": port}
+            case ConfigureTask():
+                return await self._configure(command)
+            case StopTask():
+                return await self._stop(command)
+            case ReleaseTask():
+                return await self._release(command)
+
+    # ---- each command
+
+    async def _prepare(self, command: Prepare) -> dict[str, object]:
+        processes = await asyncio.gather(*(self._start(command, worker) for worker in command.workers))
+        await self._until(command, processes, lambda p: p.attached)
+        return {"workers": {p.worker: WorkerResult(pid=p.pid) for p in processes}}
+
+    async def _start(self, command: Prepare, worker: str) -> Process:
+        """Return a process on the worker that has trained nothing: the present one if it has not, or a new one."""
+        if worker not in self._node.slots:
+            raise Refused(FailureCode.NOT_FOUND, f"{worker} is no worker of {self._node.name}")
+        old = self._node.slots[worker]
+        if old is not None:
+            leaving = old.ending or old.finished
+            if old.task == command.task and not old.configured and not leaving:
+                old.generation = command.generation
+                return old  # it was started for a plan that this plan supersedes
+            if old.task != command.task and not leaving:
+                raise Refused(FailureCode.BUSY, f"{worker} is occupied by {old.task}")
+            if old.task == command.task:
+                await self._host.end([old])
+            await self._changes.until(lambda: self._node.slots[worker] is not old)
+            if self._node.fenced(command.task, command.generation, command.plan):
+                raise Refused(FailureCode.FENCED, self._fence_text(command))
+            if self._node.slots[worker] is not None:
+                return await self._start(command, worker)
+        process = self._node.start(command.task, worker, command.generation)
+        await self._host.launch(process, command.spec)
+        self._notify()
+        return process
+
+    async def _rest(self, command: HoldTask | DrainTask) -> dict[str, object]:
+        processes = self._all(command.task, command.workers)
+        message = protocol.Hold if isinstance(command, HoldTask) else protocol.Drain
+        for process in processes:
+            if not process.waiting:
+                if isinstance(command, HoldTask):
+                    self._node.hold(process, time.monotonic())
+                self._host.send(process, message(generation=process.generation))
+        await self._until(command, processes, lambda p: p.waiting)
+        return {"workers": {p.worker: WorkerResult(pid=p.pid, step=p.step) for p in processes}}
+
+    async def _configure(self, command: ConfigureTask) -> dict[str, object]:
+        stage = command.stage
+        members = {m.worker: m for m in stage.members if m.node == self._node.name}
+        processes = self._all(command.task, members)
+        for process in processes:
+            if process.configured and process.generation > stage.generation:
+                raise Refused(FailureCode.FENCED, f"{process.worker} is in generation {process.generation}")
+            rank = members[process.worker].rank
+            self._node.configure(process, generation=stage.generation, rank=rank, at_s=time.monotonic())
+            self._host.send(process, self._configure_message(command, rank))
+        self._notify()
+        results = await self._until_resumed(command, processes)
+        self._host.close_stores(command.task, before=stage.generation)
+        return {"workers": results}
+
+    def _configure_message(self, command: ConfigureTask, rank: int) -> protocol.Configure:
+        stage = command.stage
+        return protocol.Configure(
+            generation=stage.generation,
+            stage=stage.kind,
+            rank=rank,
+            world_size=stage.layout.world_size,
+            tensor=stage.layout.tensor,
+            pipeline=stage.layout.pipeline,
+            store_host=command.store_host,
+            store_port=command.store_port,
+            members=[[m.rank, m.worker, m.source] for m in sorted(stage.members, key=lambda m: m.rank)],
+            checkpoint=stage.checkpoint,
+            complete=stage.complete,
+            directory=self._host.directory(command.task, stage.generation),
+            fault_step=command.fault_step,
+        )
+
+    async def _until_resumed(self, command: ConfigureTask, processes: list[Process]) -> dict[str, WorkerResult]:
+        """Return what each process reports once all have resumed in the command's stage."""
+        reports: dict[str, protocol.Resumed] = {}
+
+        def resumed(process: Process) -> bool:
+            if process.resumed is not None and process.resumed.generation == command.stage.generation:
+                reports[process.worker] = process.resumed
+            return process.worker in reports
+
+        await self._until(command, processes, resumed, raising=True)
+        return {
+            p.worker: WorkerResult(
+                pid=p.pid,
+                step=reports[p.worker].step,
+                source=reports[p.worker].source,
+                phases=reports[p.worker].phases,
+                deal=reports[p.worker].deal,
+                steps_recomputed=reports[p.worker].steps_recomputed,
+            )
+            for p in processes
+        }
+
+    async def _stop(self, command: StopTask) -> dict[str, object]:
+        processes = self._all(command.task, command.workers)
+        idle = [p for p in processes if not p.configured]
+        for process in processes:
+            if process.configured:
+                self._host.send(process, protocol.Stop(generation=process.generation))
+        if idle:
+            await self._host.end(idle)  # they have no state to save
+        await self._until(command, processes, lambda p: not p.alive and (p.ending or p.finished))
+        self._close_stores_if_last(command)
+        return {"workers": {p.worker: WorkerResult(pid=p.pid, step=p.step) for p in processes}}
+
+    async def _release(self, command: ReleaseTask) -> dict[str, object]:
+        processes = [p for p in self._node.of_task(command.task) if p.worker in command.workers or command.all_workers]
+        await self._host.end(processes)
+        if command.all_workers:
+            self._close_stores(command)
+            self._host.forget_state(command.task)
+        else:
+            self._close_stores_if_last(command)
+        return {"workers": {p.worker: WorkerResult(pid=p.pid, step=p.step) for p in processes}}
+
+    # ---- waiting
+
+    async def _until(
+        self, command: Command, processes: list[Process], done: Callable[[Process], bool], *, raising: bool = False
+    ) -> None:
+        """Return when ``done`` is true of every process.
+
+        Args:
+            command: the command that waits.
+            processes: its processes.
+            done: what the command waits for.
+            raising: whether an error that a process reports ends the wait.
+
+        Raises:
+            Refused: a process that is not done has ended or (where ``raising``) raised, or the command is fenced.
+        """
+
+        def check() -> bool:
+            left = [p for p in processes if not done(p)]
+            if dead := [p for p in left if not p.alive]:
+                text = "; ".join(f"{p.worker} (pid {p.pid}) exited with {p.exit_code}" for p in dead)
+                raise Refused(FailureCode.PROCESS_EXITED, text, [p for p in processes if p.alive])
+            if raising and (raised := [p for p in left if p.raised is not None]):
+                text = "; ".join(f"{p.worker}: {p.raised.error}: {p.raised.detail}" for p in raised if p.raised)
+                # A rank that lost its peers, or waited for them in vain, reports the failure of another rank.
+                guilty = [p for p in raised if p.raised is not None and p.raised.kind != "communication"]
+                raise Refused(FailureCode.RANK_RAISED, text, [p for p in processes if p not in guilty])
+            if left and self._node.fenced(command.task, command.generation, command.plan):
+                raise Refused(FailureCode.FENCED, self._fence_text(command))
+            return not left
+
+        await self._changes.until(check)
+
+    def _all(self, task: str, workers: Iterable[str]) -> list[Process]:
+        """Return the task's process on each worker.
+
+        Raises:
+            Refused: a worker has no living process of the task.
+        """
+        found: list[Process] = []
+        missing: list[str] = []
+        for worker in workers:
+            process = self._node.slots.get(worker)
+            if process is None or process.task != task:
+                missing.append(worker)
+            else:
+                found.append(process)
+        if missing:
+            text = "; ".join(f"{worker}: no process of {task}" for worker in missing)
+            raise Refused(FailureCode.PROCESS_EXITED, text, found)
+        return found
+
+    def _close_stores(self, command: Command) -> None:
+        # A store of a later generation belongs to a plan that supersedes the command's plan.
+        self._host.close_stores(command.task, before=command.generation + 1)
+
+    def _close_stores_if_last(self, command: Command) -> None:
+        if not self._node.of_task(command.task):
+            self._close_stores(command)
+
+    def _notify(self) -> None:
+        self._changes.notify()
+        self._changed()
+
+    def _fence_text(self, command: Command) -> str:
+        fence = self._node.fences[command.task]
+        return f"generation {command.generation} of {command.task}; {fence.generation} is the newest"

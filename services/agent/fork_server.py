@@ -1,0 +1,305 @@
+"""The agent's end of the fork server: the warm process from which all ranks and stores of the node are forked.
+
+The fork server (``unicron.forkserver``) reaps the processes that it forked and forwards each exit status, so the agent
+learns of a death by an event. Both sides send JSON lines over a socket pair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from shared.dropped import DroppedMessages
+from shared.errors import Unavailable, Undecodable
+from shared.messages import Integer, decode, shown
+from shared.model import Model
+
+COMMAND = (sys.executable, "-P", "-m", "unicron.forkserver")
+"""The fork server's command line. ``-P`` keeps a ``unicron/`` folder in the working directory off the module path."""
+
+EXIT_TIMEOUT_S = 2.0
+"""How long the agent waits for a fork server that was asked to exit before the agent kills it."""
+
+_SECRET_VARIABLES = ("UNICRON_NATS_TOKEN", "UNICRON_LOG_URL")
+"""Removed from the environment of training processes, because these run the user's code."""
+
+_MAX_LINE_BYTES = 1 << 16
+"""Longest line that the fork server sends: an event of a few hundred bytes, or an error message."""
+
+
+READABLE = frozenset({1})
+"""Versions of the fork server's messages that the agent reads (``unicron.forkserver.VERSION``)."""
+
+
+class ForkServerEvent(Model):
+    """A message of the fork server (``unicron.forkserver`` lists them). Each has the fields of its event."""
+
+    event: str
+    id: str | None = None
+    pid: Integer | None = None
+    port: Integer | None = None
+    code: Integer | None = None
+    detail: str | None = None
+    version: Integer = 1
+
+
+EVENT: TypeAdapter[ForkServerEvent] = TypeAdapter(ForkServerEvent)
+
+_FIELDS = {
+    "ready": (),
+    "forked": ("id", "pid"),
+    "store": ("id", "pid", "port"),
+    "exited": ("id", "code"),
+    "error": ("id", "detail"),
+    "stopped": (),
+    "continued": (),
+}
+"""The fields that the agent needs of each event."""
+
+
+class Forked:
+    """A process that the fork server forked, by a pidfd: a handle that never comes to mean another process."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._pidfd: int | None = None
+        with contextlib.suppress(ProcessLookupError):
+            self._pidfd = os.pidfd_open(pid)
+
+    def kill(self, signum: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal; nothing happens if the process has ended."""
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signum)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until the process has ended, for ``timeout_s`` at most; return whether it has ended."""
+        if self._pidfd is None:
+            return True
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
+
+    def close(self) -> None:
+        """Close the handle."""
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+
+
+class ForkServer:
+    """One fork server process.
+
+    Args:
+        command: its command line, to which ``--fd N`` is added.
+        output: the file for its output.
+        environment: variables to add to its environment.
+        exited: called with the id and the exit status (negative: a signal's number) of each process that ends.
+        stopped: called when a process was stopped by a signal, and when a stopped process goes on.
+        lost: called when the fork server ended and was not asked to.
+        dropped: counts the messages that cannot be decoded.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        output: Path,
+        environment: dict[str, str],
+        exited: Callable[[str, int], None],
+        stopped: Callable[[], None],
+        lost: Callable[[], None],
+        dropped: DroppedMessages,
+    ) -> None:
+        self._dropped = dropped
+        self._command, self._output, self._environment = command, output, environment
+        self._exited, self._stopped, self._lost = exited, stopped, lost
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._answers: dict[str, asyncio.Future[ForkServerEvent]] = {}
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Start the fork server and wait until it has imported the modules that ranks need.
+
+        Raises:
+            Unavailable: the fork server ended before it was ready.
+            OSError: no process can be started.
+        """
+        ours, theirs = socket.socketpair()
+        environment = {name: value for name, value in os.environ.items() if name not in _SECRET_VARIABLES}
+        environment |= self._environment
+        self._output.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with self._output.open("ab") as output:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    "--fd",
+                    str(theirs.fileno()),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                    env=environment,
+                )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        reader, self._writer = await asyncio.open_connection(sock=ours, limit=_MAX_LINE_BYTES)
+        self._reading = asyncio.create_task(self._read(reader))
+        await self._ready
+
+    async def fork(
+        self, process_id: str, *, task: str, worker: str, spec: Path, output: Path, env: dict[str, str]
+    ) -> Forked:
+        """Fork a rank process.
+
+        Raises:
+            Unavailable: the fork server has ended, or could not fork.
+        """
+        paths = {"spec": str(spec), "output": str(output)}
+        answer = await self._ask({"do": "fork", "id": process_id, "task": task, "worker": worker, **paths, "env": env})
+        return Forked(answer.pid or 0)
+
+    async def store(self, store_id: str, *, host: str, output: Path) -> tuple[Forked, int]:
+        """Run a rendezvous store; return its process and its port.
+
+        Raises:
+            Unavailable: the fork server has ended, or the store ended before it listened.
+        """
+        answer = await self._ask({"do": "store", "id": store_id, "host": host, "output": str(output)})
+        return Forked(answer.pid or 0), answer.port or 0
+
+    async def stop(self) -> None:
+        """Ask the fork server to exit; kill it if it does not."""
+        self._stopping = True
+        process = self._process
+        if process is None:
+            return
+        if self._writer is not None:
+            with contextlib.suppress(OSError, Unavailable):
+                self._send({"do": "exit"})
+            self._writer.close()
+        try:
+            async with asyncio.timeout(EXIT_TIMEOUT_S):
+                await process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+
+    async def _ask(self, request: dict[str, Any]) -> ForkServerEvent:
+        """Send a request; return the event that answers it."""
+        answer: asyncio.Future[ForkServerEvent] = asyncio.get_running_loop().create_future()
+        self._answers[request["id"]] = answer
+        try:
+            self._send(request)
+            return await answer
+        finally:
+            self._answers.pop(request["id"], None)
+
+    def _send(self, request: dict[str, Any]) -> None:
+        if self._writer is None or self._writer.is_closing():
+            raise Unavailable("the fork server is gone")
+        self._writer.write(json.dumps(request).encode() + b"\n")
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(ConnectionError):
+            while line := await _line(reader):
+                try:
+                    event = _event(line)
+                except Undecodable as err:
+                    self._dropped.note("the fork server", err)
+                    continue
+                self._take(event)
+        # End of file: the fork server is ending or dead. Kill it, so that it cannot go on forking unseen.
+        assert self._process is not None
+        assert self._writer is not None
+        self._writer.close()
+        if not self._stopping:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+        await self._process.wait()
+        gone = Unavailable(f"the fork server ended with {self._process.returncode}; see {self._output.name}")
+        if not self._ready.done():
+            self._ready.set_exception(gone)
+        elif not self._stopping:
+            self._lost()
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(gone)
+
+    def _pending(self, request_id: str) -> asyncio.Future[ForkServerEvent] | None:
+        """Return the answer that a request still waits for, if it does."""
+        answer = self._answers.get(request_id)
+        return answer if answer is not None and not answer.done() else None
+
+    def _take(self, event: ForkServerEvent) -> None:
+        """Handle one event of the fork server."""
+        about = event.id or ""
+        match event.event:
+            case "ready":
+                self._greeted(event.version)
+            case "forked" | "store":
+                if (answer := self._pending(about)) is not None:
+                    answer.set_result(event)
+            case "error":
+                if (answer := self._pending(about)) is not None:
+                    answer.set_exception(Unavailable(f"the fork server could not do it: {event.detail}"))
+            case "exited":
+                code = event.code or 0
+                if (answer := self._pending(about)) is not None:
+                    answer.set_exception(Unavailable(f"ended with {code} before it was ready"))
+                self._exited(about, code)
+            case "stopped" | "continued":
+                self._stopped()
+
+    def _greeted(self, version: int) -> None:
+        if self._ready.done():
+            return
+        if version in READABLE:
+            self._ready.set_result(None)
+        else:
+            known = ", ".join(str(number) for number in sorted(READABLE))
+            self._ready.set_exception(Unavailable(f"the fork server speaks version {version}; the agent reads {known}"))
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    """Return the next line; one that is too long is returned as a line that is no event; empty at the end."""
+    try:
+        return await reader.readline()
+    except ValueError:
+        return b"\n"
+
+
+def _event(line: bytes) -> ForkServerEvent:
+    """Return the event in a line.
+
+    Raises:
+        Undecodable: not an event that is known here, or without a field that the event needs.
+    """
+    event = decode(EVENT, line)
+    if (needed := _FIELDS.get(event.event)) is None:
+        raise Undecodable(f"event {shown(event.event)} is not known", kind="unknown event")
+    if missing := [name for name in needed if getattr(event, name) is None]:
+        raise Undecodable(f"event {event.event} lacks {', '.join(missing)}", kind=event.event)
+    return event

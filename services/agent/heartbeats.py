@@ -1,0 +1,110 @@
+"""The node's heartbeats: the state of its workers, published at an interval and after every change of occupation."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+
+from services.agent.address import NodeAddress
+from services.agent.node import Node
+from services.agent.proc import process_state, scheduled
+from shared.bus import Bus
+from shared.clock import SteadyClock
+from shared.errors import Unavailable
+from shared.settings import Settings
+from shared.signals import HEARTBEATS, Heartbeat, WorkerStatus
+
+PAUSE_S = 0.1
+"""A heartbeat that is late by more than this shows that the agent itself did not run. The ranks are not charged with
+that time."""
+
+
+class Heartbeats:
+    """Publishes the node's heartbeats.
+
+    Args:
+        bus: the connection to publish on.
+        node: the node whose workers are reported.
+        address: the node's address.
+        settings: ``heartbeat_interval_s``, ``domain``, ``hardware``.
+        agent_pid: reported in every heartbeat.
+        clock: the agent's clock.
+        counters: reported in every heartbeat.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        node: Node,
+        address: NodeAddress,
+        settings: Settings,
+        agent_pid: int,
+        clock: SteadyClock,
+        counters: Mapping[str, int],
+    ) -> None:
+        self._bus, self._node, self._address, self._settings, self._clock = bus, node, address, settings, clock
+        self._agent_pid, self._counters = agent_pid, counters
+        self.hardware = settings.hardware
+        self._sequence = 0
+        self._due = asyncio.Event()
+        self._published: list[tuple[object, ...]] = []
+
+    def note_change(self) -> None:
+        """Publish a heartbeat at once if the occupation of a slot differs from the last heartbeat's."""
+        workers = self._node.status(at_s=0.0, process_states={}, schedules={})
+        if occupation(workers) != self._published:
+            self._due.set()
+
+    def request(self) -> None:
+        """Publish a heartbeat at once."""
+        self._due.set()
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        interval_s = self._settings.heartbeat_interval_s
+        last_s = self._clock.seconds()
+        while True:
+            now_s = self._clock.seconds()
+            if (late_s := now_s - last_s - interval_s) > PAUSE_S:
+                self._node.paused(late_s)
+                await asyncio.sleep(0)  # messages that ranks sent meanwhile are read first
+            last_s = now_s
+            with contextlib.suppress(Unavailable):
+                await self._publish()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(interval_s):
+                    await self._due.wait()
+
+    async def _publish(self) -> None:
+        self._due.clear()
+        workers = self._workers()
+        self._published = occupation(workers)
+        self._sequence += 1
+        heartbeat = Heartbeat(
+            node=self._node.name,
+            incarnation=self._node.incarnation,
+            agent_pid=self._agent_pid,
+            sequence=self._sequence,
+            sent_at=self._clock.now(),
+            interval_s=self._settings.heartbeat_interval_s,
+            domain=self._settings.domain,
+            hardware=self.hardware,
+            addresses=self._address.by_setting,
+            network=self._address.network,
+            workers=workers,
+            counters=dict(self._counters),
+        )
+        await self._bus.publish(f"{HEARTBEATS}.{self._node.name}", heartbeat.model_dump_json().encode())
+
+    def _workers(self) -> list[WorkerStatus]:
+        """Return the status of every worker, with what the kernel reports about its process."""
+        pids = [process.pid for process in self._node.processes() if process.pid is not None]
+        states = {pid: state for pid in pids if (state := process_state(pid)) is not None}
+        schedules = {pid: found for pid in pids if (found := scheduled(pid)) is not None}
+        return self._node.status(at_s=self._clock.seconds(), process_states=states, schedules=schedules)
+
+
+def occupation(workers: Sequence[WorkerStatus]) -> list[tuple[object, ...]]:
+    """Return the part of the workers' status whose change makes a heartbeat due: the occupant of each slot."""
+    return [(w.worker, w.state, w.task, w.generation, w.rank, w.pid) for w in workers]

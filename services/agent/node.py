@@ -1,0 +1,313 @@
+"""One node: its worker slots, the processes in them, and the fence of each task. Pure: time comes in with each call.
+
+The agent (``agent.py``) passes in the messages of ranks and the ends of processes, and sends the signals that follow.
+Commands and heartbeats read the node's processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from services.agent.proc import Scheduled, starved_s
+from services.agent.process import Process
+from shared.events import derived_id
+from shared.messages import MAX_SECONDS
+from shared.signals import (
+    ProcessExited,
+    RankCheckpointed,
+    RankFinished,
+    RankRaised,
+    RankStopped,
+    Signal,
+    WorkerStatus,
+)
+from unicron import protocol
+
+_CAUSES = frozenset({"communication", "non_finite", protocol.REFUSED})
+"""Kinds of ``Raised`` that are signalled under their own name. Every other kind is signalled as ``exception``."""
+
+_IN_STEP = frozenset({"begun", "compute", "reduce", "update"})
+"""Phases in which ``Progress.step`` names the step in progress: one update less has been applied."""
+
+
+@dataclass(slots=True)
+class Fence:
+    """The newest generation that any command for a task has named, and the plan of that command."""
+
+    generation: int
+    plan: str
+
+
+@dataclass(slots=True)
+class Node:
+    """The worker slots of one node, and the fence of each task."""
+
+    name: str
+    incarnation: str
+    slots: dict[str, Process | None]
+    fences: dict[str, Fence] = field(default_factory=dict)
+    _processes: int = 0
+    _signals: int = 0
+
+    @classmethod
+    def create(cls, name: str, incarnation: str, workers: int) -> Node:
+        """Return a node with ``workers`` empty slots, named ``<node>/<slot>``."""
+        return cls(name=name, incarnation=incarnation, slots={f"{name}/{slot}": None for slot in range(workers)})
+
+    # ---- processes
+
+    def processes(self) -> Iterator[Process]:
+        """Yield the living processes."""
+        return (process for process in self.slots.values() if process is not None)
+
+    def of_task(self, task: str) -> list[Process]:
+        """Return the living processes of a task."""
+        return [process for process in self.processes() if process.task == task]
+
+    def by_id(self, process_id: str) -> Process | None:
+        """Return the living process that the fork server knows by this id."""
+        return next((process for process in self.processes() if process.id == process_id), None)
+
+    def by_pid(self, pid: int) -> Process | None:
+        """Return the living process with this pid."""
+        return next((process for process in self.processes() if process.pid == pid), None)
+
+    def start(self, task: str, worker: str, generation: int) -> Process:
+        """Put a new process into a free slot.
+
+        Raises:
+            KeyError: the node has no such worker.
+            ValueError: the slot is occupied.
+        """
+        if self.slots[worker] is not None:
+            raise ValueError(f"{worker} is occupied")
+        self._processes += 1
+        process = Process(id=f"{self.incarnation}-{self._processes}", task=task, worker=worker, generation=generation)
+        self.slots[worker] = process
+        return process
+
+    def configure(self, process: Process, *, generation: int, rank: int, at_s: float) -> None:
+        """Enter a generation: reset what belongs to the old generation; the process is in phase ``setup``."""
+        process.generation, process.rank = generation, rank
+        process.configured, process.resting, process.held_at_s = True, False, None
+        process.resumed = process.raised = None
+        process.steps_timed, process.step_s = 0, None
+        process.micro_batch, process.setup_parts = None, None
+        process.phase, process.progress_at_s = "setup", at_s
+
+    def hold(self, process: Process, at_s: float) -> None:
+        """Note that a rank is asked to leave its step. The time of the first request counts."""
+        if process.held_at_s is None:
+            process.held_at_s = at_s
+
+    def paused(self, duration_s: float) -> None:
+        """Take a time in which the agent did not run off the ages of all processes: no rank caused that silence."""
+        for process in self.processes():
+            if process.progress_at_s is not None:
+                process.progress_at_s += duration_s
+            if process.held_at_s is not None:
+                process.held_at_s += duration_s
+
+    # ---- fencing
+
+    def fenced(self, task: str, generation: int, plan: str) -> bool:
+        """Return whether a command is older than the newest command of another plan for its task.
+
+        Commands of one plan never fence one another: a plan prepares workers for its last generation while the
+        survivors still join the generation before.
+        """
+        fence = self.fences.get(task)
+        return fence is not None and generation < fence.generation and plan != fence.plan
+
+    def admit(self, task: str, generation: int, plan: str) -> bool:
+        """Note a command's generation; return False if the command is fenced."""
+        if self.fenced(task, generation, plan):
+            return False
+        fence = self.fences.get(task)
+        if fence is None or generation >= fence.generation:
+            self.fences[task] = Fence(generation, plan)
+        return True
+
+    # ---- messages of ranks
+
+    def receive(
+        self,
+        process: Process,
+        message: protocol.Message,
+        *,
+        at_s: float,
+        now: datetime,
+        schedule: Scheduled | None = None,
+    ) -> list[Signal]:
+        """Take one message of a rank; return the signals that follow.
+
+        Args:
+            process: the sender.
+            message: the message.
+            at_s: the time on the agent's monotonic clock.
+            now: the same time in UTC.
+            schedule: how the rank has been scheduled so far, if known.
+        """
+        match message:
+            case protocol.Progress():
+                self._progress(process, message, at_s, schedule)
+            case protocol.Held(step=step) | protocol.Drained(step=step):
+                process.resting, process.step, process.held_at_s = True, step, None
+                process.phase, process.progress_at_s = "waiting", at_s
+            case protocol.Resumed() if message.generation == process.generation:
+                process.resumed, process.step, process.progress_at_s = message, message.step, at_s
+            case protocol.Raised() if message.generation >= process.generation or _refuses_to_start(process, message):
+                process.raised = _storable(message)
+                return [self._raised(process, process.raised, now)]
+            case protocol.Checkpointed():
+                return [self._checkpointed(process, message, now)]
+            case protocol.Stopped():
+                process.stopped, process.ending, process.step = message, True, message.step
+                return [self._stopped(process, message, now)] if message.rank == 0 else []
+            case protocol.Finished():
+                process.finished, process.step = True, message.step
+                return [self._finished(process, message, now)] if message.rank == 0 else []
+            case _:
+                pass
+        return []
+
+    def exited(self, process: Process, exit_code: int, *, last_output: str, now: datetime) -> list[Signal]:
+        """Free the slot of an ended process; return the signal of an end that was neither asked for nor the task's."""
+        process.exit_code = exit_code
+        if self.slots.get(process.worker) is process:
+            self.slots[process.worker] = None
+        if process.ending or process.finished:
+            return []
+        return [
+            ProcessExited(
+                **self._about(process, now, generation=process.generation, step=process.step),
+                pid=process.pid or 0,
+                exit_code=exit_code,
+                last_output=last_output,
+            )
+        ]
+
+    def _progress(self, process: Process, message: protocol.Progress, at_s: float, schedule: Scheduled | None) -> None:
+        if message.generation != process.generation or not process.configured:
+            return
+        process.rank, process.phase = message.rank, message.phase
+        process.micro_batch, process.setup_parts = message.micro_batch, message.setup_parts
+        process.progress_at_s, process.progress_schedule = at_s, schedule
+        if message.phase != "waiting":
+            process.resting = False
+        if message.phase in _IN_STEP:
+            process.step = message.step - 1
+        elif message.phase == "ended":
+            process.step = message.step
+            process.loss = message.loss if message.loss is not None else process.loss
+            if message.duration_s is not None and 0.0 <= message.duration_s <= MAX_SECONDS:
+                process.step_s = message.duration_s
+                process.steps_timed += 1
+
+    def _raised(self, process: Process, message: protocol.Raised, now: datetime) -> Signal:
+        generation = max(message.generation, process.generation)
+        return RankRaised(
+            **self._about(process, now, generation=generation, step=process.step),
+            cause=message.kind if message.kind in _CAUSES else "exception",  # type: ignore[arg-type]
+            error=message.error,
+            detail=message.detail,
+            traceback=message.traceback,
+        )
+
+    def _checkpointed(self, process: Process, message: protocol.Checkpointed, now: datetime) -> Signal:
+        about = self._about(process, now, generation=message.generation, step=message.step)
+        return RankCheckpointed(**about, path=message.path)
+
+    def _stopped(self, process: Process, message: protocol.Stopped, now: datetime) -> Signal:
+        about = self._about(process, now, generation=message.generation, step=message.step)
+        return RankStopped(**about, path=message.path)
+
+    def _finished(self, process: Process, message: protocol.Finished, now: datetime) -> Signal:
+        return RankFinished(
+            **self._about(process, now, generation=message.generation, step=message.step),
+            samples_sha256=message.samples_sha256,
+            parameters_path=message.parameters_path,
+            loss=message.loss,
+        )
+
+    def _about(self, process: Process, now: datetime, *, generation: int, step: int) -> dict[str, Any]:
+        """Return the fields that every signal about a rank has, with a new signal id."""
+        self._signals += 1
+        return {
+            "signal_id": derived_id(self.incarnation, "agent", self._signals),
+            "node": self.name,
+            "incarnation": self.incarnation,
+            "occurred_at": now,
+            "task": process.task,
+            "worker": process.worker,
+            "generation": generation,
+            "rank": process.rank,
+            "step": step,
+        }
+
+    # ---- heartbeats
+
+    def status(
+        self, *, at_s: float, process_states: dict[int, str], schedules: dict[int, Scheduled]
+    ) -> list[WorkerStatus]:
+        """Return the status of every slot.
+
+        Args:
+            at_s: the time on the agent's monotonic clock.
+            process_states: pid -> the kernel's letter for the process.
+            schedules: pid -> how the process has been scheduled so far.
+        """
+        return [
+            WorkerStatus(worker=worker)
+            if process is None
+            else _status(process, at_s, process_states.get(process.pid or 0), schedules.get(process.pid or 0))
+            for worker, process in self.slots.items()
+        ]
+
+
+def _status(process: Process, at_s: float, process_state: str | None, schedule: Scheduled | None) -> WorkerStatus:
+    age_s = None if process.progress_at_s is None else max(0.0, at_s - process.progress_at_s)
+    return WorkerStatus(
+        worker=process.worker,
+        state=_slot_state(process),  # type: ignore[arg-type]
+        task=process.task,
+        generation=process.generation,
+        rank=process.rank,
+        pid=process.pid,
+        step=process.step,
+        phase=process.phase,
+        micro_batch=process.micro_batch,
+        setup_parts=process.setup_parts,
+        progress_age_s=age_s,
+        starved_s=starved_s(process.progress_schedule, schedule, age_s or 0.0, process_state),
+        hold_age_s=None if process.held_at_s is None else max(0.0, at_s - process.held_at_s),
+        step_s=process.step_s,
+        steps_timed=process.steps_timed,
+        loss=process.loss,
+        process_state=process_state,
+    )
+
+
+def _slot_state(process: Process) -> str:
+    """Return ``WorkerStatus.state`` of an occupied slot."""
+    if not process.attached:
+        return "starting"
+    if not process.configured:
+        return "ready"
+    return "waiting" if process.resting else "training"
+
+
+def _refuses_to_start(process: Process, message: protocol.Raised) -> bool:
+    """Return whether a process reports that it cannot run its task, before any generation (the message's is 0)."""
+    return message.kind == protocol.REFUSED and not process.configured
+
+
+def _storable(message: protocol.Raised) -> protocol.Raised:
+    """Return the message without lone surrogates: an error may quote any text, but UTF-8 cannot encode them."""
+    error, detail, traceback = (
+        text.encode("utf-8", "replace").decode() for text in (message.error, message.detail, message.traceback)
+    )
+    return replace(message, error=error, detail=detail, traceback=traceback)

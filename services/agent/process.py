@@ -1,0 +1,82 @@
+"""One rank process as the agent knows it, from its start to its end.
+
+``node.py`` keeps the processes of a node and changes them; commands and heartbeats read them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.agent.proc import Scheduled
+from unicron import protocol
+
+
+@dataclass(slots=True)
+class Process:
+    """One rank process.
+
+    Attributes:
+        id: the fork server's name of the process.
+        task: the task that the process trains.
+        worker: the slot that the process occupies, ``<node>/<slot>``.
+        generation: of the last ``Configure``; before the first, of the ``Prepare`` that started the process.
+        output: the file that receives the process's output.
+        pid: None until the fork server has answered.
+        attached: the process has sent ``Hello`` on the agent's socket.
+        configured: the process was sent at least one ``Configure``.
+        resting: the process has answered a hold or a drain, and waits for ``Configure``.
+        ending: the process was asked to end, so its end is no error.
+        finished: the process has done the task's last step.
+        rank: its rank in the present generation.
+        step: updates applied.
+        phase: the phase of its newest ``Progress``, one of ``protocol.PHASES``.
+        micro_batch: the micro-batch of its newest ``Progress``.
+        setup_parts: the parts of joining a generation that its newest ``Progress`` reports as done.
+        progress_at_s: the time of the newest progress, on the agent's monotonic clock.
+        progress_schedule: how its main thread had been scheduled by then.
+        held_at_s: the time at which the process was asked to leave its step; None if it was not, or has left it.
+        step_s: the duration of its last step.
+        steps_timed: the completed steps of this generation.
+        loss: the mean loss of its last step.
+        exit_code: None while the process lives; a signal's number is negative.
+        resumed: what the process reported when it resumed in this generation.
+        raised: the error that the process reported in this generation.
+        stopped: what the process reported when it stopped as asked.
+    """
+
+    id: str
+    task: str
+    worker: str
+    generation: int
+    output: str = ""
+    pid: int | None = None
+    attached: bool = False
+    configured: bool = False
+    resting: bool = False
+    ending: bool = False
+    finished: bool = False
+    rank: int | None = None
+    step: int = 0
+    phase: str | None = None
+    micro_batch: int | None = None
+    setup_parts: int | None = None
+    progress_at_s: float | None = None
+    progress_schedule: Scheduled | None = None
+    held_at_s: float | None = None
+    step_s: float | None = None
+    steps_timed: int = 0
+    loss: float | None = None
+    exit_code: int | None = None
+    resumed: protocol.Resumed | None = None
+    raised: protocol.Raised | None = None
+    stopped: protocol.Stopped | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the end of the process has not been reported yet."""
+        return self.exit_code is None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the process stands still outside of any collective: never configured, held or drained."""
+        return self.attached and (self.resting or not self.configured)

@@ -1,0 +1,182 @@
+"""The Unix socket on which the node's rank processes talk to the agent (``unicron.protocol``).
+
+The agent (``agent.py``) sends messages to ranks here and receives theirs through a callback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+from services.agent.node import Node
+from services.agent.process import Process
+from shared.changes import Changes
+from shared.dropped import DroppedMessages
+from shared.errors import Undecodable
+from unicron import protocol
+
+logger = logging.getLogger(__name__)
+
+ATTACH_TIMEOUT_S = 5.0
+"""A connection is dropped after this time if it sends no hello, or comes from a process that the node did not fork."""
+
+UNREAD_S = 0.05
+"""How long the agent waits for the unread lines of a dead process. A connection that was made is attached within a few
+turns of the event loop, and the end of file comes at once, unless a child of the process still has the socket open."""
+
+_CREDENTIALS = struct.Struct("3i")
+"""``struct ucred``: pid, uid, gid (unix(7))."""
+
+
+def socket_name(run_dir: Path, node: str, incarnation: str) -> str:
+    """Return the socket's name in Linux's abstract namespace.
+
+    An abstract name leaves no file behind, and its length does not depend on the run directory's.
+    """
+    digest = hashlib.sha256(f"{run_dir.resolve()}\0{node}\0{incarnation}".encode()).hexdigest()
+    return f"unicron-{digest[:32]}"
+
+
+class RankServer:
+    """Listens for ranks and passes their messages on.
+
+    The kernel identifies a connecting process (SO_PEERCRED); only processes of the agent's own user may connect.
+
+    Args:
+        name: the abstract socket name.
+        node: lists the forked processes.
+        changes: notified whenever ``node`` changes.
+        received: called for each message after ``Hello``.
+        dropped: counts the messages that cannot be decoded.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        node: Node,
+        changes: Changes,
+        received: Callable[[Process, protocol.Message], None],
+        dropped: DroppedMessages,
+    ) -> None:
+        self._dropped = dropped
+        self._name, self._node, self._changes, self._received = name, node, changes, received
+        self._writers: dict[str, asyncio.StreamWriter] = {}
+        self._closed: dict[str, asyncio.Event] = {}
+        self._server: asyncio.Server | None = None
+        self._handlers: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Begin to listen."""
+        self._server = await asyncio.start_unix_server(
+            self._serve, path=f"\0{self._name}", limit=protocol.MAX_LINE_BYTES
+        )
+
+    async def stop(self) -> None:
+        """Close the socket and every connection."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._handlers:
+            task.cancel()
+        await asyncio.gather(*self._handlers, return_exceptions=True)
+
+    def send(self, process: Process, message: protocol.Message) -> None:
+        """Send a message. A message to a process that has ended is lost; the fork server reports that end."""
+        writer = self._writers.get(process.id)
+        if writer is not None and not writer.is_closing():
+            writer.write(protocol.encode(message))
+
+    async def read_rest(self, process: Process) -> None:
+        """Wait until the unread messages of a dead process have been received, for ``UNREAD_S`` at most.
+
+        The end of a process that reports an error as soon as it starts may be known here before its connection is.
+        """
+        try:
+            async with asyncio.timeout(UNREAD_S):
+                await self._changes.until(lambda: process.attached)
+                if (closed := self._closed.get(process.id)) is not None:
+                    await closed.wait()
+        except TimeoutError:
+            if process.attached:
+                logger.warning("%s: its socket is still open after its end", process.worker)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._handlers.add(task)
+        try:
+            await self._connection(reader, writer)
+        except (protocol.ProtocolError, ConnectionError, TimeoutError, ValueError) as err:
+            logger.warning("rank connection dropped: %s: %s", type(err).__name__, err)
+        except asyncio.CancelledError:
+            pass  # the agent stops; asyncio would log a cancelled handler as an error
+        finally:
+            self._handlers.discard(task)
+            writer.close()
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        pid, uid = _peer(writer)
+        if uid != os.geteuid():
+            raise protocol.ProtocolError(f"process {pid} belongs to user {uid}")
+        async with asyncio.timeout(ATTACH_TIMEOUT_S):
+            hello = protocol.decode(await reader.readline())
+            # A child may connect before the agent has read the fork server's answer with its pid.
+            await self._changes.until(lambda: self._node.by_pid(pid) is not None)
+        process = self._node.by_pid(pid)
+        if process is None:
+            raise protocol.ProtocolError(f"process {pid} has ended")
+        try:
+            _check(hello, process)
+        except _WrongVersion as err:
+            writer.write(protocol.encode(protocol.Incompatible(reason=str(err))))
+            raise
+        closed = self._closed[process.id] = asyncio.Event()
+        self._writers[process.id] = writer
+        process.attached = True
+        self._changes.notify()
+        try:
+            while line := await reader.readline():
+                try:
+                    message = protocol.decode(line)
+                except protocol.ProtocolError as err:
+                    self._dropped.note(process.worker, Undecodable(str(err), kind=err.name))
+                    continue
+                self._received(process, message)
+        finally:
+            closed.set()
+            # A process that lost its connection may have opened a new one by now.
+            if self._writers.get(process.id) is writer:
+                del self._writers[process.id], self._closed[process.id]
+
+
+class _WrongVersion(protocol.ProtocolError):
+    """A process of a version that the agent does not read."""
+
+
+def _check(hello: protocol.Message, process: Process) -> None:
+    """Refuse a process that does not begin with the right ``Hello``.
+
+    Raises:
+        ProtocolError: another message, a version that is not readable (``_WrongVersion``), or another task or worker
+            than the process was forked for.
+    """
+    if not isinstance(hello, protocol.Hello):
+        raise protocol.ProtocolError(f"{process.worker}: the first line is {hello.name}, not hello")
+    if hello.version not in protocol.READABLE:
+        readable = ", ".join(str(version) for version in sorted(protocol.READABLE))
+        raise _WrongVersion(f"{process.worker} speaks protocol version {hello.version}; the agent reads {readable}")
+    if (hello.task, hello.worker) != (process.task, process.worker):
+        raise protocol.ProtocolError(f"{process.worker} of {process.task} claims to be {hello.worker} of {hello.task}")
+
+
+def _peer(writer: asyncio.StreamWriter) -> tuple[int, int]:
+    """Return pid and user id of the process at the other end."""
+    connection: socket.socket = writer.get_extra_info("socket")
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(data)
+    return pid, uid

@@ -1,0 +1,65 @@
+"""The node's folder in shared memory, in which its ranks keep the snapshots of their tasks (``unicron.snapshot``).
+
+Ranks write the folder and may die at any moment; their successors go on from the snapshots. So the agent alone deletes:
+a task's snapshots when the task has ended on the node, or long after the task's last process there; all snapshots when
+the node leaves. An agent that is started again finds the folder of its predecessor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+LINGER_S = 600.0
+"""How long snapshots stay on a node without a process of their task. A task that has lost all its processes is back
+within much less; a node can spare the memory for a task that moved away for this long."""
+
+SWEEP_INTERVAL_S = 30.0
+"""Pause between two searches for snapshots to delete: short beside ``LINGER_S``."""
+
+
+def node_folder(root: Path, run_dir: Path, node: str) -> Path:
+    """Return the folder of a node: the same for each of the node's agents, and different for every other run."""
+    digest = hashlib.sha256(f"{run_dir.resolve()}\0{node}".encode()).hexdigest()
+    return root / f"unicron-{digest[:16]}"
+
+
+class SnapshotFolders:
+    """The snapshot folders of the tasks on one node.
+
+    Args:
+        folder: the node's folder, which contains one folder for each task.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._deserted_s: dict[str, float] = {}
+        """Task -> the time of the first sweep that found no process of the task."""
+
+    def of_task(self, task: str) -> Path:
+        """Return the folder of a task. The task's ranks make it."""
+        return self.folder / task
+
+    def forget(self, task: str) -> None:
+        """Delete the snapshots of a task."""
+        shutil.rmtree(self.of_task(task), ignore_errors=True)
+
+    def sweep(self, present: Iterable[str], at_s: float) -> None:
+        """Delete the snapshots of tasks that have had no process on this node for ``LINGER_S``.
+
+        Args:
+            present: the tasks with processes on this node.
+            at_s: the time on any steady clock.
+        """
+        here = set(present)
+        found = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
+        self._deserted_s = {task: self._deserted_s.get(task, at_s) for task in found - here}
+        for task, since_s in self._deserted_s.items():
+            if at_s - since_s >= LINGER_S:
+                self.forget(task)
+
+    def close(self) -> None:
+        """Delete all snapshots, when the node leaves."""
+        shutil.rmtree(self.folder, ignore_errors=True)

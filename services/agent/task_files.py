@@ -1,0 +1,71 @@
+"""The files of tasks in the run directory: specification, output of the processes, folders of the generations.
+
+    <run-dir>/tasks/<task>/spec.json
+    <run-dir>/tasks/<task>/output/<generation>-<worker>.log
+    <run-dir>/tasks/<task>/generation-<g>/
+
+Several nodes may share the run directory.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+from shared.tasks import TaskSpec
+
+LAST_OUTPUT_BYTES = 4096
+"""How much of an ended process's output goes into the incident: room for a traceback or two."""
+
+
+class TaskFiles:
+    """Paths and files of the tasks of one run, as one node uses them.
+
+    Args:
+        run_dir: the run directory.
+        node: the node's name, which is part of the names of files that each node has for itself.
+    """
+
+    def __init__(self, run_dir: Path, node: str) -> None:
+        self._run_dir, self._node = run_dir.resolve(), node
+
+    def folder(self, task: str) -> Path:
+        """Return the folder of a task."""
+        return self._run_dir / "tasks" / task
+
+    def generation_folder(self, task: str, generation: int) -> Path:
+        """Return the folder that a generation of a task writes to."""
+        return self.folder(task) / f"generation-{generation}"
+
+    def output(self, task: str, worker: str, generation: int) -> Path:
+        """Return the file for the output of a process that is started on ``worker`` for ``generation``."""
+        return self.folder(task) / "output" / f"{generation}-{worker.replace('/', '-')}.log"
+
+    def store_output(self, task: str, generation: int) -> Path:
+        """Return the file for the output of this node's rendezvous store of a generation."""
+        return self.folder(task) / "output" / f"{generation}-store-{self._node}.log"
+
+    def write_spec(self, task: str, spec: TaskSpec) -> Path:
+        """Write the specification for the ranks of a task; return its path.
+
+        The file is replaced as a whole, so that a rank of another node never reads a part of it.
+        """
+        folder = self.folder(task)
+        (folder / "output").mkdir(parents=True, exist_ok=True)
+        path = folder / "spec.json"
+        partial = folder / f".spec.{self._node}.{uuid.uuid4().hex}.json"
+        partial.write_text(spec.model_dump_json(by_alias=True))
+        os.replace(partial, path)
+        return path
+
+
+def last_output(path: Path) -> str:
+    """Return the end of a process's output; empty if the process wrote nothing."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - LAST_OUTPUT_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,164 @@
+"""Claims: what failures cost each worker, in seconds. Pure.
+
+C_failure = C_detection + C_transition + C_sub-healthy, in worker-seconds.
+
+Every second of every worker of a task is *claimed* by what the worker did (or could not do) in it. Charges
+(``services/api/charges.py``) give each second to the first claim on it, in the order of ``services/api/costs.py``. So
+the parts add up to the workers' time, and no second of a worker is counted twice: not by two parts of one incident, not
+by two incidents whose times overlap, not by two tasks that have a worker one after the other.
+
+For one task of one plan, with N workers before it (S survivors, R = those of the N that are started again, G = those of
+the N that the plan does without, A = workers that are new to the task):
+
+    detection    N x (detected - occurred)                 all wait for the lost one at the next collective
+    transition   S x (resumed - detected)                  held, re-planned, the interrupted step finished
+               + S x (restored - drained)                  the second rendezvous, at the step boundary
+               + R x (restored - detected)                 process started, state moved, first step
+               + G x (resumed - detected)                  as S: until then no plan could do better
+               + A x (restored - planned)                  started for this plan; only while not busy elsewhere
+    sub-healthy  G x (restored - resumed)                  fewer workers than before the fault
+    recompute    N' x steps recomputed x step time         N' workers of the target; shown apart from transition
+    training     from resumed or restored until the next plan, minus all of the above
+
+``resumed`` is replaced by ``restored`` where nothing was interrupted. A task that a plan moves without a fault has
+only ``S x (restored - drained)`` and A's part. Moves that no incident caused (a start, growth) are ``planned``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from services.api.views import Impact
+
+
+class Part(StrEnum):
+    """What a span of a worker's time was used for."""
+
+    DETECTION = "detection"
+    TRANSITION = "transition"
+    RECOMPUTE = "recompute"
+    SUB_HEALTHY = "sub-healthy"
+    PLANNED = "planned"
+    TRAINING = "training"
+
+
+FAILURE_PARTS = (Part.DETECTION, Part.TRANSITION, Part.RECOMPUTE, Part.SUB_HEALTHY)
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentTimes:
+    """The incident that a plan answers: its id, when the fault occurred and when it was detected."""
+
+    id: str
+    occurred_at: datetime
+    detected_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One worker's time from ``start_s`` to ``end_s`` (seconds since the epoch) goes to ``part``.
+
+    ``flop_per_worker_s``: weighted FLOP that such a second would have achieved.
+    """
+
+    worker: str
+    start_s: float
+    end_s: float
+    part: Part
+    task: str
+    incident: str = ""
+    flop_per_worker_s: float = 0.0
+
+
+def _span(
+    impact: Impact,
+    workers: Iterable[str],
+    start: datetime | None,
+    end: datetime,
+    part: Part,
+    incident: str = "",
+) -> Iterator[Claim]:
+    """Yield the claim of each worker on the time from ``start`` to ``end``; none if that span is empty."""
+    if start is None or end <= start:
+        return
+    rate = impact.waf_flop_per_s / len(impact.before) if impact.before else 0.0
+    for worker in workers:
+        yield Claim(worker, start.timestamp(), end.timestamp(), part, impact.task, incident, rate)
+
+
+def _recompute(impact: Impact, incident: str, as_of: datetime) -> Iterator[Claim]:
+    """Yield the claims on recomputed steps; the first of them ends at ``restored``, as the target's first step."""
+    if impact.restored_at is None or impact.steps_recomputed <= 0 or impact.step_s <= 0.0:
+        return
+    start_s = impact.restored_at.timestamp() - impact.step_s
+    end_s = min(start_s + impact.steps_recomputed * impact.step_s, as_of.timestamp())
+    rate = impact.waf_flop_per_s / len(impact.before) if impact.before else 0.0
+    for worker in impact.after:
+        if end_s > start_s:
+            yield Claim(worker, start_s, end_s, Part.RECOMPUTE, impact.task, incident, rate)
+
+
+def failure_claims(impact: Impact, incident: IncidentTimes, *, first: bool, as_of: datetime) -> list[Claim]:
+    """Return the claims of one incident on one task through one of its plans (formulas above).
+
+    Args:
+        impact: of the plan on the task.
+        incident: that the plan answers.
+        first: whether the plan is the first answer to the incident for this task. A later plan (after a failed restart,
+            or a further error) claims from its own decision on; the time before belongs to the earlier plan.
+        as_of: stands in for times that have not come yet.
+    """
+    if not impact.faulted:
+        return [
+            *_recompute(impact, incident.id, as_of),
+            *_moved_claims(impact, Part.TRANSITION, incident.id, as_of),
+        ]
+    closed = impact.closed_at or as_of
+    restored = impact.restored_at or closed
+    resumed = impact.resumed_at or restored
+    start = incident.detected_at if first else max(incident.detected_at, impact.planned_at)
+    before, after, survivors = set(impact.before), set(impact.after), set(impact.survivors)
+    spared = sorted(before & survivors)
+    restarted = sorted((before & after) - survivors)
+    gone = sorted(before - after - survivors)
+    claims = list(_recompute(impact, incident.id, as_of))
+    if first:
+        claims += _span(impact, impact.before, incident.occurred_at, incident.detected_at, Part.DETECTION, incident.id)
+    claims += _span(impact, spared, start, resumed, Part.TRANSITION, incident.id)
+    claims += _span(impact, restarted, start, restored, Part.TRANSITION, incident.id)
+    claims += _span(impact, gone, start, resumed, Part.TRANSITION, incident.id)
+    claims += _span(impact, gone, resumed, restored, Part.SUB_HEALTHY, incident.id)
+    claims += _span(impact, spared, impact.drained_at, restored, Part.TRANSITION, incident.id)
+    return claims
+
+
+def _moved_claims(impact: Impact, part: Part, incident: str, as_of: datetime) -> Iterator[Claim]:
+    """Yield the claims of a move of a healthy task: the pause of the workers that stay."""
+    end = impact.restored_at or impact.closed_at or as_of
+    yield from _span(impact, impact.survivors, impact.drained_at, end, part, incident)
+
+
+def planned_claims(impact: Impact, as_of: datetime) -> list[Claim]:
+    """Return the claims of a move that no incident caused: recomputed steps and the pause of the workers that stay."""
+    return [*_recompute(impact, "", as_of), *_moved_claims(impact, Part.PLANNED, "", as_of)]
+
+
+def training_claims(impact: Impact, as_of: datetime) -> list[Claim]:
+    """Return the claims of training: of all workers after the plan, and of survivors that resume during it."""
+    until = impact.until or as_of
+    claims = list(_span(impact, impact.after, impact.restored_at, until, Part.TRAINING))
+    if impact.resumed_at is not None:
+        end = impact.restored_at or until
+        claims += _span(impact, impact.survivors, impact.resumed_at, end, Part.TRAINING)
+    return claims
+
+
+def start_claims(impact: Impact, incident: str, as_of: datetime) -> list[Claim]:
+    """Return the claims of starting workers that are new to the task; claims of their earlier task come first."""
+    new = sorted(set(impact.after) - set(impact.before))
+    end = impact.restored_at or impact.closed_at or as_of
+    part = Part.TRANSITION if incident else Part.PLANNED
+    return list(_span(impact, new, impact.planned_at, end, part, incident))

@@ -1,0 +1,113 @@
+"""The fold's part for incidents: from the error event to the return to planned strength."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from services.api.views import Impact, IncidentView, Views
+from shared.events import ErrorDetected, PlanDecided, Recorded
+
+_LIVE = frozenset({"own", "live", "take"})
+"""Sources of state that are the memory of a running process: the worker's own, or a peer's."""
+
+
+def detected(views: Views, recorded: Recorded, event: ErrorDetected) -> None:
+    """Add an incident; an escalation of a known one raises its severity and adds to its evidence."""
+    known = views.incidents.get(event.incident)
+    if known is None:
+        views.incidents[event.incident] = IncidentView(
+            id=event.incident,
+            position=recorded.position,
+            kind=event.kind,
+            severity=event.severity,
+            method=event.method,
+            node=event.node,
+            worker=event.worker,
+            task=event.task,
+            rank=event.rank,
+            step=event.step,
+            occurred_at=event.occurred_at,
+            detected_at=event.detected_at,
+            evidence=event.evidence,
+            tasks=[event.task] if event.task else [],
+        )
+        return
+    escalation = {
+        "severity": event.severity.value,
+        "kind": event.kind.value,
+        "method": event.method.value,
+        "detected_at": event.detected_at.isoformat(),
+        "evidence": event.evidence,
+    }
+    evidence = {**known.evidence, "escalations": [*known.evidence.get("escalations", []), escalation]}
+    views.incidents[event.incident] = known.model_copy(
+        # The names of severities sort from the worst. An escalation may be milder than the first error.
+        update={"severity": min(known.severity, event.severity), "evidence": evidence, "restored_at": None}
+    )
+
+
+def planned(views: Views, incident: str, event: PlanDecided, at: datetime) -> None:
+    """Note that a plan answers the incident: ``planned_at`` is that of the first plan, ``response`` of the last."""
+    view = views.incidents.get(incident)
+    if view is None:
+        return
+    tasks = [*view.tasks, *(name for name in views.plans[event.plan].impacts if name not in view.tasks)]
+    changes: dict[str, Any] = {"plans": [*view.plans, event.plan], "tasks": tasks, "restored_at": None}
+    changes["planned_at"] = view.planned_at or at
+    if event.incident == incident:
+        changes["response"] = event.response.value
+    views.incidents[incident] = view.model_copy(update=changes)
+    refresh(views, incident)
+
+
+def refresh(views: Views, incident: str) -> None:
+    """Derive the incident's times, source of state and recomputed steps from its plans."""
+    view = views.incidents.get(incident)
+    if view is None or not view.plans:
+        return
+    chains: dict[str, list[Impact]] = {}
+    sources: list[str] = []
+    for name in view.plans:
+        plan = views.plans[name]
+        for task, impact in plan.impacts.items():
+            chains.setdefault(task, []).append(impact)
+        for milestone in plan.milestones:
+            if milestone.phase in {"resumed", "restored"}:
+                sources += milestone.sources.values()
+    restored = _latest([_restored_at(chain) for chain in chains.values()])
+    faulted = [chain for chain in chains.values() if any(impact.faulted for impact in chain)]
+    resumed = _latest([_resumed_at(chain) for chain in faulted]) if faulted else restored
+    changes: dict[str, Any] = {
+        "restored_at": restored if chains else view.planned_at,  # a fault that touched no task: nothing to restore
+        "resumed_at": resumed if chains else view.planned_at,
+        "state_source": describe_sources(sources),
+        "steps_recomputed": sum(max(impact.steps_recomputed for impact in chain) for chain in chains.values()),
+    }
+    views.incidents[incident] = view.model_copy(update=changes)
+
+
+def _restored_at(chain: list[Impact]) -> datetime | None:
+    """Return when the newest plan for a task was done; a plan that leaves no workers is done when all are free."""
+    last = chain[-1]
+    if last.closed_at is None:
+        return None
+    return last.restored_at or (None if last.after else last.closed_at)
+
+
+def _resumed_at(chain: list[Impact]) -> datetime | None:
+    """Return when a task first completed a step again."""
+    times = [at for impact in chain if (at := impact.resumed_at or impact.restored_at) is not None]
+    return min(times) if times else _restored_at(chain)
+
+
+def _latest(times: list[datetime | None]) -> datetime | None:
+    """Return the latest time, or None while one is missing."""
+    known = [at for at in times if at is not None]
+    return max(known) if known and len(known) == len(times) else None
+
+
+def describe_sources(sources: list[str]) -> str:
+    """Return where state came from, several sources joined by ``+``; ``live``: the memory of a running process."""
+    kinds = ["live" if source in _LIVE else source for source in sources if source]
+    return "+".join(dict.fromkeys(sorted(kinds, key=lambda kind: kind == "live")))

@@ -1,0 +1,143 @@
+"""The fold's part for decided plans: what each plan does to its tasks, and which incidents it answers."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from services.api.projections import incidents
+from services.api.projections.documents import change_impact, change_task, close_plan
+from services.api.views import Impact, PlanState, PlanView, TaskView, Views
+from shared.events import PlanDecided, Recorded
+from shared.plans import TaskChange, Trigger
+from shared.tasks import ENDED, TaskState
+
+
+def decided(views: Views, recorded: Recorded, event: PlanDecided) -> None:
+    """Add a plan: the tasks that it changes move to it from the plans that were not done with them."""
+    at = recorded.recorded_at
+    answered = _answered_incidents(views, event)
+    impacts = _take_tasks(views, event, at)
+    if event.trigger is not Trigger.ERROR and event.solution is not None:
+        for name, count in event.solution.assignment.items():
+            _set_strength(views, name, count)
+    for name, reason in event.queued.items():
+        _queue(views, name, reason, moved=name in impacts)
+    views.plans[event.plan] = PlanView(
+        id=event.plan,
+        position=recorded.position,
+        decided_at=at,
+        trigger=event.trigger,
+        cause=event.cause,
+        incident=event.incident,
+        incidents=answered,
+        response=event.response,
+        supersedes=event.supersedes,
+        state=PlanState.OUTSTANDING if impacts else PlanState.DONE,
+        outstanding=sorted(impacts),
+        impacts=impacts,
+        queued=event.queued,
+    )
+    for incident in answered:
+        incidents.planned(views, incident, event, at)
+
+
+def _answered_incidents(views: Views, event: PlanDecided) -> list[str]:
+    """Return the plan's own incident and those that the superseded plans have not healed."""
+    answered = [event.incident] if event.incident else []
+    for superseded in event.supersedes:
+        if (old := views.plans.get(superseded)) is not None:
+            answered += [i for i in old.incidents if i not in answered and _is_open(views, i)]
+    return answered
+
+
+def _is_open(views: Views, incident: str) -> bool:
+    view = views.incidents.get(incident)
+    return view is not None and view.restored_at is None
+
+
+def _take_tasks(views: Views, event: PlanDecided, at: datetime) -> dict[str, Impact]:
+    """Move the tasks that the plan changes to it; return its impact on each."""
+    impacts: dict[str, Impact] = {}
+    for change in event.changes:
+        task = views.tasks.get(change.task)
+        if task is None or not _acts(change):
+            continue
+        impact = _impact(change, task, at)
+        impacts[change.task] = impact
+        if task.plan:
+            close_plan(views, task.plan, change.task, at, superseded_by=event.plan)
+        if impact.faulted:
+            change_impact(views, task.training_plan, change.task, until=at)
+        views.tasks[change.task] = _planned_task(task, change, event)
+    return impacts
+
+
+def _acts(change: TaskChange) -> bool:
+    """Return whether the transition has anything to do for this task."""
+    return bool(
+        change.interrupted or change.target or change.hold or change.failed or change.release or change.prepare
+    ) or change.action in {"stop", "pause", "end"}
+
+
+def _workers_after(change: TaskChange, before: list[str]) -> list[str]:
+    """Return the workers that the task is to have when the plan is done."""
+    stage = change.target or change.interrupted
+    if stage is not None:
+        return [member.worker for member in stage.members]
+    return [] if change.action in {"stop", "pause", "end"} or change.failed or change.hold else before
+
+
+def _impact(change: TaskChange, task: TaskView, at: datetime) -> Impact:
+    return Impact(
+        task=change.task,
+        before=task.planned,
+        after=_workers_after(change, task.planned),
+        survivors=change.survivors,
+        faulted=bool(change.failed or change.hold or change.interrupted),
+        planned_at=at,
+        step_s=task.step_s,
+        waf_flop_per_s=task.spec.weight * task.update_flop / task.step_s if task.step_s else 0.0,
+    )
+
+
+def _planned_task(task: TaskView, change: TaskChange, event: PlanDecided) -> TaskView:
+    """Return the task as it is from the plan on, until the first milestone."""
+    after = _workers_after(change, task.planned)
+    strength = max(task.strength, len(task.planned)) if event.trigger is Trigger.ERROR else len(after)
+    changes: dict[str, Any] = {
+        "plan": event.plan,
+        "planned": after,
+        "pausing": change.action == "pause",
+        "stages": change.stages,
+        "strength": strength,
+        "failed_workers": change.failed,
+        "queued_reason": event.queued.get(task.name, ""),
+    }
+    if task.state in ENDED:
+        return task.model_copy(update={"plan": event.plan, "planned": []})
+    if task.state is TaskState.STOPPING or change.action == "stop":
+        changes |= {"state": TaskState.STOPPING}
+    else:
+        changes |= {"state": TaskState.TRANSITIONING, "reason": change.reason}
+    return task.model_copy(update=changes)
+
+
+def _set_strength(views: Views, name: str, count: int) -> None:
+    """Set a task's full strength to the count that the solver gave it for another reason than a fault."""
+    task = views.tasks.get(name)
+    if task is None or task.state in ENDED:
+        return
+    change_task(views, name, strength=count)
+    if task.state is TaskState.DEGRADED and not task.plan:
+        change_task(views, name, state=TaskState.RUNNING, reason="")
+
+
+def _queue(views: Views, name: str, reason: str, *, moved: bool) -> None:
+    """Note why a task waits; it is queued unless it has started, or the plan changes it (``moved``)."""
+    task = views.tasks.get(name)
+    if task is None or task.state in ENDED:
+        return
+    change_task(views, name, queued_reason=reason)
+    if not moved and task.state in {TaskState.PENDING, TaskState.QUEUED}:
+        change_task(views, name, state=TaskState.QUEUED, reason=reason)

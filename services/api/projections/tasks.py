@@ -1,0 +1,78 @@
+"""The fold's part for tasks: submission, progress, and end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.api.projections.documents import change_impact, change_task, close_plan
+from services.api.views import SHORTEST_STEP_S, Result, TaskView, Views
+from shared.events import Recorded, TaskFailed, TaskFinished, TaskProgressed, TaskStopped, TaskSubmitted
+from shared.tasks import TaskState
+
+
+def submitted(views: Views, recorded: Recorded, event: TaskSubmitted) -> None:
+    """Add a task; it takes the place of an ended one of the same name."""
+    known = views.tasks.get(event.task)
+    views.tasks[event.task] = TaskView(
+        name=event.task,
+        position=recorded.position,
+        version=recorded.stream_version,
+        submission_id=event.event_id,
+        submitted_at=recorded.recorded_at,
+        spec=event.spec,
+        reason="waiting for the planner",
+        step=event.step,
+        first_step=event.step,
+        earlier_flop=known.flop(event.step) if known and event.checkpoint else 0.0,
+        checkpoint=event.checkpoint,
+        checkpoint_step=event.step if event.checkpoint else 0,
+    )
+
+
+def progressed(views: Views, event: TaskProgressed) -> None:
+    """Take over step, step time and loss, unless they are of an older generation."""
+    task = views.tasks.get(event.task)
+    if task is None or event.generation < task.generation:
+        return
+    change_task(
+        views,
+        event.task,
+        step=max(task.step, event.step),
+        step_s=event.step_s if event.step_s >= SHORTEST_STEP_S else task.step_s,
+        loss=task.loss if event.loss is None else event.loss,
+    )
+
+
+def ended(views: Views, event: TaskStopped | TaskFinished | TaskFailed) -> None:
+    """End a task, its training time, and what an outstanding plan had left to do for it.
+
+    A task that is paused does not end: ``TaskStopped`` then only reports that its state was saved.
+    """
+    task = views.tasks.get(event.task)
+    if task is None:
+        return
+    if isinstance(event, TaskStopped) and event.path:
+        change_task(views, event.task, checkpoint=event.path, checkpoint_step=event.step)
+    if isinstance(event, TaskStopped) and task.pausing and task.state is not TaskState.STOPPING:
+        change_impact(views, task.training_plan, event.task, until=event.occurred_at)
+        change_task(views, event.task, step=event.step, training_plan="")
+        return
+    changes: dict[str, Any] = {"ended_at": event.occurred_at, "step": event.step, "training_plan": ""}
+    match event:
+        case TaskStopped():
+            changes |= {"state": TaskState.STOPPED, "reason": "stopped as asked"}
+        case TaskFinished():
+            result = Result(
+                steps=event.step, samples_sha256=event.samples_sha256, parameters_path=event.parameters_path
+            )
+            loss = task.loss if event.loss is None else event.loss
+            changes |= {"state": TaskState.SUCCEEDED, "reason": "all steps done", "result": result, "loss": loss}
+        case TaskFailed():
+            changes |= {"state": TaskState.FAILED, "reason": event.reason, "traceback": event.traceback}
+    change_impact(views, task.training_plan, event.task, until=event.occurred_at)
+    if task.plan and task.state is not TaskState.STOPPING:
+        close_plan(views, task.plan, event.task, event.occurred_at)
+        changes["plan"] = ""
+    change_task(views, event.task, **changes)
+    if isinstance(event, TaskFailed) and (incident := views.incidents.get(event.incident)) is not None:
+        views.incidents[incident.id] = incident.model_copy(update={"response": incident.response or "fail-task"})

@@ -1,0 +1,76 @@
+"""Members of a task whose node reports no process of the task: the end of a rank of which no signal arrived. Pure.
+
+An agent signals the end of each process (``ProcessExited``), which is the fast way. A signal can be lost with its
+agent, or on the way. So what the log says (a member trains on this worker) is compared with every heartbeat.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from services.detector.faults import Fault
+from services.detector.state import DetectorState, MonitoredTask
+from shared.evidence import Evidence
+from shared.plans import Member
+from shared.severities import ErrorKind
+
+ABSENT_S = 1.0
+"""For how long heartbeats must report a member absent. The signal of its end arrives within 50 ms (measured), on a busy
+machine within 0.25 s (``services.detector.decide.SETTLE_S``); four heartbeats make it certain."""
+
+VANISHED = "vanished"
+"""The error of such a fault, in place of an exit code."""
+
+
+def update(state: DetectorState, task: MonitoredTask, now: datetime) -> None:
+    """Note since when each member of a task has been absent from the heartbeats of its node.
+
+    Args:
+        state: the detector's.
+        task: trains, with no plan outstanding.
+        now: when the newest heartbeats have arrived, or later.
+    """
+    absent = [worker for worker, member in task.members.items() if _is_absent(state, task, member)]
+    task.absent_since = {worker: task.absent_since.get(worker, now) for worker in absent}
+
+
+def find(state: DetectorState, task: MonitoredTask, listening_since: datetime) -> Fault | None:
+    """Return the fault of members that vanished; None if all are there, or may have left just now.
+
+    Args:
+        state: the detector's.
+        task: after ``update``.
+        listening_since: since when heartbeats and signals arrive; after the bus was away, the signals that wait in the
+            agents come first.
+    """
+    vanished = [w for w, since in task.absent_since.items() if _confirmed(state, w, max(since, listening_since))]
+    if not vanished:
+        return None
+    member = task.members[vanished[0]]
+    return Fault(
+        cause=f"{task.name}/{task.generation}/{','.join(vanished)}/{VANISHED}",
+        kind=ErrorKind.PROCESS_EXIT,
+        error=VANISHED,
+        occurred_at=task.absent_since[member.worker],
+        generation=task.generation,
+        step=task.step,
+        worker=member.worker,
+        node=member.node,
+        rank=member.rank,
+        evidence=Evidence(workers=vanished).mapping(exit=VANISHED),
+    )
+
+
+def _is_absent(state: DetectorState, task: MonitoredTask, member: Member) -> bool:
+    """Return whether the node is there and reports no process of the task on the member's worker."""
+    node = state.nodes.get(member.node)
+    if node is None or node.lost is not None or node.heartbeat is None:
+        return False
+    status = state.status(member.worker)
+    return status is None or status.task != task.name
+
+
+def _confirmed(state: DetectorState, worker: str, since: datetime) -> bool:
+    """Return whether the worker's node has been heard ``ABSENT_S`` after ``since``, or later."""
+    heard_at = state.nodes[worker.rpartition("/")[0]].heard_at
+    return heard_at is not None and (heard_at - since).total_seconds() >= ABSENT_S

@@ -1,0 +1,349 @@
+"""decide: the detector's answer to each input. Pure; signals, heartbeats, ticks and records come in with their time.
+
+``Monitor`` has the state (``state.py``) and one method for each kind of input. A method returns the events to append
+and the requests to agents. The events are folded into the state at once (``evolve.py``); the shell (``main.py``)
+appends them, and skips them when the log delivers them. ``faults.py`` and ``hangs.py`` find and judge faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from services.detector import absences, admission, faults, hangs, status_events
+from services.detector.admission import Ask, Patience, Probe
+from services.detector.evolve import evolve
+from services.detector.faults import Fault
+from services.detector.stalls import StallLimits
+from services.detector.state import Admitted, DetectorState, MonitoredNode, MonitoredTask, Suspicion
+from shared.admission import Answer, Hello
+from shared.events import Event
+from shared.signals import (
+    RECONNECT_GRACE_S,
+    Heartbeat,
+    ProcessExited,
+    RankRaised,
+    Signal,
+    WorkerStatus,
+)
+
+ECHO_TIMEOUT_S = 0.5
+"""The detector sends itself a message over NATS with every tick (0.1 s). While none arrives for this time, the bus or
+the detector stands still, and the silence of the nodes proves nothing about the nodes."""
+
+SETTLE_S = 0.25
+"""The signal of a cause arrives within 50 ms, and on a busy machine within this time. Broken sockets count as a fault
+of their own only after that."""
+
+CLEAN_INTERVAL_S = 1.0
+"""Pause between two requests to a returned node to end the ranks that its absence left behind."""
+
+TIMED_STEPS = 2
+"""Timed steps of a generation before its rate is recorded: the first step includes work that is done once."""
+
+_RANK_FIELDS = {"state", "phase", "step", "micro_batch", "setup_parts", "progress_age_s", "process_state", "pid"}
+"""What the evidence of a fault contains of each rank's status."""
+
+
+@dataclass(frozen=True, slots=True)
+class DetectorLimits:
+    """Thresholds of the detector, from the settings (``shared/settings.py`` gives the reasons); seconds."""
+
+    heartbeat_interval_s: float
+    node_timeout_s: float
+    progress_interval_s: float
+    restart_window_s: float
+    stalls: StallLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Clean:
+    """A request to a node: end the ranks of ``task`` on ``workers``, which the node's absence has left behind.
+
+    ``generation``: the newest one that the node's agent can have seen, so that the agent accepts the request.
+    """
+
+    node: str
+    task: str
+    generation: int
+    workers: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """A message to an agent: the name of its node belongs to a newer agent."""
+
+    node: str
+    incarnation: str
+
+
+@dataclass(slots=True)
+class Decision:
+    """The events to append, in order, the requests to agents, and the agents whose name belongs to another one."""
+
+    events: list[Event] = field(default_factory=list)
+    cleans: list[Clean] = field(default_factory=list)
+    revokes: list[Revoke] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Monitor:
+    """State and decisions of the detector.
+
+    Attributes:
+        limits: thresholds.
+        started_at: the time at which it began to listen; after the bus was away, the end of the reconnect grace.
+        state: the fold of the log, and telemetry.
+        echo_at: when its own message last arrived.
+    """
+
+    limits: DetectorLimits
+    started_at: datetime
+    state: DetectorState = field(default_factory=DetectorState)
+    echo_at: datetime | None = None
+
+    # ---- inputs
+
+    def fold(self, event: Event) -> None:
+        """Take an event of the log that needs no decision, or was decided on before."""
+        evolve(self.state, event)
+
+    def record(self, event: Event, now: datetime) -> Decision:
+        """Take a new event of the log. A plan that could not be carried out escalates."""
+        self.fold(event)
+        return self.escalate(now)
+
+    def escalate(self, now: datetime) -> Decision:
+        """Answer the plans that could not be carried out. After a restart it is called once the log has been folded.
+
+        A failure whose cause the log has already, or has as an error without a plan so far, escalates nothing.
+        """
+        decision = Decision()
+        for task in list(self.state.tasks.values()):
+            if task.failed_transition is not None:
+                event = faults.escalation(self.state, task, window_s=self.limits.restart_window_s, now=now)
+                task.failed_transition = None
+                self._decide(decision, event)
+        return decision
+
+    def echo(self, now: datetime) -> None:
+        """Take the detector's own message: the bus works, and so does this process.
+
+        A time without the message is taken off the silence of every node. After a long one the clients need time to
+        reconnect, too.
+        """
+        if self.echo_at is not None and self._deaf(now):
+            gap = now - self.echo_at
+            away = gap.total_seconds() > self.limits.node_timeout_s
+            grace = timedelta(seconds=RECONNECT_GRACE_S)
+            for node in self.state.nodes.values():
+                if (since := node.silent_since) is not None:
+                    node.excused_until = now + grace if away else min(now, since + gap)
+            if away:
+                self.started_at = now + grace
+        self.echo_at = now
+
+    def signal(self, signal: Signal, now: datetime) -> Decision:
+        """Take a signal of an agent."""
+        decision = Decision()
+        task = self.state.tasks.get(signal.task)
+        node = self.state.nodes.get(signal.node)
+        if task is None or (node is not None and node.lost and node.incarnation == signal.incarnation):
+            return decision
+        if node is not None and signal.incarnation in node.past:
+            return decision
+        match signal:
+            case ProcessExited():
+                self._exited(decision, task, signal, now)
+            case RankRaised():
+                self._raised(decision, task, signal, now)
+            case _ if task.is_current(signal.generation):
+                event = status_events.of_signal(signal, now)
+                # A repeated signal may have another time, and the log refuses another content under a known id.
+                if event is not None and event.event_id not in task.recorded:
+                    self._decide(decision, event)
+            case _:
+                pass
+        return decision
+
+    def hello(self, hello: Hello, probes: Mapping[str, Probe], now: datetime) -> Answer | Ask:
+        """Take a hello of an agent that starts; return the answer, or which agent has to be asked first."""
+        heard = (now - self.started_at).total_seconds() > admission.FIRST_HEARTBEATS * self.limits.heartbeat_interval_s
+        patience = Patience(node_timeout_s=self.limits.node_timeout_s, all_heard=heard)
+        answer = admission.judge(self.state, hello, probes, patience, now)
+        if isinstance(answer, Answer) and answer.verdict == "admitted":
+            self.state.admitted[hello.node] = Admitted(hello, now)
+        return answer
+
+    def heartbeat(self, heartbeat: Heartbeat, now: datetime) -> Decision:
+        """Take a heartbeat that was received at ``now``."""
+        decision = Decision()
+        node = self.state.nodes.get(heartbeat.node)
+        if node is None or node.incarnation != heartbeat.incarnation:
+            # Two agents that took turns as the newest one would append each other's loss for ever.
+            if not admission.may_join(self.state, heartbeat):
+                decision.revokes.append(Revoke(heartbeat.node, heartbeat.incarnation))
+                return decision
+            self.state.admitted.pop(heartbeat.node, None)
+            if node is not None and node.lost is None:
+                self._lose(decision, node, now, "a new incarnation of the agent")
+        node = self.state.nodes.get(heartbeat.node)
+        if node is None or node.incarnation != heartbeat.incarnation:
+            self._decide(decision, status_events.node_joined(heartbeat, heartbeat.incarnation, now))
+        elif node.lost is not None and not self._clean(decision, node, heartbeat, now):
+            self._decide(decision, status_events.node_joined(heartbeat, node.lost, now))
+        self.state.nodes[heartbeat.node].receive(heartbeat, now)
+        for status in heartbeat.workers:
+            self._progress(decision, status, now)
+        return decision
+
+    def tick(self, now: datetime) -> Decision:
+        """Find the faults that time shows: silent nodes, vanished and hanging ranks, broken sockets without a cause."""
+        decision = Decision()
+        if self._deaf(now):
+            return decision
+        for node in list(self.state.nodes.values()):
+            since = max(node.silent_since or self.started_at, self.started_at)
+            if node.lost is None and (now - since).total_seconds() > self.limits.node_timeout_s:
+                self._lose(decision, node, now, "no heartbeat")
+        for task in list(self.state.running()):
+            absences.update(self.state, task, now)
+            if (vanished := absences.find(self.state, task, self.started_at)) is not None:
+                self._fault(decision, task, vanished, now)
+            elif not self._broken_sockets(decision, task, now):
+                self._fault(decision, task, hangs.of_training(self.state, task, self.limits.stalls, now), now)
+        for task in list(self.state.moving()):
+            self._fault(decision, task, hangs.of_moving(self.state, task, self.limits.stalls, now), now)
+        return decision
+
+    # ---- nodes
+
+    def _deaf(self, now: datetime) -> bool:
+        """Return whether a node's silence may be due to the bus or to the detector itself."""
+        return self.echo_at is None or (now - self.echo_at).total_seconds() > ECHO_TIMEOUT_S
+
+    def _lose(self, decision: Decision, node: MonitoredNode, now: datetime, reason: str) -> None:
+        limit_s = self.limits.node_timeout_s
+        self._decide(decision, faults.node_lost(self.state, node, now=now, reason=reason, limit_s=limit_s))
+
+    def _clean(self, decision: Decision, node: MonitoredNode, heartbeat: Heartbeat, now: datetime) -> bool:
+        """Ask a returned node to end the ranks that survived its absence; return whether it has any."""
+        stale: dict[str, list[str]] = {}
+        for status in heartbeat.workers:
+            if status.task is not None:
+                stale.setdefault(status.task, []).append(status.worker)
+        due = node.cleaned_at is None or (now - node.cleaned_at).total_seconds() >= CLEAN_INTERVAL_S
+        if stale and due:
+            node.cleaned_at = now
+            for name, workers in stale.items():
+                task = self.state.tasks.get(name)
+                # Not the generation of the newest plan: a pause has none, and the node may have seen one before it.
+                generation = task.highest_generation if task is not None else 0
+                decision.cleans.append(Clean(node.name, name, generation, workers))
+        return bool(stale)
+
+    # ---- tasks
+
+    def _exited(self, decision: Decision, task: MonitoredTask, exited: ProcessExited, now: datetime) -> None:
+        if not task.accepts(exited.worker, exited.generation):
+            return
+        suspicion = task.suspicion
+        known = suspicion is not None and suspicion.generation == exited.generation
+        suspects = suspicion.signals if suspicion is not None and known else []
+        self._fault(decision, task, faults.of_exit(exited, suspects), now)
+
+    def _raised(self, decision: Decision, task: MonitoredTask, raised: RankRaised, now: datetime) -> None:
+        """Take what a rank raised.
+
+        A refusal (an error that shows that the task cannot run as specified) ends a task that has never trained. A
+        task that has trained can run: then the fault lies with this worker, and is answered like any exception.
+        """
+        if raised.cause == "communication":
+            self._suspect(task, raised, now)
+        elif task.accepts(raised.worker, raised.generation):
+            if raised.cause == "refused" and not task.has_trained:
+                self._decide(decision, faults.refusal(task, raised, now=now))
+            else:
+                self._fault(decision, task, faults.of_exception(raised), now)
+
+    def _fault(self, decision: Decision, task: MonitoredTask, fault: Fault | None, now: datetime) -> None:
+        """Decide on a fault of the task, if there is one."""
+        if fault is None:
+            return
+        evidence = {**fault.evidence, "ranks": self._ranks(task), "mean_step_s": task.mean_step_s()}
+        full = replace(fault, evidence=evidence)
+        event = faults.judge(self.state, task, full, window_s=self.limits.restart_window_s, now=now)
+        # A stall that its plan did not end is found again, with the same id and another duration. The log refuses
+        # another content under a known id.
+        if event.event_id not in self.state.errors:
+            self._decide(decision, event)
+
+    def _suspect(self, task: MonitoredTask, raised: RankRaised, now: datetime) -> None:
+        """Note that a rank's collectives broke, unless a cause is known or a plan breaks them on purpose."""
+        newest = task.newest_generation()
+        expected = raised.generation == task.generation if task.change is None else raised.generation == newest
+        if task.unanswered or not expected or not task.accepts(raised.worker, raised.generation):
+            return
+        if task.suspicion is None or task.suspicion.generation != raised.generation:
+            task.suspicion = Suspicion(raised.generation, now, [])
+        task.suspicion.signals.append(raised)
+
+    def _broken_sockets(self, decision: Decision, task: MonitoredTask, now: datetime) -> bool:
+        """Decide on collectives that broke; return whether there are any, since nothing else is judged meanwhile."""
+        suspicion = task.suspicion
+        if suspicion is None or suspicion.generation != task.generation:
+            return False
+        if self._all_alive_since(task, suspicion.at):
+            self._fault(decision, task, faults.of_broken_sockets(task, suspicion), now)
+        return True
+
+    def _all_alive_since(self, task: MonitoredTask, at: datetime) -> bool:
+        """Return whether every node of the task has reported its ranks alive ``SETTLE_S`` after ``at``, or later."""
+        for member in task.members.values():
+            node = self.state.nodes.get(member.node)
+            status = self.state.status(member.worker)
+            heard_at = node.heard_at if node is not None else None
+            settled = heard_at is not None and (heard_at - at).total_seconds() >= SETTLE_S
+            if not settled or status is None or status.task != task.name:
+                return False
+        return True
+
+    def _progress(self, decision: Decision, status: WorkerStatus, now: datetime) -> None:
+        """Learn a task's step and rate from its rank 0, and record a summary when one is due."""
+        task = self.state.tasks.get(status.task) if status.task is not None else None
+        if task is None or task.ended or status.rank != 0 or status.generation != task.generation:
+            return
+        if status.worker not in task.members or status.state != "training":
+            return
+        task.step = max(task.step, status.step)
+        if status.step_s is not None and status.steps_timed > task.timed:
+            task.timed = status.steps_timed
+            task.durations_s.append(status.step_s)
+        if self._summary_due(task, status.step, now):
+            self._decide(decision, status_events.task_progressed(task, status.loss, now))
+
+    def _summary_due(self, task: MonitoredTask, step: int, now: datetime) -> bool:
+        """Return whether progress is to be recorded: the first rate of a generation at once, then at an interval."""
+        if task.change is not None or task.timed < TIMED_STEPS:
+            return False
+        if task.progressed_generation != task.generation:
+            return True
+        last = task.progressed_at
+        due = last is None or (now - last).total_seconds() >= self.limits.progress_interval_s
+        return due and step > task.progressed_step
+
+    def _ranks(self, task: MonitoredTask) -> dict[str, dict[str, object]]:
+        """Return where each rank stands, for the reader of an incident."""
+        ranks: dict[str, dict[str, object]] = {}
+        for worker, member in task.members.items():
+            status = self.state.status(worker)
+            if status is not None and status.task == task.name:
+                ranks[worker] = {"rank": member.rank, **status.model_dump(include=_RANK_FIELDS)}
+        return ranks
+
+    def _decide(self, decision: Decision, event: Event | None) -> None:
+        """Fold an event and add it to the decision, if there is one."""
+        if event is not None:
+            self.fold(event)
+            decision.events.append(event)

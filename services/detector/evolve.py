@@ -1,0 +1,192 @@
+"""evolve: the detector's state after one event of the log. Pure; the state is changed in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from services.detector.state import DetectorState, MonitoredNode, MonitoredTask, Occurrence
+from shared.events import (
+    ErrorDetected,
+    EventBase,
+    NodeJoined,
+    PlanDecided,
+    StateMoved,
+    TaskCheckpointed,
+    TaskFailed,
+    TaskFinished,
+    TaskProgressed,
+    TaskStopped,
+    TaskSubmitted,
+)
+from shared.evidence import Evidence
+from shared.plans import Stage
+from shared.severities import ErrorKind
+from shared.tasks import DEFAULT_MAX_RESTARTS
+
+
+def evolve(state: DetectorState, event: EventBase) -> DetectorState:
+    """Fold one event into the state; return the state."""
+    fold = _FOLDS.get(type(event))
+    if fold is not None:
+        fold(state, event)
+    return state
+
+
+def _task(state: DetectorState, name: str) -> MonitoredTask:
+    return state.tasks.setdefault(name, MonitoredTask(name=name, max_restarts=DEFAULT_MAX_RESTARTS))
+
+
+def _node_joined(state: DetectorState, event: NodeJoined) -> None:
+    state.joins.add(event.event_id)
+    known = state.nodes.get(event.node)
+    same = known is not None and known.incarnation == event.incarnation
+    past = known.past | {known.incarnation} if known is not None else frozenset()
+    state.nodes[event.node] = MonitoredNode(
+        name=event.node,
+        incarnation=event.incarnation,
+        joined=event.event_id,
+        past=past - {event.incarnation},
+        heard_at=known.heard_at if known is not None and same else None,
+        heartbeat=known.heartbeat if known is not None and same else None,
+    )
+
+
+def _submitted(state: DetectorState, event: TaskSubmitted) -> None:
+    """Add a task. Of an ended task with the same name, only the generations and the recorded results stay."""
+    old = state.tasks.get(event.task)
+    state.tasks[event.task] = MonitoredTask(
+        name=event.task,
+        max_restarts=event.spec.max_restarts,
+        step=event.step,
+        generation=old.generation if old is not None else 0,
+        highest_generation=old.highest_generation if old is not None else 0,
+        recorded=old.recorded if old is not None else {},
+    )
+
+
+def _progressed(state: DetectorState, event: TaskProgressed) -> None:
+    task = _task(state, event.task)
+    task.step = event.step
+    task.progressed_at, task.progressed_step = event.occurred_at, event.step
+    task.progressed_generation = event.generation
+
+
+def _checkpointed(state: DetectorState, event: TaskCheckpointed) -> None:
+    _task(state, event.task).recorded[event.event_id] = event.generation
+
+
+def _stopped(state: DetectorState, event: TaskStopped) -> None:
+    task = _task(state, event.task)
+    task.recorded[event.event_id] = event.generation
+    # A paused task has saved its state, and goes on when there are workers for it.
+    pausing = task.change is not None and task.change.action == "pause"
+    _leave(task, ended=not pausing)
+
+
+def _finished(state: DetectorState, event: TaskFinished) -> None:
+    task = _task(state, event.task)
+    task.recorded[event.event_id] = event.generation
+    _leave(task, ended=True)
+
+
+def _failed(state: DetectorState, event: TaskFailed) -> None:
+    _leave(_task(state, event.task), ended=True)
+
+
+def _leave(task: MonitoredTask, *, ended: bool) -> None:
+    """Note that the task has left its workers, for good or until it is planned again."""
+    task.ended = ended
+    task.members, task.suspicion, task.failed_transition = {}, None, None
+    task.absent_since = {}
+    task.unanswered.clear()
+
+
+def _error(state: DetectorState, event: ErrorDetected) -> None:
+    state.errors[event.event_id] = event
+    evidence = Evidence.read(event.evidence)
+    if event.kind is ErrorKind.NODE_LOST and event.node is not None and event.escalates is None:
+        node = state.nodes.get(event.node)
+        if node is not None and evidence.incarnation in (None, node.incarnation):
+            node.lost = event.event_id
+        for name, part in evidence.tasks.items():
+            task = _task(state, name)
+            _await_answer(task, event)
+            for worker in part.workers:
+                task.cover(worker, part.generation)
+    if event.task is None:
+        return
+    task = _task(state, event.task)
+    _await_answer(task, event)
+    generation = event.generation if event.generation is not None else task.generation
+    if event.worker is not None:
+        task.cover(event.worker, generation)
+    if evidence.failure is not None:
+        task.occurrences.append(Occurrence(evidence.failure, event.detected_at, generation))
+
+
+def _await_answer(task: MonitoredTask, event: ErrorDetected) -> None:
+    """Note an error that a plan has to answer. It explains broken collectives and a failed transition, if any."""
+    task.unanswered.add(event.event_id)
+    task.suspicion = task.failed_transition = None
+
+
+def _planned(state: DetectorState, event: PlanDecided) -> None:
+    state.plan_causes[event.plan] = event.cause
+    for task in state.tasks.values():
+        task.unanswered.discard(event.cause)
+    for change in event.changes:
+        task = _task(state, change.task)
+        task.plan, task.suspicion, task.failed_transition = event.plan, None, None
+        numbers = [change.from_generation, *(stage.generation for stage in change.stages)]
+        task.highest_generation = max([task.highest_generation, *numbers])
+        idle = change.action == "none" and change.interrupted is None and not (change.hold or change.release)
+        task.change = None if idle else change
+        # Signals of older generations are dropped from here on, so their events need not be known again.
+        task.recorded = {event_id: of for event_id, of in task.recorded.items() if of >= task.generation}
+        for worker in change.failed:
+            task.cover(worker, change.from_generation)
+
+
+def _moved(state: DetectorState, event: StateMoved) -> None:
+    task = _task(state, event.task)
+    if task.plan != event.plan or task.change is None:
+        return
+    stage = next((s for s in task.change.stages if s.generation == event.generation), None)
+    if event.phase in ("resumed", "restored") and stage is not None:
+        _resumed(task, stage, event)
+    if event.phase == "failed":
+        task.failed_transition = event
+    if event.complete:
+        if event.phase == "ended":
+            task.members = {}
+        task.change = None
+
+
+def _resumed(task: MonitoredTask, stage: Stage, event: StateMoved) -> None:
+    """Enter a stage that trains: its members are the task's, and its steps are timed anew."""
+    task.previous_mean_s = task.mean_step_s() or task.previous_mean_s
+    task.previous_size = len(task.members) or task.previous_size
+    task.generation, task.members = stage.generation, {m.worker: m for m in stage.members}
+    task.layout = stage.layout
+    task.has_trained = True
+    task.step = event.step
+    setup_s = sum(event.durations_s.get(name, 0.0) for name in ("rebuild", "agree", "move"))
+    task.setup_s = max(task.setup_s or 0.0, setup_s) or None
+    task.durations_s.clear()
+    task.timed = 0
+    task.absent_since = {}
+
+
+_FOLDS: dict[type[EventBase], Callable[[DetectorState, Any], None]] = {
+    NodeJoined: _node_joined,
+    TaskSubmitted: _submitted,
+    TaskProgressed: _progressed,
+    TaskCheckpointed: _checkpointed,
+    TaskStopped: _stopped,
+    TaskFinished: _finished,
+    TaskFailed: _failed,
+    ErrorDetected: _error,
+    PlanDecided: _planned,
+    StateMoved: _moved,
+}

@@ -1,0 +1,302 @@
+"""The detector's process: the shell around ``decide.py``. ``python -P -m services.detector.main``.
+
+One input is handled at a time: it is decided on, folded and appended before the next one. A signal is answered once the
+events that follow from it are in the log; an agent without an answer repeats the signal, so a restart loses nothing. A
+signal may overtake the log: a rank can die before the detector has read the plan that started it. So a signal waits
+until the detector has read what the log had when the signal came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from services.detector.admission import Probe
+from services.detector.decide import Clean, Decision, DetectorLimits, Monitor, Revoke
+from services.detector.stalls import StallLimits
+from shared.admission import ALIVE, HELLO, HELLO_MESSAGE, INCARNATION, REVOKED, Answer, Revocation
+from shared.bus import Bus
+from shared.changes import Changes
+from shared.clock import SteadyClock
+from shared.commands import COMMANDS, REPLY, ReleaseTask
+from shared.dropped import DroppedMessages
+from shared.errors import NoReceiver, Unavailable, Undecodable, UnicronError
+from shared.events import Recorded
+from shared.log.journal import Journal
+from shared.log.own_events import OwnEvents
+from shared.messages import decode
+from shared.service import Context, run
+from shared.settings import Settings
+from shared.signals import ACCEPTED, HEARTBEAT, HEARTBEATS, SIGNAL, SIGNALS, Signal, refusal
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.1
+"""Interval of the search for silent nodes and stalled tasks: a fifteenth of the default node time-out."""
+
+CLEAN_TIMEOUT_S = 5.0
+"""Time-out of the request to end left-behind ranks. The agent kills them, and answers within its own grace."""
+
+PROBE_TIMEOUT_S = 0.5
+"""Time-out of the question whether an agent lives. An agent answers within milliseconds; without an answer the new
+agent asks again."""
+
+RETRY_S = 0.1
+"""Pause before an append is repeated to a log that did not answer."""
+
+CONSUMER = "detector"
+"""Name of the detector's consumer of the log's stream."""
+
+
+class DetectorService:
+    """Feeds the monitor from journal and bus, and carries out its decisions.
+
+    Args:
+        settings: thresholds.
+        bus: connected.
+        journal: of the log.
+        counters: numbers by name that the service reports with its health.
+    """
+
+    def __init__(self, settings: Settings, bus: Bus, journal: Journal, counters: dict[str, int] | None = None) -> None:
+        self._bus, self._journal, self._settings = bus, journal, settings
+        self._dropped = DroppedMessages(counters if counters is not None else {})
+        self._clock = SteadyClock()
+        limits = DetectorLimits(
+            heartbeat_interval_s=settings.heartbeat_interval_s,
+            node_timeout_s=settings.node_timeout_s,
+            progress_interval_s=settings.progress_interval_s,
+            restart_window_s=settings.restart_window_s,
+            stalls=StallLimits(
+                hang_factor=settings.hang_factor,
+                hang_floor_s=settings.hang_floor_s,
+                stop_factor=settings.stop_factor,
+                stop_floor_s=settings.stop_floor_s,
+                collective_floor_s=settings.collective_floor_s,
+                slow_region_timeout_s=settings.slow_region_timeout_s,
+            ),
+        )
+        self.monitor = Monitor(limits=limits, started_at=self._clock.now())
+        self._one_input = asyncio.Lock()
+        self._own = OwnEvents()
+        self._last = 0
+        self._folded = asyncio.Event()
+        self._position = 0
+        self._moved_on = Changes()
+        self._fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._cleaning: set[asyncio.Task[None]] = set()
+        self._echo = f"unicron.echo.{uuid.uuid4().hex}"
+
+    async def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Fold the log, then work until cancelled. ``ready`` is called when the signals of agents are received."""
+        self._last = await asyncio.to_thread(self._journal.log.last_position)
+        following = asyncio.create_task(self._journal.follow(self._record, consumer=CONSUMER, after=0))
+        try:
+            await self._caught_up(following)
+            self.monitor.started_at = self._clock.now()
+            async with self._one_input:
+                await self._carry_out(self.monitor.escalate(self._clock.now()))
+            await self._bus.subscribe(self._echo, self._receive_echo)
+            await self._bus.subscribe(f"{HEARTBEATS}.*", self._heartbeat)
+            await self._bus.serve(SIGNALS, self._signal)
+            await self._bus.serve(HELLO, self._hello)
+            ready()
+            ticking = asyncio.create_task(self._tick())
+            try:
+                await asyncio.gather(following, ticking, self._fatal)
+            finally:
+                await _end(ticking)
+        finally:
+            await _end(following, *self._cleaning)
+
+    # ---- inputs
+
+    async def _caught_up(self, following: asyncio.Task[None]) -> None:
+        """Wait until the log's events of before the start have been folded. Nothing in them is decided again."""
+        if self._last == 0:
+            self._folded.set()
+        waiting = asyncio.create_task(self._folded.wait())
+        try:
+            await asyncio.wait({waiting, following}, return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                await following
+        finally:
+            await _end(waiting)
+
+    async def _record(self, record: Recorded) -> None:
+        async with self._one_input:
+            if self._own.skip(record.event):
+                pass
+            elif self._folded.is_set():
+                await self._carry_out(self.monitor.record(record.event, self._clock.now()))
+            else:
+                self.monitor.fold(record.event)
+            if record.position >= self._last:
+                self._folded.set()
+            self._position = record.position
+        self._moved_on.notify()
+
+    async def _signal(self, data: bytes) -> bytes:
+        try:
+            signal = decode(SIGNAL, data)
+        except Undecodable as err:
+            self._dropped.note(err.node or SIGNALS, err)
+            return refusal(err.detail)
+        return await self._take(signal)
+
+    async def _take(self, signal: Signal) -> bytes:
+        """Decide on a signal; return the reply.
+
+        A signal that the core fails on is dropped: without a reply the agent would repeat it for ever, and its other
+        signals would wait. Errors of log and bus are raised: there is no reply then, and the agent repeats the signal.
+        """
+        position = await asyncio.to_thread(self._journal.log.last_position)
+        await self._moved_on.until(lambda: self._position >= position)
+        try:
+            async with self._one_input:
+                await self._carry_out(self.monitor.signal(signal, self._clock.now()))
+        except Exception as err:
+            if isinstance(err, UnicronError) or self._fatal.done():
+                raise
+            logger.exception("signal %s of %s was dropped", signal.kind, signal.node)
+            return refusal(f"internal error of the detector: {type(err).__name__}")
+        return ACCEPTED
+
+    async def _heartbeat(self, subject: str, data: bytes) -> None:
+        received_at = self._clock.now()
+        try:
+            heartbeat = decode(HEARTBEAT, data)
+        except Undecodable as err:
+            self._dropped.note(subject, err)
+            return
+        async with self._one_input:
+            await self._carry_out(self.monitor.heartbeat(heartbeat, received_at))
+
+    async def _hello(self, data: bytes) -> bytes:
+        try:
+            hello = decode(HELLO_MESSAGE, data)
+        except Undecodable as err:
+            self._dropped.note(err.node or HELLO, err)
+            return Answer(verdict="refused", code=err.code, detail=err.detail).model_dump_json().encode()
+        probes: dict[str, Probe] = {}
+        while True:
+            async with self._one_input:
+                answer = self.monitor.hello(hello, probes, self._clock.now())
+            if isinstance(answer, Answer):
+                break
+            probes[answer.incarnation] = await self._probe(answer.incarnation)
+        if answer.verdict == "refused":
+            logger.warning("an agent was refused: %s: %s", answer.code, answer.detail)
+        return answer.model_dump_json().encode()
+
+    async def _probe(self, incarnation: str) -> Probe:
+        """Ask an agent whether it lives."""
+        if re.fullmatch(INCARNATION, incarnation) is None:
+            return Probe.GONE  # of an older version, which does not answer; and the text may be no part of a subject
+        try:
+            await self._bus.request(f"{ALIVE}.{incarnation}", b"", timeout_s=PROBE_TIMEOUT_S)
+        except NoReceiver:
+            return Probe.GONE
+        except Unavailable:
+            return Probe.SILENT
+        return Probe.ANSWERED
+
+    async def _receive_echo(self, _: str, __: bytes) -> None:
+        async with self._one_input:
+            self.monitor.echo(self._clock.now())
+
+    async def _tick(self) -> None:
+        while True:
+            async with self._one_input:
+                await self._carry_out(self.monitor.tick(self._clock.now()))
+            with contextlib.suppress(Unavailable):
+                await self._bus.publish(self._echo, b"")
+            await asyncio.sleep(TICK_S)
+
+    # ---- effects
+
+    async def _carry_out(self, decision: Decision) -> None:
+        if decision.events:
+            self._own.add(decision.events)
+            await self._append(decision)
+            for event in decision.events:
+                logger.info("%s %s", event.type, event.stream)
+        for revoke in decision.revokes:
+            await self._revoke(revoke)
+        for clean in decision.cleans:
+            task = asyncio.create_task(self._clean(clean))
+            self._cleaning.add(task)
+            task.add_done_callback(self._cleaning.discard)
+
+    async def _append(self, decision: Decision) -> None:
+        """Append. The events have been folded already: if they cannot reach the log, this process must end."""
+        while True:
+            try:
+                await self._journal.append(decision.events)
+                return
+            except Unavailable as err:
+                logger.error("the log cannot be written: %s", err.detail)
+                await asyncio.sleep(RETRY_S)
+            except Exception as err:
+                if not self._fatal.done():
+                    self._fatal.set_exception(err)
+                raise
+
+    async def _revoke(self, revoke: Revoke) -> None:
+        """Tell an agent that its node's name belongs to another one. It is told again with its next heartbeat."""
+        detail = f"the node name {revoke.node} was given to another agent while this one could not be reached"
+        logger.warning("agent %s: %s", revoke.incarnation, detail)
+        if re.fullmatch(INCARNATION, revoke.incarnation) is not None:
+            message = Revocation(node=revoke.node, detail=detail)
+            with contextlib.suppress(Unavailable):
+                await self._bus.publish(f"{REVOKED}.{revoke.incarnation}", message.model_dump_json().encode())
+
+    async def _clean(self, clean: Clean) -> None:
+        """Send a request to end left-behind ranks. A node that does not do it is asked again later."""
+        command = ReleaseTask(
+            command_id=str(uuid.uuid4()),
+            plan=f"clean/{clean.node}",
+            task=clean.task,
+            generation=clean.generation,
+            workers=clean.workers,
+        )
+        subject = f"{COMMANDS}.{clean.node}"
+        try:
+            answer = await self._bus.request(subject, command.model_dump_json().encode(), timeout_s=CLEAN_TIMEOUT_S)
+            reply = decode(REPLY, answer)
+        except Unavailable as err:
+            logger.warning("node %s is back and not clean yet: %s", clean.node, err.detail)
+            return
+        except Undecodable as err:
+            self._dropped.note(subject, err)
+            return
+        if not reply.ok:
+            logger.warning(
+                "node %s is back and does not end %s: %s %s", clean.node, clean.task, reply.code, reply.detail
+            )
+
+
+async def _end(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def serve(context: Context) -> None:
+    """Run the detector until cancelled."""
+    service = DetectorService(context.settings, context.bus, context.journal, context.counters)
+    await service.run(context.ready)
+
+
+def main() -> int:
+    """Run the detector; return its exit code."""
+    return run("detector", serve)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

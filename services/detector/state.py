@@ -1,0 +1,262 @@
+"""The detector's state: the fold of the log (``evolve.py``), and beside it the telemetry that stays out of the log.
+
+The state is changed in place: a large cluster sends thousands of heartbeats a second.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from statistics import pstdev
+
+from services.detector.stalls import STOPPED
+from shared.admission import Hello
+from shared.events import ErrorDetected, StateMoved
+from shared.plans import Layout, Member, Stage, TaskChange
+from shared.signals import Heartbeat, RankRaised, WorkerStatus
+
+RECENT_STEPS = 32
+"""Step durations kept for the mean and the median: enough to be steady, few enough to follow a real change."""
+
+
+@dataclass(slots=True)
+class MonitoredNode:
+    """A node.
+
+    Attributes:
+        name: the node's name.
+        incarnation: of its agent.
+        joined: id of its newest join event.
+        past: the incarnations before it.
+        lost: id of the error event that declared it lost; None while it counts as alive.
+        heard_at: when the detector received its newest heartbeat.
+        excused_until: until when a bus that was away explains its silence.
+        heartbeat: its newest heartbeat.
+        cleaned_at: when it was last asked to end the ranks that its absence left behind.
+        stopped: pid -> the time since which every heartbeat has shown the process stopped (kernel state T).
+    """
+
+    name: str
+    incarnation: str
+    joined: str
+    past: frozenset[str] = frozenset()
+    lost: str | None = None
+    heard_at: datetime | None = None
+    excused_until: datetime | None = None
+    heartbeat: Heartbeat | None = None
+    cleaned_at: datetime | None = None
+    stopped: dict[int, datetime] = field(default_factory=dict)
+
+    def receive(self, heartbeat: Heartbeat, now: datetime) -> None:
+        """Take a heartbeat that was received at ``now``."""
+        self.heard_at = now if self.heard_at is None else max(now, self.heard_at)
+        self.heartbeat = heartbeat
+        stopped = [w.pid for w in heartbeat.workers if w.pid is not None and w.process_state in STOPPED]
+        self.stopped = {pid: self.stopped.get(pid, now) for pid in stopped}
+
+    @property
+    def silent_since(self) -> datetime | None:
+        """The time from which its silence counts; None before its first heartbeat."""
+        if self.heard_at is None or self.excused_until is None:
+            return self.heard_at
+        return max(self.heard_at, self.excused_until)
+
+    def stopped_s(self, pid: int | None, now: datetime) -> float:
+        """Return for how many seconds a process has been seen stopped; 0 if it was not.
+
+        The agent reports at once when a stopped process goes on. So the process counts as stopped until the node's
+        next heartbeat is overdue.
+        """
+        since = self.stopped.get(pid) if pid is not None else None
+        if since is None or self.heard_at is None or self.heartbeat is None:
+            return 0.0
+        until = min(now, self.heard_at + timedelta(seconds=self.heartbeat.interval_s))
+        return (until - since).total_seconds()
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """An agent that was admitted under a name and has not sent a heartbeat yet. ``at``: when it was admitted."""
+
+    hello: Hello
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """One occurrence of a failure. ``key``: the failure's kind, error and step. ``at``: when it was detected."""
+
+    key: str
+    at: datetime
+    generation: int
+
+
+@dataclass(slots=True)
+class Suspicion:
+    """Ranks of one generation whose collectives broke, while no cause is known. ``at``: the first signal."""
+
+    generation: int
+    at: datetime
+    signals: list[RankRaised]
+
+
+@dataclass(slots=True)
+class MonitoredTask:
+    """A task.
+
+    Attributes:
+        name: the task's name.
+        max_restarts: from its specification.
+        generation: of the newest stage known to have resumed.
+        highest_generation: the highest that any plan has named. Agents may have seen it, and refuse older commands.
+        members: worker -> member of that stage.
+        layout: of that stage.
+        has_trained: whether any stage has resumed since the task was submitted.
+        plan: id of the newest plan that changes the task.
+        change: the part of that plan that is still to be done; None if nothing is.
+        ended: the task has finished, stopped or failed.
+        step: updates applied.
+        covered: worker -> the generation up to which a failure of the worker belongs to a known incident.
+        occurrences: the failures of the task so far.
+        unanswered: ids of the task's error events that no plan has answered yet.
+        failed_transition: the event that the outstanding plan could not be carried out, until an error event follows.
+        suspicion: broken collectives without a known cause.
+        recorded: event id -> generation of the checkpoints, stops and results that the log has.
+        setup_s: the longest time that its ranks have taken to join a generation, seconds.
+        durations_s: durations of the recent steps of this generation, seconds.
+        timed: how many steps of this generation were timed.
+        previous_mean_s: the mean step of the generation before, seconds.
+        previous_size: the number of workers of the generation before.
+        progressed_at: time of the newest ``task.progressed`` event, with its generation and step.
+        progressed_generation: see ``progressed_at``.
+        progressed_step: see ``progressed_at``.
+        absent_since: members of which their node reports no process, and since when (``absences.py``).
+    """
+
+    name: str
+    max_restarts: int
+    generation: int = 0
+    highest_generation: int = 0
+    members: dict[str, Member] = field(default_factory=dict)
+    layout: Layout | None = None
+    has_trained: bool = False
+    plan: str | None = None
+    change: TaskChange | None = None
+    ended: bool = False
+    step: int = 0
+    covered: dict[str, int] = field(default_factory=dict)
+    occurrences: list[Occurrence] = field(default_factory=list)
+    unanswered: set[str] = field(default_factory=set)
+    failed_transition: StateMoved | None = None
+    suspicion: Suspicion | None = None
+    recorded: dict[str, int] = field(default_factory=dict)
+    setup_s: float | None = None
+    # Telemetry and its summaries
+    durations_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    timed: int = 0
+    previous_mean_s: float | None = None
+    previous_size: int = 0
+    progressed_at: datetime | None = None
+    progressed_generation: int = -1
+    progressed_step: int = -1
+    absent_since: dict[str, datetime] = field(default_factory=dict)
+    _concerned: tuple[TaskChange, frozenset[str]] | None = field(default=None, compare=False, repr=False)
+    """The plan's change that ``concerned`` was computed for last, and the workers."""
+
+    def cover(self, worker: str, generation: int) -> None:
+        """Note that failures of the worker up to this generation belong to a known incident."""
+        self.covered[worker] = max(self.covered.get(worker, -1), generation)
+
+    def concerned(self) -> Set[str]:
+        """Return the workers whose processes matter to the task now.
+
+        The method is called for each worker of a large task, so the set is computed once for each plan.
+        """
+        if self.change is None:
+            return self.members.keys()
+        change = self.change
+        if self._concerned is None or self._concerned[0] is not change:
+            workers = {*change.survivors, *change.prepare, *change.release}
+            workers |= {m.worker for stage in self.stages() for m in stage.members}
+            self._concerned = change, frozenset(workers)
+        return self._concerned[1]
+
+    def accepts(self, worker: str, generation: int) -> bool:
+        """Return whether a failure of the worker's process of this generation is news for the task."""
+        if self.ended or worker not in self.concerned() or generation <= self.covered.get(worker, -1):
+            return False
+        return generation == self.generation if self.change is None else generation >= self.generation
+
+    def newest_generation(self) -> int:
+        """Return the newest generation that the outstanding plan leads to, else the present one."""
+        return max([self.generation, *(stage.generation for stage in self.stages())])
+
+    def is_current(self, generation: int) -> bool:
+        """Return whether checkpoints, stops and results of this generation count."""
+        known = {self.generation, *(stage.generation for stage in self.stages())}
+        return not self.ended and generation in known
+
+    def stages(self) -> list[Stage]:
+        """Return the stages of the outstanding plan, in order."""
+        return self.change.stages if self.change is not None else []
+
+    def mean_step_s(self) -> float | None:
+        """Return the mean of the recent steps of this generation; None if no step was timed."""
+        return sum(self.durations_s) / len(self.durations_s) if self.durations_s else None
+
+    def deviation_step_s(self) -> float:
+        """Return the standard deviation of the recent steps of this generation; 0 if no step was timed."""
+        return pstdev(self.durations_s) if self.durations_s else 0.0
+
+
+@dataclass(slots=True)
+class DetectorState:
+    """Everything that the detector decides from.
+
+    Attributes:
+        nodes: by name.
+        tasks: by name.
+        plan_causes: plan id -> id of the event that the plan answers.
+        errors: error events by id.
+        joins: ids of the join events. Each incarnation of an agent joins once, and once after each loss.
+        admitted: admitted agents that have not joined yet, by node. Not in the log.
+    """
+
+    nodes: dict[str, MonitoredNode] = field(default_factory=dict)
+    tasks: dict[str, MonitoredTask] = field(default_factory=dict)
+    plan_causes: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, ErrorDetected] = field(default_factory=dict)
+    joins: set[str] = field(default_factory=set)
+    admitted: dict[str, Admitted] = field(default_factory=dict)
+
+    def cause_of(self, plan: str | None) -> ErrorDetected | None:
+        """Return the error that a plan answers; None if the plan is unknown or answers another kind of event."""
+        return self.errors.get(self.plan_causes.get(plan, "")) if plan is not None else None
+
+    def status(self, worker: str) -> WorkerStatus | None:
+        """Return the newest status of a worker."""
+        node = self.nodes.get(worker.rpartition("/")[0])
+        if node is None or node.heartbeat is None:
+            return None
+        return next((w for w in node.heartbeat.workers if w.worker == worker), None)
+
+    def running(self) -> Iterator[MonitoredTask]:
+        """Yield the tasks that train and have neither an outstanding plan nor an unanswered error."""
+        for task in self.tasks.values():
+            if not task.ended and task.members and task.change is None and not task.unanswered:
+                yield task
+
+    def moving(self) -> Iterator[MonitoredTask]:
+        """Yield the tasks that have a plan in progress and no unanswered error."""
+        for task in self.tasks.values():
+            if not task.ended and task.change is not None and task.failed_transition is None and not task.unanswered:
+                yield task
+
+    def stopped_s(self, worker: str, now: datetime) -> float:
+        """Return for how many seconds the worker's process has been seen stopped; 0 if its node is lost."""
+        node, status = self.nodes.get(worker.rpartition("/")[0]), self.status(worker)
+        if node is None or node.lost is not None or status is None:
+            return 0.0
+        return node.stopped_s(status.pid, now)

@@ -1,0 +1,91 @@
+"""Events of progress that is no error: a node joined; a task progressed, saved a checkpoint, stopped or finished."""
+
+from __future__ import annotations
+
+import statistics
+from datetime import datetime
+
+from services.detector.faults import SERVICE
+from services.detector.state import MonitoredTask
+from shared.events import (
+    Event,
+    NodeJoined,
+    TaskCheckpointed,
+    TaskFinished,
+    TaskProgressed,
+    TaskStopped,
+    derived_id,
+)
+from shared.signals import Heartbeat, RankCheckpointed, RankFinished, RankStopped, Signal
+
+
+def node_joined(heartbeat: Heartbeat, cause: str, now: datetime) -> NodeJoined:
+    """Return the event of a node that offers workers.
+
+    Args:
+        heartbeat: the node's newest heartbeat.
+        cause: the node's incarnation or, if the node returns, the id of the error event that declared it lost.
+        now: the time.
+    """
+    return NodeJoined(
+        event_id=derived_id(cause, SERVICE, "joined"),
+        occurred_at=now,
+        node=heartbeat.node,
+        incarnation=heartbeat.incarnation,
+        agent_pid=heartbeat.agent_pid,
+        domain=heartbeat.domain,
+        hardware=heartbeat.hardware,
+        workers=[w.worker for w in heartbeat.workers],
+    )
+
+
+def task_progressed(task: MonitoredTask, loss: float | None, now: datetime) -> TaskProgressed:
+    """Return the summary of a task's recent steps. At least one step must have been timed."""
+    return TaskProgressed(
+        event_id=derived_id(f"{task.name}/{task.generation}/{task.step}", SERVICE, "progressed"),
+        occurred_at=now,
+        task=task.name,
+        generation=task.generation,
+        step=task.step,
+        workers=len(task.members),
+        step_s=statistics.median(task.durations_s),
+        loss=loss,
+    )
+
+
+def of_signal(signal: Signal, now: datetime) -> Event | None:
+    """Return the event of a signalled checkpoint, stop or result; None for other signals."""
+    at = min(signal.occurred_at, now)
+    # The id derives from the thing itself, so that signals of several agents about it make one event.
+    cause = f"{signal.task}/{signal.generation}/{signal.step}"
+    match signal:
+        case RankCheckpointed():
+            return TaskCheckpointed(
+                event_id=derived_id(f"{cause}/{signal.path}", SERVICE, "checkpointed"),
+                occurred_at=at,
+                task=signal.task,
+                generation=signal.generation,
+                step=signal.step,
+                path=signal.path,
+            )
+        case RankStopped():
+            return TaskStopped(
+                event_id=derived_id(cause, SERVICE, "stopped"),
+                occurred_at=at,
+                task=signal.task,
+                generation=signal.generation,
+                step=signal.step,
+                path=signal.path,
+            )
+        case RankFinished():
+            return TaskFinished(
+                event_id=derived_id(cause, SERVICE, "finished"),
+                occurred_at=at,
+                task=signal.task,
+                generation=signal.generation,
+                step=signal.step,
+                samples_sha256=signal.samples_sha256,
+                parameters_path=signal.parameters_path,
+                loss=signal.loss,
+            )
+    return None

@@ -1,0 +1,255 @@
+"""decide: one plan for each trigger. Pure; the state already contains the event (``evolve.py``).
+
+    SEV3                    retry: all ranks finish the interrupted step in place
+    SEV2                    restart of the process on its node; the survivors finish the step meanwhile
+    SEV1                    the node is isolated; the solver divides the cluster anew
+    submitted, ended, node  the solver divides the cluster anew
+    starving                the solver divides the cluster anew, with the starving task before running ones
+    stop requested          the task drains, writes a checkpoint and ends
+
+Every trigger is answered, if only by a plan that changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from services.planner.admission import present_wait
+from services.planner.blame import blamed_node, blamed_task, is_stale
+from services.planner.changes import can_save, end, leave, move
+from services.planner.reconfigure import Reconfiguration, Solve, reconfigure, same_workers
+from services.planner.state import State, Task
+from shared.events import (
+    ErrorDetected,
+    Event,
+    EventBase,
+    NodeJoined,
+    PlanDecided,
+    TaskFailed,
+    TaskFinished,
+    TaskStarving,
+    TaskStopped,
+    TaskStopRequested,
+    TaskSubmitted,
+    derived_id,
+)
+from shared.planning.solver import solve_with_alternatives
+from shared.plans import Response, TaskChange, Trigger
+from shared.severities import Severity
+
+SERVICE = "planner"
+"""Name of this service in the ids of the events that it derives from a cause (``derived_id``)."""
+
+DECIDER = 1
+"""Number of this decision code; every plan carries it.
+
+Raise it by one in every change after which some log would be decided differently, or the same decision written in
+other bytes: in ``evolve``, ``decide`` or anything they call, in the solver, or in a model of ``shared.plans``. Replay
+compares plans of this decider byte for byte; an older plan is solved again and checked for what is true of every plan
+(``replay``). docs/planner.md, "Replay", says what else belongs to a change that raises it."""
+
+
+@dataclass
+class _Draft:
+    """A plan in the making.
+
+    Attributes:
+        trigger: why the plan is made.
+        response: the plan's response if it changes anything.
+        incident: the incident that the plan answers.
+        changes: what the plan does to each task.
+        question: the state for which the solver is asked, and the reason in words; None: the solver is not asked.
+        solved: the solver's answer.
+        stopped: tasks that the plan stops at once, because they have no live state to save.
+    """
+
+    trigger: Trigger
+    response: Response = Response.RECONFIGURE
+    incident: str | None = None
+    changes: list[TaskChange] = field(default_factory=list)
+    question: tuple[State, str] | None = None
+    solved: Reconfiguration | None = None
+    stopped: list[Task] = field(default_factory=list)
+
+
+def decide(
+    state: State, event: EventBase, at: datetime, solve: Solve = solve_with_alternatives, *, digest: bool = True
+) -> list[Event]:
+    """Return the events that follow from ``event``: none, or a plan and the ends of tasks that it stops at once.
+
+    Args:
+        state: the fold of all events up to and including ``event``.
+        event: the event.
+        at: when the event was recorded.
+        solve: the solver, or a function that gives the same answers (``lookahead.py``).
+        digest: whether to set ``inputs_sha256``, which takes long and which the look-ahead does not need.
+    """
+    draft = _draft(state, event)
+    if draft is None:
+        return []
+    if draft.question is not None:
+        posed, why = draft.question
+        draft.solved = reconfigure(posed, at, why, solve)
+        draft.changes += draft.solved.changes
+    return _events(state, event, at, draft, digest=digest)
+
+
+def asked(state: State, event: EventBase) -> State | None:
+    """Return the state for which the solver is asked about ``event``, which ``state`` contains; None: it is not."""
+    draft = _draft(state, event)
+    return draft.question[0] if draft is not None and draft.question is not None else None
+
+
+def _draft(state: State, event: EventBase) -> _Draft | None:
+    """Return the draft that answers the event; None if the event is no trigger."""
+    match event:
+        case TaskSubmitted():
+            return _ask(state, _Draft(Trigger.TASK_SUBMITTED), f"task {event.task} was submitted")
+        case TaskStopRequested():
+            return _stop(state, event)
+        case TaskStarving():
+            return _starving(state, event)
+        case TaskFinished() | TaskFailed() | TaskStopped():
+            return _task_ended(state, event)
+        case NodeJoined():
+            draft = _Draft(Trigger.NODE_JOINED)
+            _leave_again(state, draft)
+            return _ask(state, draft, f"node {event.node} joined")
+        case ErrorDetected():
+            return _error(state, event)
+        case _:
+            return None
+
+
+def _stop(state: State, event: TaskStopRequested) -> _Draft:
+    draft = _Draft(Trigger.STOP_REQUESTED)
+    task = state.tasks.get(event.task)
+    if task is None or task.life != "stopping" or (task.change is not None and task.change.action == "stop"):
+        return draft
+    _stop_task(state, draft, task, "its stop was requested")
+    return _ask(state, draft, f"task {task.name} stopped") if draft.changes and draft.stopped else draft
+
+
+def _starving(state: State, event: TaskStarving) -> _Draft:
+    draft = _Draft(Trigger.TASK_STARVING)
+    wait = present_wait(state.tasks.get(event.task))
+    if wait is None or wait.since != event.since:
+        return draft
+    return _ask(state, draft, f"task {event.task} has waited too long")
+
+
+def _stop_task(state: State, draft: _Draft, task: Task, reason: str) -> None:
+    """Add the change that stops the task: with a checkpoint, or at once if it has no live state to save."""
+    if can_save(task):
+        draft.changes.append(leave(state, task, "stop", reason))
+        return
+    if task.occupied:
+        draft.changes.append(end(state, task, f"{reason}; no live state to save"))
+    draft.stopped.append(task)
+
+
+def _task_ended(state: State, event: TaskFinished | TaskFailed | TaskStopped) -> _Draft | None:
+    task = state.tasks.get(event.task)
+    draft = _Draft(Trigger.TASK_ENDED)
+    if task is None:
+        return draft
+    if task.life != "ended":
+        return None  # a paused task has saved its state: this is no end of the task
+    what = {"task.finished": "finished", "task.failed": "failed", "task.stopped": "stopped"}[event.type]
+    if task.occupied:
+        draft.changes.append(end(state, task, f"it {what}"))
+    return _ask(state, draft, f"task {task.name} {what}")
+
+
+def _error(state: State, event: ErrorDetected) -> _Draft:
+    draft = _Draft(Trigger.ERROR, incident=event.incident)
+    where = event.worker or event.node or event.task or "the cluster"
+    what = f"{event.kind.value} of {where}"
+    if event.severity is Severity.SEV1:
+        if blamed_node(event) is None and blamed_task(state, event) is None:
+            return draft
+        _leave_again(state, draft)
+        return _ask(state, draft, what)
+    task = blamed_task(state, event)
+    if task is None or is_stale(task, event) or not task.broken:
+        return draft
+    draft.response = Response.RETRY if event.severity is Severity.SEV3 else Response.RESTART
+    if task.leaving:
+        _leave_again(state, draft)
+        return _ask(state, draft, f"task {task.name} stopped") if draft.stopped else draft
+    verb = "retried in place" if event.severity is Severity.SEV3 else "restarted on its node"
+    draft.changes.append(move(state, task, same_workers(state, task), f"{what}; {verb}"))
+    return draft
+
+
+def _leave_again(state: State, draft: _Draft) -> None:
+    """Add the changes of tasks that lost a process while they were being stopped or paused."""
+    for name in sorted(state.tasks):
+        task = state.tasks[name]
+        if not task.broken or not task.leaving:
+            continue
+        if task.life == "stopping":
+            _stop_task(state, draft, task, "a worker was lost while it stopped")
+        else:
+            draft.changes.append(leave(state, task, "pause", "a worker was lost while it paused"))
+
+
+def _ask(state: State, draft: _Draft, why: str) -> _Draft:
+    """Set the question to the solver. Tasks that the draft stops at once have ended in its state."""
+    for task in draft.stopped:
+        ended = task.model_copy(update={"life": "ended", "members": (), "owners": (), "broken": False, "lost": ()})
+        state = state.model_copy(update={"tasks": {**state.tasks, task.name: ended}})
+    draft.question = state, why
+    return draft
+
+
+def _events(state: State, event: EventBase, at: datetime, draft: _Draft, *, digest: bool) -> list[Event]:
+    changes = sorted(draft.changes, key=lambda change: change.task)
+    unfinished = [state.tasks[c.task].plan for c in changes if state.tasks[c.task].change is not None]
+    solved = draft.solved
+    plan = PlanDecided(
+        event_id=derived_id(event.event_id, SERVICE, 0),
+        occurred_at=at,
+        decider=DECIDER,
+        plan=f"p{state.plans + 1}",
+        trigger=draft.trigger,
+        cause=event.event_id,
+        incident=draft.incident,
+        response=draft.response if changes else Response.NONE,
+        supersedes=list(dict.fromkeys(unfinished)),
+        changes=changes,
+        queued=_queued(state, draft),
+        inputs_sha256=solved.problem.sha256() if solved and digest else "",
+        problem=solved.problem if solved else None,
+        solution=solved.solution if solved else None,
+        alternatives=solved.alternatives if solved else [],
+    )
+    return [plan, *_stops(event, at, draft.stopped)]
+
+
+def _queued(state: State, draft: _Draft) -> dict[str, str]:
+    """Return why each task without workers has none, once the plan is made."""
+    paused = {c.task: f"paused: {c.reason}" for c in draft.changes if c.action == "pause"}
+    solved = draft.solved.queued if draft.solved else {}
+    leaving = [
+        t for t in state.tasks.values() if t.life == "active" and t.queued and (draft.solved is None or t.leaving)
+    ]
+    found = {t.name: t.queued for t in leaving} | paused | solved
+    return {name: found[name] for name in sorted(found)}
+
+
+def _stops(event: EventBase, at: datetime, tasks: Sequence[Task]) -> list[Event]:
+    """Return the ends of tasks that stop without a process to write a checkpoint: their newest checkpoint remains."""
+    return [
+        TaskStopped(
+            event_id=derived_id(event.event_id, SERVICE, index),
+            occurred_at=at,
+            task=task.name,
+            generation=task.generation,
+            step=task.checkpoint_step,
+            path=task.checkpoint,
+        )
+        for index, task in enumerate(tasks, start=1)
+    ]

@@ -1,0 +1,149 @@
+"""evolve: the planner's state after one event. Pure: the time comes in with the event.
+
+Events of tasks are folded here, those of nodes in ``nodes.py``, plans and their execution in ``execution.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from services.planner.admission import present_wait
+from services.planner.blame import blamed_node, blamed_task, blamed_workers, is_stale
+from services.planner.corrections import forget_rates, measure
+from services.planner.execution import execute_phase, form_stage, make_plan
+from services.planner.nodes import count_incident, join_node, lose_node, lose_workers
+from services.planner.state import State, Task
+from shared.events import (
+    ClusterConfigured,
+    ErrorDetected,
+    EventBase,
+    NodeJoined,
+    PlanDecided,
+    StateMoved,
+    TaskCheckpointed,
+    TaskFailed,
+    TaskFinished,
+    TaskProgressed,
+    TaskStarving,
+    TaskStopped,
+    TaskStopRequested,
+    TaskSubmitted,
+)
+from shared.severities import Severity
+
+
+def evolve(state: State, event: EventBase, at: datetime) -> State:
+    """Return the state after ``event``. ``at``: when the event, or the cause of a plan, was recorded."""
+    fold = _FOLDS.get(type(event))
+    return state if fold is None else fold(state, event, at)
+
+
+def _configured(state: State, event: ClusterConfigured, at: datetime) -> State:
+    before = state.parameter("worker_flop_per_s")
+    state = state.model_copy(update={"config": event})
+    return state if state.parameter("worker_flop_per_s") == before else forget_rates(state)
+
+
+def _submitted(state: State, event: TaskSubmitted, at: datetime) -> State:
+    old = state.tasks.get(event.spec.name)
+    task = Task(spec=event.spec, step=event.step, checkpoint=event.checkpoint, checkpoint_step=event.step)
+    if old is not None:
+        same = all(getattr(old.spec, name) == getattr(event.spec, name) for name in ("model", "batch", "parallel"))
+        task = task.model_copy(
+            update={
+                "generation": old.generation,
+                "occupied": old.occupied,
+                "plan": old.plan,
+                "planned_at": old.planned_at,
+                "change": old.change if old.change is not None and old.change.action == "end" else None,
+                "measured": old.measured if same else {},
+            }
+        )
+    return state.with_task(task)
+
+
+def _stop_requested(state: State, event: TaskStopRequested, at: datetime) -> State:
+    task = state.tasks.get(event.task)
+    if task is None or task.life != "active":
+        return state
+    return state.with_changed(event.task, life="stopping")
+
+
+def _starving(state: State, event: TaskStarving, at: datetime) -> State:
+    task = state.tasks.get(event.task)
+    wait = present_wait(task)
+    if wait is None or wait.since != event.since:
+        return state
+    return state.with_changed(event.task, wait=wait.model_copy(update={"called_at": at, "cause": event.event_id}))
+
+
+def _ended(state: State, event: TaskFinished | TaskFailed, at: datetime) -> State:
+    return state.with_changed(
+        event.task, life="ended", members=(), owners=(), lost=(), broken=False, queued="", step=event.step
+    )
+
+
+def _stopped(state: State, event: TaskStopped, at: datetime) -> State:
+    task = state.tasks.get(event.task)
+    if task is None or task.life == "ended":
+        return state
+    saved = {"checkpoint": event.path, "checkpoint_step": event.step} if event.path else {}
+    if task.life == "active" and task.change is not None and task.change.action == "pause":
+        return state.with_changed(event.task, step=event.step, **saved)
+    ended = {"life": "ended", "members": (), "owners": (), "lost": (), "broken": False, "queued": ""}
+    return state.with_changed(event.task, step=event.step, **ended, **saved)
+
+
+def _progressed(state: State, event: TaskProgressed, at: datetime) -> State:
+    task = state.tasks.get(event.task)
+    if task is None or task.life == "ended":
+        return state
+    timed = {"step_s": event.step_s} if event.step_s > 0.0 else {}
+    state = state.with_changed(event.task, step=event.step, **timed)
+    layout = task.trained.get(event.generation)
+    if timed and layout is not None:
+        state = state.with_changed(event.task, measured=measure(state, task, layout, event.step_s))
+    return form_stage(state, event.task, event.generation)
+
+
+def _checkpointed(state: State, event: TaskCheckpointed, at: datetime) -> State:
+    task = state.tasks.get(event.task)
+    if task is None or event.step < task.checkpoint_step:
+        return state
+    return state.with_changed(event.task, checkpoint=event.path, checkpoint_step=event.step)
+
+
+def _error(state: State, event: ErrorDetected, at: datetime) -> State:
+    name = blamed_node(event)
+    state = count_incident(state, event)
+    if event.severity is Severity.SEV1 and name is not None:
+        return lose_node(state, name, event, at)
+    task = blamed_task(state, event)
+    if task is None or is_stale(task, event):
+        return state
+    if event.severity is Severity.SEV3:
+        return state.with_changed(task.name, broken=bool(task.members or task.owners))
+    return lose_workers(state, blamed_workers(task, event), task.name)
+
+
+def _moved(state: State, event: StateMoved, at: datetime) -> State:
+    return execute_phase(state, event)
+
+
+_FOLDS: dict[type[EventBase], Callable[[State, Any, datetime], State]] = {
+    ClusterConfigured: _configured,
+    TaskSubmitted: _submitted,
+    TaskStopRequested: _stop_requested,
+    TaskStarving: _starving,
+    TaskFinished: _ended,
+    TaskFailed: _ended,
+    TaskStopped: _stopped,
+    TaskProgressed: _progressed,
+    TaskCheckpointed: _checkpointed,
+    NodeJoined: join_node,
+    ErrorDetected: _error,
+    PlanDecided: make_plan,
+    StateMoved: _moved,
+}

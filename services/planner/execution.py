@@ -1,0 +1,154 @@
+"""Plans in the fold of the log: what a plan changes when it is made, and what its execution reports."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from services.planner.state import HardwareLayout, State, Task, Wait, node_of, without
+from services.planner.transition_costs import kind_of_change
+from shared.events import PlanDecided, StateMoved
+from shared.plans import Stage, TaskChange
+
+GENERATIONS_REMEMBERED = 16
+"""Number of generations of a task whose hardware and layout are remembered. A generation trains on while a few later
+ones are superseded before they form, never while many are."""
+
+
+def make_plan(state: State, event: PlanDecided, at: datetime) -> State:
+    """Return the state once the plan is made: members, stages and waits of all tasks."""
+    state = state.model_copy(update={"plans": state.plans + 1})
+    for change in event.changes:
+        task = state.tasks.get(change.task)
+        if task is not None:
+            changed = _changed(task, change, event.plan, at)
+            existing = tuple(worker for worker in changed.occupied if _exists(state, worker))
+            trained = _trained(state, task, change)
+            state = state.with_task(changed.model_copy(update={"occupied": existing, "trained": trained}))
+    for task in state.tasks.values():
+        reason = event.queued.get(task.name, "")
+        wait = _wait(task, event, at)
+        if task.queued != reason or task.wait != wait:
+            state = state.with_changed(task.name, queued=reason, wait=wait)
+    return state
+
+
+def _wait(task: Task, event: PlanDecided, at: datetime) -> Wait | None:
+    """Return the task's wait once the plan is made: it begins, goes on or ends; a wait that starved ends in a turn."""
+    wait = task.wait
+    if task.name in event.queued:
+        return wait if wait is not None and wait.ended_at is None else Wait(since=at, cause=event.event_id)
+    if wait is None or wait.ended_at is not None:
+        return wait
+    return wait.model_copy(update={"ended_at": at}) if wait.called_at is not None else None
+
+
+def _exists(state: State, worker: str) -> bool:
+    """Return whether the worker's node has such a worker. A new incarnation may have fewer than the one before."""
+    node = state.nodes.get(node_of(worker))
+    return node is not None and worker in node.workers
+
+
+def _changed(task: Task, change: TaskChange, plan: str, at: datetime) -> Task:
+    """Return the task once the plan is made. The plan answers all losses up to now."""
+    stage = change.target or change.interrupted
+    moves = change.action in ("move", "none") and stage is not None
+    members = tuple(member.worker for member in stage.members) if stage is not None and moves else ()
+    numbers = [s.generation for s in change.stages]
+    processes = dict.fromkeys((*members, *change.survivors, *change.failed, *change.release))
+    live = stage is None or any(member.source == "live" for member in stage.members)
+    return task.model_copy(
+        update={
+            "generation": max((task.generation, *numbers)),
+            "members": members,
+            "owners": tuple(change.survivors) if live or _divides_model(stage) else (),
+            "ranks": {worker: task.ranks[worker] for worker in change.survivors if live and worker in task.ranks},
+            "occupied": tuple(sorted(processes)),
+            "lost": (),
+            "broken": False,
+            "plan": plan,
+            "planned_at": at,
+            "change": change,
+            "layout": stage.layout if stage is not None else task.layout,
+            "idle_since": at if change.hold or change.action == "pause" else None,
+            "idle_s": 0.0,
+        }
+    )
+
+
+def _divides_model(stage: Stage | None) -> bool:
+    """Return whether each worker of the stage has only a shard of the model.
+
+    A process that keeps running while the layout becomes data-parallel has a shard, which is no whole state.
+    """
+    return stage is not None and stage.layout.world_size != stage.layout.data
+
+
+def _trained(state: State, task: Task, change: TaskChange) -> dict[int, HardwareLayout]:
+    """Return ``Task.trained`` with the stages of the plan."""
+    trained = dict(task.trained)
+    for stage in change.stages:
+        layout, hardware = stage.layout, state.nodes[stage.members[0].node].hardware
+        trained[stage.generation] = HardwareLayout(hardware, layout.tensor, layout.pipeline, layout.data)
+    return {generation: trained[generation] for generation in sorted(trained)[-GENERATIONS_REMEMBERED:]}
+
+
+def form_stage(state: State, name: str, generation: int) -> State:
+    """Return the state once a generation is known to train: its members have the task's state.
+
+    While the survivors finish an interrupted step, those of them that are no members of its stage keep what they have.
+    """
+    task = state.tasks[name]
+    stages = task.change.stages if task.change else []
+    stage = next((s for s in stages if s.generation == generation), None)
+    if stage is None:
+        return state
+    ranks = {member.worker: member.rank for member in stage.members}
+    if stage is not stages[-1] and not ranks.keys() >= set(task.owners):
+        return state
+    return state.with_changed(name, owners=tuple(ranks), state_layout=stage.layout, ranks=ranks)
+
+
+def execute_phase(state: State, event: StateMoved) -> State:
+    """Return the state after a phase of the newest plan's execution has ended for one task."""
+    task = state.tasks.get(event.task)
+    if task is None or task.change is None or task.plan != event.plan:
+        return state
+    state = _after_phase(state, task, task.change, event)
+    if not event.complete or event.phase == "failed":
+        return state
+    state = _measure(state, task, task.change, event)
+    owners = tuple(worker for worker in state.tasks[event.task].owners if worker in task.members)
+    return state.with_changed(event.task, change=None, occupied=tuple(sorted(task.members)), owners=owners)
+
+
+def _after_phase(state: State, task: Task, change: TaskChange, event: StateMoved) -> State:
+    if event.phase in ("resumed", "restored", "ended") and event.step > 0 and task.life != "ended":
+        state = state.with_changed(event.task, step=event.step)
+    if event.phase == "drained":
+        state = state.with_changed(event.task, idle_since=task.idle_since or event.occurred_at)
+    if event.phase == "resumed":
+        state = state.with_changed(event.task, idle_since=None, idle_s=task.idle_s + _idle_s(task, event))
+    if event.phase in ("resumed", "restored"):
+        state = form_stage(state, event.task, event.generation)
+    if event.phase == "released":
+        staying = without(task.occupied, [w for w in change.release if w not in task.members])
+        state = state.with_changed(event.task, occupied=staying)
+    return state
+
+
+def _idle_s(task: Task, event: StateMoved) -> float:
+    """Return the seconds without progress up to this event, since the task left its step or the phase began."""
+    return max(0.0, (event.occurred_at - (task.idle_since or event.started_at)).total_seconds())
+
+
+def _measure(state: State, task: Task, change: TaskChange, event: StateMoved) -> State:
+    """Return the state with one more measured transition: the seconds without progress.
+
+    Time in which the task trained is not lost: the survivors finish their step and go on until the newcomers are up.
+    """
+    kind = kind_of_change(change)
+    if kind is None:
+        return state
+    number, total_s = state.transitions.get(kind, (0, 0.0))
+    measured = (number + 1, total_s + task.idle_s + _idle_s(task, event))
+    return state.model_copy(update={"transitions": {**state.transitions, kind: measured}})

@@ -1,0 +1,71 @@
+"""The planner's fold of the log: its state, and the rule by which answers enter the state.
+
+An answer (the events that ``decide`` returns for one cause) is folded right after its cause and skipped when the log
+delivers it later. The state behind the answer to event k therefore contains every event up to k, and every answer to
+an event before k (docs/architecture.md, "Folding and deciding"). The service (``main``) and replay (``replay``) both
+fold through ``Fold``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from services.planner.decide import SERVICE, decide
+from services.planner.evolve import evolve
+from services.planner.reconfigure import Solve
+from services.planner.state import State
+from shared.events import Event, PlanDecided, Recorded, TaskStopped, derived_id
+from shared.log.own_events import OwnEvents
+from shared.planning.solver import solve_with_alternatives
+
+
+class Fold:
+    """The planner's state, advanced record by record.
+
+    For each record: ``take`` it; if that returns True, ``decide`` or look up the answer, then fold it by ``answer``.
+    """
+
+    def __init__(self, solve: Solve = solve_with_alternatives) -> None:
+        """Start before the first event.
+
+        Args:
+            solve: the solver, or a replacement that returns the same answers (``lookahead``).
+        """
+        self.state = State()
+        self._solve = solve
+        self._own = OwnEvents()
+
+    def take(self, record: Recorded) -> bool:
+        """Fold a record; return False if the record is an answer that was folded after its cause already."""
+        if self._own.skip(record.event):
+            return False
+        self.state = evolve(self.state, record.event, record.recorded_at)
+        return True
+
+    def decide(self, record: Recorded) -> list[Event]:
+        """Return the answer to the record that was taken last; empty if the record calls for none."""
+        return decide(self.state, record.event, record.recorded_at, self._solve)
+
+    def answer(self, cause: Recorded, events: Sequence[Event]) -> None:
+        """Fold the answer to the record that was taken last, as of the time at which that record was logged."""
+        self._own.add(events)
+        for event in events:
+            self.state = evolve(self.state, event, cause.recorded_at)
+
+
+def recorded_answers(records: Iterable[Recorded]) -> dict[str, Recorded]:
+    """Return, by event id, the records of the types that the planner answers with."""
+    return {r.event.event_id: r for r in records if isinstance(r.event, PlanDecided | TaskStopped)}
+
+
+def answers_to(cause: Recorded, answers: Mapping[str, Recorded]) -> list[Recorded]:
+    """Return the planner's recorded answer to a cause, in the order of its events; empty if there is none.
+
+    Args:
+        cause: the record that may have been answered.
+        answers: what ``recorded_answers`` returned for the log.
+    """
+    found: list[Recorded] = []
+    while (record := answers.get(derived_id(cause.event.event_id, SERVICE, len(found)))) is not None:
+        found.append(record)
+    return found

@@ -1,0 +1,85 @@
+"""Nodes in the fold of the log: how they join and are lost, and which processes are lost with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from services.planner.blame import blamed_node
+from services.planner.state import Node, State, node_of, without
+from shared.events import ErrorDetected, NodeJoined
+from shared.severities import Severity
+
+
+def join_node(state: State, event: NodeJoined, at: datetime) -> State:
+    """Return the state after a node has joined. A new incarnation of a usable node has lost all its processes."""
+    old = state.nodes.get(event.node)
+    if old is not None and old.usable and old.incarnation == event.incarnation:
+        return state
+    if old is not None and old.usable:
+        state = lose_workers(_with_usable_time(state, old, at), old.workers)
+    node = Node(
+        name=event.node,
+        incarnation=event.incarnation,
+        domain=event.domain,
+        workers=tuple(event.workers),
+        usable=True,
+        since=at,
+        hardware=event.hardware,
+    )
+    tasks = {
+        name: task.model_copy(update={"occupied": tuple(w for w in task.occupied if node_of(w) != node.name)})
+        for name, task in state.tasks.items()
+    }
+    nodes = {**state.nodes, node.name: node}
+    return state.model_copy(update={"nodes": nodes, "tasks": tasks, "kinds": _counted(state.kinds, old, node)})
+
+
+def _counted(kinds: dict[str, dict[int, int]], old: Node | None, new: Node) -> dict[str, dict[int, int]]:
+    """Return ``State.kinds`` with a node in place of its earlier incarnation."""
+    kinds = {kind: dict(sizes) for kind, sizes in kinds.items()}
+    for node, change in ((old, -1), (new, 1)):
+        if node is not None:
+            sizes = kinds.setdefault(node.hardware, {})
+            sizes[len(node.workers)] = sizes.get(len(node.workers), 0) + change
+    return {kind: {k: n for k, n in sizes.items() if n} for kind, sizes in kinds.items() if any(sizes.values())}
+
+
+def lose_node(state: State, name: str, event: ErrorDetected, at: datetime) -> State:
+    """Return the state after a usable node was lost or isolated because of an error."""
+    node = state.nodes.get(name)
+    if node is None or not node.usable:
+        return state
+    state = _with_usable_time(state, node, at)
+    gone = node.model_copy(update={"usable": False, "since": at, "reason": f"{event.kind.value} ({event.incident})"})
+    state = state.model_copy(update={"nodes": {**state.nodes, name: gone}, "losses": state.losses + 1})
+    return lose_workers(state, node.workers)
+
+
+def lose_workers(state: State, workers: Iterable[str], name: str | None = None) -> State:
+    """Return the state after processes were lost. ``name``: the only task that loses them; None: every task."""
+    gone = set(workers)
+    for task in state.tasks.values():
+        if name is not None and task.name != name:
+            continue
+        hit = tuple(worker for worker in dict.fromkeys((*task.owners, *task.members)) if worker in gone)
+        if hit and task.life != "ended":
+            state = state.with_changed(task.name, lost=(*task.lost, *without(hit, task.lost)), broken=True)
+    return state
+
+
+def count_incident(state: State, event: ErrorDetected) -> State:
+    """Return the state with one more incident of the node that the error names.
+
+    SEV3 does not count. An escalation to SEV1 does not count either: the SEV2 that it comes from has been counted.
+    """
+    name = blamed_node(event)
+    counted = event.severity is Severity.SEV1 and event.escalates is not None
+    if name is None or event.severity is Severity.SEV3 or counted:
+        return state
+    return state.model_copy(update={"incidents": {**state.incidents, name: state.incidents.get(name, 0) + 1}})
+
+
+def _with_usable_time(state: State, node: Node, at: datetime) -> State:
+    """Return the state with the time added that the node has been usable."""
+    return state.model_copy(update={"node_s": state.node_s + (at - node.since).total_seconds()})

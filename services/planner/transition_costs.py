@@ -1,0 +1,145 @@
+"""Transition costs: D_transition, the time that a change costs a task, by its kind.
+
+    survivors   the staying workers have the state: the task shrinks, or finishes a broken step and goes on as it is
+    newcomers   other workers join and take the live state: the task grows, or a lost worker is replaced
+    restore     all workers read the newest checkpoint, or begin anew: no group of live workers has the whole state, or
+                the new count has other tensor and pipeline sizes
+    pause       the task saves its state and gives up its workers, to restore the state later
+
+The log tells how long the task made no progress each time. The estimate of a kind is the mean of those times and the
+model, which counts as one more measurement: ``transition_prior_s`` and the bytes of a worker's state over the bandwidth
+of the nearest source.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from services.planner.state import State, Task, TransitionKind, node_of
+from services.planner.throughput_tables import table_of
+from shared.planning.performance import hardware
+from shared.planning.performance.device_memory import STATE_BYTES
+from shared.plans import TaskChange
+
+CPU_STATE_BYTES = 16
+"""Bytes of a parameter trained in fp32: weight 4, gradient 4, two Adam moments 8. A GPU's 18 have a 16-bit copy too."""
+
+GRID = 1.1
+"""Factor between two times on the grid of D_running and D_transition. Both are known less exactly than that."""
+
+LEAST_ON_GRID_S = 1e-3
+"""Shorter times stay as they are, because no decision depends on them."""
+
+
+class TransitionCost(NamedTuple):
+    """D_transition of a task, seconds, in the form of ``TaskProblem``.
+
+    ``transition_s``: of a count up to ``staying``. ``newcomers_s``: added above ``staying``. ``to_s``: of single
+    counts, in place of both.
+    """
+
+    transition_s: float
+    to_s: dict[int, float]
+    staying: int
+    newcomers_s: float
+
+
+def transition_cost(state: State, task: Task) -> TransitionCost:
+    """Return D_transition of the task for every count.
+
+    Each part is on the grid, so that problems solved ahead stay valid although one more step would be lost meanwhile.
+    """
+    restore_s = _estimate_s(state, task, "restore")
+    lost_s = max(0, task.step - task.checkpoint_step) * task.step_s
+    to_s: dict[int, float] = {}
+    if task.members:
+        # A pause that saves the step loses no steps, but the saved state must be read again. Whether a fault leaves
+        # whole replicas depends on which workers are lost, and problems solved ahead know only how many. So a task
+        # whose replicas have several workers saves nothing after a fault. A plan in progress counts as carried out.
+        saves = bool(task.live_owners) and (task.replica_size == 1 or not (task.broken or task.lost))
+        saving_s = _estimate_s(state, task, "pause") if saves else lost_s
+        to_s[0] = on_grid(saving_s + restore_s)
+    if not is_live(state, task):
+        return TransitionCost(on_grid(restore_s + lost_s), to_s, 0, 0.0)
+    to_s |= dict.fromkeys(table_of(state, task).reloading, on_grid(restore_s + lost_s))
+    survivors_s = on_grid(_estimate_s(state, task, "survivors"))
+    newcomers_s = on_grid(_estimate_s(state, task, "newcomers"))
+    staying = len(task.members) - len(set(task.lost).intersection(task.members))
+    return TransitionCost(survivors_s, to_s, staying, max(0.0, newcomers_s - survivors_s))
+
+
+def is_live(state: State, task: Task) -> bool:
+    """Return whether a worker has the task's whole state, so that others can take it from there.
+
+    If so, all workers that are planned for the task and not lost count as staying: those that join now will soon have
+    the state too.
+    """
+    if task.replica_size > 1 or not task.members or not task.live_owners:
+        return False
+    return task.pool in ("", _own_kind(state, task))
+
+
+def kind_of_change(change: TaskChange) -> TransitionKind | None:
+    """Return the kind of a change; None for the start of a task that was not running, and for its end."""
+    if change.action == "pause":
+        return "pause"
+    stage = change.target or change.interrupted
+    if stage is None or change.action not in ("move", "none"):
+        return None
+    sources = {member.source for member in stage.members}
+    if not sources <= {"live", "take"}:
+        return "restore" if change.survivors or change.failed else None
+    return "newcomers" if "take" in sources else "survivors"
+
+
+@lru_cache(maxsize=4096)
+def on_grid(value_s: float) -> float:
+    """Return the largest power of 1.1 that is not above the value, seconds (below 1 ms: the value itself).
+
+    Times change by the moment, and an answer solved ahead must still be valid when the event comes.
+    """
+    if value_s < LEAST_ON_GRID_S:
+        return value_s
+    below = 1.0
+    while below > value_s:
+        below = below / GRID
+    while below * GRID <= value_s:
+        below = below * GRID
+    return below
+
+
+def _estimate_s(state: State, task: Task, kind: TransitionKind) -> float:
+    """Return the mean of the measured transitions of this kind and the modelled one, seconds."""
+    number, total_s = state.transitions.get(kind, (0, 0.0))
+    return (_modelled_s(state, task, kind) + total_s) / (1 + number)
+
+
+def _modelled_s(state: State, task: Task, kind: TransitionKind) -> float:
+    """Return the fixed cost plus a worker's state in bytes over the bandwidth of its source or target, seconds."""
+    fixed_s = state.parameter("transition_prior_s")
+    stored = kind == "pause" or (kind == "restore" and task.checkpoint != "")
+    if kind != "newcomers" and not stored:
+        return fixed_s
+    profile = _hardware(state, task)
+    each = STATE_BYTES if profile.multiprocessors > 1 else CPU_STATE_BYTES
+    state_bytes = each * task.spec.model.parameters() / task.replica_size
+    bytes_per_s = state.parameter("storage_bytes_per_s") if stored else profile.inter_bytes_per_s
+    return fixed_s + state_bytes / bytes_per_s
+
+
+def _hardware(state: State, task: Task) -> hardware.Hardware:
+    """Return the profile of the workers that the task has or gets; that of ``cpu`` where the kind is unknown."""
+    kind = task.pool or _own_kind(state, task) or _first_kind(state)
+    return hardware.profile(kind if kind in hardware.names() else "cpu")
+
+
+def _own_kind(state: State, task: Task) -> str:
+    """Return the kind of the task's workers; empty if it has none."""
+    nodes = (state.nodes.get(node_of(worker)) for worker in task.members)
+    return next((node.hardware for node in nodes if node is not None), "")
+
+
+def _first_kind(state: State) -> str:
+    """Return the kind of the first usable node by name; empty if no node is usable."""
+    return next((state.nodes[name].hardware for name in sorted(state.nodes) if state.nodes[name].usable), "")

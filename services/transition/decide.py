@@ -1,0 +1,210 @@
+"""The decisions of the transition service: ``decide`` returns the effects that follow from a state.
+
+No clock, no randomness, no I/O. The state-moved events that are decided are folded at once (``evolve.fold_moved``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from services.transition.evolve import fold_moved
+from services.transition.moved_events import moved_phase, part_failed, phase_ended
+from services.transition.phase_commands import commands, prepare_commands
+from services.transition.phases import (
+    AFTER,
+    INTERRUPTED_STAGE,
+    awaits_save,
+    has_work,
+    is_preparing,
+    may_drain,
+    members,
+    not_yet_free,
+    phases_with_work,
+    stage_of,
+    unready,
+)
+from services.transition.state import (
+    Append,
+    Cancel,
+    Effect,
+    Failure,
+    Outcome,
+    Part,
+    Phase,
+    PhaseRun,
+    State,
+    Timer,
+    TimerName,
+    node_of,
+)
+from shared.codes import FailureCode
+from shared.events import StateMoved
+
+_BESIDE_INTERRUPTED_STAGE = frozenset({Phase.FREE, Phase.PREPARE, Phase.CONFIGURE_TARGET})
+"""Phases whose failure leaves the survivors alone: a process that does not start, a failed one that does not end, a
+lost node of the target. The survivors finish their step first, so that their step is known."""
+
+
+def decide(state: State, at: datetime) -> tuple[State, list[Effect]]:
+    """Return the state after all decisions that are due, and their effects.
+
+    ``at``: the time of the input that was folded last. Effects are to be performed in order: an ``Append`` is in the
+    log before the commands behind it are sent, so a restarted service never repeats a command that later ones have
+    overtaken.
+    """
+    effects: list[Effect] = []
+    progress = True
+    while progress:
+        progress = False
+        # Again while anything changes: another task's part may wait for what one part has released.
+        for task in sorted(state.parts):
+            after, new = _advance(state, task, at)
+            progress = progress or after is not state
+            state = after
+            effects += new
+    effects += [Cancel(command_id) for command_id in state.cancelled]
+    return replace(state, cancelled=()), effects
+
+
+def _advance(state: State, task: str, at: datetime) -> tuple[State, list[Effect]]:
+    """Take one step of a task's part; return the same state if there is none to take."""
+    part = state.parts[task]
+    if not part.active:
+        return state, []
+    failure = _new_failure(state, part)
+    if failure is not None:
+        return state.with_part(part.with_failure(failure)), []
+    allowed = frozenset(Phase)
+    if part.failures:
+        allowed = frozenset() if _disturbs_survivors(part) else INTERRUPTED_STAGE
+        if allowed <= part.done:
+            return _fail(state, part, at)
+    for phase in Phase:
+        if phase in part.done or phase not in allowed or not AFTER[phase] <= part.done:
+            continue
+        after, effects = _advance_phase(state, part, phase, at)
+        if after is not state:
+            return after, effects
+    if not part.failures and part.done >= frozenset(Phase):
+        return _complete(state, part, at)
+    return state, []
+
+
+# ---- phases
+
+
+def _advance_phase(state: State, part: Part, phase: Phase, at: datetime) -> tuple[State, list[Effect]]:
+    """Begin a phase, continue it, or end it."""
+    run = part.runs.get(phase)
+    if run is None:
+        return _begin(state, part, phase, at)
+    if phase is Phase.PREPARE and has_work(state, part, phase):
+        after, effects = _continue_prepare(state, part, run)
+        if after is not state:
+            return after, effects
+        if state.alive(unready(part)):
+            return state, []
+    if run.outstanding:
+        return state, []
+    if phase is Phase.RELEASE and awaits_save(part):
+        started = TimerName.SAVE in part.timers
+        return (state, []) if started else _start_timer(state, part, TimerName.SAVE, state.limits.grace_s)
+    return _end(state, part.with_run(phase, replace(run, ended_at=at)), phase, at)
+
+
+def _begin(state: State, part: Part, phase: Phase, at: datetime) -> tuple[State, list[Effect]]:
+    if phase is Phase.DRAIN and has_work(state, part, phase) and not may_drain(state, part):
+        return state, []
+    run = PhaseRun(started_at=at, outstanding={s.command.command_id: s for s in commands(state, part, phase)})
+    if phase in (Phase.STOP, Phase.RELEASE):
+        state = state.with_leaving(part.task, add=(w for s in run.outstanding.values() for w in s.workers))
+    return state.with_part(part.with_run(phase, run)), list(run.outstanding.values())
+
+
+def _continue_prepare(state: State, part: Part, run: PhaseRun) -> tuple[State, list[Effect]]:
+    """Prepare the workers that have become free; start a timer if the part waits for workers and for nothing else."""
+    new = prepare_commands(state, part)
+    if new:
+        run = replace(run, outstanding={**run.outstanding, **{s.command.command_id: s for s in new}})
+        starting = {w for send in new for w in send.workers}
+        occupied = state.occupied.get(part.task, frozenset()) | starting
+        state = state.with_leaving(part.task, drop=starting)
+        return state.with_part(part.with_run(Phase.PREPARE, run)).with_occupied(part.task, occupied), list(new)
+    if TimerName.WAIT not in part.timers and not is_preparing(part) and state.alive(unready(part)):
+        return _start_timer(state, part, TimerName.WAIT, state.limits.wait_s)
+    return state, []
+
+
+def _end(state: State, part: Part, phase: Phase, at: datetime) -> tuple[State, list[Effect]]:
+    moved = moved_phase(part, phase)
+    if moved is None or not (has_work(state, part, phase) or part.runs[phase].replies):
+        return state.with_part(replace(part, done=part.done | {phase})), []
+    left = phases_with_work(state, part) - part.done - {phase, Phase.FREE}
+    return _record(state, part, phase_ended(state, part, phase, moved, at, complete=not left))
+
+
+def _complete(state: State, part: Part, at: datetime) -> tuple[State, list[Effect]]:
+    """Complete a part whose phases are all done: the plan has no work, or the last workers to release were lost."""
+    if not part.moved:
+        return state.with_part(part.ended(Outcome.DONE)), []
+    return _record(state, part, phase_ended(state, part, Phase.RELEASE, "released", at, complete=True))
+
+
+def _record(state: State, part: Part, event: StateMoved) -> tuple[State, list[Effect]]:
+    """Return the state with the event folded, and the effect that appends the event."""
+    return fold_moved(state.with_part(part), event), [Append(event)]
+
+
+# ---- failures
+
+
+def _new_failure(state: State, part: Part) -> Failure | None:
+    """Return a failure of the part that is not in a reply: a time-out, a lost node, a wait in vain."""
+    failing = {failure.phase for failure in part.failures}
+    for phase, run in part.runs.items():
+        # Commands of one phase have one deadline: wait for all of them, so that all silent workers are named.
+        if run.silent and not run.outstanding and phase not in failing:
+            return Failure(phase, FailureCode.TIMEOUT, "no answer in time", run.silent)
+    for phase in (Phase.CONFIGURE_INTERRUPTED, Phase.CONFIGURE_TARGET):
+        if phase not in failing and (lost := _lost_members(state, part, phase)):
+            nodes = ", ".join(sorted({node_of(w) for w in lost}))
+            return Failure(phase, FailureCode.NODE_LOST, f"members on {nodes}", lost)
+    if part.failures:
+        return None
+    if part.change.prepare and part.task not in state.specs:
+        return Failure(Phase.PREPARE, FailureCode.UNKNOWN_TASK, "its specification is not in the log", ())
+    if TimerName.WAIT in part.fired and (waiting := not_yet_free(state, part, unready(part))):
+        return Failure(Phase.PREPARE, FailureCode.OCCUPIED, f"never released: {', '.join(waiting)}", ())
+    return None
+
+
+def _lost_members(state: State, part: Part, phase: Phase) -> tuple[str, ...]:
+    """Return the members, on lost nodes, of a stage that is still to be configured."""
+    stage = stage_of(part, phase)
+    if stage is None or phase in part.done or not has_work(state, part, phase):
+        return ()
+    if state.lost.isdisjoint(m.node for m in stage.members):
+        return ()
+    return tuple(w for w in members(stage) if node_of(w) in state.lost)
+
+
+def _disturbs_survivors(part: Part) -> bool:
+    """Whether a failure concerns the interrupted stage, or there is no such stage."""
+    if part.change.interrupted is None:
+        return True
+    return any(failure.phase not in _BESIDE_INTERRUPTED_STAGE for failure in part.failures)
+
+
+def _fail(state: State, part: Part, at: datetime) -> tuple[State, list[Effect]]:
+    """Record the failure. If the detector learns of the cause by itself, first wait for the plan that answers it."""
+    if all(failure.signalled for failure in part.failures) and TimerName.GRACE not in part.fired:
+        if TimerName.GRACE in part.timers:
+            return state, []
+        return _start_timer(state, part, TimerName.GRACE, state.limits.grace_s)
+    return _record(state, part, part_failed(state, part, at))
+
+
+def _start_timer(state: State, part: Part, name: TimerName, after_s: float) -> tuple[State, list[Effect]]:
+    part = replace(part, timers=part.timers | {name})
+    return state.with_part(part), [Timer(part.plan, part.task, name, after_s)]

@@ -1,0 +1,236 @@
+"""The fold of the transition service: ``evolve`` takes the state from one input to the next.
+
+No clock, no randomness, no I/O. ``decide`` folds its own state-moved events at once with ``fold_moved``; the fold
+ignores them when the log delivers them later. So a restarted service folds the log, decides, and goes on where the log
+ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from services.transition.moved_events import moved_phase
+from services.transition.phases import ENDINGS, before, kept, to_release
+from services.transition.state import (
+    Failure,
+    Input,
+    Logged,
+    Outcome,
+    Part,
+    Phase,
+    Replied,
+    State,
+    TimerFired,
+    node_of,
+)
+from shared.codes import FailureCode
+from shared.commands import Reply
+from shared.events import (
+    ErrorDetected,
+    Event,
+    NodeJoined,
+    PlanDecided,
+    StateMoved,
+    TaskCheckpointed,
+    TaskFailed,
+    TaskFinished,
+    TaskProgressed,
+    TaskStopped,
+    TaskSubmitted,
+)
+from shared.plans import TaskChange
+from shared.severities import ErrorKind
+
+
+def evolve(state: State, event: Input) -> State:
+    """Return the state after an input."""
+    match event:
+        case Logged(record=record):
+            return _logged(state, record.event)
+        case Replied():
+            return _replied(state, event)
+        case TimerFired(plan=plan, task=task, name=name):
+            part = state.parts.get(task)
+            if part is None or part.plan != plan or not part.active:
+                return state
+            return state.with_part(replace(part, fired=part.fired | {name}))
+
+
+def fold_moved(state: State, event: StateMoved) -> State:
+    """Fold a state-moved event. One of a superseded plan, or one that was folded before, changes nothing."""
+    part = state.parts.get(event.task)
+    if part is None or part.plan != event.plan or event.phase in part.moved:
+        return state
+    state = _moved_step(state, event)
+    part = replace(part, moved=part.moved | {event.phase})
+    if event.phase == "failed":
+        return state.with_part(part.ended(Outcome.FAILED))
+    occupied = state.occupied.get(event.task, frozenset())
+    for phase in Phase:
+        if moved_phase(part, phase) == event.phase:
+            part = replace(part, done=part.done | before(phase) | {phase})
+    if event.phase == "prepared":
+        occupied |= state.alive(part.change.prepare)
+        part = replace(part, ready=part.ready | set(part.change.prepare))
+        state = state.with_leaving(event.task, drop=part.change.prepare)
+    elif event.phase == "drained":
+        state = state.with_leaving(event.task, add=to_release(state, part))  # their release follows
+    elif event.phase == "released":
+        occupied -= set(to_release(state, part))
+    if event.complete:
+        occupied = state.alive(kept(part))
+        part = part.ended(Outcome.DONE)
+    return state.with_part(part).with_occupied(event.task, occupied)
+
+
+# ---- the log
+
+
+def _logged(state: State, event: Event) -> State:
+    match event:
+        case PlanDecided():
+            for change in event.changes:
+                state = _planned(state, event, change)
+            return state
+        case StateMoved():
+            return fold_moved(state, event)
+        case TaskSubmitted():
+            return _submitted(state, event)
+        case TaskProgressed(task=task, step=step) | TaskCheckpointed(task=task, step=step):
+            return state.with_step(task, step)
+        case TaskFinished() | TaskFailed():
+            return _task_ended(state, event.task)
+        case TaskStopped():
+            return _task_ended(_saved(state, event.task), event.task)
+        case ErrorDetected():
+            if event.task is not None and event.step is not None:
+                state = state.with_step(event.task, event.step)
+            return _node_lost(state, event.node) if event.kind is ErrorKind.NODE_LOST and event.node else state
+        case NodeJoined():
+            return _node_joined(state, event)
+        case _:
+            return state
+
+
+def _planned(state: State, plan: PlanDecided, change: TaskChange) -> State:
+    """Give the task a part of the plan, in place of the part that it has."""
+    task = change.task
+    generations = [stage.generation for stage in change.stages]
+    generation = max([*generations, change.from_generation, state.generations.get(task, 0)])
+    part = Part(plan=plan.plan, incident=plan.incident, change=change, generation=generation)
+    gone = tuple(sorted(state.leaving.get(task, frozenset()) & set(change.survivors)))
+    if gone:
+        detail = f"an earlier plan released {', '.join(gone)}"
+        part = part.with_failure(Failure(Phase.HOLD, FailureCode.RELEASED, detail, gone))
+    alive = state.alive([*change.survivors, *change.failed, *change.release])
+    state = replace(state, generations={**state.generations, task: generation})
+    return state.with_part(part).with_occupied(task, state.occupied.get(task, frozenset()) | alive)
+
+
+def _moved_step(state: State, event: StateMoved) -> State:
+    if event.phase in ("resumed", "restored"):
+        # Not the maximum: the task may have gone back to an older step, and computes the steps since then again.
+        return replace(state, steps={**state.steps, event.task: event.step})
+    return state.with_step(event.task, event.step)
+
+
+def _submitted(state: State, event: TaskSubmitted) -> State:
+    task = event.task
+    part = state.parts.get(task)
+    if part is None or not part.active:
+        # A task that reuses the name of an ended one starts without processes.
+        state = state.with_occupied(task, ()).with_leaving(task, drop=state.leaving.get(task, ()))
+    specs, steps = {**state.specs, task: event.spec}, {**state.steps, task: event.step}
+    return replace(state, specs=specs, steps=steps, ended=state.ended - {task})
+
+
+def _task_ended(state: State, task: str) -> State:
+    """Fold the end of a task. Its part is superseded, unless the plan itself ends the task."""
+    state = replace(state, ended=state.ended | {task})
+    part = state.parts.get(task)
+    if part is None or not part.active or part.change.action in ENDINGS:
+        return state
+    return state.with_part(part.ended(Outcome.SUPERSEDED))
+
+
+def _saved(state: State, task: str) -> State:
+    """Fold that the log says where the task's state was saved."""
+    part = state.parts.get(task)
+    return state if part is None or not part.active else state.with_part(replace(part, saved=True))
+
+
+def _node_joined(state: State, event: NodeJoined) -> State:
+    """Fold a node that joined. A new incarnation has none of the processes of the one before."""
+    if state.incarnations.get(event.node) not in (None, event.incarnation):
+        state = _vacated(state, event.node)
+    incarnations = {**state.incarnations, event.node: event.incarnation}
+    return replace(state, incarnations=incarnations, lost=state.lost - {event.node})
+
+
+def _node_lost(state: State, node: str) -> State:
+    """Fold a lost node: its processes are gone, and nobody waits for its replies."""
+    state = _vacated(replace(state, lost=state.lost | {node}), node)
+    for part in state.parts.values():
+        gone = [cid for cid, send in part.outstanding().items() if send.node == node]
+        if not gone:
+            continue
+        for phase, run in part.runs.items():
+            part = part.with_run(phase, run.without(gone))
+        state = replace(state.with_part(part), cancelled=state.cancelled + tuple(gone))
+    return state
+
+
+def _vacated(state: State, node: str) -> State:
+    """Return the state in which no task occupies a worker of the node."""
+    for task, workers in state.occupied.items():
+        state = state.with_occupied(task, (w for w in workers if node_of(w) != node))
+    return state
+
+
+# ---- replies
+
+
+def _replied(state: State, event: Replied) -> State:
+    for part in state.parts.values():
+        for phase, run in part.runs.items():
+            if event.command_id in run.outstanding:
+                return _phase_replied(state, part, phase, event)
+    return state
+
+
+def _phase_replied(state: State, part: Part, phase: Phase, event: Replied) -> State:
+    """Fold the reply to an outstanding command of the phase."""
+    send, reply = part.runs[phase].outstanding[event.command_id], event.reply
+    run = part.runs[phase].without([event.command_id])
+    if reply is None or (not reply.ok and reply.code is FailureCode.TIMEOUT):
+        run = replace(run, silent=run.silent + _to_blame(send.workers, reply))
+        return state.with_part(part.with_run(phase, run))
+    if not reply.ok:
+        part = part.with_run(phase, run)
+        if reply.code is FailureCode.FENCED:
+            return state.with_part(part.ended(Outcome.SUPERSEDED))
+        code = reply.code or FailureCode.REFUSED
+        failure = Failure(phase, code, f"{send.node}: {reply.detail}", _to_blame(send.workers, reply))
+        return state.with_part(part.with_failure(failure))
+    part = part.with_run(phase, replace(run, replies=(*run.replies, reply)))
+    return _phase_done(state.with_part(part), part, phase, send.workers)
+
+
+def _phase_done(state: State, part: Part, phase: Phase, workers: Iterable[str]) -> State:
+    """Fold what a phase has done on some workers: processes that are up, or gone."""
+    if phase is Phase.PREPARE:
+        return state.with_part(replace(part, ready=part.ready | set(workers)))
+    if phase in (Phase.FREE, Phase.RELEASE, Phase.STOP):
+        return state.with_occupied(part.task, state.occupied.get(part.task, frozenset()) - set(workers))
+    return state
+
+
+def _to_blame(workers: tuple[str, ...], reply: Reply | None) -> tuple[str, ...]:
+    """Return those of a failed command's workers that are to blame.
+
+    A reply lists the workers that are not to blame: possibly all, if they lost a peer. Without such a list all are.
+    """
+    if reply is None or not reply.workers:
+        return workers
+    return tuple(w for w in workers if w not in reply.workers)

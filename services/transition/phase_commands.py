@@ -1,0 +1,151 @@
+"""The commands of each phase of a part, as effects of the core.
+
+``commands`` returns the commands with which a phase begins; ``prepare_commands`` those for workers that become free
+later. ``phases`` says which workers a phase concerns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from services.transition.phases import (
+    generation_of,
+    has_work,
+    kept,
+    members,
+    not_yet_free,
+    preparing,
+    stage_of,
+    to_drain,
+    to_free,
+    to_hold,
+    to_release,
+    to_stop,
+    unready,
+)
+from services.transition.state import Part, Phase, Send, State, node_of
+from shared.commands import (
+    Command,
+    ConfigureTask,
+    DrainTask,
+    HoldTask,
+    OpenStore,
+    Prepare,
+    ReleaseTask,
+    StopTask,
+)
+from shared.events import derived_id
+
+WAITS_FOR_STEP = frozenset({Phase.DRAIN, Phase.STOP, Phase.CONFIGURE_INTERRUPTED, Phase.CONFIGURE_TARGET})
+"""Phases whose commands wait for a training step, so ``TransitionLimits.resume_s`` is their time-out."""
+
+Build = Callable[[dict[str, Any], list[str]], Command]
+"""Makes a command from the fields that all commands have and the node's workers."""
+
+
+def commands(state: State, part: Part, phase: Phase) -> list[Send]:
+    """Return the commands with which a phase begins, one for each concerned node that is not lost.
+
+    ``PREPARE`` begins without commands: ``prepare_commands`` has them as workers become free.
+    """
+    build = _BUILDERS.get(phase)
+    return build(state, part, phase) if build and has_work(state, part, phase) else []
+
+
+def prepare_commands(state: State, part: Part) -> list[Send]:
+    """Return ``Prepare`` for each worker that is free now and whose ``Prepare`` was not sent yet."""
+    spec = state.specs.get(part.task)
+    waiting = unready(part) - preparing(part)
+    if spec is None or not waiting:
+        return []
+    waiting -= frozenset(not_yet_free(state, part, waiting))
+    return _per_node(
+        state, part, Phase.PREPARE, sorted(waiting), lambda base, mine: Prepare(**base, workers=mine, spec=spec)
+    )
+
+
+def _per_node(
+    state: State, part: Part, phase: Phase, workers: Iterable[str], build: Build, salt: str = ""
+) -> list[Send]:
+    """Return one command for each node of the workers.
+
+    A command's id depends on plan, task, phase, node, workers and ``salt`` only, so a restarted service sends the same
+    id.
+    """
+    nodes: dict[str, list[str]] = {}
+    for worker in workers:
+        nodes.setdefault(node_of(worker), []).append(worker)
+    timeout_s = state.limits.resume_s if phase in WAITS_FOR_STEP else state.limits.command_s
+    found = []
+    for node, mine in sorted(nodes.items()):
+        if node in state.lost:
+            continue
+        name = f"{part.task}/{phase}/{node}/{','.join(mine)}/{salt}"
+        base = {
+            "command_id": derived_id(part.plan, "transition-command", name),
+            "plan": part.plan,
+            "task": part.task,
+            "generation": generation_of(part, phase),
+        }
+        found.append(Send(node, build(base, mine), timeout_s, tuple(mine)))
+    return found
+
+
+def _hold(state: State, part: Part, phase: Phase) -> list[Send]:
+    return _per_node(state, part, phase, to_hold(part), lambda base, mine: HoldTask(**base, workers=mine))
+
+
+def _free(state: State, part: Part, phase: Phase) -> list[Send]:
+    return _per_node(state, part, phase, to_free(part), lambda base, mine: ReleaseTask(**base, workers=mine))
+
+
+def _drain(state: State, part: Part, phase: Phase) -> list[Send]:
+    return _per_node(state, part, phase, to_drain(part), lambda base, mine: DrainTask(**base, workers=mine))
+
+
+def _stop(state: State, part: Part, phase: Phase) -> list[Send]:
+    return _per_node(state, part, phase, to_stop(part), lambda base, mine: StopTask(**base, workers=mine))
+
+
+def _release(state: State, part: Part, phase: Phase) -> list[Send]:
+    staying = {node_of(w) for w in kept(part)}
+
+    def build(base: dict[str, Any], mine: list[str]) -> Command:
+        return ReleaseTask(**base, workers=mine, all_workers=node_of(mine[0]) not in staying)
+
+    return _per_node(state, part, phase, to_release(state, part), build)
+
+
+def _store(state: State, part: Part, phase: Phase) -> list[Send]:
+    """Return ``OpenStore`` for the node of the stage's lowest rank that is alive."""
+    alive = [w for w in members(stage_of(part, phase)) if node_of(w) not in state.lost]
+    mine = [w for w in alive if node_of(w) == node_of(alive[0])]
+    return _per_node(state, part, phase, mine, lambda base, _: OpenStore(**base))
+
+
+def _configure(state: State, part: Part, phase: Phase) -> list[Send]:
+    run = part.runs.get(Phase.STORE_INTERRUPTED if phase is Phase.CONFIGURE_INTERRUPTED else Phase.STORE_TARGET)
+    stage = stage_of(part, phase)
+    if run is None or not run.replies or stage is None:
+        return []
+    store = run.replies[-1]
+
+    def build(base: dict[str, Any], _: list[str]) -> Command:
+        fault_step = state.steps.get(part.task, 0)
+        return ConfigureTask(**base, stage=stage, store_host=store.host, store_port=store.port, fault_step=fault_step)
+
+    return _per_node(state, part, phase, members(stage), build, salt=f"{store.host}:{store.port}")
+
+
+_BUILDERS: dict[Phase, Callable[[State, Part, Phase], list[Send]]] = {
+    Phase.HOLD: _hold,
+    Phase.FREE: _free,
+    Phase.DRAIN: _drain,
+    Phase.STOP: _stop,
+    Phase.RELEASE: _release,
+    Phase.STORE_INTERRUPTED: _store,
+    Phase.STORE_TARGET: _store,
+    Phase.CONFIGURE_INTERRUPTED: _configure,
+    Phase.CONFIGURE_TARGET: _configure,
+}

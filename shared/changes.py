@@ -1,0 +1,30 @@
+"""Waiting for a condition on the shared state of one event loop, without polling."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+class Changes:
+    """Wakes the tasks that wait for a condition on some state, whenever that state changes."""
+
+    def __init__(self) -> None:
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def notify(self) -> None:
+        """Have every waiting task evaluate its predicate again. To be called after each change of the state."""
+        waiters, self._waiters = self._waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def until(self, predicate: Callable[[], bool]) -> None:
+        """Return when ``predicate()`` is true. An exception of the predicate ends the wait and is raised."""
+        while not predicate():
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.add(waiter)
+            try:
+                await waiter
+            finally:
+                self._waiters.discard(waiter)

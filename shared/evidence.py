@@ -1,0 +1,76 @@
+"""The evidence of an error event, with the part of it that decisions use.
+
+``ErrorDetected.evidence`` is an open JSON object for the reader of an incident: output, tracebacks, where each rank
+stood. The fields that decisions use are declared here. The detector builds the object with ``Evidence.mapping``; the
+folds of the detector and of the planner parse it with ``Evidence.read``, and use no other entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+
+
+def _or_default(kind: Any, default: Callable[[], Any]) -> BeforeValidator:
+    """Return a validator that replaces a value of another type by a default."""
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+
+    def validate(value: Any) -> Any:
+        try:
+            return adapter.validate_python(value)
+        except ValidationError:
+            return default()
+
+    return BeforeValidator(validate)
+
+
+def _texts(value: Any) -> Any:
+    """Return the texts of a list, in order."""
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class LostRanks(_Part):
+    """The part of a task on a lost node.
+
+    Attributes:
+        workers: the node's workers that mattered to the task.
+        generation: the newest generation that the task's outstanding plan leads to, else the present one.
+        ranks: worker -> rank, of the workers that are members of the present generation.
+        step: updates applied.
+    """
+
+    workers: list[str]
+    generation: int
+    ranks: dict[str, int] = Field(default_factory=dict)
+    step: int = 0
+
+
+class Evidence(_Part):
+    """The evidence of an error event. A declared field that is absent or malformed in a log has its default.
+
+    Attributes:
+        workers: all workers to blame, where there are several.
+        failure: the key of the failure; equal keys mean the same failure again.
+        incarnation: of a lost node.
+        tasks: task -> its part on a lost node.
+    """
+
+    workers: Annotated[list[str], BeforeValidator(_texts)] = Field(default_factory=list)
+    failure: Annotated[str | None, _or_default(str | None, lambda: None)] = None
+    incarnation: Annotated[str | None, _or_default(str | None, lambda: None)] = None
+    tasks: Annotated[dict[str, LostRanks], _or_default(dict[str, LostRanks], dict)] = Field(default_factory=dict)
+
+    @classmethod
+    def read(cls, evidence: Mapping[str, Any]) -> Self:
+        """Return the declared fields of an event's evidence."""
+        return cls.model_validate(dict(evidence))
+
+    def mapping(self, **details: Any) -> dict[str, Any]:
+        """Return the evidence for an event: the fields that were given, and ``details`` for the reader."""
+        return {**details, **self.model_dump(mode="json", exclude_unset=True)}

@@ -1,0 +1,248 @@
+"""The journal: the log, its relay to JetStream, and the following of the log by a service.
+
+    await journal.append([event])                  in the log when this returns; in the stream a moment later
+    await journal.follow(handle, consumer="planner", after=position)
+
+The stream reports new events quickly; the table is the truth. A follower handles a message only if the message
+continues the hash chain exactly at the follower's position, and otherwise reads the table (``log``). Every service has
+one journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+import nats.errors
+import nats.js.errors
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+from shared import cancellation
+from shared.bus import Bus
+from shared.errors import Unavailable, UnicronError
+from shared.events import Event, Recorded
+from shared.log.log import EventLog
+from shared.log.relay import STREAM, SUBJECT, Relay, decode
+
+logger = logging.getLogger(__name__)
+
+RELAY_INTERVAL_S = 1.0
+"""Longest pause between two relays of a service: events of a service that died before its relay reach the others."""
+
+LAST_RELAY_S = 2.0
+"""How long ``close`` waits for the last relay. Another service relays the rest within ``RELAY_INTERVAL_S``."""
+
+FETCH_TIMEOUT_S = 0.5
+"""Time-out of one pull, after which the table is read. A pull that is lost in a restart of the server costs this much,
+and a follower learns of an event at most this late while NATS is away."""
+
+ACK_WAIT_S = 5.0
+"""Time after which the server delivers an unacknowledged message again. The follower skips it by its position."""
+
+_RETRY_S = 0.1
+"""Pause after an error of the bus while following. While the bus is away, this is how often the table is read."""
+
+_READ = 500
+"""Records read from the table at once."""
+
+Handle = Callable[[Recorded], Awaitable[None]]
+
+
+class Journal:
+    """The log and its relay; an async context manager that relays in the background from ``start`` to ``close``.
+
+    ``close`` leaves log and bus open: the caller that opened them closes them.
+    """
+
+    def __init__(self, log: EventLog, bus: Bus) -> None:
+        self.log = log
+        self._bus = bus
+        self._relay = Relay(log, bus)
+        self._appended = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Relay now, after each append and every ``RELAY_INTERVAL_S``."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._keep_relaying(), name="relay")
+
+    async def close(self) -> None:
+        """Stop relaying, after a last attempt."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self._task = None
+        if self._bus.connected:
+            with contextlib.suppress(UnicronError, TimeoutError):
+                async with asyncio.timeout(LAST_RELAY_S):
+                    await self._relay.run()
+
+    async def __aenter__(self) -> Self:
+        """Start."""
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        await self.close()
+
+    async def append(self, events: Sequence[Event], *, expected: Mapping[str, int] | None = None) -> list[Recorded]:
+        """Append to the log (``EventLog.append`` has meaning and errors) and start a relay.
+
+        The relay is not waited for: an event counts from the commit on, with or without NATS.
+        """
+        records = await asyncio.to_thread(self.log.append, events, expected=expected)
+        self._appended.set()
+        return records
+
+    async def relay(self) -> int:
+        """Relay now and return the stream's last sequence.
+
+        Raises:
+            Unavailable: NATS does not answer.
+        """
+        return await self._relay.run()
+
+    async def follow(self, handle: Handle, *, consumer: str, after: int) -> None:
+        """Call ``handle`` with every record after position ``after``, once each, in order, until cancelled.
+
+        The records of the table come first, then those that a durable JetStream consumer delivers, one message at a
+        time, acknowledged after ``handle`` has returned. Following goes on after restarts of the server and rebuilds of
+        the stream.
+
+        Args:
+            handle: called with each record; its exception ends the following and is raised here.
+            consumer: name of the durable consumer: one for each follower.
+            after: the position up to which the follower has every record; this counts, not the consumer's position.
+
+        Raises:
+            Unavailable: the bus was closed.
+        """
+        follower = _Follower(self.log, self._bus, handle, consumer, after)
+        await follower.run()
+
+    async def _keep_relaying(self) -> None:
+        trouble = ""
+        while True:
+            self._appended.clear()
+            try:
+                await self._relay.run()
+                trouble = ""
+            except UnicronError as err:
+                if err.detail != trouble:
+                    logger.warning("%s; the relay tries again", err.detail)
+                trouble = err.detail
+            try:
+                async with asyncio.timeout(RELAY_INTERVAL_S):
+                    await self._appended.wait()
+            except TimeoutError:
+                with contextlib.suppress(UnicronError):
+                    await asyncio.to_thread(self.log.checkpoint)
+
+
+class _Follower:
+    """One run of ``follow``: its position in the log, and the consumer from which it pulls."""
+
+    def __init__(self, log: EventLog, bus: Bus, handle: Handle, consumer: str, after: int) -> None:
+        self._log = log
+        self._bus = bus
+        self._handle = handle
+        # Names of consumers are parts of subjects: no dots, spaces, wildcards or slashes.
+        self._consumer = re.sub(r"[^A-Za-z0-9_-]", "-", consumer)
+        self._position = after
+        self._hash = ""
+        self._subscription: JetStreamContext.PullSubscription | None = None
+
+    async def run(self) -> None:
+        try:
+            await self._catch_up()
+            while True:
+                message = await self._next()
+                if message is None:
+                    if await self._catch_up():
+                        # The stream did not deliver these: the relay is behind, or the consumer waits for a lost
+                        # acknowledgement. A new consumer starts at this position.
+                        await self._unsubscribe()
+                    continue
+                await self._take(message)
+                with contextlib.suppress(nats.errors.Error), cancellation.kept():
+                    await message.ack()
+        finally:
+            await self._unsubscribe()
+
+    async def _catch_up(self) -> bool:
+        """Handle the records of the table; return whether there were any."""
+        start = self._position
+        while records := await asyncio.to_thread(self._log.read, after=self._position, limit=_READ):
+            for record in records:
+                await self._advance(record)
+        return self._position > start
+
+    async def _take(self, message: Msg) -> None:
+        record = decode(message.data)
+        if record is None or record.position > self._position + 1:
+            await self._catch_up()
+        elif record.position == self._position + 1:
+            if record.previous_hash == self._hash:
+                await self._advance(record)
+            else:
+                await self._catch_up()
+        # A record below this position was handled before.
+
+    async def _advance(self, record: Recorded) -> None:
+        await self._handle(record)
+        self._position, self._hash = record.position, record.hash
+
+    async def _next(self) -> Msg | None:
+        """Return the next message; None if none came in time or the bus failed."""
+        try:
+            if not self._bus.connected and not self._bus.closed:
+                await asyncio.sleep(_RETRY_S)
+                return None
+            with cancellation.kept():
+                if self._subscription is None:
+                    self._subscription = await self._subscribe()
+                return (await self._subscription.fetch(1, timeout=FETCH_TIMEOUT_S))[0]
+        except (TimeoutError, nats.errors.TimeoutError):
+            return None
+        except (nats.errors.Error, OSError) as err:
+            if self._bus.closed:
+                raise Unavailable(f"following {self._consumer}: the bus is closed") from err
+            logger.info("following %s: %s %s; again", self._consumer, type(err).__name__, err)
+            await self._unsubscribe()
+            await asyncio.sleep(_RETRY_S)
+            return None
+
+    async def _subscribe(self) -> JetStreamContext.PullSubscription:
+        """Replace the durable consumer by one that starts after this position."""
+        jetstream = self._bus.jetstream
+        with contextlib.suppress(nats.js.errors.NotFoundError):
+            await jetstream.delete_consumer(STREAM, self._consumer)
+        config = ConsumerConfig(
+            durable_name=self._consumer,
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=self._position + 1,
+            ack_policy=AckPolicy.EXPLICIT,
+            max_ack_pending=1,
+            ack_wait=ACK_WAIT_S,
+            filter_subject=f"{SUBJECT}.>",
+        )
+        await jetstream.add_consumer(STREAM, config)
+        return await jetstream.pull_subscribe_bind(self._consumer, STREAM)
+
+    async def _unsubscribe(self) -> None:
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            with contextlib.suppress(nats.errors.Error):
+                await subscription.unsubscribe()

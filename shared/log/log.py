@@ -1,0 +1,331 @@
+"""The event log: one append-only SQL table with gapless positions and a hash chain.
+
+    log.append([event])       one short transaction; the same event id twice appends once
+    log.read(after=position)  records in order, a page; read_all() yields every record
+    log.verify()              recomputes every hash, position and stream version
+
+A reader never sees position n + 1 before n: a lock that lasts until the commit covers the choice of positions.
+``schema`` defines the table and opens the database; ``relay`` and ``journal`` bring the records to the services.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import ValidationError
+from sqlalchemy import Connection, func, insert, select
+
+from shared.errors import Conflict, InvalidInput, UnicronError, VersionConflict
+from shared.events import EVENT, Event, Recorded
+from shared.log.schema import COLUMNS, TABLE, Database, begin_write, checkpoint, database_errors
+from shared.log.unreadable import unreadable
+from shared.model import Clock, canonical_json, utc_now
+
+FIRST_HASH = "0" * 64
+"""``previous_hash`` of the first row."""
+
+_VERIFY_BATCH = 500
+"""Rows fetched at once while verifying: bounds the memory, whatever the size of the log."""
+
+_COLUMNS = TABLE.c
+
+
+@dataclass(frozen=True, slots=True)
+class ChainReport:
+    """Result of ``verify``.
+
+    ``events``: number of rows, from the first on, that are intact. ``problem``: position and defect of the next row;
+    empty if there is none. ``head``: hash of the last intact row. Rows cut off at the end leave a valid, shorter chain:
+    compare ``head`` with an earlier one to notice that.
+    """
+
+    events: int
+    ok: bool
+    problem: str
+    head: str = FIRST_HASH
+
+
+def row_hash(values: Mapping[str, Any]) -> str:
+    """Return the hash of a row: SHA-256 over the canonical JSON of all its other columns, in the table's order."""
+    text = canonical_json([values[name] for name in COLUMNS if name != "hash"])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class EventLog:
+    """The log in SQLite (``sqlite:///PATH``) or PostgreSQL (``postgresql+psycopg://...``); safe to use from threads.
+
+    Args:
+        url: SQLAlchemy URL.
+        read_only: read a live log or a copied file; nothing is created or modified.
+        clock: source of ``recorded_at``.
+
+    Raises:
+        NotFound: read-only, and there is no such file.
+        Corrupt: the database is damaged or is not a log.
+        Unavailable: the database does not answer.
+    """
+
+    def __init__(self, url: str, *, read_only: bool = False, clock: Clock = utc_now) -> None:
+        self.url = url
+        self._database = Database(url, read_only=read_only)
+        self._what = f"log {self._database.name}"
+        self._clock = clock
+        self._read_only = read_only
+        self._checkpointed = 0
+        # Threads of this process wait for this lock, which wakes them at once; SQLite polls its own lock.
+        self._appending = threading.Lock()
+
+    def append(self, events: Sequence[Event], *, expected: Mapping[str, int] | None = None) -> list[Recorded]:
+        """Append events in one transaction and return them with their places, in the order given.
+
+        An event whose id is in the log already is not appended again: its record is returned. ``expected`` is checked
+        unless there is nothing new to append.
+
+        Args:
+            events: any number of events; none is allowed.
+            expected: stream -> version the stream must have now.
+
+        Raises:
+            VersionConflict: a stream has another version; nothing was appended.
+            Conflict: an event id is in the log with different content (both upcast); nothing was appended.
+            InvalidInput: an event cannot be stored (a naive time, text that is not Unicode).
+        """
+        if self._read_only:
+            raise Conflict(f"{self._what} was opened read-only")
+        drafts = [_draft(event) for event in events]
+        if not drafts:
+            return []
+        with self._appending, database_errors(self._what), self._database.writer.begin() as connection:
+            begin_write(connection)
+            known = _known(connection, drafts)
+            new: list[dict[str, Any]] = []
+            for draft in drafts:
+                if (earlier := known.get(draft["event_id"])) is None:
+                    known[draft["event_id"]] = draft
+                    new.append(draft)
+                elif not _same_event(earlier["data"], draft["data"]):
+                    raise Conflict(f"event {draft['event_id']} is in the log with different content")
+            if new:
+                _check_versions(connection, expected or {})
+                self._place(connection, new)
+                connection.execute(insert(TABLE), new)
+        return [_recorded(known[draft["event_id"]]) for draft in drafts]
+
+    def read(self, *, after: int = 0, limit: int = 1000) -> list[Recorded]:
+        """Return the records after position ``after``, in order, at most ``limit``.
+
+        Raises:
+            Corrupt: a record cannot be read back.
+            NewerVersion: a newer version of the program wrote a record.
+        """
+        query = select(TABLE).where(_COLUMNS.position > after).order_by(_COLUMNS.position).limit(limit)
+        with database_errors(self._what), self._database.engine.connect() as connection:
+            rows = connection.execute(query).all()
+        return [_recorded(row._asdict()) for row in rows]
+
+    def read_all(self) -> Iterator[Recorded]:
+        """Yield every record in order, a page at a time; records appended meanwhile are among them.
+
+        Raises:
+            Corrupt: a record cannot be read back.
+            NewerVersion: a newer version of the program wrote a record.
+        """
+        position = 0
+        while page := self.read(after=position):
+            yield from page
+            position = page[-1].position
+
+    def last_position(self) -> int:
+        """Return the position of the last event; 0 when the log is empty."""
+        with database_errors(self._what), self._database.engine.connect() as connection:
+            return int(connection.scalar(select(func.coalesce(func.max(_COLUMNS.position), 0))) or 0)
+
+    def stream_version(self, stream: str) -> int:
+        """Return the number of events in the stream."""
+        with database_errors(self._what), self._database.engine.connect() as connection:
+            return _stream_version(connection, stream)
+
+    def verify(self) -> ChainReport:
+        """Check every row: position, stream version, hash chain, times, and that the columns agree with the event."""
+        check = _ChainCheck()
+        try:
+            with database_errors(self._what), self._database.engine.connect() as connection:
+                # No lower bound, so that a row at a position below 1 is found.
+                query = select(TABLE).order_by(_COLUMNS.position).execution_options(yield_per=_VERIFY_BATCH)
+                for row in connection.execute(query):
+                    if problem := check.next(row._asdict()):
+                        return ChainReport(check.events, False, problem, check.head)
+        except UnicronError as err:
+            return ChainReport(check.events, False, f"position {check.events + 1}: {err.detail}", check.head)
+        return ChainReport(check.events, True, "", check.head)
+
+    def checkpoint(self) -> None:
+        """Bring SQLite's main file up to date if events were appended, so that a copy of that file is nearly complete.
+
+        With PostgreSQL this does nothing.
+        """
+        if self._database.sqlite and not self._read_only and (last := self.last_position()) != self._checkpointed:
+            with database_errors(self._what):
+                checkpoint(self._database.engine)
+            self._checkpointed = last
+
+    def close(self) -> None:
+        """Close the database. The last process that closes an SQLite log leaves a single file."""
+        self._database.close()
+
+    def _place(self, connection: Connection, drafts: Iterable[dict[str, Any]]) -> None:
+        """Give each draft its position, stream version, time of recording and hashes."""
+        query = select(_COLUMNS.position, _COLUMNS.hash, _COLUMNS.recorded_at)
+        last = connection.execute(query.order_by(_COLUMNS.position.desc()).limit(1)).first()
+        position, previous_hash, earliest = last if last is not None else (0, FIRST_HASH, "")
+        recorded_at = max(_utc_text(self._clock()), earliest)  # never falls, whatever the clock does
+        versions: dict[str, int] = {}
+        for draft in drafts:
+            stream = draft["stream"]
+            if stream not in versions:
+                versions[stream] = _stream_version(connection, stream)
+            versions[stream] += 1
+            position += 1
+            draft.update(
+                position=position,
+                stream_version=versions[stream],
+                recorded_at=recorded_at,
+                previous_hash=previous_hash,
+            )
+            draft["hash"] = previous_hash = row_hash(draft)
+
+
+class _ChainCheck:
+    """The check of a chain, row by row, with the place, hash, time and versions that the next row must continue."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.head = FIRST_HASH
+        self._recorded_at = ""
+        self._versions: dict[str, int] = {}
+
+    def next(self, row: Mapping[str, Any]) -> str:
+        """Return the row's defect in words; count the row and return an empty text if it has none."""
+        try:
+            return self._next(row)
+        except (TypeError, ValueError) as err:
+            return f"position {self.events + 1}: a column has a value that no event has ({err})"
+
+    def _next(self, row: Mapping[str, Any]) -> str:
+        position, stream = self.events + 1, row["stream"]
+        version = self._versions.get(stream, 0) + 1
+        if row["position"] != position:
+            return f"position {position} is missing: {row['position']!r} follows {self.events}"
+        if row["previous_hash"] != self.head:
+            return f"position {position}: previous_hash is not the hash of the row before"
+        computed = row_hash(row)
+        if row["hash"] != computed:
+            return f"position {position}: the row does not match its hash"
+        if row["stream_version"] != version:
+            return f"position {position}: version {row['stream_version']} of stream {stream}, expected {version}"
+        if row["recorded_at"] < self._recorded_at:
+            return f"position {position}: recorded before the row that precedes it"
+        try:
+            event = EVENT.validate_json(row["data"])
+            draft = _draft(event)
+        except (ValidationError, InvalidInput) as err:
+            return unreadable(position, row["data"], err).detail
+        if event.schema_version != 1:  # the row may have been upcast
+            draft["schema_version"] = json.loads(row["data"]).get("schema_version", event.schema_version)
+        # Not `data`: an event of an older version of this program may lack fields that have a default today.
+        if different := [name for name, value in draft.items() if name != "data" and row[name] != value]:
+            return f"position {position}: column {different[0]} contradicts the event"
+        self.events = position
+        self.head = computed
+        self._recorded_at = row["recorded_at"]
+        self._versions[stream] = version
+        return ""
+
+
+def _draft(event: Event) -> dict[str, Any]:
+    """Return the columns that follow from the event alone.
+
+    Raises:
+        InvalidInput: the event cannot be stored.
+    """
+    try:
+        data = event.canonical()
+        data.encode()
+    except ValueError as err:
+        raise InvalidInput(f"event {event.event_id} cannot be written as JSON: {err}") from err
+    if "\0" in event.event_id or "\0" in event.stream:
+        raise InvalidInput(f"event {event.event_id!r}: a NUL character in its id or stream")
+    if event.occurred_at.tzinfo is None:
+        raise InvalidInput(f"event {event.event_id}: occurred_at has no time zone")
+    return {
+        "event_id": event.event_id,
+        "stream": event.stream,
+        "type": event.type,
+        "schema_version": event.schema_version,
+        "occurred_at": _utc_text(event.occurred_at),
+        "data": data,
+    }
+
+
+def _same_event(recorded: str, appended: str) -> bool:
+    """Tell whether two events, as JSON, are equal once both have the present shape.
+
+    An older version of this program may have recorded the event in another schema version, or without fields that have
+    a default today.
+    """
+    if recorded == appended:
+        return True
+    try:
+        return EVENT.validate_json(recorded).canonical() == appended
+    except ValidationError:
+        return False
+
+
+def _utc_text(moment: datetime) -> str:
+    """Return ISO 8601 text in UTC with microseconds: of fixed width, so that the order of texts is that of times."""
+    return moment.astimezone(UTC).isoformat(timespec="microseconds")
+
+
+def _known(connection: Connection, drafts: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the rows of the log that have the drafts' event ids, by event id."""
+    query = select(TABLE).where(_COLUMNS.event_id.in_([draft["event_id"] for draft in drafts]))
+    return {row.event_id: row._asdict() for row in connection.execute(query)}
+
+
+def _check_versions(connection: Connection, expected: Mapping[str, int]) -> None:
+    for stream, version in expected.items():
+        actual = _stream_version(connection, stream)
+        if actual != version:
+            raise VersionConflict(
+                f"stream {stream} has version {actual}, expected {version}",
+                stream=stream,
+                expected=version,
+                actual=actual,
+            )
+
+
+def _stream_version(connection: Connection, stream: str) -> int:
+    query = select(func.coalesce(func.max(_COLUMNS.stream_version), 0)).where(_COLUMNS.stream == stream)
+    return int(connection.scalar(query) or 0)
+
+
+def _recorded(row: Mapping[str, Any]) -> Recorded:
+    """Return the record of a row. The event is read from its JSON, so that appending and reading give equal objects."""
+    try:
+        return Recorded.model_construct(
+            position=row["position"],
+            stream=row["stream"],
+            stream_version=row["stream_version"],
+            recorded_at=datetime.fromisoformat(row["recorded_at"]),
+            event=EVENT.validate_json(row["data"]),
+            previous_hash=row["previous_hash"],
+            hash=row["hash"],
+        )
+    except (ValidationError, ValueError, TypeError) as err:
+        raise unreadable(row["position"], row["data"], err) from err

@@ -1,0 +1,165 @@
+"""The relay: it publishes the rows of the log's table, in order, to a JetStream stream whose sequence is the position.
+
+The table is its own outbox. Every service relays. Concurrent relays do no harm, because each message names the sequence
+that it must follow. A stream that lacks rows gets them, a lost stream is rebuilt, and a stream that contradicts the
+table is deleted and rebuilt. ``journal`` runs a relay in the background and reads the messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Sequence
+
+import nats.errors
+import nats.js.errors
+from nats.js.api import Header, RawStreamMsg, StorageType, StreamConfig, StreamInfo
+
+from shared import cancellation
+from shared.bus import Bus
+from shared.errors import Unavailable
+from shared.events import Recorded
+from shared.log.log import EventLog
+from shared.model import canonical_json
+
+logger = logging.getLogger(__name__)
+
+STREAM = "UNICRON_LOG"
+SUBJECT = "unicron.log"
+"""Prefix of the messages' subjects; the event's type follows."""
+
+HASH_HEADER = "Unicron-Hash"
+"""Header with the record's hash. Equal hashes at one position mean equal logs up to it: each covers the one before."""
+
+_WRONG_LAST_SEQUENCE = (10071, 10164)
+"""JetStream's error codes for an expected last sequence that is not the stream's."""
+
+_BATCH = 256
+"""Rows read from the table at once."""
+
+_ENVELOPE_BYTES = 4096
+"""Bytes of a message left for subject and headers."""
+
+
+def encode(record: Recorded) -> bytes:
+    """Return the record as JSON, with the event in its canonical form."""
+    fields = record.model_dump(mode="json", exclude={"event"})
+    return canonical_json({**fields, "event": json.loads(record.event.canonical())}).encode()
+
+
+def decode(payload: bytes) -> Recorded | None:
+    """Return the record in a message; None if there is none (it was too large, or another program's message)."""
+    try:
+        return Recorded.model_validate_json(payload)
+    except ValueError:
+        return None
+
+
+class _Contradiction(Exception):
+    """The stream has a message that the table does not have."""
+
+
+class Relay:
+    """Publishes the rows that the stream lacks. One for each process; its runs are serialised."""
+
+    def __init__(self, log: EventLog, bus: Bus) -> None:
+        self._log = log
+        self._bus = bus
+        self._running = asyncio.Lock()
+
+    async def run(self) -> int:
+        """Publish every row that the stream lacks; return the stream's last sequence.
+
+        Raises:
+            Unavailable: the server does not answer. Nothing is lost: the next run goes on.
+        """
+        if not self._bus.connected:
+            raise Unavailable("relay: not connected to NATS")
+        async with self._running:
+            try:
+                while True:
+                    try:
+                        with cancellation.kept():
+                            return await self._send(await self._sequence())
+                    except _Contradiction as err:
+                        logger.error("stream %s contradicts the log (%s): deleted and rebuilt", STREAM, err)
+                        with contextlib.suppress(nats.js.errors.NotFoundError):
+                            await self._bus.jetstream.delete_stream(STREAM)
+            except (TimeoutError, nats.errors.Error, OSError) as err:
+                raise Unavailable(f"relay: {type(err).__name__} {err}") from err
+
+    async def _sequence(self) -> int:
+        """Return the stream's last sequence.
+
+        Raises:
+            _Contradiction: the stream is no prefix of the table.
+        """
+        info = await self._stream()
+        last = info.state.last_seq
+        if last == 0:
+            return 0
+        if info.state.messages != last:
+            raise _Contradiction(f"{info.state.messages} messages up to sequence {last}")
+        rows = await asyncio.to_thread(self._log.read, after=last - 1, limit=1)
+        if not rows:
+            raise _Contradiction(f"it has {last} messages, the log fewer")
+        message = await self._bus.jetstream.get_msg(STREAM, last)
+        if _header(message, HASH_HEADER) != rows[0].hash:
+            raise _Contradiction(f"sequence {last} is not the event at that position")
+        return last
+
+    async def _stream(self) -> StreamInfo:
+        config = StreamConfig(
+            name=STREAM,
+            subjects=[f"{SUBJECT}.>"],
+            storage=StorageType.FILE,
+            deny_delete=True,
+            deny_purge=True,
+        )
+        try:
+            return await self._bus.jetstream.stream_info(STREAM)
+        except nats.js.errors.NotFoundError:
+            logger.info("stream %s does not exist: building it from the log", STREAM)
+            return await self._bus.jetstream.add_stream(config)
+
+    async def _send(self, sequence: int) -> int:
+        """Publish every row after ``sequence``; return the stream's last sequence."""
+        while rows := await asyncio.to_thread(self._log.read, after=sequence, limit=_BATCH):
+            sequence = await self._publish(rows)
+        return sequence
+
+    async def _publish(self, rows: Sequence[Recorded]) -> int:
+        """Publish rows until one is refused or all are sent; return the stream's last sequence."""
+        for row in rows:
+            headers: dict[str, str] = {
+                Header.MSG_ID: row.event.event_id,
+                Header.EXPECTED_LAST_SEQUENCE: str(row.position - 1),
+                Header.EXPECTED_STREAM: STREAM,
+                HASH_HEADER: row.hash,
+            }
+            try:
+                with cancellation.kept():
+                    ack = await self._bus.jetstream.publish(
+                        f"{SUBJECT}.{row.event.type}", self._payload(row), headers=headers
+                    )
+            except nats.js.errors.APIError as err:
+                if err.err_code not in _WRONG_LAST_SEQUENCE:
+                    raise
+                # Another relay was faster, or the acknowledgement of this row was lost: go on at the stream's end.
+                return await self._sequence()
+            if ack.seq != row.position:
+                raise _Contradiction(f"position {row.position} is at sequence {ack.seq}")
+        return rows[-1].position
+
+    def _payload(self, row: Recorded) -> bytes:
+        payload = encode(row)
+        if len(payload) + _ENVELOPE_BYTES > self._bus.max_payload_bytes:
+            return b""  # the empty message takes the sequence; followers read the table
+        return payload
+
+
+def _header(message: RawStreamMsg, name: str) -> str:
+    headers: dict[str, str] = message.headers or {}
+    return headers.get(name, "")

@@ -1,0 +1,312 @@
+"""The log's table, its triggers, and the opening of a log database: SQLite or PostgreSQL.
+
+``log`` reads and writes the rows. Triggers refuse UPDATE, DELETE, TRUNCATE and gaps, whatever program connects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Engine,
+    Integer,
+    MetaData,
+    UniqueConstraint,
+    create_engine,
+    event,
+    inspect,
+)
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
+from sqlalchemy.pool import QueuePool
+from sqlmodel import Field, SQLModel
+
+from shared.errors import Corrupt, InvalidInput, NotFound, Unavailable
+
+APPLICATION_ID = 0x554E4943
+"""``UNIC`` in ASCII, in the header of an SQLite file (PRAGMA application_id): marks the file as an event log."""
+
+ADVISORY_LOCK = 0x554E49434C4F47
+"""``UNICLOG`` in ASCII: the PostgreSQL advisory lock that serialises appends of one database."""
+
+BUSY_TIMEOUT_S = 30.0
+"""How long SQLite waits for another writer. An append has the lock for a few milliseconds; on a disk that stalls it may
+be seconds, and an error would lose a decision."""
+
+
+class LogRow(SQLModel, table=True):
+    """One event. Times are ISO 8601 UTC text with microseconds, so that every database hashes the same bytes."""
+
+    __tablename__ = "log"
+    __table_args__ = (UniqueConstraint("stream", "stream_version", name="log_stream_version"),)
+    # Separate metadata: another module's create_all must not create the log's table without its triggers.
+    metadata = MetaData()
+
+    position: int = Field(
+        primary_key=True,
+        sa_type=BigInteger().with_variant(Integer, "sqlite"),
+        sa_column_kwargs={"autoincrement": False},
+    )
+    event_id: str = Field(unique=True)
+    stream: str
+    stream_version: int
+    type: str
+    schema_version: int
+    occurred_at: str
+    recorded_at: str
+    data: str
+    previous_hash: str
+    hash: str
+
+
+TABLE = LogRow.__table__  # type: ignore[attr-defined]
+COLUMNS = [column.name for column in TABLE.columns]
+
+_SQLITE_TRIGGERS = [
+    """CREATE TRIGGER log_no_update BEFORE UPDATE ON log
+       BEGIN SELECT RAISE(ABORT, 'the event log is append-only: UPDATE refused'); END""",
+    """CREATE TRIGGER log_no_delete BEFORE DELETE ON log
+       BEGIN SELECT RAISE(ABORT, 'the event log is append-only: DELETE refused'); END""",
+    # INSERT OR REPLACE deletes rows without the trigger above. A row passes if it replaces none and leaves no gap.
+    """CREATE TRIGGER log_no_replace BEFORE INSERT ON log
+       WHEN NEW.position IS NOT (SELECT coalesce(max(position), 0) + 1 FROM log)
+         OR EXISTS (SELECT 1 FROM log WHERE event_id = NEW.event_id)
+         OR EXISTS (SELECT 1 FROM log WHERE stream = NEW.stream AND stream_version = NEW.stream_version)
+       BEGIN SELECT RAISE(ABORT, 'the event log is append-only: REPLACE and gaps refused'); END""",
+]
+
+_POSTGRESQL_TRIGGERS = [
+    """CREATE FUNCTION log_refuse() RETURNS trigger LANGUAGE plpgsql AS
+       $$ BEGIN RAISE EXCEPTION 'the event log is append-only: %% refused', TG_OP; END $$""",
+    """CREATE TRIGGER log_no_change BEFORE UPDATE OR DELETE ON log
+       FOR EACH ROW EXECUTE FUNCTION log_refuse()""",
+    """CREATE TRIGGER log_no_truncate BEFORE TRUNCATE ON log
+       FOR EACH STATEMENT EXECUTE FUNCTION log_refuse()""",
+]
+
+
+@contextlib.contextmanager
+def database_errors(what: str) -> Any:
+    """Turn the driver's errors into this project's.
+
+    Args:
+        what: the database in words, for the message.
+
+    Raises:
+        Corrupt: the file is not a database, or is damaged.
+        Unavailable: the database cannot be reached, or is locked for too long.
+    """
+    try:
+        yield
+    except OperationalError as err:
+        text = str(err.orig)
+        if "malformed" in text:
+            raise Corrupt(f"{what}: {text}") from err
+        raise Unavailable(f"{what}: {text}") from err
+    except DatabaseError as err:
+        text = str(err.orig)
+        if "not a database" in text or "malformed" in text:
+            raise Corrupt(f"{what}: {text}") from err
+        raise
+
+
+def begin_write(connection: Connection) -> None:
+    """Take the writer's lock for the rest of the transaction. SQLite takes it with BEGIN IMMEDIATE."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})")
+
+
+class Database:
+    """An open log database. ``engine`` is for reading; ``writer`` is the same engine with write transactions.
+
+    Args:
+        url: SQLAlchemy URL, ``sqlite:///PATH`` or ``postgresql+psycopg://...``.
+        read_only: create and change nothing.
+
+    Raises:
+        InvalidInput: not a URL of SQLite or PostgreSQL.
+        NotFound: read-only, and there is no such file.
+        Corrupt: the database is not a log.
+        Unavailable: the database does not answer.
+    """
+
+    def __init__(self, url: str, *, read_only: bool) -> None:
+        self._copies: tempfile.TemporaryDirectory[str] | None = None
+        path = _sqlite_path(url)
+        self.sqlite = path is not None
+        if path is not None:
+            self.name = str(path)
+            self.engine = self._open_sqlite(path, read_only)
+        else:
+            parsed = _postgresql(url)
+            self.name = parsed.database or ""
+            self.engine = create_engine(parsed, pool_size=4, pool_pre_ping=True)
+        self.writer = self.engine.execution_options(unicron_write=True)
+        try:
+            with database_errors(f"log {self.name}"):
+                self._check_or_create(read_only)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.engine.dispose()
+        if self._copies is not None:
+            self._copies.cleanup()
+            self._copies = None
+
+    def _open_sqlite(self, path: Path, read_only: bool) -> Engine:
+        if read_only:
+            if not path.is_file():
+                raise NotFound(f"no log at {path}")
+            connect = self._read_only_sqlite(path)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            connect = _sqlite_connect(path, "mode=rwc")
+        engine = create_engine("sqlite+pysqlite://", creator=connect, poolclass=QueuePool, pool_size=4)
+
+        @event.listens_for(engine, "begin")
+        def _begin(connection: Connection) -> None:
+            # The driver is in autocommit mode (isolation_level None): this is the only place that begins transactions.
+            write = connection.get_execution_options().get("unicron_write")
+            connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+        return engine
+
+    def _read_only_sqlite(self, path: Path) -> Callable[[], sqlite3.Connection]:
+        """Return a function that opens ``path`` for reading and changes no file beside it.
+
+        A file without ``-wal`` is complete: ``immutable`` neither locks nor creates files. A file with ``-wal`` and
+        ``-shm`` is in use, or its writer was killed: a plain read-only connection reads all of it. With ``-wal`` alone,
+        or where that connection fails (a read-only folder), both files are copied to a temporary folder and read there.
+        """
+        wal, shm = Path(f"{path}-wal"), Path(f"{path}-shm")
+        if not wal.exists():
+            return _sqlite_connect(path, "mode=ro&immutable=1")
+        if shm.exists():
+            connect = _sqlite_connect(path, "mode=ro")
+            with contextlib.suppress(sqlite3.Error), contextlib.closing(connect()) as connection:
+                connection.execute("SELECT count(*) FROM sqlite_master")
+                return connect
+        self._copies = tempfile.TemporaryDirectory(prefix="unicron-log-")
+        copy = Path(self._copies.name) / "log.db"
+        shutil.copyfile(path, copy)
+        shutil.copyfile(wal, f"{copy}-wal")
+        return _sqlite_connect(copy, "mode=rw")
+
+    def _check_or_create(self, read_only: bool) -> None:
+        with self.engine.connect() as connection:
+            if self._check(connection):
+                return
+        if read_only:
+            raise Corrupt(f"{self.name} has no event log")
+        if self.sqlite:
+            _set_wal(self.engine)
+        with self.writer.begin() as connection:
+            begin_write(connection)
+            if not self._check(connection):  # another process may have created the table meanwhile
+                _create(connection)
+
+    def _check(self, connection: Connection) -> bool:
+        """Return whether the database has the log's table.
+
+        Raises:
+            Corrupt: the database has another program's tables.
+        """
+        inspector = inspect(connection)
+        if inspector.has_table("log"):
+            names = [column["name"] for column in inspector.get_columns("log")]
+            if names != COLUMNS:
+                raise Corrupt(f"{self.name} is not an event log: its table `log` has the columns {', '.join(names)}")
+            return True
+        if self.sqlite and (names := inspector.get_table_names()):
+            raise Corrupt(f"{self.name} is not an event log: it has the tables {', '.join(names)}")
+        return False
+
+
+def _sqlite_path(url: str) -> Path | None:
+    """Return the file of an SQLite URL, else None. All after the slashes is the path, with ``?``, ``#`` and ``%``."""
+    scheme, separator, path = url.partition(":///")
+    if scheme not in ("sqlite", "sqlite+pysqlite") or not separator or path in ("", ":memory:"):
+        return None
+    return Path(path)
+
+
+def _postgresql(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as err:
+        raise InvalidInput(f"not a database URL: {url!r}") from err
+    if parsed.get_backend_name() != "postgresql":
+        raise InvalidInput(f"a log is sqlite:///PATH or postgresql+psycopg://..., not {url!r}")
+    return parsed
+
+
+def _sqlite_connect(path: Path, mode: str) -> Callable[[], sqlite3.Connection]:
+    uri = f"file:{quote(str(path.resolve()))}?{mode}"
+
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+        )
+        # A damaged text reaches the check of its row, which reports the position; the driver would fail for the batch.
+        connection.text_factory = _text
+        # FULL: a committed event survives a power failure. In WAL mode this costs one fsync for each commit.
+        connection.execute("PRAGMA synchronous=FULL")
+        return connection
+
+    return connect
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="surrogateescape")
+
+
+def checkpoint(engine: Engine) -> None:
+    """Copy the contents of SQLite's write-ahead log into the main file; no writer waits for this."""
+    connection = engine.raw_connection()
+    try:
+        connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)").close()
+    finally:
+        connection.close()
+
+
+def _set_wal(engine: Engine) -> None:
+    """Switch the file to WAL mode. SQLite does not wait for locks here; a process that meets another one retries.
+
+    Raises:
+        Unavailable: the file stays locked for ``BUSY_TIMEOUT_S``.
+    """
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    connection = engine.raw_connection()
+    try:
+        while True:
+            try:
+                connection.cursor().execute("PRAGMA journal_mode=WAL")
+                return
+            except sqlite3.OperationalError as err:
+                if "locked" not in str(err) or time.monotonic() > deadline:
+                    raise Unavailable(f"log database: {err}") from err
+                time.sleep(0.01)
+    finally:
+        connection.close()
+
+
+def _create(connection: Connection) -> None:
+    TABLE.create(connection)
+    sqlite = connection.dialect.name == "sqlite"
+    for statement in _SQLITE_TRIGGERS if sqlite else _POSTGRESQL_TRIGGERS:
+        connection.exec_driver_sql(statement)
+    if sqlite:
+        connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")

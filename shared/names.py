@@ -1,0 +1,40 @@
+"""Names of tasks and nodes, and of the workers of a node; the name that a node has by itself.
+
+A name is a part of NATS subjects, of paths, of the log's streams and of worker names, so it is a DNS label (RFC 1123):
+no dot, slash, space, wildcard or control character.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from typing import Annotated
+
+from pydantic import Field
+
+_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+
+NAME_PATTERN = rf"^{_LABEL}$"
+"""1 to 63 lower-case letters, digits and hyphens, with neither end a hyphen."""
+
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+"""The name of a task or a node."""
+
+WorkerName = Annotated[str, Field(pattern=rf"^{_LABEL}/[0-9]{{1,6}}$")]
+"""``<node>/<slot>``."""
+
+Label = Annotated[str, Field(max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
+"""A word for people or from a driver, on one line: a failure domain, a kind of hardware."""
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text matches the pattern of names."""
+    return re.fullmatch(NAME_PATTERN, text) is not None and not text.endswith("\n")
+
+
+def host_label() -> str:
+    """Return this machine's host name up to the first dot, in lower case: host names ignore case (RFC 4343).
+
+    The result need not match the pattern of names: an underscore is possible in a host name.
+    """
+    return socket.gethostname().partition(".")[0].lower()

@@ -1,0 +1,47 @@
+"""Upcasting: events of older schema versions, as JSON objects, brought to the present shape.
+
+``shared.events`` applies ``upcast`` when it parses an event, so stored logs and messages of older versions keep
+folding. Stored bytes and their hashes stay as they are.
+
+To change the shape of an event type: raise the ``Literal`` of its ``schema_version``, have its class parse through
+``upcast`` (see ``StateMoved``), and add the step from the previous version to ``STEPS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shared.codes import known_code
+
+Step = Callable[[dict[str, Any]], dict[str, Any]]
+"""Takes an event of one schema version and returns it in the next one, ``schema_version`` aside."""
+
+
+def _state_moved_1(data: dict[str, Any]) -> dict[str, Any]:
+    """Version 2 has ``code``; in version 1 it is the beginning of the failure's text, ``<code>: <phase>: <text>``."""
+    detail = data.get("detail", "")
+    failed = data.get("phase") == "failed" and isinstance(detail, str)
+    return {**data, "code": known_code(detail.partition(":")[0]) if failed else None}
+
+
+STEPS: Mapping[tuple[str, int], Step] = {
+    ("state.moved", 1): _state_moved_1,
+}
+"""The step that takes an event type from a schema version to the next."""
+
+
+def upcast(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the event in the newest schema version of its type.
+
+    An event that names no type or no schema version is returned as it is: it has the present shape.
+    """
+    event = dict(data)
+    while (step := _next_step(event)) is not None:
+        event = {**step(event), "schema_version": event["schema_version"] + 1}
+    return event
+
+
+def _next_step(event: Mapping[str, Any]) -> Step | None:
+    kind, version = event.get("type"), event.get("schema_version")
+    return STEPS.get((kind, version)) if isinstance(kind, str) and isinstance(version, int) else None

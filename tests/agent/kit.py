@@ -1,0 +1,99 @@
+"""What tests of the agent share with those of the detector: a specification, and the other ends of an agent's bus."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.agent.address import NodeAddress
+from shared.bus import Bus
+from shared.changes import Changes
+from shared.commands import COMMANDS, Reply
+from shared.plans import Layout, Member, Stage
+from shared.signals import SIGNAL, Heartbeat, Signal
+
+STAND_IN = (sys.executable, "-m", "tests.agent.stand_in")
+"""The command line of a fork server whose ranks train nothing."""
+
+HERE = NodeAddress("127.0.0.1", "lo", "127.0.0.1", "127.0.0.1", "a network stack")
+"""The address of an agent in the test's own process."""
+
+WAIT_S = 20.0
+"""How long tests wait for what must come: far longer than it takes, also on a busy machine."""
+
+SPEC = {
+    "name": "gpt",
+    "model": {"layers": 2, "hidden": 64, "heads": 4, "sequence_length": 32},
+    "batch": {"global": 12},
+    "steps": 100,
+    "data": "corpus.txt",
+}
+
+
+def stage(generation: int, workers: list[str], kind: Any = "boundary", source: Any = "live") -> Stage:
+    members = [Member(rank=r, worker=w, node=w.rpartition("/")[0], source=source) for r, w in enumerate(workers)]
+    layout = Layout(tensor=1, pipeline=1, data=len(workers), micro_batch=1)
+    return Stage(kind=kind, generation=generation, layout=layout, members=members)
+
+
+@dataclass
+class Ear:
+    """Receives what agents send; answers signals as a detector would."""
+
+    bus: Bus
+    changes: Changes = field(default_factory=Changes)
+    signals: list[Signal] = field(default_factory=list)
+    heartbeats: list[Heartbeat] = field(default_factory=list)
+    answering: bool = True
+
+    async def signal(self, data: bytes) -> bytes:
+        self.signals.append(SIGNAL.validate_json(data))
+        self.changes.notify()
+        if not self.answering:
+            await asyncio.Event().wait()
+        return b"+"
+
+    async def heartbeat(self, _: str, data: bytes) -> None:
+        self.heartbeats.append(Heartbeat.model_validate_json(data))
+        self.changes.notify()
+
+    async def until(self, predicate: Callable[[], bool]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            await self.changes.until(predicate)
+
+    def kinds(self) -> list[str]:
+        return [signal.kind for signal in self.signals]
+
+    def workers(self) -> dict[str, str]:
+        return {w.worker: w.state for w in self.heartbeats[-1].workers} if self.heartbeats else {}
+
+
+class Driver:
+    """Sends an agent commands, as the transition service does."""
+
+    def __init__(self, bus: Bus, node: str = "n0") -> None:
+        self.bus, self.node = bus, node
+        self.workers = [f"{node}/0", f"{node}/1"]
+        self._ids = itertools.count(1)
+
+    async def ask(self, kind: str, generation: int, **rest: Any) -> Reply:
+        command = {"kind": kind, "command_id": f"c{next(self._ids)}", "plan": f"p{generation}", "task": "gpt"}
+        return await self.send({**command, "generation": generation, **rest})
+
+    async def send(self, command: dict[str, Any]) -> Reply:
+        data = json.dumps(command).encode()
+        return Reply.model_validate_json(await self.bus.request(f"{COMMANDS}.{self.node}", data, timeout_s=WAIT_S))
+
+    async def prepare(self, generation: int = 1, workers: Any = None, *, behaviour: str = "train") -> Reply:
+        spec = {**SPEC, "env": {"BEHAVIOUR": behaviour}}
+        return await self.ask("prepare", generation, workers=workers or self.workers, spec=spec)
+
+    async def configure(self, generation: int = 1, workers: list[str] | None = None) -> Reply:
+        joined: Stage = stage(generation, workers or self.workers)
+        store = {"store_host": "127.0.0.1", "store_port": 1}
+        return await self.ask("configure", generation, stage=joined.model_dump(mode="json"), **store)

@@ -1,0 +1,80 @@
+"""Node agents as processes of their own: the real program, whose ranks train nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.settings import Settings
+
+AGENT = "import sys; from services.agent import main as agent; sys.exit(agent.main())"
+"""Python code: the agent as it ships."""
+
+STAND_IN_AGENT = (
+    "from services.agent import main as agent; import functools, sys;"
+    "command = (sys.executable, '-m', 'tests.agent.stand_in');"
+    "agent.Agent = functools.partial(agent.Agent, command=command); sys.exit(agent.main())"
+)
+"""Python code: the agent's ``main`` with the fork server of ``tests.agent.stand_in``."""
+
+
+@dataclass
+class Program:
+    """A running agent. ``log``: the file with its log lines."""
+
+    process: asyncio.subprocess.Process
+    log: Path
+
+    async def ready(self) -> None:
+        """Wait until the agent serves commands."""
+        assert self.process.stdout is not None
+        line = await self.process.stdout.readline()
+        assert line == b"ready\n", self.log.read_text()
+
+
+@contextlib.asynccontextmanager
+async def running(
+    settings: Settings,
+    name: str,
+    log: Path,
+    *,
+    wrapper: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    program: str = STAND_IN_AGENT,
+) -> AsyncIterator[Program]:
+    """Run an agent until the end of the block.
+
+    Args:
+        settings: where NATS and the run directory are.
+        name: the node's; empty: the agent finds it by itself.
+        log: where its log lines go.
+        wrapper: the beginning of the command line, such as ``unshare --uts``.
+        environment: further variables.
+        program: Python code of the agent.
+    """
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("UNICRON_")}
+    variables |= {"UNICRON_NATS_URL": settings.nats_url, "UNICRON_NATS_TOKEN": settings.nats_token}
+    variables |= {"UNICRON_RUN_DIR": str(settings.run_dir), **({"UNICRON_NODE": name} if name else {})}
+    with log.open("ab") as lines:
+        process = await asyncio.create_subprocess_exec(
+            *(*wrapper, sys.executable, "-c", program),
+            env={**variables, **(environment or {})},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=lines,
+        )
+    try:
+        yield Program(process, log)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(10):
+                    await process.wait()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

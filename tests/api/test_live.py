@@ -1,0 +1,88 @@
+"""Requests are answered while heartbeats arrive and the log is folded."""
+
+from __future__ import annotations
+
+import inspect
+import statistics
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+
+from services.api.gateway import Gateway
+from services.api.main import ROUTERS
+from shared.signals import Heartbeat, WorkerStatus
+from tests.api.kit import Story, client_of, offline_gateway
+
+
+def heartbeat(sequence: int) -> Heartbeat:
+    status = WorkerStatus(
+        worker="n0/0",
+        state="training",
+        task="gpt",
+        generation=3,
+        rank=0,
+        pid=999,
+        step=95 + sequence,
+        step_s=0.5,
+        steps_timed=sequence,
+        loss=1.25,
+    )
+    return Heartbeat(
+        node="n0",
+        incarnation="one",
+        agent_pid=4,
+        sequence=sequence,
+        sent_at=datetime(2025, 3, 1, 13, tzinfo=UTC),
+        interval_s=0.25,
+        workers=[status],
+    )
+
+
+@pytest.fixture
+def gateway(story: Story, tmp_path: Path) -> Iterator[Gateway]:
+    """A gateway over the story of a process that was lost and restarted, after one heartbeat."""
+    story.running().process_exit().process_restored()
+    with offline_gateway(tmp_path, story.records) as gateway:
+        gateway.live.add(heartbeat(1))
+        yield gateway
+
+
+@pytest.mark.parametrize("path", ["/v1/tasks/gpt", "/v1/tasks"])
+async def test_a_heartbeat_in_the_midst_of_an_answer_does_no_harm(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    median = statistics.median
+
+    def interrupted(durations: Iterable[float]) -> float:
+        read = iter(durations)
+        first = next(read)
+        gateway.live.add(heartbeat(2))
+        return median([first, *read])
+
+    monkeypatch.setattr(statistics, "median", interrupted)
+    async with client_of(gateway) as http:
+        answer = await http.get(path)
+    assert answer.status_code == 200
+    body = answer.json()
+    (task,) = body.get("items", [body])
+    assert (task["step"], task["step_s"]) == (96, 0.5)
+
+
+def dependencies(dependant: Dependant) -> Iterator[Any]:
+    """Yield what FastAPI calls for a route."""
+    yield dependant.call
+    for further in dependant.dependencies:
+        yield from dependencies(further)
+
+
+def test_endpoints_and_their_dependencies_run_on_the_event_loop() -> None:
+    """FastAPI runs plain functions in threads, beside the event loop that changes what they read."""
+    routes = [route for router in ROUTERS for route in router.routes]
+    called = {call for route in routes if isinstance(route, APIRoute) for call in dependencies(route.dependant)}
+    assert len(called) > len(routes)
+    assert [call for call in called if not inspect.iscoroutinefunction(call)] == []

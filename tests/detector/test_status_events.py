@@ -1,0 +1,74 @@
+"""Events of progress: checkpoints, results, rates, the kind of a node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.detector.status_events import node_joined
+from shared.events import (
+    TaskCheckpointed,
+    TaskFinished,
+    TaskProgressed,
+)
+from shared.signals import Heartbeat, RankCheckpointed, RankFinished
+from tests.detector.kit import START, Cluster, at, moved, only_error, restart_plan
+
+
+def test_a_node_joins_with_its_kind() -> None:
+    heartbeat = Heartbeat(
+        node="n0",
+        incarnation="i",
+        agent_pid=1,
+        sequence=1,
+        sent_at=START,
+        interval_s=0.25,
+        hardware="h100",
+        workers=[],
+    )
+    assert node_joined(heartbeat, "i", START).hardware == "h100"
+
+
+def test_checkpoints_and_results_count_only_in_the_current_generation() -> None:
+    cluster = Cluster()
+    about: dict[str, Any] = {**cluster._about("n0/0", 1.0, 20), "path": "/c"}
+    old = RankCheckpointed.model_validate({**about, "generation": 0})
+    assert cluster.signal(old, 1.0) == []
+    kept = cluster.signal(RankCheckpointed.model_validate(about), 1.0)
+    assert [type(e) for e in kept] == [TaskCheckpointed]
+    done = {**cluster._about("n0/0", 2.0, 100), "samples_sha256": "ab", "parameters_path": "/p", "loss": 1.0}
+    finished = cluster.signal(RankFinished.model_validate(done), 2.0)
+    assert [type(e) for e in finished] == [TaskFinished]
+    assert cluster.signal(RankFinished.model_validate(done), 2.1) == []
+
+
+def test_a_checkpoint_is_recorded_once_although_its_repeat_has_another_time() -> None:
+    cluster = Cluster()
+    ahead = {**cluster._about("n0/0", 9.0, 20), "path": "/c"}  # the node's clock is ahead of the monitor's
+    saved = RankCheckpointed.model_validate(ahead)
+    [event] = cluster.signal(saved, 1.0)
+    assert event.occurred_at == at(1.0)
+    assert cluster.signal(saved, 1.1) == []
+    assert cluster.signal(saved.model_copy(update={"signal_id": "another", "occurred_at": at(1.2)}), 1.3) == []
+    next_one = saved.model_copy(update={"step": 21, "path": "/d"})
+    assert [e.step for e in cluster.signal(next_one, 1.4)] == [21]
+    error = only_error(cluster.signal(cluster.exited("n1/0", 2.0), 2.0))
+    restart_plan("p2", error, cluster, "n1/0")
+    assert cluster.signal(saved, 2.1) == []
+    cluster.fold(moved("p2", 2, "resumed"), moved("p2", 3, "restored"))
+    for generation in (2, 3):
+        later = saved.model_copy(update={"generation": generation})
+        assert len(cluster.signal(later, 3.0)) == 1
+        assert cluster.signal(later, 3.1) == []
+
+
+def test_progress_is_summarised_when_a_rate_is_known_and_then_at_intervals() -> None:
+    cluster = Cluster()
+    events = []
+    for step in range(1, 61):
+        now = step * 0.25
+        decision = cluster.beat("n0", now, step=step, step_s=0.2 if step % 3 else 0.4, steps_timed=step, loss=2.0)
+        events += [(now, e) for e in decision.events]
+    assert all(isinstance(e, TaskProgressed) for _, e in events)
+    assert [now for now, _ in events] == [0.5, 5.5, 10.5]
+    assert events[-1][1].step_s == 0.2
+    assert (events[-1][1].workers, events[-1][1].loss) == (3, 2.0)

@@ -1,0 +1,466 @@
+"""Whole events: what the log, the folds and the reader of an incident get of each kind of fault.
+
+The ids are compared, too: a detector that starts again, or an upgraded one, must derive the ids that the log has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from services.detector.faults import exit_name
+from shared.codes import FailureCode
+from shared.events import ErrorDetected, TaskFailed, TaskSubmitted, derived_id
+from shared.plans import TaskChange
+from shared.severities import ErrorKind, Method, Severity
+from shared.tasks import parse_spec
+from tests.agent.kit import SPEC, stage
+from tests.detector.kit import START, Cluster, at, grow_plan, lose, moved, only_error, plan, restart_plan, timed
+
+TRACEBACK = "Traceback ...\n{}: it broke\n"
+
+
+def event_id(cause: str, what: str) -> str:
+    return derived_id(cause, "detector", what)
+
+
+def failure(key: str, occurrences: int = 1) -> dict[str, Any]:
+    """The evidence by which folds know a repeated failure."""
+    return {"failure": key, "occurrences": occurrences}
+
+
+def without_ranks(error: ErrorDetected) -> ErrorDetected:
+    """The event without the status of each rank, which ``test_faults`` and ``test_stalls`` compare."""
+    evidence = {name: value for name, value in error.evidence.items() if name != "ranks"}
+    return error.model_copy(update={"evidence": evidence})
+
+
+# ---- faults of signals
+
+
+def test_the_end_of_a_process() -> None:
+    cluster = Cluster()
+    cluster.signal(cluster.raised("n0/0", 0.99, "communication"), 1.0)
+    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.05))
+    name = event_id("signal 2", "gpt/process-exit")
+    assert without_ranks(error) == ErrorDetected(
+        event_id=name,
+        occurred_at=at(0.99),
+        incident=name,
+        kind=ErrorKind.PROCESS_EXIT,
+        severity=Severity.SEV2,
+        method=Method.PROCESS_SUPERVISION,
+        detected_at=at(1.05),
+        node="n1",
+        worker="n1/0",
+        task="gpt",
+        rank=1,
+        generation=1,
+        step=16,
+        evidence={
+            "exit": "SIGKILL",
+            "exit_code": -9,
+            "pid": 100,
+            "last_output": "the end",
+            "broken_sockets_of": ["n0/0"],
+            "mean_step_s": None,
+            **failure("process-exit/SIGKILL/step 16"),
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "name"), [(0, "exit 0"), (1, "exit 1"), (-9, "SIGKILL"), (-100, "signal 100")]
+)  # Linux has no signal 100
+def test_the_name_of_an_exit(code: int, name: str) -> None:
+    assert exit_name(code) == name
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind", "method", "raised"),
+    [
+        ("exception", ErrorKind.EXCEPTION, Method.EXCEPTION, "ValueError"),
+        ("non_finite", ErrorKind.NON_FINITE, Method.STATISTICS, "NonFiniteValue"),
+    ],
+)
+def test_what_a_rank_raised(cause: str, kind: ErrorKind, method: Method, raised: str) -> None:
+    cluster = Cluster()
+    error = only_error(cluster.signal(cluster.raised("n1/0", 1.0, cause), 1.05))
+    name = event_id("signal 1", f"gpt/{kind.value}")
+    assert without_ranks(error) == ErrorDetected(
+        event_id=name,
+        occurred_at=at(1.0),
+        incident=name,
+        kind=kind,
+        severity=Severity.SEV2,
+        method=method,
+        detected_at=at(1.05),
+        node="n1",
+        worker="n1/0",
+        task="gpt",
+        rank=1,
+        generation=1,
+        step=16,
+        evidence={
+            "error": raised,
+            "detail": "it broke",
+            "traceback": TRACEBACK.format(raised),
+            "mean_step_s": None,
+            **failure(f"{kind.value}/{raised}/step 16"),
+        },
+    )
+
+
+def test_broken_sockets_without_a_cause() -> None:
+    """The rank that the detector heard of first stands for all; the fault is as old as the oldest of them."""
+    cluster = Cluster()
+    cluster.signal(cluster.raised("n2/0", 1.02, "communication", step=17), 1.1)
+    cluster.signal(cluster.raised("n0/0", 1.0, "communication", step=16), 1.15)
+    for node in cluster.names:
+        cluster.beat(node, 1.5)
+    error = only_error(cluster.tick(1.5))
+    name = event_id("gpt/1", "gpt/connection")
+    assert without_ranks(error) == ErrorDetected(
+        event_id=name,
+        occurred_at=at(1.0),
+        incident=name,
+        kind=ErrorKind.CONNECTION,
+        severity=Severity.SEV3,
+        method=Method.EXCEPTION,
+        detected_at=at(1.5),
+        node="n2",
+        worker="n2/0",
+        task="gpt",
+        rank=2,
+        generation=1,
+        step=17,
+        evidence={
+            "error": "CommunicationFailed",
+            "detail": "it broke",
+            "traceback": TRACEBACK.format("CommunicationFailed"),
+            "broken_sockets_of": ["n2/0", "n0/0"],
+            "mean_step_s": None,
+            **failure("connection/CommunicationFailed/step 17"),
+        },
+    )
+
+
+def test_broken_sockets_that_end_the_task() -> None:
+    cluster = Cluster(max_restarts=0)
+    cluster.signal(cluster.raised("n2/0", 1.0, "communication"), 1.0)
+    for node in cluster.names:
+        cluster.beat(node, 1.5)
+    assert cluster.tick(1.5) == [
+        TaskFailed(
+            event_id=event_id("gpt/1", "gpt/connection"),
+            occurred_at=at(1.5),
+            task="gpt",
+            generation=1,
+            step=16,
+            reason="connection (CommunicationFailed) at step 16 happened 1 times; max_restarts is 0: "
+            "CommunicationFailed: it broke",
+            traceback=TRACEBACK.format("CommunicationFailed"),
+        )
+    ]
+
+
+def test_a_refusal() -> None:
+    cluster = Cluster(trained=False)
+    assert cluster.signal(cluster.raised("n1/0", 1.0, "refused", rank=None, step=0), 1.05) == [
+        TaskFailed(
+            event_id=event_id("signal 1", "gpt/refused"),
+            occurred_at=at(1.05),
+            task="gpt",
+            generation=1,
+            step=0,
+            reason="worker n1/0 of node n1 cannot run it: ImportError: it broke",
+            traceback=TRACEBACK.format("ImportError"),
+        )
+    ]
+
+
+# ---- lost nodes
+
+
+def test_a_silent_node() -> None:
+    cluster = Cluster()
+    cluster.beat("n0", 1.0, step=12)
+    joined = cluster.monitor.state.nodes["n1"].joined
+    error = only_error(lose(cluster, "n1"))
+    name = event_id(joined, "lost")
+    assert error == ErrorDetected(
+        event_id=name,
+        occurred_at=at(10.0),
+        incident=name,
+        kind=ErrorKind.NODE_LOST,
+        severity=Severity.SEV1,
+        method=Method.NODE_HEALTH,
+        detected_at=at(11.6),
+        node="n1",
+        evidence={
+            "reason": "no heartbeat",
+            "last_heartbeat_at": at(10.0).isoformat(),
+            "silence_s": 1.6,
+            "limit_s": 1.5,
+            "incarnation": "first n1",
+            "tasks": {"gpt": {"workers": ["n1/0"], "generation": 1, "ranks": {"n1/0": 1}, "step": 12}},
+        },
+    )
+
+
+def test_a_node_that_a_restarted_detector_never_heard_is_lost_at_the_time_of_that_decision() -> None:
+    cluster = Cluster()
+    [joined] = cluster.beat("n3", 0.0, task=None).events
+    successor = Cluster()
+    successor.fold(joined)
+    successor.listen_until(1.6)
+    [error] = [e for e in successor.tick(1.6) if e.node == "n3"]
+    assert (error.occurred_at, error.detected_at, error.evidence["silence_s"]) == (at(1.6), at(1.6), 0.0)
+    assert error.event_id == event_id(joined.event_id, "lost")
+
+
+def test_a_lost_node_has_no_part_of_a_task_that_has_ended() -> None:
+    cluster = Cluster()
+    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
+    restart_plan("p2", error, cluster, "n1/0")
+    ended = TaskFailed(event_id="ended", occurred_at=START, task="gpt", generation=1, step=16, reason="a bug")
+    cluster.fold(ended)
+    assert only_error(lose(cluster, "n2")).evidence["tasks"] == {}
+
+
+# ---- plans that could not be carried out
+
+
+def escalated(cluster: Cluster, **rest: Any) -> Any:
+    """The one event that follows when a plan fails at second 2.5, and the detector learns of it at second 3."""
+    fields = {"occurred_at": at(2.5), "code": FailureCode.INTERNAL, "detail": "internal: it broke", **rest}
+    [event] = cluster.monitor.record(moved("p2", 3, "failed", **fields), at(3.0)).events
+    return event
+
+
+def test_a_restart_that_fails() -> None:
+    cluster = Cluster()
+    cluster.beat("n0", 0.9, step=16)
+    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
+    restart_plan("p2", error, cluster, "n1/0")
+    assert escalated(cluster, failed_workers=["n1/0"]) == ErrorDetected(
+        event_id=event_id("p2/3/failed", "gpt/transition-failed"),
+        occurred_at=at(2.5),
+        incident=error.incident,
+        kind=ErrorKind.PROCESS_EXIT,
+        severity=Severity.SEV1,
+        method=Method.TRANSITION,
+        detected_at=at(3.0),
+        node="n1",
+        worker="n1/0",
+        task="gpt",
+        rank=1,
+        generation=3,
+        step=16,
+        evidence={
+            "plan": "p2",
+            "detail": "internal: it broke",
+            "workers": ["n1/0"],
+            **failure("transition-failed/process-exit/step 16"),
+        },
+        escalates=error.event_id,
+    )
+
+
+def test_a_restart_that_fails_on_another_worker_blames_that_worker() -> None:
+    cluster = Cluster()
+    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
+    restart_plan("p2", error, cluster, "n1/0")
+    event = escalated(cluster, failed_workers=["n2/0", "n0/0"])
+    assert (event.worker, event.node, event.rank) == ("n2/0", "n2", None)
+    assert (event.incident, event.evidence["workers"]) == (error.incident, ["n2/0", "n0/0"])
+
+
+def test_a_restart_that_fails_on_no_worker_blames_the_one_that_it_was_for() -> None:
+    cluster = Cluster()
+    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
+    restart_plan("p2", error, cluster, "n1/0")
+    event = escalated(cluster)
+    assert (event.worker, event.node, event.rank) == ("n1/0", "n1", 1)
+
+
+def test_an_answer_to_a_lost_node_that_fails_on_no_worker_blames_the_node() -> None:
+    cluster = Cluster()
+    lost = only_error(lose(cluster, "n1"))
+    restart_plan("p2", lost, cluster, "n1/0")
+    event = escalated(cluster)
+    assert (event.kind, event.severity, event.escalates) == (ErrorKind.NODE_LOST, Severity.SEV1, lost.event_id)
+    assert (event.worker, event.node, event.rank) == (None, "n1", None)
+
+
+def test_a_part_of_another_task_that_fails_on_no_worker_blames_no_worker_of_the_first() -> None:
+    cluster = Cluster()
+    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
+    spec = parse_spec({**SPEC, "name": "other"})
+    cluster.fold(TaskSubmitted(event_id="submitted too", occurred_at=START, task="other", spec=spec))
+    grows = TaskChange(
+        task="other", reason="grow", action="move", from_generation=0, prepare=["n1/0"], target=stage(3, ["n1/0"])
+    )
+    cluster.fold(plan("p2", error.event_id, grows))
+    event = escalated(cluster, task="other")
+    assert (event.task, event.worker, event.rank) == ("other", None, None)
+
+
+def test_a_start_that_fails_on_no_worker() -> None:
+    cluster = Cluster(trained=False)
+    [event] = cluster.monitor.record(moved("p1", 1, "failed", code="unknown-task", detail="no"), at(3.0)).events
+    name = event_id("p1/1/failed", "gpt/transition-failed")
+    assert event == ErrorDetected(
+        event_id=name,
+        occurred_at=START,
+        incident=name,
+        kind=ErrorKind.TRANSITION_FAILED,
+        severity=Severity.SEV2,
+        method=Method.TRANSITION,
+        detected_at=at(3.0),
+        task="gpt",
+        generation=1,
+        step=0,
+        evidence={"plan": "p1", "detail": "no", "workers": [], **failure("transition-failed/start/step 0")},
+    )
+
+
+def test_a_start_that_fails_again_and_again_ends_the_task_with_the_detail_as_its_reason() -> None:
+    cluster = Cluster(max_restarts=1, trained=False)
+    events: list[Any] = []
+    for generation in (1, 2, 3):
+        name = f"p{generation}"
+        failed = moved(name, generation, "failed", failed_workers=["n1/0"], detail="internal: no memory")
+        events += cluster.monitor.record(failed, at(generation)).events
+        if generation < 3:
+            change = TaskChange(
+                task="gpt", reason="again", action="move", from_generation=generation,
+                prepare=cluster.workers, target=stage(generation + 1, cluster.workers),
+            )  # fmt: skip
+            cluster.fold(plan(f"p{generation + 1}", events[-1].event_id, change))
+    assert [type(e) for e in events] == [ErrorDetected, ErrorDetected, TaskFailed]
+    assert events[2] == TaskFailed(
+        event_id=event_id("p3/3/failed", "gpt/transition-failed"),
+        occurred_at=at(3.0),
+        task="gpt",
+        generation=3,
+        step=0,
+        reason="transition-failed (transition-failed) at step 0 happened 2 times; max_restarts is 1: "
+        "internal: no memory",
+        traceback="internal: no memory",
+        incident=events[1].incident,
+    )
+
+
+# ---- ranks that stand still
+
+
+def train(cluster: Cluster, seconds: float, **of: dict[str, Any]) -> list[Any]:
+    """All ranks wait in the reduction of step 10 since four seconds, but for what is given of a node's rank."""
+    for name in cluster.names:
+        cluster.beat(name, seconds, **{"step": 10, "phase": "reduce", "progress_age_s": 4.0, **of.get(name, {})})
+    return cluster.tick(seconds)
+
+
+def test_a_rank_that_hangs() -> None:
+    cluster = Cluster()
+    timed(cluster, 0.25, 0.25)
+    error = only_error(train(cluster, 8.0, n2={"step": 9, "phase": "compute"}))
+    name = event_id("gpt/1/9", "gpt/hang")
+    assert without_ranks(error) == ErrorDetected(
+        event_id=name,
+        occurred_at=at(4.0),
+        incident=name,
+        kind=ErrorKind.HANG,
+        severity=Severity.SEV2,
+        method=Method.STATISTICS,
+        detected_at=at(8.0),
+        node="n2",
+        worker="n2/0",
+        task="gpt",
+        rank=2,
+        generation=1,
+        step=9,
+        evidence={
+            "stalled_s": 4.0,
+            "limit_s": 3.0,
+            "workers": ["n2/0"],
+            "mean_step_s": 0.25,
+            **failure("hang/compute/step 9"),
+        },
+    )
+
+
+def test_a_collective_that_times_out() -> None:
+    cluster = Cluster()
+    timed(cluster, 0.25, 0.25)
+    longer = {name: {"progress_age_s": 5.5} for name in cluster.names}
+    error = only_error(train(cluster, 8.0, **longer))
+    name = event_id("gpt/1/10", "gpt/collective-timeout")
+    assert without_ranks(error) == ErrorDetected(
+        event_id=name,
+        occurred_at=at(2.5),
+        incident=name,
+        kind=ErrorKind.COLLECTIVE_TIMEOUT,
+        severity=Severity.SEV3,
+        method=Method.STATISTICS,
+        detected_at=at(8.0),
+        task="gpt",
+        generation=1,
+        step=10,
+        evidence={
+            "stalled_s": 5.5,
+            "limit_s": 5.0,
+            "workers": [],
+            "mean_step_s": 0.25,
+            **failure("collective-timeout//step 10"),
+        },
+    )
+
+
+def test_ranks_that_delay_a_plan_have_an_event_of_their_own() -> None:
+    """Two ranks may hang at the same step, one after the other, between two stages of a plan."""
+    cluster = Cluster()
+    timed(cluster, 0.25, 0.25)
+    grow_plan(cluster, [])
+    late = {"step": 9, "phase": "compute"}
+    error = only_error(train(cluster, 8.0, n1=late, n2=late))
+    name = event_id("gpt/1/9/n1/0,n2/0", "gpt/hang")
+    assert without_ranks(error) == ErrorDetected(
+        event_id=name,
+        occurred_at=at(4.0),
+        incident=name,
+        kind=ErrorKind.HANG,
+        severity=Severity.SEV2,
+        method=Method.STATISTICS,
+        detected_at=at(8.0),
+        node="n1",
+        worker="n1/0",
+        task="gpt",
+        rank=1,
+        generation=1,
+        step=9,
+        evidence={
+            "stalled_s": 4.0,
+            "limit_s": 3.0,
+            "workers": ["n1/0", "n2/0"],
+            "mean_step_s": 0.25,
+            **failure("hang/compute/step 9"),
+        },
+    )
+
+
+def test_a_process_that_stops_before_it_joins_hangs_in_no_phase() -> None:
+    cluster = Cluster()
+    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
+    restart_plan("p2", error, cluster, "n1/0")
+    joins = {"state": "ready", "generation": 2, "rank": None, "phase": None, "progress_age_s": None, "step": 0}
+    events: list[Any] = []
+    for quarter in range(14):
+        seconds = 1.0 + quarter / 4
+        events += train(cluster, seconds, n1={**joins, "process_state": "T"})
+    hang = only_error(events)
+    assert hang.event_id == event_id("gpt/2/0/n1/0", "gpt/hang")
+    assert (hang.worker, hang.generation, hang.step, hang.rank) == ("n1/0", 2, 0, None)
+    assert hang.evidence["failure"] == "hang//step 0"

@@ -1,0 +1,53 @@
+"""Golden logs as files: one row of the log's table a line, restored into an SQLite log for the test."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from shared.log.log import FIRST_HASH, EventLog, row_hash
+from shared.log.schema import COLUMNS
+
+FOLDER = Path(__file__).parent
+
+GOLDEN = sorted(FOLDER.glob("*.jsonl"))
+
+Row = dict[str, Any]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows of a golden log."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def restore(rows: Iterable[Row], path: Path) -> Path:
+    """Write rows, all columns as they are, into a new SQLite log; return its path."""
+    EventLog(f"sqlite:///{path}").close()
+    places = ", ".join("?" for _ in COLUMNS)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.executemany(f"INSERT INTO log VALUES ({places})", [[row[name] for name in COLUMNS] for row in rows])
+    return path
+
+
+def forge(rows: Iterable[Row], change: Callable[[Row], None]) -> list[Row]:
+    """Return the log with every event changed as a forger would: in place, the hash chain computed anew.
+
+    Args:
+        rows: the log.
+        change: changes the fields of one event in place.
+    """
+    forged, previous_hash = [], FIRST_HASH
+    for row in rows:
+        event = json.loads(row["data"])
+        change(event)
+        data = json.dumps(event, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        occurred_at = datetime.fromisoformat(event["occurred_at"]).isoformat(timespec="microseconds")
+        row = {**row, "data": data, "occurred_at": occurred_at, "previous_hash": previous_hash}
+        row["hash"] = previous_hash = row_hash(row)
+        forged.append(row)
+    return forged

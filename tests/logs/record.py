@@ -1,0 +1,331 @@
+"""Record golden logs: run a commit of this repository on this machine and keep the event logs of its runs.
+
+    .venv/bin/python -P tests/logs/record.py                      # both courses, HEAD
+    .venv/bin/python -P tests/logs/record.py --commit ee7cf67 --course every-event
+
+A course is recorded with the code of ``--commit``, by the interpreter and the packages that run this script. The tree,
+the interpreter and the packages are reached through ``FOLDER``, so that no traceback in a log shows a path of the
+machine; a log that does is refused. ``tests/logs/README.md`` says when a maintainer records and what happens to the
+older files. The script talks to the recorded code by the command line and the REST interface alone, and works with any
+commit that has the verbs and routes it uses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import getpass
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+FOLDER = Path("/tmp/unicron-golden")
+"""Everything a recording needs: ``src``, ``python``, ``site`` and one run directory for each course."""
+
+WAIT_S = 180.0
+"""Longest wait for any one thing: seconds when the machine is idle, minutes when it is busy."""
+
+POLL_S = 0.2
+
+EVENT_TYPES = {
+    "cluster.configured",
+    "task.submitted",
+    "task.stop-requested",
+    "task.starving",
+    "task.progressed",
+    "task.checkpointed",
+    "task.stopped",
+    "task.finished",
+    "task.failed",
+    "node.joined",
+    "error.detected",
+    "plan.decided",
+    "state.moved",
+}
+"""What the course ``every-event`` must leave in its log."""
+
+FAILING_SCRIPT = '''\
+"""Raises the same exception at the same step in every process."""
+
+import torch
+
+import unicron
+
+
+def build(tensor, pipeline):
+    model = torch.nn.Linear(4, 4)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+run = unicron.attach(steps=10, micro_batches=8, build=build)
+for step in run.steps():
+    with step:
+        for k in step.micro_batches():
+            if step.number == 3:
+                raise ValueError("this script never finishes step 3")
+            loss = run.model(torch.ones(1, 4)).sum()
+            torch.autograd.backward(loss)
+            step.commit(k, float(loss.detach()), [k])
+        step.reduce()
+        run.optimizer.step()
+'''
+
+Answer = dict[str, Any]
+
+
+def prepare(commit: str) -> Path:
+    """Make the tree of a commit and an interpreter for it below ``FOLDER``; return the interpreter."""
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    source = FOLDER / "src"
+    source.mkdir(parents=True)
+    tree = subprocess.run(["git", "archive", commit], cwd=REPOSITORY, check=True, capture_output=True).stdout
+    subprocess.run(["tar", "x", "-C", str(source)], input=tree, check=True)
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        raise SystemExit("recording needs the packages of the extra `train`")
+    (FOLDER / "python").symlink_to(sys.base_prefix)
+    (FOLDER / "site").symlink_to(Path(torch.origin).parents[1])
+    base = FOLDER / "python" / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    subprocess.run([base, "-m", "venv", "--without-pip", source / ".venv"], check=True)
+    (site,) = (source / ".venv" / "lib").glob("python*/site-packages")
+    (site / "recorded.pth").write_text(f"{source}\n{FOLDER / 'site'}\n")
+    server = shutil.which("nats-server", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if server is None:
+        raise SystemExit("recording needs nats-server beside the interpreter or on PATH")
+    (source / ".venv" / "bin" / "nats-server").symlink_to(server)
+    return source / ".venv" / "bin" / "python"
+
+
+class Cluster:
+    """A running ``unicron up``, asked and answered over REST."""
+
+    def __init__(self, stack: psutil.Process, url: str, corpus: Path) -> None:
+        self._stack = stack
+        self._corpus = corpus
+        self._client = httpx.Client(base_url=url, timeout=30.0, trust_env=False)
+
+    def submit(self, name: str, *, steps: int = 40, script: str | None = None, **fields: Any) -> None:
+        """Submit a small GPT, or a script in its place."""
+        spec = {
+            "name": name,
+            "model": {"layers": 2, "hidden": 32, "heads": 4, "sequence_length": 32, "vocabulary": 257},
+            "batch": {"global": 8, "micro": 1},
+            "steps": steps,
+            "data": str(self._corpus),
+            "script": script,
+            "checkpoint": {"every": 50},
+            **fields,
+        }
+        print(f"submits {name}", flush=True)
+        self._client.post("/v1/tasks", json=spec).raise_for_status()
+
+    def stop(self, name: str) -> None:
+        """Ask a task to stop."""
+        print(f"stops {name}", flush=True)
+        self._client.post(f"/v1/tasks/{name}/stop").raise_for_status()
+
+    def task(self, name: str) -> Answer:
+        """Return a task as the interface shows it."""
+        answer: Answer = self._client.get(f"/v1/tasks/{name}").raise_for_status().json()
+        return answer
+
+    def reaches(self, name: str, step: int) -> None:
+        """Wait until a task trains and has done some more steps than it has now."""
+        goal = self.task(name)["step"] + step
+        self._until(lambda: self._trains_at(name, goal), f"{name} trains at step {goal}")
+
+    def ends(self, name: str, state: str) -> None:
+        """Wait until a task is in this state."""
+        self._until(lambda: self.task(name)["state"] == state, f"{name} is {state}")
+
+    def waits(self, name: str) -> None:
+        """Wait until a task has no workers."""
+        self._until(lambda: self.task(name)["workers"] == 0, f"{name} has no workers")
+
+    def kill_rank(self, name: str, rank: int) -> None:
+        """Kill one process of a task."""
+        pid = next(r["pid"] for r in self.task(name)["ranks"] if r["rank"] == rank)
+        print(f"kills rank {rank} of {name}", flush=True)
+        os.kill(pid, signal.SIGKILL)
+
+    def lose_node(self, node: str) -> None:
+        """Kill a node's agent and everything it started; the stack starts the agent again after some seconds."""
+        agent = self._agent(node)
+        print(f"kills node {node}", flush=True)
+        for process in [agent, *agent.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._until(lambda: not self._usable(node), f"node {node} is lost")
+        self._until(lambda: self._usable(node), f"node {node} is back")
+
+    def add_node(self, node: str, hardware: str) -> psutil.Popen:
+        """Start a further agent, of another kind of hardware, as the stack starts its own."""
+        agent = self._agent("n0")
+        mine = {"UNICRON_NODE": node, "UNICRON_HARDWARE": hardware, "UNICRON_PARENT_DEATH": "1"}
+        environment = {**agent.environ(), **mine}
+        process = psutil.Popen(agent.cmdline(), env=environment, cwd=agent.cwd())
+        self._until(lambda: self._usable(node), f"node {node} has joined")
+        return process
+
+    def _agent(self, node: str) -> psutil.Process:
+        def serves(process: psutil.Process) -> bool:
+            return process.environ().get("UNICRON_NODE") == node and "agent" in " ".join(process.cmdline())
+
+        return next(process for process in self._stack.children() if serves(process))
+
+    def _usable(self, node: str) -> bool:
+        items = self._client.get("/v1/nodes", params={"limit": 100}).raise_for_status().json()["items"]
+        return any(item["name"] == node and item["state"] == "ready" for item in items)
+
+    def _trains_at(self, name: str, step: int) -> bool:
+        task = self.task(name)
+        return bool(task["step"] >= step and task["state"] in ("running", "succeeded"))
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            if time.monotonic() > deadline:
+                raise SystemExit(f"waited {WAIT_S:.0f} s in vain: {what}")
+            time.sleep(POLL_S)
+        print(f"  {what}", flush=True)
+
+
+@contextlib.contextmanager
+def running(python: Path, run_dir: Path, **settings: object) -> Iterator[Cluster]:
+    """Start ``unicron up`` with two nodes of two workers; it has stopped when the context ends."""
+    corpus = run_dir / "corpus.txt"
+    run_dir.mkdir(parents=True)
+    corpus.write_text("".join(f"Line {i} of a text that a small model may learn.\n" for i in range(4000)))
+    environment = {**os.environ, **{f"UNICRON_{name.upper()}": str(value) for name, value in settings.items()}}
+    arguments: list[str | Path] = ["up", "--run-dir", run_dir, "--port", "0", "--nodes", "2", "--workers-per-node", "2"]
+    command: list[str | Path] = [python, "-P", "-m", "cli.main", *arguments]
+    process = subprocess.Popen(command, env=environment, cwd=run_dir, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        ready = process.stdout.readline().split()
+        if len(ready) != 2 or ready[0] != "ready":
+            raise SystemExit(f"the stack did not start; see {run_dir}/services")
+        yield Cluster(psutil.Process(process.pid), ready[1], corpus)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=WAIT_S)
+
+
+def demo(python: Path, run_dir: Path) -> None:
+    """Record the demo: two tasks, a killed process, an exception, a hang, a lost node."""
+    subprocess.run([python, "-P", "-m", "cli.main", "demo", "--run-dir", run_dir], cwd=FOLDER, check=True)
+
+
+def every_event(python: Path, run_dir: Path) -> None:
+    """Record a run in which every type of event occurs, and every response and most kinds of stages."""
+    with running(python, run_dir, starvation_s=20, progress_interval_s=1, allow_pausing="false") as cluster:
+        script = run_dir / "fails.py"
+        script.write_text(FAILING_SCRIPT)
+
+        # A retry, a restart and a reconfiguration of a task that all workers train.
+        broken_link = {"UNICRON_FAIL_AT": "1:12:reduce:communication"}
+        cluster.submit("steady", steps=100_000, workers={"min": 2, "max": 4}, env=broken_link)
+        cluster.reaches("steady", 30)
+        cluster.kill_rank("steady", 1)
+        cluster.reaches("steady", 20)
+        cluster.lose_node("n1")
+        cluster.reaches("steady", 20)
+
+        # A task that waits too long: the running one is paused, and comes back when the other has finished. The other
+        # must finish before the paused one has waited too long in its turn.
+        cluster.submit("impatient", steps=20, workers={"min": 4})
+        cluster.ends("impatient", "succeeded")
+
+        # A task that is stopped, and goes on from its checkpoint under the same name. With decider 1 a pause ends a
+        # task for good where the end of its processes is logged before its last checkpoint.
+        if cluster.task("steady")["state"] != "stopped":
+            cluster.reaches("steady", 10)
+            cluster.stop("steady")
+            cluster.ends("steady", "stopped")
+        cluster.submit("steady", steps=cluster.task("steady")["step"] + 30, workers={"min": 1, "max": 2})
+        cluster.submit("failing", steps=10, script=str(script), workers={"max": 1}, max_restarts=1)
+        cluster.ends("failing", "failed")
+        cluster.ends("steady", "succeeded")
+
+        # Divided models, a lost part of a divided optimizer, and a second kind of hardware.
+        split = {"tensor": 2, "distributed_optimizer": True}
+        cluster.submit("split", steps=100_000, parallel=split, workers={"min": 4})
+        cluster.reaches("split", 10)
+        cluster.kill_rank("split", 3)
+        cluster.reaches("split", 10)
+        other = cluster.add_node("m0", "a100-80")
+        try:
+            cluster.submit("second", steps=100_000, weight=3.0, workers={"min": 1})
+            cluster.reaches("second", 10)
+            cluster.stop("split")
+            cluster.stop("second")
+            cluster.ends("split", "stopped")
+            cluster.ends("second", "stopped")
+        finally:
+            other.terminate()
+            other.wait(timeout=WAIT_S)
+
+
+COURSES: dict[str, Callable[[Path, Path], None]] = {"demo": demo, "every-event": every_event}
+
+
+def rows_of(log: Path) -> list[Answer]:
+    """Return the rows of a log's table, all columns, in order."""
+    with contextlib.closing(sqlite3.connect(f"file:{log}?mode=ro", uri=True)) as connection:
+        connection.row_factory = sqlite3.Row
+        return [dict(row) for row in connection.execute("SELECT * FROM log ORDER BY position")]
+
+
+def check(course: str, rows: list[Answer]) -> None:
+    """Refuse a log that lacks a type of event, or that shows where and by whom it was recorded."""
+    missing = EVENT_TYPES - {row["type"] for row in rows}
+    if course == "every-event" and missing:
+        raise SystemExit(f"{course}: the log has no {', '.join(sorted(missing))}")
+    private = {str(REPOSITORY), str(Path.home()), str(Path(sys.base_prefix).resolve()), socket.gethostname()}
+    private |= {f"/{getpass.getuser()}/", str((FOLDER / "site").resolve())}
+    for row in rows:
+        if found := [text for text in sorted(private) if text in row["data"]]:
+            raise SystemExit(f"{course}: position {row['position']} shows {', '.join(found)}")
+
+
+def decider_of(rows: list[Answer]) -> int:
+    """Return the decider of the newest plan; plans from before the field are of decider 1."""
+    plans = [json.loads(row["data"]) for row in rows if row["type"] == "plan.decided"]
+    return int(plans[-1].get("decider", 1))
+
+
+def main() -> None:
+    """Record what the command line asks for."""
+    parser = argparse.ArgumentParser(description="Record golden logs.")
+    parser.add_argument("--commit", default="HEAD", help="what to run; default: HEAD")
+    parser.add_argument("--course", choices=sorted(COURSES), action="append", help="default: all")
+    parser.add_argument("--to", type=Path, default=Path(__file__).parent, help="where the files go")
+    arguments = parser.parse_args()
+    python = prepare(arguments.commit)
+    for course in arguments.course or sorted(COURSES):
+        run_dir = FOLDER / course
+        COURSES[course](python, run_dir)
+        rows = rows_of(run_dir / "log.db")
+        check(course, rows)
+        path = arguments.to / f"{course}-{decider_of(rows)}.jsonl"
+        path.write_text("".join(f"{json.dumps(row, sort_keys=True)}\n" for row in rows))
+        print(f"{path}: {len(rows)} events, {path.stat().st_size} bytes", flush=True)
+
+
+if __name__ == "__main__":
+    main()

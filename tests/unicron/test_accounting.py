@@ -1,0 +1,32 @@
+"""What a rank keeps of a step in progress, and the digest of samples."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+from unicron.accounting import ASSIGNED, DONE, EMPTY_DIGEST, FREE, KeptGradients, PartialStep, chain_digest
+from unicron.join.agreement import Deal, Report
+
+
+def test_the_digest_is_sha256_over_the_digest_before_and_little_endian_ids() -> None:
+    ids = [0, 1, -2, 2**40]
+    assert chain_digest(EMPTY_DIGEST, ids) == hashlib.sha256(bytes(32) + struct.pack("<4q", *ids)).digest()
+    once = chain_digest(EMPTY_DIGEST, [1])
+    assert chain_digest(once, [2]) == hashlib.sha256(once + struct.pack("<q", 2)).digest()
+
+
+def test_states_and_what_remains() -> None:
+    partial = PartialStep(step=1, assigned=[1, 3], samples={1: [7], 4: [9]}, computed={1})
+    assert partial.states(5) == [FREE, DONE, FREE, ASSIGNED, DONE]
+    assert partial.remaining() == [3]
+
+
+def test_a_rank_accounts_for_what_it_kept_and_what_it_computes() -> None:
+    kept = {
+        (0, 0): KeptGradients(kept_by_rank={0: frozenset({5, 1}), 1: frozenset()}),
+        (1, 0): KeptGradients(kept_by_rank={2: frozenset({2})}),
+    }
+    dealt = Deal(kept=kept, assigned=[(3,), (0, 4)], accountant=-1)
+    assert dealt.computed_by(0, Report(coordinate=(0, 0), replica=0, partial=1)) == [1, 3, 5]
+    assert dealt.computed_by(2, Report(coordinate=(1, 0), replica=1, partial=1)) == [0, 2, 4]

@@ -1,0 +1,215 @@
+"""The link of a training process to its agent: what it answers while it waits, and when collectives are broken off."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from unicron import environment
+from unicron.link.agent_link import EXIT_INCOMPATIBLE, AgentLink
+from unicron.link.breaker import Breaker, BreakMethod
+from unicron.link.connection import socket_address
+from unicron.protocol import (
+    Configure,
+    Drain,
+    Drained,
+    Held,
+    Hello,
+    Hold,
+    Incompatible,
+    Message,
+    Progress,
+    Stop,
+    decode,
+    encode,
+)
+
+TIMEOUT_S = 10.0
+
+START_S = 40.0
+"""A process that imports torch on a busy machine."""
+
+
+class FakeAgent:
+    """The agent's end of the connection."""
+
+    def __init__(self, address: str) -> None:
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(socket_address(address))
+        self._listener.listen()
+        self._listener.settimeout(TIMEOUT_S)
+
+    def accept(self, timeout_s: float = TIMEOUT_S) -> None:
+        self._listener.settimeout(timeout_s)
+        self._connection, _ = self._listener.accept()
+        self._connection.settimeout(TIMEOUT_S)
+        self._lines = self._connection.makefile("rb")
+
+    def send(self, message: Message) -> None:
+        self._connection.sendall(encode(message))
+
+    def send_line(self, line: bytes) -> None:
+        self._connection.sendall(line + b"\n")
+
+    def receive(self) -> Message:
+        return decode(self._lines.readline())
+
+    def disconnect(self) -> None:
+        self._lines.close()
+        self._connection.close()
+
+    def close(self) -> None:
+        self.disconnect()
+        self._listener.close()
+
+
+@pytest.fixture
+def connected(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeAgent, AgentLink]]:
+    """An agent, and a link to it that has joined generation 2."""
+    address = f"@unicron-test-{uuid4().hex}"
+    monkeypatch.setenv(environment.SOCKET, address)
+    agent = FakeAgent(address)
+    link = AgentLink()
+    agent.accept()
+    assert isinstance(agent.receive(), Hello)
+    agent.send(generation(2))
+    joined = link.next_generation(0)
+    assert joined == generation(2)
+    assert isinstance(agent.receive(), Progress)
+    yield agent, link
+    agent.send(generation(99))  # ends a wait that a failed test has left
+    link.close()
+    agent.close()
+
+
+def generation(number: int) -> Configure:
+    return Configure(
+        generation=number, stage="boundary", rank=0, world_size=1, tensor=1, pipeline=1, store_host="", store_port=0,
+        members=[[0, "n/0", "initial"]],
+    )  # fmt: skip
+
+
+def waits(agent: FakeAgent, link: AgentLink) -> Future[Configure | None]:
+    """Let the link wait for a generation after three updates; return its result once it waits."""
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(link.next_generation, 3)
+    pool.shutdown(wait=False)
+    message = agent.receive()
+    assert isinstance(message, Progress)
+    assert (message.step, message.phase) == (4, "waiting")
+    return future
+
+
+def test_a_held_process_answers_and_joins_the_next_generation(connected: tuple[FakeAgent, AgentLink]) -> None:
+    agent, link = connected
+    future = waits(agent, link)
+    agent.send(Hold(generation=1))  # of a past generation: there is no answer
+    agent.send(Hold(generation=2))
+    assert agent.receive() == Held(generation=2, step=3)
+    assert link.is_held()
+    agent.send(generation(2))  # not a new one
+    agent.send(generation(3))
+    assert future.result(TIMEOUT_S) == generation(3)
+    assert not link.is_held()
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_drain_is_answered_by_what_the_process_waits_for(held: bool, connected: tuple[FakeAgent, AgentLink]) -> None:
+    agent, link = connected
+    future = waits(agent, link)
+    if held:
+        agent.send(Hold(generation=2))
+        assert agent.receive() == Held(generation=2, step=3)
+    agent.send(Drain(generation=2))
+    assert agent.receive() == (Held if held else Drained)(generation=2, step=3)
+    agent.send(Stop(generation=2))
+    assert future.result(TIMEOUT_S) is None
+
+
+def test_the_successor_of_an_agent_gets_the_last_answer_again(connected: tuple[FakeAgent, AgentLink]) -> None:
+    agent, link = connected
+    future = waits(agent, link)
+    agent.send(Hold(generation=2))
+    answer = agent.receive()
+    agent.disconnect()
+    agent.accept()
+    assert isinstance(agent.receive(), Hello)
+    assert agent.receive() == answer == Held(generation=2, step=3)
+    agent.send(generation(3))
+    assert future.result(TIMEOUT_S) == generation(3)
+
+
+class WatchedCondition(threading.Condition):
+    """A condition that shows whether a thread has waited for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waited.set()
+        return super().wait(timeout)
+
+
+def test_sockets_are_shut_only_while_the_training_thread_may_block_in_a_held_generation() -> None:
+    changed, held, aborted = WatchedCondition(), [True], threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        inode = os.fstat(client.fileno()).st_ino
+        breaker = Breaker(changed, lambda: held[0])
+        breaker.set_method(BreakMethod(is_breakable=lambda i: i == inode, abort=aborted.set))
+        breaker.start()
+        assert changed.waited.wait(TIMEOUT_S)
+        assert breaker.broken_at_s is None
+        breaker.enter()
+        assert aborted.wait(TIMEOUT_S)
+        assert breaker.broken_at_s is not None
+        assert client.recv(1) == b""
+        changed.waited.clear()
+        breaker.leave()
+        assert changed.waited.wait(TIMEOUT_S)
+        breaker.enter()
+        changed.waited.clear()
+        with changed:
+            held[0] = False
+        assert changed.waited.wait(TIMEOUT_S)
+
+
+def test_a_message_that_is_not_known_is_ignored_and_reported_once(
+    connected: tuple[FakeAgent, AgentLink], capfd: pytest.CaptureFixture[str]
+) -> None:
+    agent, link = connected
+    for line in (b'{"message":"later"}', b'{"message":"later","x":2}', b"\xff", b"[" * 100_000, b'{"message":"hold"}'):
+        agent.send_line(line)
+    waiting = waits(agent, link)
+    newer = {**json.loads(encode(generation(3))), "added_later": {"deep": [1]}}
+    agent.send_line(json.dumps(newer).encode())
+    assert waiting.result(TIMEOUT_S) == generation(3)
+    ignored = [line for line in capfd.readouterr().err.splitlines() if "is ignored" in line]
+    assert len(ignored) == 3, ignored  # later; what has no name; hold without its generation
+
+
+def test_a_process_that_the_agent_does_not_read_ends_with_its_reason(tmp_path: Path) -> None:
+    address = f"@unicron-test-{uuid4().hex}"
+    agent = FakeAgent(address)
+    program = "from unicron.link.agent_link import AgentLink; AgentLink().next_generation(0)"
+    variables = {environment.SOCKET: address, environment.TASK: "gpt", environment.WORKER: "n0/0"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], env=os.environ | variables, stderr=subprocess.PIPE, text=True
+    )
+    agent.accept(START_S)
+    assert isinstance(agent.receive(), Hello)
+    agent.send(Incompatible(reason="n0/0 speaks protocol version 1; the agent reads 2"))
+    _, errors = process.communicate(timeout=START_S)
+    agent.close()
+    assert process.returncode == EXIT_INCOMPATIBLE
+    assert "the node agent refuses this process: n0/0 speaks protocol version 1" in errors

@@ -1,0 +1,173 @@
+"""A task that loses every process goes on from the newest in-memory copies, its own or a peer's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unicron.conftest import SpecFile
+from tests.unicron.harness import Agent, agent
+from tests.unicron.test_recovery import begin, check_result
+from unicron.errors import TornSnapshot
+from unicron.protocol import Checkpointed, Progress, Resumed
+from unicron.snapshot import files
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class Nodes:
+    """Workers on nodes of their own failure domains, each with its part of the shared memory."""
+
+    def __init__(self, agent_: Agent, spec: Path, memory: Path, nodes: Mapping[str, str]) -> None:
+        self.agent, self.spec, self.memory, self.nodes = agent_, spec, memory, nodes
+
+    def folder(self, node: str) -> Path:
+        return self.memory / node / "a"
+
+    async def fork(self, fail_at: str = "") -> None:
+        await asyncio.gather(*(self.fork_one(worker, self.nodes[worker], fail_at) for worker in self.nodes))
+
+    async def fork_one(self, worker: str, node: str, fail_at: str = "") -> None:
+        env = {"UNICRON_NODE": node, "UNICRON_DOMAIN": node, "UNICRON_MEMORY": str(self.folder(node))}
+        await self.agent.fork(worker, self.spec, env | ({"UNICRON_FAIL_AT": fail_at} if fail_at else {}))
+
+    async def lose(self, fail_at: str, first: str, *, tensor: int = 1, pipeline: int = 1) -> int:
+        """Train until the fault has ended one worker, and end the others; return the newest step that was applied."""
+        await self.fork(fail_at)
+        await self.agent.configure(dict.fromkeys(self.nodes, "initial"), tensor=tensor, pipeline=pipeline)
+        await self.agent.until(lambda: first in self.agent.exits)
+        for worker in self.nodes:
+            if worker != first:
+                self.agent.kill(worker)
+        await self.agent.until(lambda: set(self.nodes) <= set(self.agent.exits))
+        return max(int(m.step) for m in self.agent.of(Progress) if m.phase == "ended")
+
+    def _copies(self) -> dict[int, list[tuple[str, files.Snapshot]]]:
+        """Return the whole copies of each step with the node that holds them."""
+        held: dict[int, list[tuple[str, files.Snapshot]]] = {}
+        for path in self.memory.glob("*/a/*.copy"):
+            with contextlib.suppress(TornSnapshot):
+                copy = files.read(path)
+                held.setdefault(copy.step, []).append((path.parent.parent.name, copy))
+        return held
+
+    def newest(self) -> int:
+        """Return the newest step of which the nodes hold all that they hold of any step; 0: none."""
+        held = {step: {p for _, copy in found for p in copy.chunks} for step, found in self._copies().items()}
+        everything = set().union(*held.values())
+        return max((step for step, found in held.items() if found == everything), default=0)
+
+    def stored(self) -> int:
+        """Return the newest step of which every rank has made its copy, and two nodes hold each piece; 0: none."""
+        answer = 0
+        for step, found in self._copies().items():
+            nodes: dict[tuple[Any, ...], set[str]] = {}
+            for node, copy in found:
+                for piece in copy.chunks:
+                    nodes.setdefault(piece, set()).add(node)
+            twice = all(len(owners) > 1 for owners in nodes.values())
+            if twice and len({copy.rank for _, copy in found}) == len(self.nodes):
+                answer = max(answer, step)
+        return answer
+
+    async def restore(self, fault_step: int, *, tensor: int = 1, pipeline: int = 1) -> list[Resumed]:
+        """Start all workers again, as after the loss of all live state."""
+        saved = self.agent.of(Checkpointed)
+        await self.fork()
+        return await self.agent.resumed(
+            await self.agent.configure(
+                dict.fromkeys(self.nodes, "checkpoint" if saved else "initial"),
+                checkpoint=saved[-1].path if saved else "",
+                fault_step=fault_step,
+                tensor=tensor,
+                pipeline=pipeline,
+            )
+        )
+
+
+async def test_all_ranks_lost_the_newest_copies_are_nearer_than_the_checkpoint(
+    tmp_path: Path, spec_file: SpecFile, shared_memory: Path
+) -> None:
+    spec = spec_file(steps=16, checkpoint={"every": 4})
+    async with agent(tmp_path / "run") as a:
+        nodes = Nodes(a, spec, shared_memory, {"w0": "n0", "w1": "n0", "w2": "n1"})
+        applied = await nodes.lose("0:14:1:kill", "w0")
+        newest = nodes.newest()
+        assert newest >= a.of(Checkpointed)[-1].step
+        resumed = await nodes.restore(applied)
+        assert {(r.step, r.steps_recomputed) for r in resumed} == {(newest + 1, applied - newest)}
+        assert {r.source for r in resumed} <= {"memory", "peer-memory"}
+        await check_result(a, spec, await a.finished(3))
+
+
+async def test_a_lost_nodes_part_comes_from_its_peer(tmp_path: Path, spec_file: SpecFile, shared_memory: Path) -> None:
+    spec = spec_file(steps=10)
+    async with agent(tmp_path / "run") as a:
+        nodes = Nodes(a, spec, shared_memory, {"w0": "n0", "w1": "n1", "w2": "n2"})
+        applied = await nodes.lose("1:7:0:kill", "w1")
+        shutil.rmtree(nodes.folder("n1"))
+        newest = nodes.newest()
+        resumed = await nodes.restore(applied)
+        assert {(r.step, r.steps_recomputed) for r in resumed} == {(newest + 1, applied - newest)}
+        assert "peer-memory" in {r.source for r in resumed}
+        await check_result(a, spec, await a.finished(3))
+
+
+@pytest.mark.parametrize("damage", ["torn", "flipped"])
+async def test_a_damaged_copy_is_never_used(
+    damage: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
+) -> None:
+    """One node holds the only copies: without one of its ranks' newest, the state before it is taken, or none."""
+    spec = spec_file(steps=10)
+    async with agent(tmp_path / "run") as a:
+        nodes = Nodes(a, spec, shared_memory, {"w0": "n0", "w1": "n0"})
+        newest = await nodes.lose("1:7:0:kill", "w1")
+        for path in nodes.folder("n0").glob("1-1-*.copy"):
+            content = bytearray(path.read_bytes())
+            at = 8 if damage == "torn" else len(content) // 2  # the header's mark, or a value
+            content[at] ^= 1
+            path.write_bytes(content)
+        resumed = await nodes.restore(newest)
+        assert {(r.source, r.step, r.steps_recomputed) for r in resumed} == {("initial", 1, newest)}
+        assert "snapshot not used" in a.output("w0")
+        await check_result(a, spec, await a.finished(2))
+
+
+async def test_a_task_that_begins_anew_does_not_use_what_another_left(
+    tmp_path: Path, spec_file: SpecFile, shared_memory: Path
+) -> None:
+    spec = spec_file(steps=8)
+    async with agent(tmp_path / "run") as a:
+        nodes = Nodes(a, spec, shared_memory, {"w0": "n0", "w1": "n1"})
+        await nodes.lose("1:5:0:kill", "w1")
+        resumed = await nodes.restore(0)
+        assert {(r.source, r.step) for r in resumed} == {("initial", 1)}
+        await check_result(a, spec, await a.finished(2))
+
+
+async def test_copies_of_one_layout_are_taken_in_another(
+    tmp_path: Path, spec_file: SpecFile, shared_memory: Path
+) -> None:
+    """A tensor-parallel pair's copies, one node's lost, are put together for two replicas of the whole model."""
+    spec = spec_file(steps=10)
+    async with agent(tmp_path / "run") as a:
+        nodes = Nodes(a, spec, shared_memory, {"w0": "n0", "w1": "n1"})
+        applied = await nodes.lose("1:7:0:kill", "w1", tensor=2)
+        shutil.rmtree(nodes.folder("n0"))
+        newest = nodes.newest()
+        resumed = await nodes.restore(applied)
+        assert {(r.step, r.steps_recomputed) for r in resumed} == {(newest + 1, applied - newest)}
+        assert {m.source for m in resumed} == {"memory", "peer-memory"}
+        finished = await a.finished(2)
+        a.messages.clear()
+        await begin(a, spec, ["reference"])
+        reference = await a.finished(1)
+        assert finished.samples_sha256 == reference.samples_sha256
+        # Tensor parallelism adds in another order, and Adam turns the rounding of near-zero gradients into steps.
+        assert finished.loss == pytest.approx(reference.loss, abs=1e-5)

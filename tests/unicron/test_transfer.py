@@ -1,0 +1,206 @@
+"""State is transferred from one layout to another between the memories of ranks; no file is read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.unicron.conftest import TWO_LAYERS, SpecFile, largest_difference
+from tests.unicron.harness import Agent, agent, reference_of
+from unicron.environment import ROUND_BYTES
+from unicron.protocol import Checkpointed, Finished, Held, Progress, Raised
+
+TOLERANCE = 1e-5
+pytestmark = pytest.mark.timeout(180)
+
+Layout = tuple[int, int, int]
+"""(processes, tensor, pipeline)"""
+
+
+def workers(layout: Layout) -> list[str]:
+    return [f"w{i}" for i in range(layout[0])]
+
+
+async def begin(a: Agent, spec: Path, layout: Layout, fail_at: Sequence[str] = ()) -> None:
+    """Fork the workers of a layout, each with the injected fault of its rank, and begin to train."""
+    faults = {fault.split(":")[0]: {"UNICRON_FAIL_AT": fault, ROUND_BYTES: "20000"} for fault in fail_at}
+    await asyncio.gather(*(a.fork(w, spec, faults.get(str(rank), {})) for rank, w in enumerate(workers(layout))))
+    await a.configure(dict.fromkeys(workers(layout), "initial"), tensor=layout[1], pipeline=layout[2])
+
+
+async def relayout(a: Agent, spec: Path, old: Sequence[str], layout: Layout) -> None:
+    """Drain the old members at a boundary and bring a new layout up, with new processes where it is larger."""
+    await a.drain(list(old))
+    added = [worker for worker in workers(layout) if worker not in old]
+    await asyncio.gather(*(a.fork(worker, spec) for worker in added))
+    members = {worker: "live" if worker in old else "take" for worker in workers(layout)}
+    for worker in set(old) - members.keys():
+        members[worker] = "live"
+    await a.resumed(await a.configure(members, tensor=layout[1], pipeline=layout[2]))
+
+
+async def check_result(a: Agent, spec: Path, finished: Finished, *, checkpoints: bool = False) -> None:
+    """Compare with a failure-free run in one process."""
+    assert checkpoints or not list(a.folder.rglob("step-*"))
+    reference = await reference_of(a, spec)
+    assert finished.samples_sha256 == reference.samples_sha256
+    assert largest_difference(finished.parameters_path, reference.parameters_path) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "distributed_optimizer"),
+    [
+        ((2, 1, 1), (2, 2, 1), False),
+        ((2, 2, 1), (2, 1, 1), True),
+        pytest.param((2, 1, 2), (4, 1, 2), True, marks=pytest.mark.slow),
+        pytest.param((4, 2, 1), (3, 1, 1), False, marks=pytest.mark.slow),
+    ],
+)
+async def test_a_healthy_task_changes_its_layout(
+    before: Layout, after: Layout, distributed_optimizer: bool, tmp_path: Path, spec_file: SpecFile
+) -> None:
+    spec = spec_file(steps=10, model=TWO_LAYERS, parallel={"distributed_optimizer": distributed_optimizer})
+    async with agent(tmp_path / "run") as a:
+        await begin(a, spec, before)
+        await a.resumed(1)
+        await relayout(a, spec, workers(before)[: after[0]], after)
+        finished = await a.finished(after[0])
+        await check_result(a, spec_file(steps=10, model=TWO_LAYERS), finished)
+
+
+@pytest.mark.parametrize(("pipeline", "at"), [(1, "2.backward"), (2, "reduce")])
+async def test_whole_replicas_finish_the_step_and_all_survivors_join_the_next_layout(
+    pipeline: int, at: str, tmp_path: Path, spec_file: SpecFile
+) -> None:
+    """One of two replicas loses a member; its other member waits, and computes in the next layout."""
+    tensor = 2 // pipeline
+    whole, spare, lost = (["w0", "w1"], "w2", "w3") if tensor == 2 else (["w0", "w2"], "w1", "w3")
+    spec = spec_file(steps=8, model=TWO_LAYERS)
+    async with agent(tmp_path / "run") as a:
+        await begin(a, spec, (4, tensor, pipeline), [f"3:3:{at}:kill"])
+        await a.until(lambda: lost in a.exits)
+
+        # The others may still be at the end of the step before, if the machine is busy, or have micro-batches to do.
+        def has_come(worker: str) -> bool:
+            return any(m.step == 3 and (at != "reduce" or m.phase == "reduce") for m in a.of(Progress, worker))
+
+        await a.until(lambda: all(has_come(worker) for worker in (*whole, spare)))
+        await a.hold([*whole, spare])
+        generation = await a.configure(
+            dict.fromkeys(whole, "live"), stage="interrupted", tensor=tensor, pipeline=pipeline
+        )
+        resumed = await a.resumed(generation)
+        assert {(r.step, r.source, r.steps_recomputed) for r in resumed} == {(3, "own", 0)}
+        if at == "reduce":
+            assert {r.computed for r in resumed} == {6}  # what the broken replica had computed, and no more
+        await a.drain(whole)
+        resumed = await a.resumed(await a.configure(dict.fromkeys([spare, *whole], "live")))
+        assert {r.source for r in resumed} == {"live"}
+        await check_result(a, spec, await a.finished(3))
+
+
+async def test_the_state_survives_a_transfer_that_broke(tmp_path: Path, spec_file: SpecFile) -> None:
+    """Two replicas are split over two tensor-parallel ranks each; a process dies meanwhile, and one goes on alone."""
+    spec = spec_file(steps=6)
+    env = {ROUND_BYTES: "20000"}
+    async with agent(tmp_path / "run") as a:
+        await begin(a, spec, (2, 1, 1), ["0:3:reduce:communication", "1:3:move:1:kill"])
+        await a.until(lambda: a.of(Raised, "w0"))
+        await a.hold(["w0", "w1"])
+        await asyncio.gather(a.fork("w2", spec, env), a.fork("w3", spec, env))
+        await a.configure({"w0": "live", "w2": "take", "w1": "live", "w3": "take"}, tensor=2)
+        await a.until(lambda: "w1" in a.exits)
+        await a.hold(["w0"])
+        (resumed,) = await a.resumed(await a.configure({"w0": "live"}))
+        assert (resumed.step, resumed.source, resumed.steps_recomputed) == (3, "own", 0)
+        await check_result(a, spec, await a.finished(1))
+
+
+async def test_a_distributed_optimizer_and_the_step_survive_the_loss_of_a_newcomer(
+    tmp_path: Path, spec_file: SpecFile
+) -> None:
+    """A third replica dies while it receives its part of the optimizer's state; the two others still have their parts.
+
+    Another third replica joins. The gradients of the interrupted step stay on the two ranks that have them.
+    """
+    spec = spec_file(steps=8, parallel={"distributed_optimizer": True})
+    env = {ROUND_BYTES: "20000"}
+    async with agent(tmp_path / "run") as a:
+        await begin(a, spec, (2, 1, 1), ["0:3:reduce:communication", "1:9:0:kill"])
+        await a.until(lambda: a.of(Raised, "w0"))
+        await a.until(lambda: [m for m in a.of(Progress, "w1") if (m.step, m.phase) == (3, "reduce")])
+        await a.hold(["w0", "w1"])
+        await a.fork("w2", spec, env | {"UNICRON_FAIL_AT": "2:1:move:1:kill:always"})
+        await a.configure({"w0": "live", "w1": "live", "w2": "take"})
+        await a.until(lambda: "w2" in a.exits)
+        await a.hold(["w0", "w1"])
+        await a.fork("w3", spec, env)
+        members = {"w0": "live", "w3": "take", "w1": "live"}
+        resumed = await a.resumed(await a.configure(members, stage="interrupted"))
+        assert {(r.step, r.steps_recomputed, r.computed) for r in resumed} == {(3, 0, 0)}
+        await check_result(a, spec, await a.finished(3))
+
+
+async def test_a_checkpoint_is_read_where_a_part_of_the_state_is_lost(tmp_path: Path, spec_file: SpecFile) -> None:
+    """The survivor of two has only a part of the optimizer's state; three ranks read the checkpoint that two wrote."""
+    spec = spec_file(steps=16, checkpoint={"every": 3}, parallel={"distributed_optimizer": True})
+    async with agent(tmp_path / "run") as a:
+        # A second checkpoint begins only once all ranks have written the first, which rank 0 then publishes.
+        await begin(a, spec, (2, 1, 1), ["1:4:checkpoint:kill"])
+        await a.until(lambda: "w1" in a.exits)
+        await a.hold(["w0"])
+        (saved,) = await a.until(lambda: a.of(Checkpointed))
+        (held,) = a.of(Held)
+        await asyncio.gather(a.fork("w2", spec), a.fork("w3", spec))
+        members = {"w0": "live", "w2": "take", "w3": "take"}
+        resumed = await a.resumed(await a.configure(members, checkpoint=saved.path, fault_step=held.step))
+        expected = (saved.step + 1, "checkpoint", held.step - saved.step)
+        assert {(r.step, r.source, r.steps_recomputed) for r in resumed} == {expected}
+        assert held.step - saved.step >= 3
+        finished = await a.finished(3)
+        await check_result(a, spec_file(steps=16), finished, checkpoints=True)
+
+
+BREAKS_GATHERING = """
+import os
+from pathlib import Path
+from unicron import train
+from unicron.trainer import model
+from unicron.errors import CommunicationFailed
+
+original = model.build
+
+def build(task, tensor, pipeline):
+    built, optimizer = original(task, tensor, pipeline)
+    gather, calls = built.start_param_sync, []
+    def start_param_sync(*arguments, **options):
+        calls.append(1)
+        if os.environ["UNICRON_WORKER"] == "w1" and len(calls) == 3:
+            raise CommunicationFailed("injected")
+        gather(*arguments, **options)
+    built.start_param_sync = start_param_sync
+    return built, optimizer
+
+model.build = build
+train.train(Path(os.environ["UNICRON_SPEC"]))
+"""
+
+
+async def test_an_update_counts_whose_parameters_were_not_gathered(tmp_path: Path, spec_file: SpecFile) -> None:
+    """Every rank has updated its part of the parameters, and received not all other parts; together they have all."""
+    script = tmp_path / "script.py"
+    script.write_text(BREAKS_GATHERING)
+    fields = {"steps": 6, "parallel": {"distributed_optimizer": True}}
+    spec = spec_file(**fields, script=str(script))
+    names = ["w0", "w1", "w2"]
+    async with agent(tmp_path / "run") as a:
+        await begin(a, spec, (3, 1, 1))
+        await a.until(lambda: a.of(Raised, "w1"))
+        await a.hold(names)
+        resumed = await a.resumed(await a.configure(dict.fromkeys(names, "live"), stage="interrupted"))
+        assert {(r.step, r.source) for r in resumed} == {(4, "live")}
+        finished = await a.finished(3)
+        await check_result(a, spec_file(steps=6), finished)

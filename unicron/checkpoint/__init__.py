@@ -1,0 +1,1 @@
+"""Persistent checkpoints: folders on disk, written beside training."""

@@ -1,0 +1,47 @@
+"""The export of a task's result: the full, unsharded parameters as one safetensors file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unicron.megatron.model import is_megatron, sharded_parameters
+
+
+def export(model: Any, path: Path) -> None:
+    """Write the full parameters to a file; all ranks call it, rank 0 writes.
+
+    Raises:
+        RuntimeError: a collective failed.
+        OSError: the file cannot be written.
+    """
+    from safetensors.torch import save_file
+
+    full = gather_parameters(model) if is_megatron(model) else model.state_dict()
+    if dist.get_rank() == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.partial")
+        save_file({k: v.contiguous() for k, v in full.items()}, str(partial))
+        os.replace(partial, path)
+
+
+def gather_parameters(model: Any) -> dict[str, torch.Tensor]:
+    """Return the full parameters of a Megatron model on rank 0 (nothing on the others); all ranks call it."""
+    mine = [
+        (name, tuple(shard.global_shape), tuple(shard.global_offset), tuple(shard.local_shape), shard.data.cpu())
+        for name, shard in sharded_parameters(model).items()
+        if shard.replica_id == 0 or not any(shard.replica_id)
+    ]
+    gathered: list[Any] = [None] * dist.get_world_size() if dist.get_rank() == 0 else []
+    dist.gather_object(mine, gathered if dist.get_rank() == 0 else None, dst=0)
+    full: dict[str, torch.Tensor] = {}
+    for of_rank in gathered:
+        for name, shape, offset, size, data in of_rank:
+            tensor = full.setdefault(name, torch.zeros(shape, dtype=data.dtype))
+            view = tuple(slice(start, start + length) for start, length in zip(offset, size, strict=True))
+            tensor[view] = data.reshape(size)
+    return full

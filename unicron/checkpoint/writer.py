@@ -1,0 +1,195 @@
+"""The writer of persistent checkpoints: copied at a step boundary, written beside training, complete or absent.
+
+``Writer.begin`` plans and copies (all ranks, milliseconds); a thread of each rank then writes that rank's part. When
+the agreement at the end of a step has shown that every part is written, rank 0's thread publishes the checkpoint
+(``unicron.checkpoint.archive``). No rank waits for a peer in between. The next generation deletes what a fault leaves
+unfinished.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from unicron import device
+from unicron.checkpoint import archive, plain
+from unicron.checkpoint.archive import Manifest
+from unicron.megatron.distributed_checkpoint import SavePlanner, WriteResults, state_dict
+from unicron.megatron.model import is_megatron
+from unicron.state.rank_state import RankState
+
+WRITTEN, WRITING, FAILED = 0, 1, 2
+"""The status of a rank's part of the checkpoint in progress (``WRITTEN`` also if there is none); the worst of all ranks
+counts."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """One rank's part of one checkpoint."""
+
+    path: Path
+    step: int
+    digest: str
+    write: Callable[[], tuple[WriteResults, list[str]]]
+    """Writes the part's files; returns what rank 0 needs for the description, and the files' names."""
+    describe: Callable[[list[WriteResults]], list[str]]
+    """On rank 0: writes the description of all parts; returns the names of its files."""
+    written: Future[None] | None = None
+
+
+class Writer:
+    """Writes this rank's part of checkpoints in a thread; on rank 0, publishes those that all ranks have written."""
+
+    def __init__(self, keep: int) -> None:
+        """Args: keep: how many published checkpoints of the task to leave."""
+        self._keep = keep
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="unicron-checkpoint")
+        self._planner: SavePlanner | None = None
+        self._part: _Part | None = None
+        self._publication: Future[None] | None = None
+        self._protected: list[Path] = []
+
+    @property
+    def status(self) -> int:
+        """The status of this rank's part: ``WRITTEN``, ``WRITING`` or ``FAILED``."""
+        part = self._part
+        if part is None or part.written is None:
+            return WRITTEN
+        if not part.written.done():
+            return WRITING
+        return WRITTEN if part.written.exception() is None else FAILED
+
+    @property
+    def idle(self) -> bool:
+        """Whether no checkpoint is in progress: the same on all ranks."""
+        return self._part is None
+
+    def enter(self, path: Path, generation: int, protected: str) -> None:
+        """Enter a generation and give up what an older one was writing.
+
+        Args:
+            path: where a checkpoint of the new generation would be.
+            generation: its number.
+            protected: the checkpoint from which it started, if any.
+        """
+        self._part, self._planner = None, None
+        self._protected = [Path(protected)] if protected else []
+        if dist.get_rank() == 0:
+            self._thread.submit(archive.clean, path, generation)
+
+    def begin(self, rank_state: RankState, path: Path) -> None:
+        """Copy the state and begin to write it; all ranks call it.
+
+        Raises:
+            RuntimeError: a collective failed; the folder will not exist.
+        """
+        folder = archive.partial_path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        step, digest = rank_state.applied, rank_state.digest.hex()
+        position = {"step": step, "digest": digest}
+        if is_megatron(rank_state.model):
+            self._planner = self._planner or SavePlanner()
+            planned = self._planner.plan(state_dict(rank_state.model, rank_state.optimizer) | position, folder)
+            write, describe = planned
+        else:
+            write_file = plain.plan(rank_state, position, folder)
+            write, describe = (lambda: ([], write_file())), (lambda parts: [])
+        part = _Part(path, step, digest, write, describe)
+        part.written = self._thread.submit(_write_part, part, dist.get_rank())
+        self._part = part
+
+    def agreed(self, status: int, published: Callable[[int, Path], None]) -> Future[None] | None:
+        """Act on the worst status of all ranks.
+
+        Args:
+            status: that status.
+            published: called with step and path, on rank 0's thread, once the checkpoint is published.
+
+        Returns:
+            The publication in progress, on rank 0.
+        """
+        part = self._part
+        if part is None or status == WRITING:
+            return None
+        self._part = None
+        if status == FAILED:
+            cause = part.written.exception() if part.written is not None and part.written.done() else None
+            print(f"unicron: checkpoint {part.path} is given up: {cause or 'a peer failed'}", file=sys.stderr)
+            self._thread.submit(shutil.rmtree, archive.partial_path(part.path), ignore_errors=True)
+            return None
+        if dist.get_rank() != 0:
+            return None
+        self._publication = self._thread.submit(self._publish, part, dist.get_world_size(), published)
+        return self._publication
+
+    def complete(self, published: Callable[[int, Path], None]) -> bool:
+        """Wait until the checkpoint in progress is published, if there is one; all ranks call it.
+
+        Args:
+            published: as for ``agreed``.
+
+        Returns:
+            Whether it was (True also if there is none): the same on all ranks.
+
+        Raises:
+            RuntimeError: a collective failed.
+        """
+        if self._publication is not None:
+            self._publication.exception()  # waits: this may be the end of the process
+        if self._part is None:
+            return True
+        assert self._part.written is not None
+        self._part.written.exception()  # waits
+        worst = torch.tensor(self.status, device=device.current())
+        dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+        publication = self.agreed(int(worst), published)
+        failed = int(worst) != WRITTEN
+        if publication is not None:
+            failed = publication.exception() is not None  # waits
+        verdict = torch.tensor(int(failed), device=device.current())
+        dist.all_reduce(verdict, op=dist.ReduceOp.MAX)
+        return int(verdict) == 0
+
+    def _publish(self, part: _Part, world_size: int, published: Callable[[int, Path], None]) -> None:
+        folder = archive.partial_path(part.path)
+        try:
+            results: list[WriteResults] = []
+            files: dict[str, tuple[int, str]] = {}
+            for rank in range(world_size):
+                record = folder / _record(rank)
+                rank_results, rank_files = pickle.loads(record.read_bytes())
+                results.append(rank_results)
+                files |= rank_files
+                record.unlink()
+            files |= {name: archive.checksum(folder / name) for name in part.describe(results)}
+            archive.publish(part.path, Manifest(step=part.step, digest=part.digest, files=files))
+        except Exception as err:
+            print(f"unicron: checkpoint {part.path} is given up: {type(err).__name__}: {err}", file=sys.stderr)
+            raise
+        published(part.step, part.path)
+        archive.retire(part.path, self._keep, [*self._protected, part.path])
+
+
+def _record(rank: int) -> str:
+    return f".part-{rank}"
+
+
+def _write_part(part: _Part, rank: int) -> None:
+    """Write a rank's files and then what rank 0 needs to know of them."""
+    folder = archive.partial_path(part.path)
+    results, names = part.write()
+    files = {name: archive.checksum(folder / name) for name in names}
+    record = folder / _record(rank)
+    with open(record, "wb") as file:
+        pickle.dump((results, files), file)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,102 @@
+"""The environment variables of a training process: their names, their defaults, and how they are read.
+
+The node agent sets those of the first group for every rank that it starts. An operator or a test may set the others;
+all ranks of a task need the same values, except for ``RANK_NICE`` and the injected faults. Standard library only:
+besides ``unicron.protocol``, this is the one module of the library that the node agent imports.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Set by the node agent.
+
+SOCKET = "UNICRON_SOCKET"
+"""The agent's Unix socket. A leading ``@`` stands for Linux's abstract namespace, which needs no file and sets no limit
+on the length of the run directory. Without this variable there is no agent."""
+
+TASK = "UNICRON_TASK"
+"""The task's name."""
+
+WORKER = "UNICRON_WORKER"
+"""The worker (slot) that the process occupies, ``node/k``."""
+
+SPEC = "UNICRON_SPEC"
+"""The file that contains the task's specification as JSON."""
+
+RUN_DIR = "UNICRON_RUN_DIR"
+"""The task's folder below the agent's run directory, for a script's own files."""
+
+MEMORY = "UNICRON_MEMORY"
+"""The folder in shared memory for the task's snapshots on this node; without it no snapshots are taken. Only the agent
+deletes the folder, never a rank."""
+
+NODE, DOMAIN = "UNICRON_NODE", "UNICRON_DOMAIN"
+"""The rank's node, and the node's failure domain."""
+
+HOST = "UNICRON_STORE_HOST"
+"""The address under which peers reach the node."""
+
+ORPHAN_GRACE_S = "UNICRON_ORPHAN_GRACE_S"
+"""How long a process without its agent trains on while it tries to reach the agent's successor."""
+
+# Set by an operator or a test.
+
+DATA_DIRECTORY = "UNICRON_DATA_DIRECTORY"
+"""Where text is tokenised to and dataset indices are kept; default: ``data`` beside the specification."""
+
+JOIN_TIMEOUT_S = "UNICRON_JOIN_TIMEOUT_S"
+"""How long the members of a generation wait for one another when it begins."""
+
+BUCKET_BYTES = "UNICRON_BUCKET_BYTES"
+"""Size of a bucket of gradients."""
+
+FLOAT64_LIMIT_BYTES = "UNICRON_FLOAT64_LIMIT_BYTES"
+"""The largest accumulators that are kept in float64."""
+
+ROUND_BYTES = "UNICRON_ROUND_BYTES"
+"""Bytes that a rank sends, and receives, in one round of a transfer of state."""
+
+RANK_NICE = "UNICRON_RANK_NICE"
+"""How much less of a busy core ranks get than everything else (see nice(2))."""
+
+FAIL_AT = "UNICRON_FAIL_AT"
+"""Injected faults; the form is described in ``unicron.faults``."""
+
+FAULT_SIGNALS = "UNICRON_FAULT_SIGNALS"
+"""With the value 1, SIGUSR1 makes a process raise an ``InjectedFault`` at the next fault point of a step."""
+
+# Set by torchrun, read where there is no agent.
+
+RANK, LOCAL_RANK, WORLD_SIZE = "RANK", "LOCAL_RANK", "WORLD_SIZE"
+MASTER_ADDR, MASTER_PORT = "MASTER_ADDR", "MASTER_PORT"
+
+DEFAULTS: dict[str, float] = {
+    # An agent that is started again attaches within a second or two; an agent that does not come back is a lost node.
+    ORPHAN_GRACE_S: 5.0,
+    # All members wait when they get their Configure at the same moment, and they meet in well under a second.
+    JOIN_TIMEOUT_S: 20.0,
+    # The latency of a collective (below 1 ms) is small beside the transfer of 32 MiB, and a fault redoes little.
+    BUCKET_BYTES: 32 << 20,
+    # Of the order of a hundredth of a device's memory. In float64 the order of additions changes about one bit in 2**29
+    # of the float32 totals; in float32 it changes many, and Adam turns the rounding of near-zero gradients into steps.
+    FLOAT64_LIMIT_BYTES: 1 << 30,
+    # The latency of a round (below 1 ms) is small beside the transfer of 64 MiB; two such buffers fit beside any state.
+    ROUND_BYTES: 64 << 20,
+    RANK_NICE: 0,
+}
+"""Values of the numeric variables where the environment does not set them."""
+
+
+def number(name: str) -> float:
+    """Return the value of a numeric variable: the environment's, or its default.
+
+    Raises:
+        ValueError: the environment's value is not a number.
+    """
+    return float(os.environ.get(name, DEFAULTS[name]))
+
+
+def text(name: str, default: str = "") -> str:
+    """Return the value of a variable, or ``default`` where the environment does not set it."""
+    return os.environ.get(name, default)

@@ -1,0 +1,1 @@
+"""The gradients of one step: buffers, accumulation over micro-batches, reduction over ranks."""

@@ -1,0 +1,285 @@
+"""Accumulators: the sum of the gradients of one step's finished micro-batches, in buckets.
+
+A bucket is reduced in a copy (``unicron.gradients.reduction``). A broken collective therefore leaves the accumulated
+sum as it was, and the buckets reduced before keep their totals.
+
+    InPlaceAccumulator     the buffers that backward passes add to are the sum: no memory and no time of its own. A
+                           half-done backward pass spoils the sum, so this is for data parallelism alone, where no
+                           collective can break inside a backward pass.
+    SeparateAccumulator    a sum beside the buffers, to which finished micro-batches are added; float64 where small
+    FixedPointAccumulator  the same, in integers (``unicron.gradients.fixed_point``)
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from unicron.errors import NonFiniteValue
+from unicron.gradients.buckets import bucket_bytes, bucket_slices
+
+Exchange = Callable[[torch.Tensor], None]
+"""Sums a tensor, in place, over the ranks that share a parameter."""
+
+
+class Accumulator(ABC):
+    """The sum of the finished micro-batches' gradients, and the totals of the buckets that are reduced.
+
+    ``tensors`` are the buffers that backward passes add to: one for each parameter, in an order that is the same on all
+    ranks with the same shard of the model.
+    """
+
+    bytes_per_element: int
+    """What a bucket takes, and a reduction sends, for each gradient."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Cut the tensors into buckets."""
+        self.tensors = list(tensors)
+        elements = max(1, bucket_bytes() // self.bytes_per_element)
+        self.slices = bucket_slices([t.numel() for t in tensors], elements)
+        self.buffers = [[tensors[i].view(-1)[a:b] for i, a, b in bucket] for bucket in self.slices]
+        """For each bucket, views of its parts of the tensors."""
+
+    @property
+    def buckets(self) -> int:
+        """How many buckets there are."""
+        return len(self.slices)
+
+    def clear(self) -> None:
+        """Set everything to zero: a new step."""
+        self.clear_from(0)
+
+    @abstractmethod
+    def clear_from(self, bucket: int) -> None:
+        """Set the sums of ``bucket`` and of the buckets behind it to zero, and the buffers."""
+
+    @abstractmethod
+    def rewind(self) -> bool:
+        """Drop what backward passes have added since the last ``add``; return False if that cannot be told apart."""
+
+    @abstractmethod
+    def add(self, first: int) -> None:
+        """Add the buffers to the sums of the buckets from ``first`` on.
+
+        Raises:
+            NonFiniteValue: a value is not finite, or too large for the accumulator.
+        """
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Set the buffers to zero: the micro-batch just computed is already counted by another rank."""
+
+    @abstractmethod
+    def check_finite(self, first: int) -> None:
+        """Check the sums of the buckets from ``first`` on.
+
+        Raises:
+            NonFiniteValue: a sum is not finite.
+        """
+
+    @abstractmethod
+    def load(self, bucket: int) -> torch.Tensor:
+        """Return a copy of a bucket's sum (or total), to be reduced."""
+
+    @abstractmethod
+    def store(self, bucket: int, total: torch.Tensor) -> None:
+        """Replace a bucket's sum by the total over all ranks."""
+
+    @abstractmethod
+    def keep(self, buckets: int) -> None:
+        """Keep the totals of the first ``buckets`` buckets over the backward passes that follow."""
+
+    @abstractmethod
+    def finish(self, exchange: Exchange | None = None) -> None:
+        """Write the totals into the buffers, for the optimizer.
+
+        Args:
+            exchange: sums the gradients of a parameter that other pipeline stages have too; None: there is none.
+        """
+
+
+class InPlaceAccumulator(Accumulator):
+    """The buffers are the sums; totals are set aside only while an interrupted step is completed."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Reduce in the buffers' type, at least in float32."""
+        self._dtype = torch.float32
+        for tensor in tensors:
+            self._dtype = torch.promote_types(self._dtype, tensor.dtype)
+        self.bytes_per_element = self._dtype.itemsize
+        super().__init__(tensors)
+        self._set_aside: list[torch.Tensor] = []
+
+    def clear(self) -> None:
+        """Set everything to zero."""
+        self._set_aside = []
+        super().clear()
+
+    def clear_from(self, bucket: int) -> None:
+        """Set later sums to zero; totals that were set aside stay."""
+        for buffers in self.buffers[bucket:]:
+            for buffer in buffers:
+                buffer.zero_()
+
+    def rewind(self) -> bool:
+        """Return False: a half-done backward pass has changed the sum."""
+        return False
+
+    def add(self, first: int) -> None:
+        """Do nothing: the backward pass has added."""
+
+    def drop(self) -> None:
+        """Refuse: where a model is not split, the members deal only micro-batches that none of them has counted."""
+        raise AssertionError("a micro-batch was dealt that is already in the sum")
+
+    def check_finite(self, first: int) -> None:
+        """Check the sums of the buckets from ``first`` on."""
+        _check_finite(buffer for buffers in self.buffers[first:] for buffer in buffers)
+
+    def load(self, bucket: int) -> torch.Tensor:
+        """Return a copy of a bucket."""
+        if bucket < len(self._set_aside):
+            return self._set_aside[bucket].clone()
+        return torch.cat([buffer.to(self._dtype) for buffer in self.buffers[bucket]])
+
+    def store(self, bucket: int, total: torch.Tensor) -> None:
+        """Write a total into the buffers."""
+        start = 0
+        for buffer in self.buffers[bucket]:
+            buffer.copy_(total[start : start + buffer.numel()])
+            start += buffer.numel()
+
+    def keep(self, buckets: int) -> None:
+        """Set totals aside: backward passes add to all buckets."""
+        self._set_aside = [self.load(bucket) for bucket in range(buckets)]
+
+    def finish(self, exchange: Exchange | None = None) -> None:
+        """Write back the totals that were set aside."""
+        assert exchange is None
+        for bucket, total in enumerate(self._set_aside):
+            self.store(bucket, total)
+
+
+class _Location(NamedTuple):
+    """Where a part of a tensor lies among the buckets."""
+
+    bucket: int
+    offset: int
+    """In the bucket."""
+    buffer: torch.Tensor
+    """The view of the tensor."""
+
+
+class SeparateAccumulator(Accumulator):
+    """Sums beside the buffers."""
+
+    numbers_per_element = 1
+    """How many numbers represent one sum."""
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        *,
+        dtype: torch.dtype = torch.float32,
+        shared: int | None = None,
+        leaves: Sequence[tuple[int, torch.Tensor]] = (),
+    ) -> None:
+        """Allocate the sums.
+
+        Args:
+            tensors: what backward passes add to.
+            dtype: of the sums.
+            shared: index of the tensor whose parameter another pipeline stage has too.
+            leaves: further tensors that backward passes add to, with the index of the tensor that each belongs to.
+        """
+        self._dtype = dtype
+        self.bytes_per_element = dtype.itemsize * self.numbers_per_element
+        super().__init__(tensors)
+        self._locations = [self._locate(tensors[i], i) for i in range(len(tensors))]
+        self._leaves = [leaf for _, leaf in leaves]
+        self._shared = shared
+        device = tensors[0].device
+        self._sums = [self._zeros(sum(b.numel() for b in buffers), device) for buffers in self.buffers]
+        self._added: list[list[_Location]] = [[] for _ in self.slices]
+        for located in [*self._locations, *(self._locate(leaf, i) for i, leaf in leaves)]:
+            for location in located:
+                self._added[location.bucket].append(location)
+
+    def _locate(self, source: torch.Tensor, tensor: int) -> list[_Location]:
+        """Return the parts of ``source`` in the buckets, where it stands for the tensor with an index."""
+        found = []
+        for number, bucket in enumerate(self.slices):
+            offset = 0
+            for i, start, stop in bucket:
+                if i == tensor:
+                    found.append(_Location(number, offset, source.view(-1)[start:stop]))
+                offset += stop - start
+        return found
+
+    def _zeros(self, elements: int, device: torch.device) -> torch.Tensor:
+        return torch.zeros(elements, dtype=self._dtype, device=device)
+
+    def clear_from(self, bucket: int) -> None:
+        """Set later sums, and the buffers, to zero."""
+        for total in self._sums[bucket:]:
+            total.zero_()
+        self.drop()
+
+    def rewind(self) -> bool:
+        """Set the buffers to zero: the sums contain finished micro-batches only."""
+        self.drop()
+        return True
+
+    def drop(self) -> None:
+        """Set the buffers to zero."""
+        for tensor in [*self.tensors, *self._leaves]:
+            tensor.zero_()
+
+    def add(self, first: int) -> None:
+        """Add the buffers to the sums, and set the buffers to zero."""
+        for total, locations in zip(self._sums[first:], self._added[first:], strict=True):
+            for _, offset, buffer in locations:
+                total[offset : offset + buffer.numel()].add_(buffer)
+        self.drop()
+
+    def check_finite(self, first: int) -> None:
+        """Check the sums of the buckets from ``first`` on."""
+        _check_finite(self._sums[first:])
+
+    def load(self, bucket: int) -> torch.Tensor:
+        """Return a copy of a bucket."""
+        return self._sums[bucket].clone()
+
+    def store(self, bucket: int, total: torch.Tensor) -> None:
+        """Replace a bucket."""
+        self._sums[bucket].copy_(total)
+
+    def keep(self, buckets: int) -> None:
+        """Do nothing: backward passes do not touch the totals."""
+
+    def finish(self, exchange: Exchange | None = None) -> None:
+        """Write the totals into the buffers; the totals stay as they are, so this can be repeated."""
+        for total, buffers in zip(self._sums, self.buffers, strict=True):
+            start = 0
+            for buffer in buffers:
+                buffer.copy_(self._value(total[..., start : start + buffer.numel()]))
+                start += buffer.numel()
+        if exchange is not None and self._shared is not None:
+            places = self._locations[self._shared]
+            both = torch.cat([self._sums[b][..., o : o + buffer.numel()] for b, o, buffer in places], dim=-1)
+            exchange(both)
+            self.tensors[self._shared].view(-1).copy_(self._value(both))
+
+    def _value(self, total: torch.Tensor) -> torch.Tensor:
+        return total
+
+
+def _check_finite(tensors: Iterable[torch.Tensor]) -> None:
+    for tensor in tensors:
+        # The sum is cheap, but may overflow where no element does.
+        if not math.isfinite(tensor.sum()) and not bool(torch.isfinite(tensor).all()):
+            raise NonFiniteValue("gradient")

@@ -1,0 +1,77 @@
+"""The gradient buffers of a model: the tensors that backward passes add gradients to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from unicron.errors import WrongLoop
+from unicron.gradients.accumulators import Accumulator, InPlaceAccumulator, SeparateAccumulator
+from unicron.gradients.buckets import fit_float64
+from unicron.gradients.fixed_point import FixedPointAccumulator
+from unicron.megatron.optimizer import torch_optimizers
+from unicron.megatron.tied_embedding import separate_output_weight, tied_weight
+
+
+class GradientBuffers:
+    """A model's gradient buffers. They belong to this library, so ``zero_grad`` of model and optimizer does nothing."""
+
+    def __init__(self, model: Any, optimizer: Any) -> None:
+        """Use Megatron's buffers (``main_grad``), or make the buffers of a plain module (``.grad``)."""
+        self._model = model
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.tensors = [_buffer(parameter) for parameter in self._trained]
+        """One for each trained parameter, in the model's order."""
+        self._plain = [(p, t) for p, t in zip(self._trained, self.tensors, strict=True) if p.grad is t]
+        for one in (model, optimizer, *torch_optimizers(optimizer)):
+            for name in ("zero_grad", "zero_grad_buffer"):
+                if hasattr(one, name):
+                    # Most loops call it; in a resumed step it would erase the micro-batches that count as done.
+                    setattr(one, name, _do_nothing)
+
+    def accumulator(self, micro_batches: int, *, exact: bool, model_parallel: bool) -> Accumulator:
+        """Return a new accumulator of the gradients of one step.
+
+        Args:
+            micro_batches: in one step, over all replicas.
+            exact: whether the sum may depend on nothing but the tensor-parallel size.
+            model_parallel: whether the model is split over ranks, so that a peer's loss can break a backward pass.
+        """
+        double = fit_float64(self.tensors)
+        if not (exact or model_parallel or double):
+            return InPlaceAccumulator(self.tensors)
+        tied = tied_weight(self._model)
+        shared = next((i for i, p in enumerate(self._trained) if p is tied), None)
+        if not exact:
+            return SeparateAccumulator(self.tensors, dtype=torch.float64 if double else torch.float32, shared=shared)
+        # The gradients of the two uses of a tied weight are added up in the same way on one pipeline stage and on two.
+        leaf = separate_output_weight(self._model)
+        leaves = [] if leaf is None or shared is None else [(shared, leaf)]
+        return FixedPointAccumulator(self.tensors, micro_batches=micro_batches, shared=shared, leaves=leaves)
+
+    def check(self) -> None:
+        """Check that backward passes still add to these tensors.
+
+        Raises:
+            WrongLoop: a parameter's ``.grad`` is another tensor.
+        """
+        if any(parameter.grad is not tensor for parameter, tensor in self._plain):
+            raise WrongLoop("a parameter's .grad was replaced: it must stay the tensor that it is (set none to None)")
+
+    def release(self) -> None:
+        """Drop what Megatron's optimizer leaves in ``.grad``: a backward pass would add to it once more."""
+        for parameter in self._model.parameters():
+            if hasattr(parameter, "main_grad"):
+                parameter.grad = None
+
+
+def _buffer(parameter: torch.nn.Parameter) -> torch.Tensor:
+    found: torch.Tensor | None = getattr(parameter, "main_grad", None)  # of Megatron's DistributedDataParallel
+    if found is None:
+        found = parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+    return found
+
+
+def _do_nothing(*args: Any, **options: Any) -> None:
+    """Replace ``zero_grad``: gradients are cleared at the beginning of each step."""

@@ -1,0 +1,1 @@
+"""Joining a generation: process groups, the agreement of its members, the state each takes."""

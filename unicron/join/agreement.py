@@ -1,0 +1,122 @@
+"""The agreement of a new generation's members on an interrupted step. Pure functions of what each member reports.
+
+Every member evaluates these functions on the same gathered reports, so all come to the same answer without a further
+round of communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from unicron.accounting import DONE, FREE, KeptGradients
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What one member has when it joins."""
+
+    coordinate: tuple[int, int]
+    """Tensor- and pipeline-parallel rank: which shard of the model."""
+    replica: int = 0
+    """Data-parallel rank: which replica of the model the member belongs to."""
+    complete: int = -1
+    """The version (updates applied) of which the member has all that its place needs; -1: of none."""
+    partial: int
+    """The step that the member has begun; 0: none."""
+    generation: int = 0
+    """The generation in which the member last agreed with others on that step."""
+    accounted: bool = False
+    """Whether the member knows the account (losses and samples) of the whole step."""
+    reduced: int = 0
+    """How many buckets of gradients, from the first, the member has reduced."""
+    buckets: int = 1
+    """How many buckets there are; the same for all members with the same shard."""
+    micro_batches: tuple[int, ...] = ()
+    """For that step, ``FREE``, ``ASSIGNED`` or ``DONE`` for each micro-batch. The buckets that are not reduced contain
+    the sum of the gradients of the micro-batches done."""
+
+
+def common_version(reports: Sequence[Report]) -> int:
+    """Return the version of which every member has all that its place needs; -1 if there is none."""
+    versions = {report.complete for report in reports}
+    return versions.pop() if len(versions) == 1 else -1
+
+
+def kept_gradients(reports: Sequence[Report], step: int, coordinate: tuple[int, int]) -> KeptGradients:
+    """Return what the ranks of one model shard keep of ``step``.
+
+    A reduced bucket is the sum over the whole batch, so one rank that has it is enough: the others receive it. Two
+    reductions of one bucket in two generations may differ by rounding. Therefore only the buckets that members of the
+    newest generation have count, and a rank that was not in that generation (it was believed lost and comes back) keeps
+    its micro-batches only if it has reduced nothing. A rank whose micro-batches overlap another rank's keeps none: no
+    part of a sum can be taken out of it again.
+    """
+    ranks = [rank for rank, report in enumerate(reports) if report.coordinate == coordinate]
+    begun = [rank for rank in ranks if reports[rank].partial == step]
+    if not begun:
+        return KeptGradients(reduced_by_rank=dict.fromkeys(ranks, 0), kept_by_rank=dict.fromkeys(ranks, frozenset()))
+    newest = max(reports[rank].generation for rank in begun)
+    current = [rank for rank in begun if reports[rank].generation == newest]
+    reduced = max(reports[rank].reduced for rank in current)
+    kept: dict[int, frozenset[int]] = dict.fromkeys(ranks, frozenset())
+    counted: set[int] = set()
+    for rank in sorted(begun, key=lambda rank: (-reports[rank].generation, rank)):
+        done = frozenset(k for k, state in enumerate(reports[rank].micro_batches) if state == DONE)
+        if (rank in current or reports[rank].reduced == 0) and not done & counted:
+            kept[rank] = done
+            counted |= done
+    return KeptGradients(
+        generation=newest,
+        reduced=reduced,
+        is_complete=reduced == reports[begun[0]].buckets,
+        source=next(rank for rank in current if reports[rank].reduced == reduced) if reduced else -1,
+        reduced_by_rank={rank: reports[rank].reduced if rank in current else 0 for rank in ranks},
+        kept_by_rank=kept,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deal:
+    """How the members complete an interrupted step."""
+
+    kept: Mapping[tuple[int, int], KeptGradients]
+    """For each model shard (tensor- and pipeline-parallel rank)."""
+    assigned: Sequence[tuple[int, ...]]
+    """For each replica, the micro-batches that it computes. A rank adds the gradients of those that its shard has not
+    counted."""
+    accountant: int
+    """The lowest rank that knows the account of the whole step; -1: none does."""
+
+    def computed_by(self, rank: int, report: Report) -> list[int]:
+        """Return the micro-batches of the step that a rank has kept or computes."""
+        return sorted({*self.assigned[report.replica], *self.kept[report.coordinate].kept_by_rank[rank]})
+
+
+def deal(reports: Sequence[Report], step: int, micro_batches: int) -> Deal:
+    """Return what the members keep of ``step`` and which replica computes what is missing.
+
+    A micro-batch is missing if some shard that has unreduced buckets has not counted it. A replica goes on with the
+    missing micro-batches that it had been assigned. The others are dealt in order, each to the replica with the least
+    left to compute (the lowest of equals): round-robin where all have equally much left.
+    """
+    kept = {c: kept_gradients(reports, step, c) for c in sorted({report.coordinate for report in reports})}
+    missing = set().union(*(set(range(micro_batches)) - k.counted for k in kept.values() if not k.is_complete))
+    owner: dict[int, int] = {}
+    for report in sorted(reports, key=lambda report: report.replica):
+        if report.partial == step:
+            for k, state in enumerate(report.micro_batches):
+                if state != FREE and k in missing:
+                    owner.setdefault(k, report.replica)
+    assigned: list[list[int]] = [[] for _ in range(1 + max(report.replica for report in reports))]
+    for k, replica in owner.items():
+        assigned[replica].append(k)
+    for k in sorted(missing - owner.keys()):
+        min(assigned, key=len).append(k)
+    accountants = [rank for rank, report in enumerate(reports) if report.partial == step and report.accounted]
+    return Deal(kept=kept, assigned=[tuple(sorted(ks)) for ks in assigned], accountant=min(accountants, default=-1))
+
+
+def share(replica: int, replicas: int, micro_batches: int) -> list[int]:
+    """Return the micro-batches of one of ``replicas`` in a step that nothing has interrupted: round-robin."""
+    return list(range(replica, micro_batches, replicas))

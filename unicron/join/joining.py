@@ -1,0 +1,302 @@
+"""Joining a generation: communicators, agreement, state, and the deal of an interrupted step.
+
+``Joiner.join`` goes through the phases that ``Resumed`` reports: rebuild, agree, move. Every phase needs the peers; a
+failure of any phase leaves the rank state as it was or, while a state is being received, without a usable state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unicron import device
+from unicron.accounting import EMPTY_DIGEST, PartialStep
+from unicron.checkpoint import reader
+from unicron.errors import UnicronError
+from unicron.join import agreement, groups
+from unicron.join.agreement import Report
+from unicron.join.reports import gather_reports
+from unicron.link.agent_link import AgentLink
+from unicron.megatron import supported
+from unicron.megatron.construction import without_collectives
+from unicron.megatron.group_references import groups_by_role, replace_groups
+from unicron.megatron.optimizer import is_distributed
+from unicron.megatron.parallel import data_group, model_coordinate, place
+from unicron.protocol import Configure
+from unicron.snapshot.snapshots import Snapshots
+from unicron.state import transfer
+from unicron.state.rank_state import RankState
+from unicron.state.transfer import AgreedState
+
+Build = Callable[[int, int], tuple[Any, Any]]
+"""(tensor, pipeline) -> (model, optimizer), built in the process groups that exist when it is called."""
+
+
+def own_share(micro_batches: int) -> list[int]:
+    """Return this rank's micro-batches of a step that nothing has interrupted."""
+    group = data_group()
+    return agreement.share(group.rank(), group.size(), micro_batches)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """What the members agreed on about an interrupted step, for one rank."""
+
+    deal: list[list[int]]
+    """For each rank, the micro-batches of the step that it has kept or computes."""
+    computed: int
+    """How many micro-batches this rank computes to complete the step."""
+    buckets_kept: int
+    """How many buckets of gradients are already reduced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinResult:
+    """How this rank has joined a generation."""
+
+    source: str
+    """Where the rank's state came from: the values of ``Resumed.source``."""
+    durations_s: Mapping[str, float] = field(default_factory=dict)
+    """Of the phases ``rebuild``, ``agree`` and ``move``."""
+    steps_recomputed: int = 0
+    """Updates that had been applied before the fault and have to be computed again."""
+    checkpoint: str = ""
+    """The checkpoint that the state was read from; empty: none."""
+    resumption: Resumption | None = None
+    """None: the next step begins anew."""
+
+
+class Joiner:
+    """Brings this process into one generation after the other, and keeps its rank state in between."""
+
+    def __init__(
+        self,
+        build: Build,
+        initialise: Callable[[Any], None] | None,
+        snapshots: Snapshots,
+        *,
+        exact: bool = False,
+    ) -> None:
+        """Start outside of any generation.
+
+        Args:
+            build: makes model and optimizer for a tensor- and a pipeline-parallel size.
+            initialise: sets a model's first parameters, the same on every rank; without it rank 0's are used.
+            snapshots: used where the members of a generation do not have the whole state live.
+            exact: whether gradients are added up exactly.
+        """
+        self._build, self._initialise, self._snapshots, self._exact = build, initialise, snapshots, exact
+        self.rank_state: RankState | None = None
+        self._roles: dict[str, Any] = {}
+        self._random: torch.Tensor | None = None
+        """The generator's state before the first model was built."""
+
+    def join(
+        self,
+        configure: Configure,
+        link: AgentLink,
+        micro_batches: int,
+        fault: Callable[[str], None] = lambda at: None,
+    ) -> JoinResult:
+        """Join a generation; ``rank_state`` is then the newest state of all members.
+
+        Args:
+            configure: the generation.
+            link: to the agent; waits for collectives.
+            micro_batches: in one update.
+            fault: lets an injected fault happen.
+
+        Raises:
+            RuntimeError: a member was lost meanwhile, or the generation was held.
+            UnicronError: no member has the state that the configuration promises.
+        """
+        began_s = time.monotonic()
+        self._rebuild_groups(configure, link)
+        rank_state = self._fitting(configure, micro_batches)
+        rebuilt_s = time.monotonic()
+        link.progress(self._next_step(), "setup", setup_parts=2)
+        reports = gather_reports(
+            rank_state,
+            self._usable_partial(rank_state),
+            is_complete=rank_state is self.rank_state and not rank_state.update_ungathered,
+            micro_batches=micro_batches,
+            wait=link.wait,
+        )
+        agreed = self._agree(configure, rank_state, link, reports)
+        agreed_s = time.monotonic()
+        checkpoint = ""
+        if agreed is not None:
+            source = self._receive(rank_state, link, agreed, fault)
+        elif configure.checkpoint:
+            source, checkpoint = "checkpoint", str(reader.restore(rank_state, Path(configure.checkpoint)))
+        else:
+            source, rank_state = "initial", self._initial(configure, rank_state, micro_batches, link)
+        # Only now: what this rank had in another layout was needed until every member had all that it needs.
+        self.rank_state = rank_state
+        resumption = None
+        if agreed is not None and any(report.partial == rank_state.applied + 1 for report in reports):
+            resumption = _resume(configure, rank_state, link, reports, micro_batches)
+        else:
+            rank_state.discard()
+        durations_s = {
+            "rebuild": rebuilt_s - began_s,
+            "agree": agreed_s - rebuilt_s,
+            "move": time.monotonic() - agreed_s,
+        }
+        return JoinResult(
+            source=source,
+            durations_s=durations_s,
+            steps_recomputed=max(0, configure.fault_step - rank_state.applied),
+            checkpoint=checkpoint,
+            resumption=resumption,
+        )
+
+    def _rebuild_groups(self, configure: Configure, link: AgentLink) -> None:
+        """Leave the old process groups, make the new ones, and point the model that lives on to them."""
+        groups.leave(link.abandoned)
+        link.abandoned = []
+        groups.make(configure, link)
+        link.progress(self._next_step(), "setup", setup_parts=1)
+        roles = groups_by_role()
+        present = self.rank_state
+        if present is not None:
+            # In any case: a model that will not be used must not keep the old groups alive either.
+            replace_groups([present.model, present.optimizer], self._roles, roles)
+        self._roles = roles
+        if present is not None and present.applied >= 0 and _has_no_live_state(configure):
+            present.invalidate()
+
+    def _next_step(self) -> int:
+        """Return the step that follows the present state."""
+        return 1 + (max(0, self.rank_state.applied) if self.rank_state is not None else 0)
+
+    def _fitting(self, configure: Configure, micro_batches: int) -> RankState:
+        """Return the rank state to train with: the present one if it was built for this rank's place, or a new one."""
+        layout = (configure.tensor, configure.pipeline)
+        present = self.rank_state
+        if present is not None and present.place == place(layout, distributed=present.is_distributed):
+            return present
+        if present is not None and present.applied < 0:
+            self.rank_state = None  # there is nothing in it to keep beside the new one
+        del present
+        return self._built(layout, micro_batches)
+
+    def _built(self, layout: tuple[int, int], micro_batches: int) -> RankState:
+        """Return a new rank state; each is built with the same random numbers: ``build`` may draw parameters."""
+        devices = [torch.cuda.current_device()] if device.is_cuda() else []
+        with without_collectives(), torch.random.fork_rng(devices, enabled=self._random is not None):
+            if self._random is None:
+                self._random = torch.get_rng_state()
+            torch.set_rng_state(self._random)
+            model, optimizer = self._build(*layout)
+            supported.check(model, optimizer, *layout)
+            built = RankState(
+                model, optimizer, micro_batches=micro_batches, exact=self._exact, model_parallel=layout != (1, 1)
+            )
+        built.place = place(layout, distributed=is_distributed(model))
+        return built
+
+    def _agree(
+        self, configure: Configure, rank_state: RankState, link: AgentLink, reports: list[Report]
+    ) -> AgreedState | None:
+        """Agree on the newest state that the members, or else their nodes, have in memory; None: no complete one.
+
+        Snapshots are of the task's own past generations: at any step they are what the failure-free run had there. Live
+        state of the same version counts with them: the part of a lost rank may be all that is missing.
+        """
+        if agreement.common_version(reports) >= 0:
+            return AgreedState.in_place(rank_state.applied, rank_state.digest)
+        live = [] if self.rank_state is None else self.rank_state.available()
+        if not _has_no_live_state(configure):
+            agreed = transfer.agree(
+                live,
+                rank_state.tensors.shards,
+                distributed=rank_state.is_distributed,
+                nodes=[worker.rpartition("/")[0] for _, worker, _ in configure.members],
+                wait=link.wait,
+            )
+            if agreed is not None:
+                return agreed
+        if all(source == "initial" for _, _, source in configure.members) and not configure.fault_step:
+            self._snapshots.delete_all()  # the task begins: these are of an earlier task of the same name
+            return None
+        at_least = reader.newest_step(Path(configure.checkpoint)) if configure.checkpoint else 1
+        return self._snapshots.agree(rank_state, configure.generation, at_least, live)
+
+    def _usable_partial(self, rank_state: RankState) -> PartialStep | None:
+        """Return the partial step that the rank state can go on with: one with gradients of the same model shard."""
+        present = self.rank_state
+        if present is None or present.place is None or rank_state.place is None:
+            return None
+        if not present.place.has_shard_of(rank_state.place):
+            return None
+        return present.partial
+
+    def _initial(self, configure: Configure, rank_state: RankState, micro_batches: int, link: AgentLink) -> RankState:
+        """Begin from the first parameters.
+
+        Returns:
+            The rank state, or a new one in its place: a model that has trained has no first parameters left.
+        """
+        if configure.complete and any(source != "initial" for _, _, source in configure.members):
+            raise UnicronError(
+                f"generation {configure.generation}: no member has the state, and there is no checkpoint"
+            )
+        if self._initialise is not None:
+            self._initialise(rank_state.model)
+        else:
+            if rank_state is self.rank_state:
+                rank_state = self._built((configure.tensor, configure.pipeline), micro_batches)
+            for local in rank_state.tensors.local_shards:
+                link.wait(dist.broadcast(local.weights, group=data_group(), group_src=0, async_op=True))
+        rank_state.tensors.reset()
+        rank_state.set_version(0, EMPTY_DIGEST)
+        return rank_state
+
+    def _receive(
+        self, rank_state: RankState, link: AgentLink, agreed: AgreedState, fault: Callable[[str], None]
+    ) -> str:
+        """Receive the agreed state; return where it came from."""
+        source = agreed.source(dist.get_rank())
+        if agreed.plan is None:
+            return source
+        present = self.rank_state
+        stays = rank_state is present and agreed.version == rank_state.version
+        rank_state.receive(agreed, link.wait, stays=stays, before_round=lambda number: fault(f"move:{number}"))
+        # A rank that passes this reduction may release what it had before.
+        link.wait(dist.all_reduce(torch.zeros(1, device=device.current()), async_op=True))
+        replaced = present is not None and present is not rank_state and present.version == agreed.version
+        if present is not None and replaced and self._usable_partial(rank_state):
+            rank_state.adopt_step(present)
+        return source
+
+
+def _has_no_live_state(configure: Configure) -> bool:
+    """Return whether the plan says that no live state counts."""
+    return all(source in ("checkpoint", "initial") for _, _, source in configure.members)
+
+
+def _resume(
+    configure: Configure, rank_state: RankState, link: AgentLink, reports: list[Report], micro_batches: int
+) -> Resumption:
+    """Deal what is missing of the interrupted step; the survivors keep what they have."""
+    step = rank_state.applied + 1
+    dealt = agreement.deal(reports, step, micro_batches)
+    kept = dealt.kept[model_coordinate()]
+    rank_state.resume(step, kept, configure.rank, dealt.assigned[reports[configure.rank].replica])
+    partial = rank_state.step_in_progress
+    if dealt.accountant >= 0:
+        partial.account = transfer.gather(partial.account, link.wait)[dealt.accountant]
+    rank_state.share_reduced(kept, data_group(), link.wait)
+    partial.generation = configure.generation
+    return Resumption(
+        deal=[dealt.computed_by(rank, report) for rank, report in enumerate(reports)],
+        computed=len(partial.remaining()),
+        buckets_kept=partial.reduced,
+    )

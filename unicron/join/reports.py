@@ -1,0 +1,80 @@
+"""The exchange of the reports that the members of a new generation agree on (``unicron.join.agreement``)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from unicron import device
+from unicron.accounting import PartialStep
+from unicron.join.agreement import Report
+from unicron.link.waiting import Wait
+from unicron.megatron.parallel import data_group, model_coordinate
+from unicron.state.rank_state import RankState
+
+
+class _Row(NamedTuple):
+    """A report as integers; the states of the micro-batches follow behind these."""
+
+    tensor_rank: int
+    pipeline_rank: int
+    replica: int
+    complete: int
+    buckets: int
+    partial: int = 0
+    generation: int = 0
+    accounted: int = 0
+    reduced: int = 0
+
+
+def gather_reports(
+    rank_state: RankState, partial: PartialStep | None, *, is_complete: bool, micro_batches: int, wait: Wait
+) -> list[Report]:
+    """Return the reports of all members, by rank. All members call it.
+
+    Args:
+        rank_state: what this rank is going to train with.
+        partial: what the rank has of an interrupted step that it can go on with.
+        is_complete: whether the rank state has all that its place needs.
+        micro_batches: in one step.
+        wait: waits for a collective.
+
+    Raises:
+        RuntimeError: a member was lost meanwhile.
+    """
+    row = _Row(
+        *model_coordinate(),
+        replica=data_group().rank(),
+        complete=rank_state.applied if is_complete else -1,
+        buckets=rank_state.accumulator.buckets,
+    )
+    states = [0] * micro_batches
+    if partial is not None:
+        row = row._replace(
+            partial=partial.step,
+            generation=partial.generation,
+            accounted=int(partial.account is not None),
+            reduced=partial.reduced,
+        )
+        states = partial.states(micro_batches)
+    mine = torch.tensor([*row, *states], dtype=torch.int64, device=device.current())
+    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    wait(dist.all_gather(gathered, mine, async_op=True))
+    return [_report(numbers.tolist()) for numbers in gathered]
+
+
+def _report(numbers: list[int]) -> Report:
+    row, states = _Row(*numbers[: len(_Row._fields)]), numbers[len(_Row._fields) :]
+    return Report(
+        coordinate=(row.tensor_rank, row.pipeline_rank),
+        replica=row.replica,
+        complete=row.complete,
+        buckets=row.buckets,
+        partial=row.partial,
+        generation=row.generation,
+        accounted=bool(row.accounted),
+        reduced=row.reduced,
+        micro_batches=tuple(states),
+    )

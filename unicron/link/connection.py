@@ -1,0 +1,223 @@
+"""The connection of a training process to its node agent: one Unix socket, and one thread that receives from it.
+
+Sending never blocks the training thread. Bytes that the socket does not accept at once wait in a backlog, which the
+connection's thread flushes. While there is a backlog, messages that may be dropped (progress of single micro-batches)
+are dropped. Messages are those of ``unicron.protocol``; ``unicron.link.agent_link`` interprets them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from unicron import environment
+from unicron.protocol import MAX_LINE_BYTES, Hello, Message, ProtocolError, decode, encode
+
+MAX_NAMES = 32
+"""Names of unknown messages that are reported, each once."""
+
+RETRY_S = 0.05
+"""Between two attempts to reach the agent's successor. Chosen: short beside the default grace period (5 s), long beside
+the duration of a connect within one machine."""
+
+
+def socket_address(address: str) -> str:
+    """Return a Unix socket's address for ``connect``; a leading ``@`` stands for Linux's abstract namespace."""
+    return "\0" + address[1:] if address.startswith("@") else address
+
+
+class AgentConnection:
+    """A connection that attaches to the agent with ``Hello``, and again to the agent's successor when it is lost."""
+
+    def __init__(
+        self,
+        address: str,
+        hello: Hello,
+        *,
+        on_message: Callable[[Message], None],
+        on_attached: Callable[[], None],
+        on_orphaned: Callable[[], None],
+    ) -> None:
+        """Connect, and start the thread on which the callbacks run.
+
+        Args:
+            address: the agent's socket.
+            hello: the first message on every connection.
+            on_message: called with each message received.
+            on_attached: called after each reconnection.
+            on_orphaned: called when no agent could be reached for the grace period
+                (``unicron.environment.ORPHAN_GRACE_S``).
+
+        Raises:
+            OSError: no agent listens at the address.
+        """
+        self._address = socket_address(address)
+        self._hello = hello
+        self._on_message, self._on_attached, self._on_orphaned = on_message, on_attached, on_orphaned
+        self._lock = threading.Lock()
+        self._backlog: deque[bytes] = deque()
+        self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._closing = False
+        self._reported: set[str] = set()
+        self._socket: socket.socket | None = self._connect()
+        self._thread = threading.Thread(target=self._run, name="unicron-agent", daemon=True)
+        self._thread.start()
+
+    def _connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            connection.connect(self._address)
+            connection.sendall(encode(self._hello))
+        except OSError:
+            connection.close()
+            raise
+        connection.setblocking(False)
+        return connection
+
+    def send(self, message: Message, *, may_drop: bool = False) -> None:
+        """Send a message, at once or from the backlog.
+
+        Args:
+            message: the message.
+            may_drop: whether the message is dropped where it cannot be sent at once.
+        """
+        line = encode(message)
+        with self._lock:
+            if self._socket is not None and not self._backlog:
+                try:
+                    sent = self._socket.send(line)
+                except BlockingIOError:
+                    sent = 0
+                except OSError:
+                    sent = 0  # the connection is broken: the thread notices that too, and reconnects
+                if sent == len(line):
+                    return
+                # A partly sent line must be completed; one of which nothing is sent may be dropped.
+                if sent == 0 and may_drop:
+                    return
+                line = line[sent:]
+            elif may_drop:
+                return
+            self._backlog.append(line)
+        self._wake()
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until the backlog is sent, at most ``timeout_s`` seconds; called once, before the process ends."""
+        deadline = time.monotonic() + timeout_s
+        while self._backlog and time.monotonic() < deadline:
+            self._flush()
+            time.sleep(0.001)
+
+    def close(self) -> None:
+        """Close the connection and end its thread."""
+        self._closing = True
+        self._wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        with self._lock:
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+        os.close(self._wake_r)
+        os.close(self._wake_w)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_w, b"x")
+
+    def _flush(self) -> None:
+        with self._lock:
+            while self._backlog and self._socket is not None:
+                try:
+                    sent = self._socket.send(self._backlog[0])
+                except OSError:
+                    return  # the socket is full, or broken: the thread goes on either way
+                if sent < len(self._backlog[0]):
+                    self._backlog[0] = self._backlog[0][sent:]
+                else:
+                    self._backlog.popleft()
+
+    def _run(self) -> None:
+        while not self._closing:
+            connection = self._socket
+            assert connection is not None
+            self._listen(connection)
+            if self._closing:
+                return
+            with self._lock:
+                connection.close()
+                self._socket = None
+                # The rest of a partly sent line means nothing to a successor. Hello and what on_attached sends suffice.
+                self._backlog.clear()
+            if not self._reconnect():
+                self._on_orphaned()
+                return
+            self._on_attached()
+
+    def _reconnect(self) -> bool:
+        """Connect to the agent's successor; return whether there was one within the grace period."""
+        deadline = time.monotonic() + environment.number(environment.ORPHAN_GRACE_S)
+        while time.monotonic() < deadline and not self._closing:
+            try:
+                connection = self._connect()
+            except OSError:
+                time.sleep(RETRY_S)
+                continue
+            with self._lock:
+                self._socket = connection
+            return True
+        return False
+
+    def _listen(self, connection: socket.socket) -> None:
+        """Deliver messages and flush the backlog until the connection ends or is closed."""
+        buffer = bytearray()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake_r, selectors.EVENT_READ)
+            selector.register(connection, selectors.EVENT_READ)
+            while not self._closing:
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._backlog else 0)
+                selector.modify(connection, events)
+                for key, ready in selector.select():
+                    if key.fd == self._wake_r:
+                        with contextlib.suppress(BlockingIOError):
+                            os.read(self._wake_r, 4096)
+                        continue
+                    if ready & selectors.EVENT_WRITE:
+                        self._flush()
+                    if ready & selectors.EVENT_READ and not self._receive(connection, buffer):
+                        return
+
+    def _receive(self, connection: socket.socket, buffer: bytearray) -> bool:
+        """Deliver the messages that have arrived; return False if the connection has ended or is of no use."""
+        try:
+            data = connection.recv(65536)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if not data:
+            return False
+        buffer += data
+        while (end := buffer.find(b"\n")) >= 0:
+            line = bytes(buffer[: end + 1])
+            del buffer[: end + 1]
+            try:
+                message = decode(line)
+            except ProtocolError as err:
+                self._report(err)
+                continue
+            self._on_message(message)
+        return len(buffer) <= MAX_LINE_BYTES
+
+    def _report(self, err: ProtocolError) -> None:
+        """Print, once for each kind, that a message is ignored: the agent is of a newer version."""
+        if err.name not in self._reported and len(self._reported) < MAX_NAMES:
+            self._reported.add(err.name)
+            print(f"unicron: a message of the node agent is ignored: {err}", file=sys.stderr, flush=True)

@@ -1,0 +1,80 @@
+"""Errors of a training process: their kinds, and their reports to the agent (``Raised`` of ``unicron.protocol``)."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+import torch.distributed as dist
+
+from unicron.errors import CommunicationFailed, InvalidSpec, NonFiniteValue, UnsupportedModel
+from unicron.link.agent_link import AgentLink
+from unicron.protocol import REFUSED, Raised
+
+TRACEBACK_CHARACTERS = 16 * 1024
+"""Longest traceback sent. Longer ones lose their beginning: the error is at the end."""
+
+DETAIL_CHARACTERS = 1000
+"""Longest error message sent: as much as a list of incidents can show."""
+
+
+def is_communication(error: BaseException) -> bool:
+    """Return whether an error was raised by a collective.
+
+    Torch has types for some of these errors. Gloo's are plain ``RuntimeError``, which their text tells from others.
+    """
+    if isinstance(error, dist.DistError | CommunicationFailed):
+        return True
+    return isinstance(error, RuntimeError) and ("gloo" in str(error) or "Connection closed by peer" in str(error))
+
+
+REFUSALS = (InvalidSpec, UnsupportedModel)
+"""Errors that say, whenever they are raised, that the task cannot run as specified."""
+
+REFUSALS_AT_START = (ImportError, SyntaxError, FileNotFoundError)
+"""Errors that say so of a process that has not joined a generation yet: it lacks a module or a file, or its script is
+not Python. Later they are ordinary exceptions."""
+
+
+def kind(error: BaseException, *, starting: bool = False) -> str:
+    """Return the protocol's kind of an error.
+
+    Args:
+        error: the error.
+        starting: whether the process has not joined a generation yet.
+    """
+    if is_communication(error):
+        return "communication"
+    if isinstance(error, REFUSALS) or (starting and isinstance(error, REFUSALS_AT_START)):
+        return REFUSED
+    return "non_finite" if isinstance(error, NonFiniteValue) else "exception"
+
+
+def report(link: AgentLink, error: BaseException, *, step: int, starting: bool = False) -> None:
+    """Print an error and report it to the agent.
+
+    Args:
+        link: to the agent.
+        error: the error.
+        step: the step that it was raised in, counted from 1; 0: before there was a step.
+        starting: whether the process has not joined a generation yet.
+    """
+    text = "".join(traceback.format_exception(error))
+    print(text, file=sys.stderr, flush=True)
+    link.send(
+        Raised(
+            generation=link.generation,
+            rank=link.rank,
+            step=step,
+            kind=kind(error, starting=starting),
+            error=type(error).__name__,
+            detail=str(error)[:DETAIL_CHARACTERS],
+            traceback=text[-TRACEBACK_CHARACTERS:],
+        )
+    )
+
+
+def forget_frames(error: BaseException) -> None:
+    """Drop an error's traceback and the local variables of its frames: autograd graphs, groups and their threads."""
+    traceback.clear_frames(error.__traceback__)
+    error.__traceback__ = None

@@ -1,0 +1,78 @@
+"""The TCP sockets of this process, and shutting some of them while another thread blocks on them.
+
+Used by ``unicron.link.breaker``. In gloo neither ``abort`` nor ``destroy_process_group`` unblocks a thread; shutting
+gloo's sockets down does, within milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import struct
+from collections.abc import Callable, Iterator
+
+CONNECT_TIMEOUT_S = 0.2
+"""For connecting to a listening socket of this same process, not over a network."""
+
+
+def _tcp_sockets(*, listening: bool) -> Iterator[tuple[int, socket.socket]]:
+    """Yield inode and duplicate of each TCP socket of this process that listens, or of each that does not."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            duplicate = os.dup(int(name))
+        except OSError:
+            continue  # closed since the folder was read
+        with contextlib.closing(socket.socket(fileno=duplicate)) as connection:
+            try:
+                if connection.family not in (socket.AF_INET, socket.AF_INET6):
+                    continue
+                if bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) != listening:
+                    continue
+                # The duplicate keeps the inode in use, so no other socket can get the same one meanwhile.
+                yield os.fstat(duplicate).st_ino, connection
+            except OSError:
+                continue
+
+
+def connected() -> frozenset[int]:
+    """Return the inodes of this process's TCP sockets that are not listening."""
+    return frozenset(inode for inode, _ in _tcp_sockets(listening=False))
+
+
+def listening() -> frozenset[int]:
+    """Return the inodes of this process's listening TCP sockets."""
+    return frozenset(inode for inode, _ in _tcp_sockets(listening=True))
+
+
+def impersonate_peers(chosen: Callable[[int], bool], peers: int) -> None:
+    """Connect to listening sockets in place of gloo peers that will not come, and hang up.
+
+    Of two gloo peers one waits for the connection of the other, up to five times its time-out (gloo's
+    ``Pair::waitUntilConnected``), without a socket that could be shut. The connecting peer sends the number of the pair
+    that it connects, 8 bytes that count from 0 on each listener. The numbers in use are not known here, so all
+    possible ones are tried. The waiting thread then has a connection that ends, which is an error like any other.
+
+    Args:
+        chosen: whether to connect to the listening socket of an inode.
+        peers: how many numbers to try on each of them.
+    """
+    addresses = [connection.getsockname() for inode, connection in _tcp_sockets(listening=True) if chosen(inode)]
+    for address in addresses:
+        for number in range(peers):
+            with contextlib.suppress(OSError), socket.create_connection(address[:2], CONNECT_TIMEOUT_S) as connection:
+                connection.sendall(struct.pack("=q", number))
+
+
+def shut(chosen: Callable[[int], bool]) -> int:
+    """Shut down both directions of the connected TCP sockets whose inode is chosen; return how many were shut."""
+    count = 0
+    for inode, connection in _tcp_sockets(listening=False):
+        if chosen(inode):
+            with contextlib.suppress(OSError):  # not connected yet, or already broken
+                connection.shutdown(socket.SHUT_RDWR)
+                count += 1
+    return count

@@ -1,0 +1,35 @@
+"""The one generation of a process without a node agent: the process by itself, or as one of torchrun's."""
+
+from __future__ import annotations
+
+import os
+
+from unicron import environment
+from unicron.protocol import Configure
+
+
+def standalone_generation(directory: str, *, tensor: int = 1, pipeline: int = 1, resume: str = "") -> Configure:
+    """Return the generation that torchrun's environment describes; without that environment, one of a single rank.
+
+    Args:
+        directory: where the generation writes.
+        tensor: tensor-parallel size.
+        pipeline: pipeline-parallel size.
+        resume: the checkpoint to start from; empty: the initial state.
+    """
+    rank = int(os.environ.get(environment.RANK, "0"))
+    size = int(os.environ.get(environment.WORLD_SIZE, "1"))
+    source = "checkpoint" if resume else "initial"
+    return Configure(
+        generation=1,
+        stage="boundary",
+        rank=rank,
+        world_size=size,
+        tensor=tensor,
+        pipeline=pipeline,
+        store_host=os.environ.get(environment.MASTER_ADDR, "127.0.0.1"),
+        store_port=int(os.environ.get(environment.MASTER_PORT, "0")) if size > 1 else 0,
+        members=[[r, str(r), source] for r in range(size)],
+        checkpoint=resume,
+        directory=directory,
+    )

@@ -1,0 +1,76 @@
+"""Clipping by the norm of all gradients, with the same bits in every data- and pipeline-parallel layout.
+
+Megatron adds squares up in float32, in an order that depends on the layout. Here the rank that has a tensor adds up the
+squares of the tensor in float64. The sums of all tensors are then added with a single rounding (``math.fsum``), so that
+their order does not matter.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unicron.link.waiting import Wait
+
+EPSILON = 1e-6
+"""Added to the norm in the denominator, as in Megatron and torch."""
+
+
+def clip(model: Any, limit: float, wait: Wait) -> float:
+    """Scale the gradients of a Megatron model so that their norm is at most ``limit``; return the norm before.
+
+    All ranks of a model-parallel group call it.
+
+    Args:
+        model: Megatron's DistributedDataParallel.
+        limit: of the norm.
+        wait: waits for a collective.
+
+    Raises:
+        RuntimeError: a collective broke; the gradients are as they were.
+    """
+    total = norm(model, wait)
+    factor = limit / (total + EPSILON)
+    if factor < 1.0:
+        for parameter in _trained(model):
+            parameter.main_grad.mul_(factor)
+    return total
+
+
+def norm(model: Any, wait: Wait) -> float:
+    """Return the L2 norm of a Megatron model's gradients, over all shards of the model.
+
+    Args:
+        model: Megatron's DistributedDataParallel.
+        wait: waits for a collective.
+
+    Raises:
+        RuntimeError: a collective broke.
+    """
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
+    from megatron.core.transformer.module import param_is_not_shared
+
+    tensor_sums = [
+        parameter.main_grad.to(torch.float64).square().sum()
+        for parameter in _trained(model)
+        if param_is_not_shared(parameter) and param_is_not_tensor_parallel_duplicate(parameter)
+    ]
+    device = next(iter(_trained(model))).main_grad.device
+    sums = torch.stack(tensor_sums) if tensor_sums else torch.zeros(0, dtype=torch.float64, device=device)
+    group = parallel_state.get_model_parallel_group()
+    if group.size() > 1:
+        count = torch.tensor([sums.numel()], dtype=torch.int64, device=device)
+        wait(dist.all_reduce(count, op=dist.ReduceOp.MAX, group=group, async_op=True))
+        sums = torch.cat([sums, sums.new_zeros(int(count) - sums.numel())])
+        gathered = [torch.empty_like(sums) for _ in range(group.size())]
+        wait(dist.all_gather(gathered, sums, group=group, async_op=True))
+        sums = torch.cat(gathered)
+    return math.sqrt(math.fsum(sums.tolist()))
+
+
+def _trained(model: Any) -> list[Any]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]

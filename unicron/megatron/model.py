@@ -1,0 +1,95 @@
+"""What this library needs to know of a model: whether Megatron wraps it, and its sharded state dict.
+
+A *sharded state dict* names every parameter and persistent buffer by a key that no layout changes, and locates this
+rank's part of it in the global tensor (``megatron.core.dist_checkpointing``). A plain ``torch.nn.Module`` has no such
+dict; each of its tensors is one whole shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from unicron.errors import UnicronError
+
+
+def is_megatron(model: Any) -> bool:
+    """Return whether a model is Megatron's, in Megatron's DistributedDataParallel."""
+    return hasattr(getattr(model, "module", None), "sharded_state_dict")
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the module inside Megatron's wrappers (data parallelism, half precision)."""
+    while isinstance(getattr(model, "module", None), torch.nn.Module):
+        model = model.module
+    return model
+
+
+def checkpoint_metadata() -> dict[str, Any]:
+    """Return the metadata with which sharded state dicts are made.
+
+    Each layer has a key of its own, so that names do not depend on the pipeline, and a distributed optimizer's state
+    has the form of an undivided one. The dictionary is new on each call: Megatron adds the present generation's process
+    group to the one that it gets.
+    """
+    return {"non_homogeneous_layers": True, "distrib_optim_sharding_type": "fully_reshardable"}
+
+
+def sharded_parameters(model: Any) -> dict[str, Any]:
+    """Return the rank's parameters as Megatron's ShardedTensors, by their keys."""
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor
+
+    state = model.module.sharded_state_dict(metadata=checkpoint_metadata())
+    return {value.key: value for value in state.values() if isinstance(value, ShardedTensor)}
+
+
+class LocatedShard(NamedTuple):
+    """One shard of a global tensor, in the memory of this rank."""
+
+    name: str
+    """The key of the global tensor."""
+    tensor: torch.Tensor
+    """The local tensor that contains the shard: a parameter or a persistent buffer."""
+    start: int
+    """Where the shard begins in the flattened local tensor. One parameter may contain several shards (a gated MLP)."""
+    global_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    """Where the shard begins in the global tensor."""
+    shape: tuple[int, ...]
+
+
+def located_shards(model: Any) -> Iterator[LocatedShard]:
+    """Yield the shards of a rank's model: of all parameters and persistent buffers.
+
+    Raises:
+        UnicronError: a parameter of a Megatron model is not in the model's sharded state dict.
+    """
+    if not is_megatron(model):
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            if isinstance(tensor, torch.Tensor):
+                shape = tuple(tensor.shape)
+                yield LocatedShard(name, tensor, 0, shape, (0,) * len(shape), shape)
+        return
+    from megatron.core.dist_checkpointing.dict_utils import nested_values
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+
+    state = model.module.sharded_state_dict(metadata=checkpoint_metadata())
+    found = set()
+    for entry in nested_values(state):
+        if not isinstance(entry, ShardedTensor | ShardedTensorFactory) or entry.data is None:
+            continue
+        found.add(entry.data)
+        for shard in nested_values(entry.build()) if isinstance(entry, ShardedTensorFactory) else [entry]:
+            yield LocatedShard(
+                name=shard.key,
+                tensor=entry.data,
+                start=shard.data.storage_offset() - entry.data.storage_offset(),
+                global_shape=tuple(shard.global_shape),
+                offset=tuple(shard.global_offset),
+                shape=(1,) * shard.prepend_axis_num + tuple(shard.local_shape),
+            )
+    missing = [name for name, parameter in model.module.named_parameters() if parameter not in found]
+    if missing:
+        raise UnicronError(f"parameters that the model's sharded state dict lacks: {', '.join(missing)}")

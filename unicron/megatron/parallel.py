@@ -1,0 +1,53 @@
+"""This rank's place in Megatron's process groups (``megatron.core.parallel_state``)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+def data_group() -> Any:
+    """Return the process group of the ranks that have the same shard of the model: the data-parallel group."""
+    from megatron.core import parallel_state
+
+    return parallel_state.get_data_parallel_group()
+
+
+def model_coordinate() -> tuple[int, int]:
+    """Return this rank's tensor-parallel and pipeline-parallel rank: which shard of the model the rank has."""
+    from megatron.core import parallel_state
+
+    return parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_rank()
+
+
+def last_stage() -> int:
+    """Return the pipeline-parallel rank of the last stage, which computes the loss."""
+    from megatron.core import parallel_state
+
+    last: int = parallel_state.get_pipeline_model_parallel_world_size() - 1
+    return last
+
+
+class Place(NamedTuple):
+    """What a rank's model and optimizer are built for: the layout, and where in the layout the rank is."""
+
+    tensor: int
+    pipeline: int
+    coordinate: tuple[int, int]
+    """Tensor- and pipeline-parallel rank."""
+    data: tuple[int, int] | None
+    """Data-parallel size and rank, where data-parallel ranks divide the optimizer's state."""
+
+    def has_shard_of(self, other: Place) -> bool:
+        """Return whether both places compute with the same shard of the model."""
+        return self._replace(data=None) == other._replace(data=None)
+
+
+def place(layout: tuple[int, int], *, distributed: bool) -> Place:
+    """Return this rank's place in the present process groups.
+
+    Args:
+        layout: tensor- and pipeline-parallel size.
+        distributed: whether data-parallel ranks divide the optimizer's state among them.
+    """
+    group = data_group()
+    return Place(*layout, model_coordinate(), (group.size(), group.rank()) if distributed else None)

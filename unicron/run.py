@@ -1,0 +1,99 @@
+"""The training loop's side of the library: steps that survive the loss of peers.
+
+    run = unicron.attach(steps=1000, micro_batches=16, build=build)
+    for step in run.steps():
+        with step:
+            for k in step.micro_batches():
+                ids = sample_ids(step.number, k)
+                loss = forward_backward(run.model, batch(ids), scale=1 / 16)
+                step.commit(k, loss, ids)
+            step.reduce()
+            run.optimizer.step()
+
+A broken collective or a held generation leaves the ``with`` block without an exception. The next step that the loop
+yields is then the same one again, in a new generation, with the micro-batches that are still missing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from unicron.link.agent_link import AgentLink
+from unicron.protocol import Configure
+from unicron.step import Step
+from unicron.training import Training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One membership of the task: who is in it, and in which layout."""
+
+    number: int
+    """Only rises."""
+    rank: int
+    """This process's."""
+    world_size: int
+    tensor: int
+    """Tensor-parallel size."""
+    pipeline: int
+    """Pipeline-parallel size."""
+
+
+class Run:
+    """A task's training in this process, over all its generations; made by ``unicron.attach``."""
+
+    def __init__(self, training: Training) -> None:
+        """Present a training to the loop."""
+        self._training = training
+
+    def steps(self) -> Iterator[Step]:
+        """Yield the steps to do, through all generations, until the last one is applied everywhere."""
+        return self._training.steps()
+
+    @property
+    def model(self) -> Any:
+        """The model built for the present layout."""
+        return self._training.rank_state.model
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer built for the present layout."""
+        return self._training.rank_state.optimizer
+
+    @property
+    def generation(self) -> Generation:
+        """The generation that this process is in."""
+        configure = self._training.configure
+        return Generation(
+            number=configure.generation,
+            rank=configure.rank,
+            world_size=configure.world_size,
+            tensor=configure.tensor,
+            pipeline=configure.pipeline,
+        )
+
+    def heartbeat(self) -> None:
+        """Report that this rank is at work on something else than a step: evaluation, a file of the script's own.
+
+        To be called between steps, before work that takes longer than a step and then at least once in the agent's
+        ``slow_region_timeout_s`` (120 s); else the rank counts as hanging. The report counts until the next step
+        begins.
+        """
+        self._training.heartbeat()
+
+    # Former names, kept for version 0.1.
+
+    @property
+    def configure(self) -> Configure:
+        """Deprecated: use ``generation``."""
+        warnings.warn("run.configure is deprecated: use run.generation", DeprecationWarning, stacklevel=2)
+        return self._training.configure
+
+    @property
+    def runtime(self) -> AgentLink:
+        """Deprecated: use ``step.clip_gradients(limit)``, the one documented use of the link to the agent."""
+        warnings.warn("run.runtime is deprecated: use step.clip_gradients(limit)", DeprecationWarning, stacklevel=2)
+        return self._training.link

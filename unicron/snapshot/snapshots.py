@@ -1,0 +1,273 @@
+"""Snapshots of each rank's part of the state, in the memory of its own node and of a peer's, taken beside training.
+
+After a step each rank copies its part of the state to shared memory (``unicron.snapshot.files``) while the next step's
+forward and backward passes run; the copy is complete before the optimizer may touch the state again (``wait_copied``).
+The agreement at the end of a step shows whether all ranks have stored their snapshots. Only then is the next one taken,
+into the other slot, so one whole state exists at any moment.
+
+Every part is copied in two failure domains. Data-parallel ranks have the same chunks: each copies its share of them and
+the share of the rank whose partner it is, and nothing crosses the network. Where the optimizer is distributed, where
+there is one replica, and where replicas share a failure domain, snapshots are sent to a partner
+(``unicron.snapshot.transport``). Where the members of a generation lack a part of the state, they take it from the
+snapshots on their nodes, in any layout (``agree``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from unicron import environment
+from unicron.link.waiting import Wait
+from unicron.megatron.optimizer import torch_optimizers
+from unicron.megatron.parallel import data_group
+from unicron.snapshot import files
+from unicron.snapshot.assignment import copied_chunks
+from unicron.snapshot.files import SnapshotMeta
+from unicron.snapshot.partners import Location, copied_shares, partners
+from unicron.snapshot.taker import SnapshotTaker
+from unicron.snapshot.transport import Receiver, Sender
+from unicron.state import transfer
+from unicron.state.chunks import StateChunk, dtype_of
+from unicron.state.rank_state import RankState
+from unicron.state.transfer import AgreedState, AvailableState
+
+STORED, STORING, FAILED = 0, 1, 2
+"""The status of a rank's snapshot in progress (``STORED`` also if there is none); the worst of all ranks counts."""
+
+
+class Snapshots:
+    """This rank's snapshots, over all generations."""
+
+    def __init__(self, every: int, wait: Wait) -> None:
+        """Prepare; does nothing where ``UNICRON_MEMORY`` is not set, or with ``every`` 0.
+
+        Args:
+            every: steps between snapshots.
+            wait: waits for a collective.
+        """
+        folder = environment.text(environment.MEMORY)
+        self.every = every if folder else 0
+        self.stored = -1
+        """The step of the newest snapshot that all ranks have stored, in this process's life; -1: none."""
+        self._folder = Path(folder)
+        self._wait = wait
+        self._identity = _identity()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="unicron-memory")
+        self._receiver: Receiver | None = None
+        self._sender: Sender | None = None
+        self._taker: SnapshotTaker | None = None
+        self._copied: Future[None] | None = None
+        self._stored: Future[None] | None = None
+        self._generation = self._step = 0
+        self._addresses: list[int] = []
+        self._shares: list[int] = []
+        self._replicas = 1
+        self._cleaned = self._given_up = False
+
+    @property
+    def enabled(self) -> bool:
+        """Whether snapshots are taken and used."""
+        return self.every > 0
+
+    # Taking.
+
+    def leave(self) -> None:
+        """Leave a generation: end what is in progress. The state may be overwritten afterwards."""
+        if self._taker is not None:
+            self._taker.close()
+        for job in (self._copied, self._stored):
+            if job is not None:
+                job.exception()  # waits
+        if self._taker is not None:
+            self._taker.release()
+        self._taker = self._copied = self._stored = None
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
+
+    def enter(self, generation: int, rank_state: RankState) -> None:
+        """Find the partner in a new generation; all ranks call it, after ``leave`` and once they have the state.
+
+        Raises:
+            RuntimeError: a rank was lost meanwhile.
+        """
+        if not self.enabled:
+            return
+        self._generation, self._cleaned, self._given_up = generation, False, False
+        self._listen()
+        rank = dist.get_rank()
+        locations: list[Location] = transfer.gather(self._location(), self._wait)
+        group = dist.get_process_group_ranks(data_group())
+        shares = None if rank_state.is_distributed else copied_shares(locations, group, rank)
+        self._replicas = len(group)
+        self._shares = [group.index(rank)] if shares is None else shares
+        partner = partners([(one.node, one.domain) for one in locations])[rank]
+        if shares is None and partner is not None:
+            self._connect(locations[partner])
+
+    def _listen(self) -> None:
+        """Listen for snapshots of peers, if this rank does not yet."""
+        if self._receiver is not None:
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._receiver = Receiver(environment.text(environment.HOST, "127.0.0.1"), self._folder)
+        except OSError as err:
+            self._give_up(err)  # the others see the status at the end of the step
+
+    def _location(self) -> Location:
+        receiver = self._receiver
+        address, token = (receiver.address, receiver.token) if receiver is not None else (("", 0), b"")
+        return Location(environment.text(environment.NODE), environment.text(environment.DOMAIN), address, token)
+
+    def _connect(self, partner: Location) -> None:
+        try:
+            self._sender = Sender(partner.address, partner.token)
+        except OSError as err:
+            self._give_up(err)
+
+    def take(self, rank_state: RankState) -> None:
+        """Begin to copy the state after a step, if a snapshot is due: all ranks decide the same."""
+        due = self.enabled and rank_state.applied % self.every == 0
+        if not due or self._given_up or self._stored is not None:
+            return
+        try:
+            taker = self._ready_taker(rank_state)
+        except (OSError, RuntimeError) as err:  # no room; or a tensor of which there is no flat view
+            # The peers see the status at the end of the step.
+            self._stored = Future()
+            self._stored.set_exception(err)
+            return
+        step, digest = rank_state.applied, rank_state.digest
+        self._step = step
+        self._copied = self._thread.submit(taker.copy, taker.ready())
+        self._stored = self._thread.submit(taker.store, self._copied, step, digest)
+
+    def _ready_taker(self, rank_state: RankState) -> SnapshotTaker:
+        """Return the generation's taker, with the tensors in which the state is now as its sources."""
+        addresses = _addresses(rank_state)
+        if self._taker is None:
+            part = self._part(rank_state)
+            meta = SnapshotMeta(
+                generation=self._generation,
+                rank=dist.get_rank(),
+                world_size=dist.get_world_size(),
+                identity=self._identity,
+                chunks=tuple((tuple(chunk), chunk.bytes) for chunk in part),
+            )
+            self._taker = SnapshotTaker(self._folder, meta, part, self._sender)
+        elif self._addresses != addresses:
+            self._taker.replace_sources(self._part(rank_state))
+        self._addresses = addresses
+        return self._taker
+
+    def _part(self, rank_state: RankState) -> dict[StateChunk, torch.Tensor]:
+        return copied_chunks(rank_state, self._shares, self._replicas)
+
+    def wait_copied(self) -> None:
+        """Wait until the state has been copied: it may change afterwards."""
+        if self._copied is not None:
+            self._copied.result()
+
+    @property
+    def status(self) -> int:
+        """The status of this rank's snapshot in progress: ``STORED``, ``STORING`` or ``FAILED``."""
+        if self._given_up:
+            return FAILED
+        if self._stored is None:
+            return STORED
+        if not self._stored.done():
+            return STORING
+        return STORED if self._stored.exception() is None else FAILED
+
+    def agreed(self, status: int) -> None:
+        """Act on the worst status of all ranks."""
+        if status == FAILED and not self._given_up:
+            cause = self._stored.exception() if self._stored is not None and self._stored.done() else None
+            self._give_up(cause)
+        if self._stored is None or status != STORED:
+            return
+        self._stored, self.stored = None, self._step
+        if self._taker is not None:
+            self._taker.switch()
+        if not self._cleaned:
+            # This generation has a whole state in snapshots: snapshots of older generations are not needed any more.
+            self._cleaned = True
+            self._thread.submit(files.remove, self._folder, self._generation)
+
+    def _give_up(self, cause: BaseException | None) -> None:
+        """Take no more snapshots in this generation; what was stored before stays."""
+        self._given_up = True
+        print(f"unicron: no more snapshots in this generation: {cause or 'a peer failed'}", file=sys.stderr, flush=True)
+
+    # Using.
+
+    def delete_all(self) -> None:
+        """Delete this node's snapshots: the task begins anew."""
+        if self.enabled:
+            files.remove(self._folder, sys.maxsize)
+
+    def agree(
+        self, rank_state: RankState, generation: int, at_least: int, live: Sequence[AvailableState] = ()
+    ) -> AgreedState | None:
+        """Agree on the newest whole state in live memory and the nodes' snapshots together; all ranks call it.
+
+        Args:
+            rank_state: what is to receive it.
+            generation: snapshots of older ones count.
+            at_least: the step of another source; an older state is of no use. Rank 0's value counts.
+            live: what this rank has in its own memory.
+
+        Raises:
+            RuntimeError: a peer was lost meanwhile.
+        """
+        if not self.enabled:
+            return None
+        gathered = transfer.gather((environment.text(environment.NODE), at_least), self._wait)
+        nodes = [node for node, _ in gathered]
+        neighbours = [rank for rank, node in enumerate(nodes) if node == nodes[dist.get_rank()]]
+        mine = self._read(generation, neighbours.index(dist.get_rank()), len(neighbours))
+        agreed = transfer.agree(
+            live,
+            rank_state.tensors.shards,
+            distributed=rank_state.is_distributed,
+            nodes=nodes,
+            wait=self._wait,
+            snapshots=mine,
+        )
+        return agreed if agreed is not None and agreed.version >= gathered[0][1] else None
+
+    def _read(self, generation: int, index: int, of: int) -> list[AvailableState]:
+        """Return one rank's share of this node's whole snapshots of generations before one."""
+        found, torn = files.whole_snapshots(self._folder, self._identity, generation, index=index, of=of)
+        for reason in torn:
+            print(f"unicron: warning: snapshot not used: {reason}", file=sys.stderr, flush=True)
+        available = []
+        for snapshot in found:
+            values = {}
+            for fields, data in snapshot.chunks.items():
+                chunk = StateChunk(*fields)
+                flat = torch.frombuffer(data, dtype=dtype_of(chunk.dtype))
+                values[chunk] = flat.view(chunk.shape) if chunk.is_whole else flat
+            available.append(AvailableState(snapshot.step, bytes.fromhex(snapshot.digest), values))
+        return available
+
+
+def _addresses(rank_state: RankState) -> list[int]:
+    """Return the addresses of the optimizer's state: they change where an optimizer replaces a tensor by a new one."""
+    states = (state for one in torch_optimizers(rank_state.optimizer) for state in one.state.values())
+    return [value.data_ptr() for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+
+
+def _identity() -> str:
+    """Return a digest of the task's specification, in which tasks of the same name differ."""
+    path = os.environ.get(environment.SPEC, "")
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path and Path(path).is_file() else ""

@@ -1,0 +1,1 @@
+"""The training state of one rank, and its transfer between ranks and layouts."""

@@ -1,0 +1,348 @@
+"""The training state of one rank, and the step it is in.
+
+What a rank has of a step survives the loss of peers: the gradients of finished micro-batches
+(``unicron.gradients.accumulators``), the buckets that are already reduced and, once agreed, the account of losses and
+samples (``unicron.accounting``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unicron.accounting import EMPTY_DIGEST, KeptGradients, PartialStep, chain_digest
+from unicron.errors import NonFiniteValue, WrongLoop
+from unicron.gradients import reduction
+from unicron.gradients.buffers import GradientBuffers
+from unicron.link.waiting import Wait
+from unicron.megatron.optimizer import is_distributed, torch_optimizers
+from unicron.megatron.parallel import Place
+from unicron.megatron.tied_embedding import tied_group
+from unicron.state import transfer
+from unicron.state.tensors import StateTensors
+from unicron.state.transfer import AgreedState, AvailableState
+
+
+class Update(Enum):
+    """How far this rank's optimizer is with the update of the step in progress."""
+
+    NOT_BEGUN = "not begun"
+    UNDER_WAY = "under way"
+    APPLIED = "applied"
+
+
+class RankState:
+    """A model, its optimizer, and how far they have come.
+
+    ``model`` is Megatron's DistributedDataParallel or any module; its gradients belong to this library from here on
+    (``unicron.gradients.buffers``).
+    """
+
+    def __init__(
+        self, model: Any, optimizer: Any, *, micro_batches: int = 1, exact: bool = False, model_parallel: bool = False
+    ) -> None:
+        """Take what was built for this rank's layout; its values do not count as a state yet.
+
+        Args:
+            model: the rank's shard of the model.
+            optimizer: its optimizer.
+            micro_batches: in one step, over all replicas.
+            exact: whether results may depend on nothing but the tensor-parallel size.
+            model_parallel: whether the model is split over ranks, so that a peer's loss can break a backward pass.
+        """
+        self.model = model
+        self.optimizer = optimizer
+        self.tensors = StateTensors(model, optimizer)
+        self.applied = -1
+        """Updates applied to the state; -1: there is no usable state."""
+        self.digest = EMPTY_DIGEST
+        """Of the samples of those updates."""
+        self.place: Place | None = None
+        """What model and optimizer were built for."""
+        self.update_ungathered = False
+        """Whether a distributed optimizer has applied one update more to its own part, not yet gathered by all."""
+        self.partial: PartialStep | None = None
+        self.exact = exact
+        self._buffers = GradientBuffers(model, optimizer)
+        self.accumulator = self._buffers.accumulator(micro_batches, exact=exact, model_parallel=model_parallel)
+        cuda = any(parameter.is_cuda for parameter in model.parameters())
+        self._update_may_be_garbage = cuda and (model_parallel or self.is_distributed)
+        """Whether an update may have used the garbage of an aborted collective, without an error that reports it."""
+        self._update = [Update.NOT_BEGUN]
+        update = self._update  # not self: the optimizer must not keep this object alive
+        for one in torch_optimizers(optimizer):
+            one.register_step_pre_hook(lambda *_: update.__setitem__(0, Update.UNDER_WAY))
+            one.register_step_post_hook(lambda *_: update.__setitem__(0, Update.APPLIED))
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether data-parallel ranks divide the optimizer's state among them."""
+        return is_distributed(self.model)
+
+    @property
+    def step_in_progress(self) -> PartialStep:
+        """The step in progress; there must be one."""
+        assert self.partial is not None
+        return self.partial
+
+    def set_version(self, version: int, digest: bytes) -> None:
+        """Declare that parameters and optimizer are those after ``version`` updates."""
+        self.applied, self.digest, self.update_ungathered = version, digest, False
+        self._update[0] = Update.NOT_BEGUN
+        self.discard()
+
+    def invalidate(self) -> None:
+        """Declare that there is no usable state."""
+        self.applied, self.update_ungathered = -1, False
+        self._update[0] = Update.NOT_BEGUN
+        self.discard()
+
+    # The step in progress.
+
+    def discard(self) -> None:
+        """Discard what the step in progress has accumulated."""
+        self.partial = None
+        self._buffers.release()
+        self.accumulator.clear()
+
+    def begin(self, step: int, assigned: list[int], generation: int) -> None:
+        """Begin a step."""
+        self.discard()
+        self.partial = PartialStep(step=step, assigned=assigned, generation=generation)
+
+    def resume(self, step: int, kept: KeptGradients, rank: int, assigned: tuple[int, ...]) -> None:
+        """Go on with an interrupted step: keep what counts of this rank's gradients, and drop the rest.
+
+        The reduced buckets that the rank lacks come next, by ``share_reduced``.
+
+        Args:
+            step: which step.
+            kept: what the ranks of this model shard keep of it.
+            rank: this rank.
+            assigned: the micro-batches that this rank's replica computes.
+        """
+        before, reduced, micro_batches = self.partial, kept.reduced_by_rank[rank], kept.kept_by_rank[rank]
+        if before is None or before.step != step or before.reduced > reduced:
+            # Reduced buckets that do not count have replaced this rank's own sums.
+            account = before.account if before is not None and before.step == step else None
+            self.begin(step, [], kept.generation)
+            self.step_in_progress.account = account
+        elif set(before.samples) != micro_batches:
+            self.accumulator.clear_from(reduced)
+            before.losses, before.samples = {}, {}
+        partial = self.step_in_progress
+        self.clear_gradients()
+        partial.generation = kept.generation
+        partial.assigned, partial.counted, partial.computed = list(assigned), kept.counted, set()
+
+    def share_reduced(self, kept: KeptGradients, group: Any, wait: Wait) -> None:
+        """Bring the reduced buckets from their source to the ranks of ``group`` that lack some. All of them call it.
+
+        Raises:
+            RuntimeError: a rank was lost meanwhile.
+        """
+        partial = self.step_in_progress
+        for bucket in range(min(kept.reduced_by_rank.values()), kept.reduced):
+            total = self.accumulator.load(bucket)
+            wait(dist.broadcast(total, src=kept.source, group=group, async_op=True))
+            if bucket == partial.reduced:
+                self.accumulator.store(bucket, total)
+                partial.reduced = bucket + 1
+        if partial.remaining():
+            self.accumulator.keep(partial.reduced)
+
+    def recover(self, *, computing: bool) -> None:
+        """Bring the state into order after a failure in a step.
+
+        Args:
+            computing: whether the failure came while the training loop computed, rather than inside this library.
+        """
+        match self._update[0]:
+            case Update.UNDER_WAY:
+                self.invalidate()  # the parameters may be half updated
+            case Update.APPLIED:
+                self._recover_applied()
+            case Update.NOT_BEGUN if computing and self.partial is not None:
+                self._buffers.release()
+                if not self.accumulator.rewind():
+                    self.discard()
+
+    def _recover_applied(self) -> None:
+        """Bring the state into order after a failure behind this rank's update."""
+        if self._update_may_be_garbage:
+            self.invalidate()
+        elif self.is_distributed:
+            # This rank's part is updated. Parameters of other ranks' parts may not have arrived, or not all of them.
+            self._chain_samples()
+            self.update_ungathered = True
+            self.discard()
+        else:
+            self.complete_step()  # the failure came after the update: a user's own collective, for instance
+
+    def clear_gradients(self) -> None:
+        """Drop what backward passes have added for a micro-batch that is not committed."""
+        self._buffers.release()
+        self.accumulator.rewind()
+
+    def commit(self, losses: dict[int, float], samples: dict[int, list[int]]) -> None:
+        """Count micro-batches as done: their gradients (already scaled by 1/M) are in the buffers.
+
+        Args:
+            losses: micro-batch -> its loss; empty on ranks that do not compute it.
+            samples: micro-batch -> its sample ids.
+
+        Raises:
+            NonFiniteValue: a loss is not finite or, in exact mode, a gradient.
+            WrongLoop: several micro-batches at once, where their gradients must be told apart; or a replaced ``.grad``.
+        """
+        partial = self.step_in_progress
+        self._buffers.check()
+        for k, loss in losses.items():
+            if not math.isfinite(loss):
+                raise NonFiniteValue(f"loss {loss} in micro-batch {k} of step {partial.step}")
+        counted = [k for k in samples if k in partial.counted]
+        if len(samples) > 1 and (self.exact or counted):
+            raise WrongLoop("micro-batches must be committed one at a time: see unicron.each_backward")
+        if counted:
+            self.accumulator.drop()
+        else:
+            try:
+                self.accumulator.add(partial.reduced)
+            except NonFiniteValue as error:
+                raise NonFiniteValue(f"{error}, in micro-batches {list(samples)} of step {partial.step}") from None
+            partial.losses.update(losses)
+            partial.samples.update(samples)
+        partial.computed.update(samples)
+
+    def reduce(
+        self,
+        group: Any,
+        wait: Wait,
+        *,
+        before: Callable[[int], None],
+        done: Callable[[int], None],
+        broken: Callable[[list[Any]], None],
+        in_flight: int,
+    ) -> None:
+        """Reduce the buckets that are not yet reduced over ``group``, and write the totals into the gradient buffers.
+
+        The arguments are those of ``unicron.gradients.reduction.reduce``.
+
+        Raises:
+            NonFiniteValue: this rank's gradients are not finite (its peers see a broken collective).
+            RuntimeError: a collective broke.
+            WrongLoop: a parameter's ``.grad`` was replaced.
+        """
+        partial = self.step_in_progress
+        self._buffers.check()
+        try:
+            self.accumulator.check_finite(partial.reduced)
+        except NonFiniteValue as error:
+            raise NonFiniteValue(f"{error} in step {partial.step}") from None
+
+        def reduced(count: int) -> None:
+            partial.reduced = count
+            done(count)
+
+        reduction.reduce(
+            self.accumulator,
+            partial.reduced,
+            group,
+            wait,
+            before=before,
+            done=reduced,
+            broken=broken,
+            in_flight=in_flight,
+        )
+        stages = tied_group(self.model)
+
+        def exchange(total: torch.Tensor) -> None:
+            wait(dist.all_reduce(total, group=stages, async_op=True))
+
+        self.accumulator.finish(exchange if stages is not None else None)
+
+    def check_before_step(self) -> None:
+        """Check that no update has been applied outside of a step.
+
+        Raises:
+            WrongLoop: one has.
+        """
+        if self._update[0] is not Update.NOT_BEGUN:
+            raise WrongLoop("optimizer.step() was called outside of a step: call it inside, after step.reduce()")
+
+    def check_updated(self) -> None:
+        """Check that the optimizer has applied the update of the step in progress.
+
+        Raises:
+            WrongLoop: it has not.
+        """
+        if self._update[0] is not Update.APPLIED:
+            raise WrongLoop(f"step {self.step_in_progress.step} ended without run.optimizer.step()")
+
+    def complete_step(self) -> None:
+        """Record that the optimizer has applied the update of the step in progress."""
+        self.applied += 1
+        self._chain_samples()
+        self._update[0] = Update.NOT_BEGUN
+        self.discard()
+
+    def _chain_samples(self) -> None:
+        account = self.step_in_progress.account
+        assert account is not None
+        self.digest = chain_digest(self.digest, account.sample_ids)
+
+    # The state.
+
+    @property
+    def version(self) -> int:
+        """Updates applied, by all ranks or at least by this one; -1: there is no usable state."""
+        return self.applied + self.update_ungathered
+
+    def adopt_step(self, other: RankState) -> None:
+        """Take over the interrupted step of another rank state of the same model shard and version."""
+        for bucket in range(self.accumulator.buckets):
+            self.accumulator.store(bucket, other.accumulator.load(bucket))
+        self.partial, other.partial = other.partial, None
+
+    def receive(
+        self,
+        agreed: AgreedState,
+        wait: Wait,
+        *,
+        stays: bool = False,
+        before_round: Callable[[int], None] = lambda number: None,
+    ) -> None:
+        """Receive the state that the members agreed on.
+
+        Args:
+            agreed: the state; something has to move.
+            wait: waits for a collective.
+            stays: whether this rank's own state is a part of the agreed one, and stays where it is.
+            before_round: called before each round of the transfer, with its number.
+
+        Raises:
+            RuntimeError: a member was lost meanwhile; unless the state ``stays``, there is no usable state then.
+        """
+        assert agreed.plan is not None
+        if not stays:
+            self.invalidate()  # a half-received state is not usable
+            self.tensors.allocate(agreed.plan.required[dist.get_rank()])
+        transfer.execute(agreed, self.tensors.chunks(), wait, before_round)
+        if not stays:
+            self.tensors.count_steps(agreed.version)
+        if not stays or self.update_ungathered:
+            self.set_version(agreed.version, agreed.digest)
+
+    def available(self) -> list[AvailableState]:
+        """Return the state that other ranks may receive from this rank: none, or all or a part of one version."""
+        if self.applied < 0:
+            return []
+        if not self.tensors.has_optimizer_state:
+            return []  # without a part in the optimizer this rank cannot tell what kinds of state the optimizer keeps
+        chunks = self.tensors.updated_chunks() if self.update_ungathered else self.tensors.chunks()
+        return [AvailableState(self.version, self.digest, chunks)]

@@ -1,0 +1,1 @@
+"""The built-in trainer: a GPT, its data and its task specification."""

@@ -1,0 +1,156 @@
+"""Samples of the built-in trainer, from a Megatron indexed dataset or from a text file that is made into one.
+
+A sample id is an index of megatron-core's ``GPTDataset``. Step ``s`` (from 1) has the ``s``-th block of
+``global_batch`` consecutive ids, and micro-batch ``k`` (from 0) has the ``k``-th block of ``micro_batch`` ids of its
+step. So the samples depend neither on the layout nor on the rank that computes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from unicron.errors import InvalidSpec
+from unicron.trainer.spec import Spec
+
+END_OF_DOCUMENT = 256
+"""Token at the end of each document of a byte-level text: the first value that is not a byte's."""
+
+
+class ByteTokenizer:
+    """The part of a tokenizer's interface that megatron-core's dataset configuration needs."""
+
+    def __init__(self, vocabulary: int) -> None:
+        """Describe the tokens.
+
+        Args:
+            vocabulary: number of tokens; the last one ends a document.
+        """
+        self.vocab_size = vocabulary
+        self.eod = vocabulary - 1
+        self.unique_identifiers = {"class": type(self).__name__, "vocabulary": vocabulary}
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a folder, made if missing, against the other processes of this machine that call this function."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def tokenise(text: Path, prefix: Path) -> None:
+    """Write the bytes of a text file as an indexed dataset, one document for each block between blank lines.
+
+    Both files get their names when they are complete, the index last, so that a reader never finds half a dataset.
+
+    Args:
+        text: the text file.
+        prefix: of the dataset's files, ``<prefix>.bin`` and ``<prefix>.idx``.
+
+    Raises:
+        InvalidSpec: the file contains no text.
+    """
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    bin_path, idx_path = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
+    documents = [document for document in text.read_bytes().split(b"\n\n") if document.strip()]
+    if not documents:
+        raise InvalidSpec(f"data: {text} contains no text")
+    partial = f".{os.getpid()}.tmp"
+    builder = IndexedDatasetBuilder(str(bin_path) + partial, dtype=np.uint16)
+    for document in documents:
+        tokens = np.append(np.frombuffer(document, dtype=np.uint8).astype(np.uint16), np.uint16(END_OF_DOCUMENT))
+        builder.add_document(tokens, [len(tokens)])
+    builder.finalize(str(idx_path) + partial)
+    os.replace(str(bin_path) + partial, bin_path)
+    os.replace(str(idx_path) + partial, idx_path)
+
+
+def dataset_prefix(data: str, cache: Path) -> Path:
+    """Return the prefix of the indexed dataset for ``data``.
+
+    Args:
+        data: an indexed dataset's prefix or file, or a text file, which is tokenised the first time.
+        cache: folder of tokenised text.
+
+    Raises:
+        InvalidSpec: ``data`` is neither an indexed dataset's prefix nor a readable file.
+    """
+    given = Path(data)
+    prefix = given.with_suffix("") if given.suffix in (".bin", ".idx") else given
+    if Path(f"{prefix}.idx").is_file() and Path(f"{prefix}.bin").is_file():
+        return prefix
+    if not given.is_file():
+        raise InvalidSpec(f"data: {data} is neither an indexed dataset (.bin and .idx) nor a file")
+    stat = given.stat()
+    identity = f"{given.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
+    target = cache / f"bytes-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    with locked(cache):
+        if not Path(f"{target}.idx").is_file():
+            tokenise(given, target)
+    return target
+
+
+class Samples:
+    """The samples of a task, in an order that is fixed for the task's life."""
+
+    def __init__(self, spec: Spec, cache: Path) -> None:
+        """Open the dataset.
+
+        Args:
+            spec: the task.
+            cache: folder of tokenised text and of the indices that megatron-core builds.
+
+        Raises:
+            InvalidSpec: the data cannot be read, has tokens beyond the vocabulary or has too few samples.
+        """
+        from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+        from megatron.core.datasets.utils import Split
+
+        self._spec = spec
+        prefix = dataset_prefix(spec.data, cache)
+        if prefix.parent == cache and spec.vocabulary <= END_OF_DOCUMENT:
+            raise InvalidSpec(f"model.vocabulary: {spec.vocabulary}; byte-level text needs {END_OF_DOCUMENT + 1}")
+        config = GPTDatasetConfig(
+            random_seed=spec.seed,
+            sequence_length=spec.sequence_length,
+            blend=([str(prefix)], None),
+            split="1,0,0",
+            path_to_cache=str(cache / "indices"),
+            tokenizer=ByteTokenizer(spec.vocabulary),
+            reset_position_ids=False,
+            reset_attention_mask=False,
+            eod_mask_loss=False,
+            create_attention_mask=False,
+        )
+        indexed = GPTDataset.build_low_level_dataset(str(prefix), config)
+        documents = np.arange(GPTDataset.numel_low_level_dataset(indexed), dtype=np.int32)
+        count = spec.steps * spec.global_batch
+        # The builder writes its index files in place: one process builds, and the others find complete files.
+        with locked(cache):
+            self._dataset: Any = GPTDataset(indexed, str(prefix), documents, count, Split.train, config)
+        if len(self._dataset) < count:
+            raise InvalidSpec(f"data: {spec.data} gives {len(self._dataset)} samples of the {count} needed")
+
+    def ids(self, step: int, micro_batch: int) -> list[int]:
+        """Return the sample ids of one micro-batch (counted from 0) of a step (counted from 1)."""
+        first = (step - 1) * self._spec.global_batch + micro_batch * self._spec.micro_batch
+        return list(range(first, first + self._spec.micro_batch))
+
+    def batch(self, ids: list[int]) -> dict[str, torch.Tensor]:
+        """Return ``tokens``, ``labels``, ``loss_mask``, ``position_ids`` of samples, of shape (samples, sequence)."""
+        rows = [self._dataset[i] for i in ids]
+        return {k: torch.stack([row[k] for row in rows]) for k in ("tokens", "labels", "loss_mask", "position_ids")}

@@ -1,0 +1,307 @@
+"""The training of a task in this process, over all its generations: what is behind ``Run`` and ``Step``.
+
+It joins generations (``unicron.join``), yields steps, starts checkpoints and snapshots at step boundaries, and decides
+which errors a new generation answers.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+
+from unicron.checkpoint.export import export
+from unicron.checkpoint.writer import Writer
+from unicron.errors import Interrupted, UnicronError
+from unicron.faults import FaultInjector
+from unicron.join.joining import Build, Joiner, JoinResult, own_share
+from unicron.link import reporting
+from unicron.link.agent_link import DRAIN, STOP, AgentLink
+from unicron.protocol import Checkpointed, Configure, Finished, Resumed, Stopped
+from unicron.snapshot.snapshots import Snapshots
+from unicron.state.rank_state import RankState
+from unicron.step import Step
+
+
+class Training:
+    """A task's training in this process, over all its generations."""
+
+    def __init__(
+        self,
+        link: AgentLink,
+        *,
+        steps: int,
+        micro_batches: int,
+        build: Build,
+        initialise: Callable[[Any], None] | None = None,
+        checkpoint_every: int = 0,
+        checkpoint_directory: str = "",
+        checkpoint_keep: int = 2,
+        memory_every: int = 0,
+        exact: bool = False,
+    ) -> None:
+        """Prepare the training.
+
+        Args:
+            link: to the agent.
+            steps: updates to apply.
+            micro_batches: M, in one update; the training loop scales gradients by 1/M.
+            build: makes model and optimizer.
+            initialise: sets the model's first parameters, the same on every rank; without it rank 0's are used.
+            checkpoint_every: steps between checkpoints; 0: only when stopped.
+            checkpoint_directory: where they go; empty: the generation's own directory.
+            checkpoint_keep: how many of them to leave; at least 2.
+            memory_every: steps between snapshots, where an agent says where they go; 0: none.
+            exact: whether gradients are added up exactly.
+        """
+        self.link = link
+        self.total_steps = steps
+        self.micro_batches = micro_batches
+        self.request = 0
+        self.checkpoint_every = checkpoint_every
+        self.faults = FaultInjector()
+        self.snapshots = Snapshots(memory_every, link.wait)
+        self._checkpoint_directory = checkpoint_directory
+        self._writer = Writer(checkpoint_keep)
+        self._checkpoint_due = False
+        self._configure: Configure | None = None
+        self._joiner = Joiner(build, initialise, self.snapshots, exact=exact)
+        self._joined: JoinResult | None = None
+        self._loss: float | None = None
+
+    @property
+    def rank_state(self) -> RankState:
+        """The rank's state; there is one from the first generation on."""
+        assert self._joiner.rank_state is not None
+        return self._joiner.rank_state
+
+    @property
+    def configure(self) -> Configure:
+        """The generation that this process is in."""
+        assert self._configure is not None
+        return self._configure
+
+    def _applied(self) -> int:
+        """Return the updates applied to the state; 0 if there is no usable state."""
+        return max(0, self._joiner.rank_state.applied) if self._joiner.rank_state is not None else 0
+
+    def steps(self) -> Iterator[Step]:
+        """Yield the steps to do, through all generations, until the last one is applied everywhere."""
+        drained = False
+        while True:
+            configure = self.link.next_generation(self._applied(), drained=drained)
+            if configure is None:
+                self._report_stop("")
+            drained = False
+            self._begin_life(configure)
+            self._configure = configure
+            if not self._attempt(self._join):
+                continue
+            drained = yield from self._steps_of_generation()
+            if self.rank_state.applied == self.total_steps and self._attempt(self._finish):
+                return
+
+    def _steps_of_generation(self) -> Generator[Step, None, bool]:
+        """Yield the steps of one generation until it ends; return whether it ended drained to a boundary."""
+        if self.rank_state.applied == self.total_steps:
+            self._report_resumed(None)
+        first = True
+        while self.rank_state.applied < self.total_steps:
+            step = self._next_step(resumes=first)
+            yield step
+            if step.completed:
+                self._loss = step.loss
+            if step.left:
+                return False
+            if first:
+                self._report_resumed(step)
+                first = False
+            if self.rank_state.applied == self.total_steps:
+                return False
+            if self.request == DRAIN:
+                return True
+            if not self._at_boundary():
+                return False
+        return False
+
+    def _at_boundary(self) -> bool:
+        """Stop, write a checkpoint and take a snapshot, as due; return False if a new generation has to answer."""
+        applied = self.rank_state.applied
+        due = self.checkpoint_every > 0 and applied % self.checkpoint_every == 0
+        self._checkpoint_due = self._checkpoint_due or due
+        if self.request == STOP and not self._attempt(self._checkpoint_and_stop):
+            return False
+        # One at a time: where the file system is slower than the interval, training does not wait for it.
+        if self._checkpoint_due and self._writer.idle and not self._attempt(self._begin_checkpoint):
+            return False
+        self.snapshots.take(self.rank_state)
+        return True
+
+    def heartbeat(self) -> None:
+        """Report that this rank is at work on something else than a step; see ``Run.heartbeat``."""
+        self.link.progress(self._applied(), "aside")
+
+    # Between steps.
+
+    def _begin_life(self, configure: Configure) -> None:
+        """Keep the injected faults that are this process's."""
+        if self._configure is None:
+            source = next((m[2] for m in configure.members if m[0] == configure.rank), "initial")
+            self.faults.begin_life(configure.rank, replaces=source == "take" or configure.fault_step > 0)
+
+    def _join(self) -> None:
+        step = self._applied() + 1
+        self.link.progress(step, "setup")
+        self.snapshots.leave()
+        self._joined = self._joiner.join(
+            self.configure, self.link, self.micro_batches, lambda at: self.faults.reached(step, at)
+        )
+        # A checkpoint that the last generation was writing is abandoned; the next boundary begins a new one.
+        self._checkpoint_due = self._checkpoint_due or not self._writer.idle
+        self._writer.enter(self._checkpoint_path(), self.configure.generation, self._joined.checkpoint)
+        self.snapshots.enter(self.configure.generation, self.rank_state)
+
+    def _next_step(self, *, resumes: bool) -> Step:
+        """Return the next step; the first of a generation may resume an interrupted one."""
+        number = self.rank_state.applied + 1
+        self.rank_state.check_before_step()
+        assert self._joined is not None
+        if not resumes or self._joined.resumption is None:
+            self.rank_state.begin(number, own_share(self.micro_batches), self.configure.generation)
+        return Step(self, number, self.rank_state.step_in_progress.assigned)
+
+    def _report_resumed(self, step: Step | None) -> None:
+        """Report the first step of a generation to the agent, with the durations of the phases that led to it."""
+        joined = self._joined
+        assert joined is not None
+        resumption = joined.resumption
+        total_s = time.monotonic() - step.began_s if step is not None else 0.0
+        redistribute_s = step.computed_s if step is not None and resumption is not None else 0.0
+        phases = {**joined.durations_s, "redistribute": redistribute_s, "first_step": total_s - redistribute_s}
+        deal = resumption.deal if resumption is not None else []
+        self.link.send(
+            Resumed(
+                generation=self.configure.generation,
+                step=self.rank_state.applied,
+                source=joined.source,
+                phases={k: round(v, 6) for k, v in phases.items()},
+                # All ranks agreed on it; reported by each, it would be as large as the square of their number.
+                deal={str(r): ks for r, ks in enumerate(deal)} if self.configure.rank == 0 else {},
+                steps_recomputed=joined.steps_recomputed,
+                computed=resumption.computed if resumption is not None else 0,
+                buckets_kept=resumption.buckets_kept if resumption is not None else 0,
+                buckets=self.rank_state.accumulator.buckets,
+            )
+        )
+        shown = " ".join(f"{k}={v:.3f}" for k, v in phases.items())
+        print(f"generation {self.configure.generation} from {joined.source}: {shown}", flush=True)
+
+    def _checkpoint_path(self) -> Path:
+        if self._checkpoint_directory:
+            root = Path(self._checkpoint_directory) / f"generation-{self.configure.generation}"
+        else:
+            root = Path(self.configure.directory) / "checkpoints"
+        return root / f"step-{self.rank_state.applied}"
+
+    def _begin_checkpoint(self) -> None:
+        self._checkpoint_due = False
+        self.link.progress(self.rank_state.applied, "checkpoint")
+        self._writer.begin(self.rank_state, self._checkpoint_path())
+        self.faults.reached_checkpoint(self.rank_state.applied)
+
+    def _report_published(self) -> Callable[[int, Path], None]:
+        """Return what reports to the agent that a checkpoint of this generation is published."""
+        link, number = self.link, self.configure.generation
+        return lambda step, path: link.send(Checkpointed(generation=number, step=step, path=str(path)))
+
+    def statuses(self) -> tuple[int, ...]:
+        """Return what this rank reports at the end of a step: the statuses of its checkpoint and of its snapshot.
+
+        And whether a checkpoint is due: only the ranks that were there when a fault interrupted a checkpoint know that.
+        """
+        return self._writer.status, self.snapshots.status, int(self._checkpoint_due)
+
+    def agreed(self, statuses: list[int]) -> None:
+        """Act on the worst of what all ranks reported. The state may change once this returns."""
+        checkpoint, snapshot, due = statuses
+        self._writer.agreed(checkpoint, self._report_published())
+        self.snapshots.wait_copied()
+        self.snapshots.agreed(snapshot)
+        self._checkpoint_due = bool(due)
+
+    def _checkpoint_and_stop(self) -> None:
+        """Write the checkpoint that a stop leaves behind, and wait for it."""
+        self.link.progress(self.rank_state.applied, "checkpoint")
+        self._writer.complete(self._report_published())
+        self._begin_checkpoint()
+        path = self._checkpoint_path()
+        if not self._writer.complete(self._report_published()):
+            raise UnicronError(f"the checkpoint of step {self.rank_state.applied} could not be written")
+        self._report_stop(str(path))
+
+    def _report_stop(self, path: str) -> NoReturn:
+        link = self.link
+        link.send(Stopped(generation=link.generation, rank=link.rank, step=self._applied(), path=path))
+        self.link.exit(0)
+
+    def _finish(self) -> None:
+        """Write the result and report that the task is finished."""
+        configure, state = self.configure, self.rank_state
+        self.link.progress(state.applied, "checkpoint")
+        self._writer.complete(self._report_published())
+        path = Path(configure.directory) / "result" / "parameters.safetensors"
+        export(state.model, path)
+        is_first = configure.rank == 0
+        if is_first:
+            summary = {"steps": state.applied, "samples_sha256": state.digest.hex(), "loss": self._loss}
+            path.with_name("summary.json").write_text(json.dumps(summary) + "\n")
+        dist.barrier()
+        self.link.send(
+            Finished(
+                generation=configure.generation,
+                rank=configure.rank,
+                step=state.applied,
+                samples_sha256=state.digest.hex() if is_first else "",
+                parameters_path=str(path) if is_first else "",
+                loss=self._loss,
+            )
+        )
+
+    # Failures.
+
+    def _attempt(self, action: Callable[[], None]) -> bool:
+        """Do something that needs the peers; return False if a new generation has to answer."""
+        try:
+            self.link.enter()
+            action()
+            self.link.synchronize()
+        except Exception as error:
+            self.link.leave()
+            if not self.survives(error):
+                raise
+            return False
+        self.link.leave()
+        return True
+
+    def survives(self, error: BaseException) -> bool:
+        """Report an error; return whether the process goes on in a new generation. Ends a supervised process if not."""
+        if not isinstance(error, Exception):
+            return False
+        link = self.link
+        broken = reporting.is_communication(error)
+        # Where aborted collectives leave garbage, the garbage may have led to any error.
+        aborted = link.is_held() and (broken or link.aborts_without_error)
+        if link.supervised and (isinstance(error, Interrupted) or aborted):
+            reporting.forget_frames(error)
+            return True
+        reporting.report(link, error, step=self._applied() + 1, starting=self._joiner.rank_state is None)
+        if broken and link.supervised:
+            reporting.forget_frames(error)
+            return True
+        if link.supervised:
+            link.exit(1)
+        return False
