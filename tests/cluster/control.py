@@ -1,0 +1,180 @@
+"""The control plane's machine: nats-server and PostgreSQL with the shipped configuration, and the four services."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+import urllib.parse
+from collections.abc import Callable, Mapping
+
+import httpx
+
+from cli.stack import SERVICES
+from shared.nats_server import find_binary
+from tests.cluster import relay
+from tests.cluster.holder import DISK
+from tests.cluster.machine import POLL_S, Machine, MachineFailed, Process
+from tests.cluster.network import ROOT
+from tests.postgres import find_binaries
+
+START_S = 60.0
+"""A service starts in a few seconds, of which most are imports; several share the cores."""
+
+RUN_DIR = f"{DISK}/unicron"
+POSTGRES = f"{DISK}/postgres"
+NATS = f"{DISK}/nats"
+API_SOCKET = f"{DISK}/api.sock"
+API_PORT = 8642
+
+
+def service_environment(**more: str) -> dict[str, str]:
+    """Return the variables of a service or an agent: the test's, except for settings, and those given."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("UNICRON_")}
+    # One thread for each process, as in the embedded stack: sums are the same everywhere.
+    return {**inherited, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "UNICRON_RUN_DIR": RUN_DIR, **more}
+
+
+class Control:
+    """NATS, PostgreSQL and the services on one machine, each started and stopped by name.
+
+    Args:
+        machine: where they run; it is on.
+        settings: ``UNICRON_*`` variables of all services.
+    """
+
+    def __init__(self, machine: Machine, settings: Mapping[str, str]) -> None:
+        self.machine = machine
+        self.token = secrets.token_hex(16)
+        self._password = secrets.token_hex(16)
+        self._settings = dict(settings)
+        self._running: dict[str, Process] = {}
+        binaries = find_binaries()
+        assert binaries is not None, "requirements.missing() looks for them"
+        self._binaries = binaries
+
+    @property
+    def nats_url(self) -> str:
+        """Where agents reach NATS, without the token."""
+        return f"nats://{self.machine.name}:4222"
+
+    def start(self) -> None:
+        """Start everything but NATS, which is to run; return when all is ready and the API can be reached."""
+        self._make_database_cluster()
+        self.start_postgres()
+        self._make_log_database()
+        # The log's first opener creates its table; the others find it.
+        self.start_service("detector")
+        for name in SERVICES.keys() - {"detector"}:
+            self._begin_service(name)
+        for name in SERVICES:
+            self._wait_service(name)
+        command = [sys.executable, relay.__file__, API_SOCKET, "127.0.0.1", str(API_PORT)]
+        self.machine.wait_for_line(self.machine.start(command, output="relay.log"), "ready", START_S)
+
+    def transport(self) -> httpx.BaseTransport:
+        """Return how an HTTP client of the test reaches the API."""
+        return httpx.HTTPTransport(uds=str(self.machine.path(API_SOCKET)))
+
+    def kill(self, name: str) -> None:
+        """Kill a service, ``nats`` or ``postgres``; return when it has ended."""
+        process = self._running.pop(name)
+        self.machine.kill(process.pid)
+        self.machine.wait(process, START_S)
+
+    # ---- services
+
+    def start_service(self, name: str) -> None:
+        """Start a service, and wait until it is ready."""
+        self._begin_service(name)
+        self._wait_service(name)
+
+    def ended(self) -> dict[str, int]:
+        """Return the exit codes of all that has ended by itself."""
+        codes = {name: self.machine.exit_code(process) for name, process in self._running.items()}
+        return {name: code for name, code in codes.items() if code is not None}
+
+    def _begin_service(self, name: str) -> None:
+        environment = service_environment(
+            UNICRON_NATS_URL=self.nats_url,
+            UNICRON_NATS_TOKEN=self.token,
+            UNICRON_LOG_URL=self.log_url,
+            UNICRON_PORT=str(API_PORT),
+            **self._settings,
+        )
+        command = [sys.executable, "-P", "-m", SERVICES[name]]
+        self._running[name] = self.machine.start(command, output=f"{name}.log", environment=environment)
+
+    def _wait_service(self, name: str) -> None:
+        """Wait until a service that was begun is ready."""
+        self.machine.wait_for_line(self._running[name], "ready", START_S)
+
+    # ---- NATS
+
+    def start_nats(self) -> None:
+        """Start nats-server, with the store that it may have; return when JetStream is ready."""
+        text = (ROOT / "deploy" / "nats" / "nats.conf").read_text()
+        assert text.count('"/data"') == 1
+        config = self.machine.folder / "nats.conf"
+        config.write_text(text.replace('"/data"', f'"{NATS}"'))
+        process = self._running["nats"] = self.machine.start(
+            [str(find_binary()), "--config", str(config)],
+            output="nats.log",
+            environment={"UNICRON_NATS_TOKEN": self.token},
+        )
+        healthy = [
+            sys.executable,
+            "-c",
+            "import urllib.request as r; r.urlopen('http://127.0.0.1:8222/healthz', timeout=3)",
+        ]
+        self._until_succeeds(healthy, "nats", process)
+
+    # ---- PostgreSQL
+
+    @property
+    def log_url(self) -> str:
+        """SQLAlchemy URL of the log."""
+        return f"postgresql+psycopg://unicron:{urllib.parse.quote(self._password)}@{self.machine.name}:5432/unicron"
+
+    def start_postgres(self) -> None:
+        """Start PostgreSQL on the data that it has; return when it answers."""
+        command = [str(self._binaries / "postgres"), "-D", POSTGRES, "-k", DISK, "-h", "*"]
+        process = self._running["postgres"] = self.machine.start(command, output="postgres.log", not_root=True)
+        query = [str(self._binaries / "psql"), "-h", DISK, "-U", "postgres", "-c", "SELECT 1"]
+        self._until_succeeds(query, "postgres", process)
+
+    def _make_database_cluster(self) -> None:
+        command = [str(self._binaries / "initdb"), "-D", POSTGRES, "-U", "postgres", "--encoding=UTF8", "--no-sync"]
+        trust = ["--auth-local=trust", "--auth-host=scram-sha-256"]
+        self.machine.run([*command, *trust], output="initdb.log", not_root=True)
+        with (self.machine.path(POSTGRES) / "pg_hba.conf").open("a") as rules:
+            rules.write("host unicron unicron 198.51.100.0/24 scram-sha-256\n")
+
+    def _make_log_database(self) -> None:
+        script = ["sh", str(ROOT / "deploy" / "postgres" / "10-unicron.sh")]
+        path = f"PATH={self._binaries}:{os.environ['PATH']}"
+        variables = [path, "POSTGRES_USER=postgres", f"LOG_PASSWORD={self._password}", f"PGHOST={DISK}"]
+        self.machine.run(["env", *variables, *script], output="create-database.log")
+
+    def _until_succeeds(self, command: list[str], what: str, process: Process) -> None:
+        """Repeat a command until it succeeds while a server starts."""
+
+        def succeeds() -> bool:
+            attempt = self.machine.start(command, output=f"{what}-probe.log")
+            return self.machine.wait(attempt, START_S) == 0
+
+        until(f"{what} is ready", succeeds, START_S, lambda: self.machine.exit_code(process) is None)
+
+
+def until(what: str, holds: Callable[[], bool], limit_s: float, possible: Callable[[], bool] = lambda: True) -> None:
+    """Wait until a condition holds.
+
+    Raises:
+        MachineFailed: it does not within ``limit_s``, or it is no longer possible.
+    """
+    deadline = time.monotonic() + limit_s
+    while not holds():
+        if not possible() or time.monotonic() > deadline:
+            raise MachineFailed(f"in vain: {what}")
+        time.sleep(POLL_S)

@@ -1,0 +1,269 @@
+"""Services, agent and ranks on a real bus and a real log, beside other versions and messages of any kind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.agent.agent import Agent
+from services.planner import main as planner
+from services.transition.main import Transition
+from shared.bus import Bus
+from shared.commands import COMMANDS
+from shared.dropped import DroppedMessages
+from shared.errors import Unavailable
+from shared.events import ErrorDetected, NodeJoined, StateMoved, TaskFinished, TaskSubmitted
+from shared.log.journal import Journal
+from shared.nats_server import NatsServer
+from shared.plans import TaskChange
+from shared.service import Context
+from shared.settings import Settings
+from shared.signals import ACCEPTED, HEARTBEATS, REFUSED, SIGNALS, ProcessExited, RankCheckpointed
+from shared.tasks import parse_spec
+from tests.agent.conftest import agent, driver, ear
+from tests.agent.kit import HERE, SPEC, STAND_IN, WAIT_S, Driver, Ear, stage
+from tests.api.kit import Server, serving, until
+from tests.detector.conftest import watching
+from tests.detector.kit import moved, plan
+from tests.versions.kit import (
+    COMMAND_SAMPLES,
+    REPLY_SAMPLES,
+    SIGNAL_SAMPLES,
+    about_rank,
+    catalogue,
+    document,
+    extended,
+    heartbeat,
+)
+
+__all__ = ["agent", "driver", "ear"]
+
+
+def of(journal: Journal, kind: type[Any]) -> list[Any]:
+    return [record.event for record in journal.log.read_all() if isinstance(record.event, kind)]
+
+
+async def finished(journal: Journal) -> bool:
+    return bool(await asyncio.to_thread(of, journal, TaskFinished))
+
+
+async def ended(journal: Journal, plans: int) -> bool:
+    """Return whether each of so many plans has been carried out or has failed."""
+    moves = await asyncio.to_thread(of, journal, StateMoved)
+    return len({move.plan for move in moves if move.phase == "failed" or move.complete}) == plans
+
+
+# ---- programs of another version
+
+
+async def test_heartbeats_of_a_newer_agent_are_as_good_as_ordinary_ones(
+    settings: Settings, bus: Bus, journal: Journal
+) -> None:
+    """The node joins, and stays for longer than the time-out."""
+    async with watching(settings, bus, journal) as monitor:
+        loop = asyncio.get_running_loop()
+        until_s, sequence = loop.time() + 2 * settings.node_timeout_s, 0
+        while loop.time() < until_s:
+            sequence += 1
+            newer = extended(document(heartbeat(sequence, sent_at=datetime.now(UTC))))
+            await bus.publish(f"{HEARTBEATS}.n0", json.dumps(newer).encode())
+            await asyncio.sleep(settings.heartbeat_interval_s)  # the interval of the agent that this stands for
+        events = await monitor.until(lambda found: bool(found))
+    [joined] = events
+    assert isinstance(joined, NodeJoined)
+    assert joined.workers == ["n0/0", "n0/1"]
+
+
+async def test_a_signal_of_an_unknown_kind_does_not_keep_the_next_one_back(
+    settings: Settings, bus: Bus, journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An agent's own queue, with a signal that only a newer detector knows."""
+    from services.agent.signals import SignalQueue
+
+    class Later(RankCheckpointed):
+        kind: Any = "rank-dreamt"
+
+    counters: dict[str, int] = {}
+    queue = SignalQueue(bus, DroppedMessages(counters))
+    submitted = TaskSubmitted(event_id="submitted", occurred_at=datetime.now(UTC), task="gpt", spec=parse_spec(SPEC))
+    target = stage(1, ["n0/0", "n0/1"], source="initial")
+    change = TaskChange(task="gpt", reason="new", action="move", from_generation=0, prepare=["n0/1"], target=target)
+    await journal.append([submitted, plan("p1", "submitted", change), moved("p1", 1, "restored", complete=True)])
+    async with watching(settings, bus, journal) as monitor:
+        sending = asyncio.create_task(queue.run())
+        for number in range(3):
+            queue.put([Later(**about_rank(f"later{number}"), path="/c")])
+        queue.put([ProcessExited(**about_rank("s9"), pid=7, exit_code=-9)])
+        await monitor.until(lambda found: any(isinstance(event, ErrorDetected) for event in found))
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+    assert counters == {"signals_refused": 3}
+    lines = [r.getMessage() for r in caplog.records if "rank-dreamt" in r.getMessage()]
+    assert len(lines) == 2, lines  # one line of the detector, one of the agent
+
+
+async def test_an_agent_answers_a_command_that_it_cannot_read(agent: Agent, driver: Driver, ear: Ear) -> None:
+    for number in range(3):
+        later = await driver.send({"kind": "dream", "command_id": f"c9{number}", "task": "gpt"})
+        assert (later.ok, later.code, later.command_id, later.node) == (False, "undecodable", f"c9{number}", "n0")
+        assert "'dream'" in later.detail
+    newer = await driver.send({**document(COMMAND_SAMPLES[1]), "protocol": 2})
+    assert newer.detail == "protocol version 2 is not readable here: this program reads version 1"
+    await ear.until(lambda: bool(ear.heartbeats) and ear.heartbeats[-1].counters == {"undecodable": 4})
+    prepared = await driver.send(extended(document(COMMAND_SAMPLES[0])))
+    assert prepared.ok
+    assert prepared.workers["n0/0"].pid
+
+
+async def test_what_an_agent_cannot_read_of_a_rank_is_dropped_and_the_rank_trains_on(
+    agent: Agent, driver: Driver, ear: Ear
+) -> None:
+    assert (await driver.prepare(behaviour="babble")).ok
+    assert (await driver.configure()).ok
+    await ear.until(lambda: bool(ear.heartbeats) and any(w.step >= 4 for w in ear.heartbeats[-1].workers))
+    assert all(status.attached for status in agent.node.processes())
+    assert ear.signals == []
+    assert ear.heartbeats[-1].counters["undecodable"] >= 2 * 8  # each of the two ranks sends eight such lines
+
+
+async def test_a_rank_of_a_version_that_the_agent_does_not_read_is_told_so(
+    agent: Agent, driver: Driver, ear: Ear, settings: Settings
+) -> None:
+    refused = await driver.prepare(workers=["n0/0"], behaviour="newer")
+    assert refused.code == "process-exited"
+    await ear.until(lambda: "process-exited" in ear.kinds())
+    [exited] = ear.signals
+    assert isinstance(exited, ProcessExited)
+    assert exited.exit_code == 76
+    assert "n0/0 speaks protocol version 99; the agent reads 2" in exited.last_output
+
+
+async def test_a_fork_server_of_another_version_is_refused_and_lines_that_are_no_events_are_dropped(
+    settings: Settings, bus: Bus, tmp_path: Path
+) -> None:
+    script = tmp_path / "server.py"
+    script.write_text(
+        "import json, socket, sys\n"
+        "agent = socket.socket(fileno=int(sys.argv[-1]))\n"
+        "def say(**event): agent.sendall(json.dumps(event).encode() + b'\\n')\n"
+        "agent.sendall(b'[' * 99999 + b'\\n' + b'x' * 200000 + b'\\n\\xff\\n{\"event\": 1}\\n[]\\n')\n"
+        "say(event='later', id='a'); say(event='exited', id='a'); say(event='exited', code=1); say(event='forked')\n"
+        "say(event='ready', pid=1, version=int(sys.argv[1]), added_later={})\n"
+        "agent.recv(99)\n"
+    )
+    counters: dict[str, int] = {}
+    newer = Agent(settings, bus, HERE, "0" * 32, command=(sys.executable, str(script), "2"), counters=counters)
+    with pytest.raises(Unavailable, match="the fork server speaks version 2; the agent reads 1"):
+        await newer.start()
+    await newer.stop()
+    same = Agent(settings, bus, HERE, "0" * 32, command=(sys.executable, str(script), "1"), counters=counters)
+    await same.start()
+    await same.stop()
+    assert counters["undecodable"] >= 2 * 9
+
+
+# ---- messages of any kind
+
+
+@contextlib.asynccontextmanager
+async def background(*tasks: asyncio.Task[None]) -> AsyncIterator[None]:
+    """Tasks that must not end by themselves."""
+    try:
+        yield
+        assert not [task for task in tasks if task.done()]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def cluster(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterator[tuple[Server, dict[str, int]]]:
+    """Every service, and an agent whose ranks train nothing; the counters of all of them but the api."""
+    counters: dict[str, int] = {}
+    agent = Agent(settings, bus, HERE, "0" * 32, command=STAND_IN, counters=counters)
+    contexts = [Context(settings, bus, journal, asyncio.Event(), name) for name in ("transition", "planner")]
+    async with serving(settings, bus, journal) as server, watching(settings, bus, journal):
+        works = [Transition(contexts[0]).run(), planner.serve(contexts[1])]
+        tasks = [asyncio.create_task(work) for work in works]
+        try:
+            async with background(*tasks):
+                await agent.start()
+                yield server, counters
+        finally:
+            await agent.stop()
+
+
+async def test_no_message_ends_a_service(
+    settings: Settings, bus: Bus, nats: NatsServer, journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Hundreds of messages to every subject; then a task is submitted, planned, trained and finished."""
+    caplog.set_level(logging.WARNING)
+    async with cluster(settings, bus, journal) as (server, counters):
+        beats = catalogue([heartbeat()])
+        for name in ("n0", "n7"):
+            for data in beats:
+                await bus.publish(f"{HEARTBEATS}.{name}", data)
+        for data in catalogue(SIGNAL_SAMPLES):
+            answer = await bus.request(SIGNALS, data, timeout_s=WAIT_S)
+            assert answer == ACCEPTED or answer.startswith(REFUSED)
+        # Only what cannot be read: a command that can be read is carried out.
+        for data in catalogue(COMMAND_SAMPLES):
+            if b'"node": "n0"' not in data:
+                reply = json.loads(await bus.request(f"{COMMANDS}.n0", data, timeout_s=WAIT_S))
+                assert reply["node"] == "n0"
+        for name in ("detector", "planner", "transition", "api"):
+            for data in beats[:20]:
+                await bus.publish(f"unicron.health.{name}", data)
+        for subject in ("unicron.log.node.joined", "unicron.log.x"):
+            for data in beats[:5]:
+                await bus.publish(subject, data)
+        assert counters["undecodable"] > 50
+
+        data_file = server.data
+        spec = {**SPEC, "name": "last", "data": str(data_file), "env": {"BEHAVIOUR": "finish"}}
+        accepted = await server.http.post("/v1/tasks", json=spec)
+        assert accepted.status_code == 201, accepted.text
+        await until(lambda: finished(journal))
+        ready = (await server.http.get("/readyz")).json()
+        checks = {check["name"]: check["counters"] for check in ready["checks"]}
+        assert checks["bus"]["undecodable"] > 50  # the api's own
+        assert checks["nodes"]["undecodable"] == counters["undecodable"]
+    lines = [r.getMessage() for r in caplog.records if "was dropped" in r.getMessage()]
+    assert 0 < len(lines) < 100, len(lines)
+
+
+async def test_replies_of_any_kind_fail_a_plan_and_not_the_service(
+    settings: Settings, bus: Bus, journal: Journal
+) -> None:
+    """An agent that answers every command with something else."""
+    replies = iter(catalogue(REPLY_SAMPLES) * 9)
+
+    async def answer(_: bytes) -> bytes:
+        return next(replies)
+
+    await bus.serve(f"{COMMANDS}.n0", answer)
+    context = Context(settings, bus, journal, asyncio.Event(), "transition")
+    async with background(asyncio.create_task(Transition(context).run())):
+        for number in range(1, 41):
+            name = f"gpt{number}"
+            submitted = TaskSubmitted(
+                event_id=name, occurred_at=datetime.now(UTC), task=name, spec=parse_spec({**SPEC, "name": name})
+            )
+            worker = f"n0/{number}"
+            target = stage(1, [worker], source="initial")
+            change = TaskChange(
+                task=name, reason="new", action="move", from_generation=0, prepare=[worker], target=target
+            )
+            await journal.append([submitted, plan(f"p{number}", name, change)])
+        await until(lambda: ended(journal, 40))
+    assert context.counters["undecodable"] > 20
