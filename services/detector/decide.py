@@ -11,14 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from services.detector import absences, admission, faults, hangs, status_events
-from services.detector.admission import Ask, Patience, Probe
+from services.detector import absences, admission, faults, hangs, probing, status_events
+from services.detector.admission import Ask, Liveness, Patience
 from services.detector.evolve import evolve
 from services.detector.faults import Fault
+from services.detector.probing import ProbeQuestion
 from services.detector.stalls import StallLimits
 from services.detector.state import Admitted, DetectorState, MonitoredNode, MonitoredTask, Suspicion
 from shared.admission import Answer, Hello
 from shared.events import Event
+from shared.probes import Outcome
 from shared.signals import (
     RECONNECT_GRACE_S,
     Heartbeat,
@@ -80,11 +82,15 @@ class Revoke:
 
 @dataclass(slots=True)
 class Decision:
-    """The events to append, in order, the requests to agents, and the agents whose name belongs to another one."""
+    """The events to append, in order, the requests to agents, and the agents whose name belongs to another one.
+
+    ``probes``: requests to probe; their answers are inputs (``Monitor.probed``).
+    """
 
     events: list[Event] = field(default_factory=list)
     cleans: list[Clean] = field(default_factory=list)
     revokes: list[Revoke] = field(default_factory=list)
+    probes: list[ProbeQuestion] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -167,11 +173,11 @@ class Monitor:
                 pass
         return decision
 
-    def hello(self, hello: Hello, probes: Mapping[str, Probe], now: datetime) -> Answer | Ask:
+    def hello(self, hello: Hello, answers: Mapping[str, Liveness], now: datetime) -> Answer | Ask:
         """Take a hello of an agent that starts; return the answer, or which agent has to be asked first."""
         heard = (now - self.started_at).total_seconds() > admission.FIRST_HEARTBEATS * self.limits.heartbeat_interval_s
         patience = Patience(node_timeout_s=self.limits.node_timeout_s, all_heard=heard)
-        answer = admission.judge(self.state, hello, probes, patience, now)
+        answer = admission.judge(self.state, hello, answers, patience, now)
         if isinstance(answer, Answer) and answer.verdict == "admitted":
             self.state.admitted[hello.node] = Admitted(hello, now)
         return answer
@@ -197,6 +203,11 @@ class Monitor:
         for status in heartbeat.workers:
             self._progress(decision, status, now)
         return decision
+
+    def probed(self, question: ProbeQuestion, outcomes: Mapping[str, Outcome], now: datetime) -> Decision:
+        """Take the answer to a request to probe. ``outcomes`` is empty if the witness did not answer."""
+        probing.take(self.state, question, outcomes, now)
+        return Decision()
 
     def tick(self, now: datetime) -> Decision:
         """Find the faults that time shows: silent nodes, vanished and hanging ranks, broken sockets without a cause."""

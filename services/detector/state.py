@@ -15,6 +15,7 @@ from services.detector.stalls import STOPPED
 from shared.admission import Hello
 from shared.events import ErrorDetected, StateMoved
 from shared.plans import Layout, Member, Stage, TaskChange
+from shared.probes import Outcome
 from shared.signals import Heartbeat, RankRaised, WorkerStatus
 
 RECENT_STEPS = 32
@@ -36,6 +37,7 @@ class MonitoredNode:
         heartbeat: its newest heartbeat.
         cleaned_at: when it was last asked to end the ranks that its absence left behind.
         stopped: pid -> the time since which every heartbeat has shown the process stopped (kernel state T).
+        reached_at: when the newest question was put that a witness answered with having reached its agent.
     """
 
     name: str
@@ -48,6 +50,7 @@ class MonitoredNode:
     heartbeat: Heartbeat | None = None
     cleaned_at: datetime | None = None
     stopped: dict[int, datetime] = field(default_factory=dict)
+    reached_at: datetime | None = None
 
     def receive(self, heartbeat: Heartbeat, now: datetime) -> None:
         """Take a heartbeat that was received at ``now``."""
@@ -82,6 +85,15 @@ class Admitted:
 
     hello: Hello
     at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What a witness found out about a node (``probing.py``). ``outcome``: None if it found nothing out."""
+
+    outcome: Outcome | None
+    asked_at: datetime
+    answered_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +234,7 @@ class DetectorState:
         errors: error events by id.
         joins: ids of the join events. Each incarnation of an agent joins once, and once after each loss.
         admitted: admitted agents that have not joined yet, by node. Not in the log.
+        probes: (witness, node) -> the answer to the newest question. Not in the log.
     """
 
     nodes: dict[str, MonitoredNode] = field(default_factory=dict)
@@ -230,6 +243,7 @@ class DetectorState:
     errors: dict[str, ErrorDetected] = field(default_factory=dict)
     joins: set[str] = field(default_factory=set)
     admitted: dict[str, Admitted] = field(default_factory=dict)
+    probes: dict[tuple[str, str], ProbeResult] = field(default_factory=dict)
 
     def cause_of(self, plan: str | None) -> ErrorDetected | None:
         """Return the error that a plan answers; None if the plan is unknown or answers another kind of event."""

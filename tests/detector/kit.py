@@ -115,6 +115,7 @@ class Cluster:
             sequence=self.sequence,
             sent_at=at(seconds),
             interval_s=0.25,
+            probe=status.pop("probe", ""),
             workers=[WorkerStatus.model_validate({**fields, **status})],
         )
         decision = self.monitor.heartbeat(heartbeat, at(seconds))
