@@ -108,7 +108,7 @@ def _error(state: DetectorState, event: ErrorDetected) -> None:
     if event.kind is ErrorKind.NODE_LOST and event.node is not None and event.escalates is None:
         node = state.nodes.get(event.node)
         if node is not None and evidence.incarnation in (None, node.incarnation):
-            node.lost = event.event_id
+            node.lost, node.unreachable_since = event.event_id, None
         for name, part in evidence.tasks.items():
             task = _task(state, name)
             _await_answer(task, event)
