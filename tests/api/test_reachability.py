@@ -19,7 +19,7 @@ from tests.api.kit import Server, serving, until
 SINCE = datetime(2025, 3, 1, 13, 5, tzinfo=UTC)
 
 
-async def told(server: Server, bus: Bus, seen: Reachability) -> dict[str, Any]:
+async def published(server: Server, bus: Bus, seen: Reachability) -> dict[str, Any]:
     """Have a detector publish what it sees; return the nodes by name once the gateway shows it."""
     await bus.publish(REACHABILITY, seen.model_dump_json().encode())
     names = set(seen.unreachable)
@@ -49,7 +49,7 @@ async def test_unreachable_nodes_are_shown_until_they_are_heard_again(
             )
         await server.projected(joined.position)
         cut = Unreachable(since=SINCE, reached_by=["@detector", "n0"])
-        nodes = await told(server, bus, Reachability(unreachable={"n1": cut}))
+        nodes = await published(server, bus, Reachability(unreachable={"n1": cut}))
         assert nodes["n0"]["state"] == "ready"
         assert nodes["n1"]["reason"] == (
             "no heartbeat arrives since 2025-03-01 13:05:00 UTC; its ranks are kept: "
@@ -61,12 +61,12 @@ async def test_unreachable_nodes_are_shown_until_they_are_heard_again(
             items = (await server.http.get("/v1/nodes", params={"state": state})).json()["items"]
             assert [node["name"] for node in items] == names
         both = {name: Unreachable(since=SINCE) for name in ("n0", "n1")}
-        nodes = await told(server, bus, Reachability(unreachable=both, cut_off_since=SINCE))
+        nodes = await published(server, bus, Reachability(unreachable=both, cut_off_since=SINCE))
         assert all(n["reason"].endswith("the control plane is cut off from all nodes") for n in nodes.values())
         found = await check(server)
         assert not found["ok"]
         assert found["detail"].startswith("0 ready, 2 unreachable (n0, n1); the control plane is cut off")
-        assert {node["state"] for node in (await told(server, bus, Reachability())).values()} == {"ready"}
+        assert {node["state"] for node in (await published(server, bus, Reachability())).values()} == {"ready"}
         assert (await check(server))["ok"]
 
 
