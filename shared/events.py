@@ -158,6 +158,20 @@ class TaskCheckpointed(TaskEvent):
     path: str
 
 
+class TaskCheckpointFailed(TaskEvent):
+    """The checkpoint of ``step`` could not be written, for a reason that is new since the last one that was.
+
+    No node is to blame, and training goes on. ``worker``: the worker that reported it. ``reason``: in words.
+    """
+
+    type: Literal["task.checkpoint-failed"] = "task.checkpoint-failed"
+    schema_version: Literal[1] = 1
+    generation: int
+    step: int
+    worker: str
+    reason: str
+
+
 class TaskStopped(TaskEvent):
     """The task stopped at a user's request. ``path``: its checkpoint; empty if the task never ran."""
 
@@ -308,6 +322,7 @@ Event = Annotated[
     | TaskStarving
     | TaskProgressed
     | TaskCheckpointed
+    | TaskCheckpointFailed
     | TaskStopped
     | TaskFinished
     | TaskFailed

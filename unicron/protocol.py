@@ -19,6 +19,7 @@ Standard library only: the node agent imports this module too, and of ``unicron`
     Resumed       first step of a generation   Quit       exit now, keep nothing
     Raised        exception, broken collective Incompatible  the process is of a version that the agent does not read
     Checkpointed  a checkpoint is complete
+    CheckpointFailed  a checkpoint could not be written
     Stopped       stopped at a boundary
     Finished      the last step is done
 """
@@ -181,6 +182,21 @@ class Checkpointed(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFailed(Message):
+    """A checkpoint of this generation could not be written; training goes on.
+
+    Sent by the ranks whose part failed, and by rank 0 where the parts together are not a checkpoint. An agent that does
+    not know the message drops it.
+    """
+
+    name: ClassVar[str] = "checkpoint-failed"
+    generation: int
+    rank: int
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped(Message):
     """The rank has stopped at a step boundary as requested; the process then exits with 0."""
 
@@ -287,6 +303,7 @@ _MESSAGES: dict[str, type[Message]] = {
         Resumed,
         Raised,
         Checkpointed,
+        CheckpointFailed,
         Stopped,
         Finished,
         Configure,
@@ -335,7 +352,7 @@ def decode(line: bytes) -> Message:
 _UNREADABLE = object()
 """In place of a value of another type than its field's."""
 
-_FREE_TEXT = (Raised,)
+_FREE_TEXT = (Raised, CheckpointFailed)
 """Messages whose texts may quote anything, also lone surrogates, which UTF-8 cannot encode; the agent replaces them."""
 
 

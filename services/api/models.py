@@ -43,8 +43,21 @@ class Rank(BaseModel):
     state: str
 
 
+class CheckpointFailure(BaseModel):
+    """A checkpoint that could not be written. ``worker``: the one that reported it."""
+
+    step: int
+    worker: str
+    reason: str
+    at: Time
+
+
 class Task(BaseModel):
-    """A task. ``step``: updates applied. ``throughput_flop_per_s``: model FLOP/s of all workers; ``waf``: weighted."""
+    """A task. ``step``: updates applied. ``throughput_flop_per_s``: model FLOP/s of all workers; ``waf``: weighted.
+
+    ``checkpoint``, ``saved_step``: the newest checkpoint. ``checkpoint_failure``: the newest that could not be written,
+    until one is written.
+    """
 
     name: str
     id: str
@@ -63,6 +76,8 @@ class Task(BaseModel):
     waf_flop_per_s: float
     plan: str | None
     checkpoint: str | None
+    saved_step: int
+    checkpoint_failure: CheckpointFailure | None
     submitted_at: Time
     started_at: Time | None
     ended_at: Time | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from services.api.live import LiveState
 from services.api.models import (
+    CheckpointFailure,
     Incident,
     IncidentCost,
     Node,
@@ -47,6 +48,8 @@ def task(view: TaskView, live: LiveState) -> Task:
         waf_flop_per_s=throughput * view.spec.weight,
         plan=view.plan or None,
         checkpoint=view.checkpoint or None,
+        saved_step=view.checkpoint_step,
+        checkpoint_failure=_checkpoint_failure(view),
         submitted_at=view.submitted_at,
         started_at=view.started_at,
         ended_at=view.ended_at,
@@ -54,6 +57,11 @@ def task(view: TaskView, live: LiveState) -> Task:
         traceback=view.traceback or None,
         spec=view.spec,
     )
+
+
+def _checkpoint_failure(view: TaskView) -> CheckpointFailure | None:
+    failure = view.checkpoint_failure
+    return CheckpointFailure(**failure.model_dump()) if failure is not None else None
 
 
 def _rank(member: Member, view: TaskView, live: LiveState) -> Rank:

@@ -159,7 +159,7 @@ class Monitor:
             case RankRaised():
                 self._raised(decision, task, signal, now)
             case _ if task.is_current(signal.generation):
-                event = status_events.of_signal(signal, now)
+                event = status_events.of_signal(task, signal, now)
                 # A repeated signal may have another time, and the log refuses another content under a known id.
                 if event is not None and event.event_id not in task.recorded:
                     self._decide(decision, event)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from services.detector import checkpoint_failures
 from services.detector.state import DetectorState, MonitoredNode, MonitoredTask, Occurrence
 from shared.events import (
     ErrorDetected,
@@ -13,6 +14,7 @@ from shared.events import (
     PlanDecided,
     StateMoved,
     TaskCheckpointed,
+    TaskCheckpointFailed,
     TaskFailed,
     TaskFinished,
     TaskProgressed,
@@ -73,7 +75,15 @@ def _progressed(state: DetectorState, event: TaskProgressed) -> None:
 
 
 def _checkpointed(state: DetectorState, event: TaskCheckpointed) -> None:
-    _task(state, event.task).recorded[event.event_id] = event.generation
+    task = _task(state, event.task)
+    task.recorded[event.event_id] = event.generation
+    task.checkpoint_failures.clear()
+
+
+def _checkpoint_failed(state: DetectorState, event: TaskCheckpointFailed) -> None:
+    task = _task(state, event.task)
+    task.recorded[event.event_id] = event.generation
+    task.checkpoint_failures.add(checkpoint_failures.kind_of(event.reason))
 
 
 def _stopped(state: DetectorState, event: TaskStopped) -> None:
@@ -183,6 +193,7 @@ _FOLDS: dict[type[EventBase], Callable[[DetectorState, Any], None]] = {
     TaskSubmitted: _submitted,
     TaskProgressed: _progressed,
     TaskCheckpointed: _checkpointed,
+    TaskCheckpointFailed: _checkpoint_failed,
     TaskStopped: _stopped,
     TaskFinished: _finished,
     TaskFailed: _failed,

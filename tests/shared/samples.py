@@ -15,6 +15,7 @@ from shared.events import (
     NodeJoined,
     PlanDecided,
     StateMoved,
+    TaskCheckpointFailed,
     TaskFailed,
     TaskProgressed,
     TaskStopRequested,
@@ -98,6 +99,16 @@ _json: st.SearchStrategy[Any] = st.recursive(
 events: st.SearchStrategy[Event] = st.one_of(
     st.builds(TaskStopRequested, event_id=_ids, occurred_at=_times, task=_names),
     st.builds(TaskSubmitted, event_id=_ids, occurred_at=_times, task=_names, spec=_names.map(spec)),
+    st.builds(
+        TaskCheckpointFailed,
+        event_id=_ids,
+        occurred_at=_times,
+        task=_names,
+        generation=_counts,
+        step=_counts,
+        worker=_names.map("{}/0".format),
+        reason=_text,
+    ),
     st.builds(
         TaskProgressed,
         event_id=_ids,
