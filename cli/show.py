@@ -37,6 +37,7 @@ def show(task: TaskName, server: Server = None, output: Output = Format.TEXT) ->
             ("checkpoint", shown["checkpoint"]),
             ("saved_step", shown["saved_step"]),
             ("checkpoint_failure", _failure(shown["checkpoint_failure"])),
+            ("stop_refused", shown["stop_refused"] and shown["stop_refused"]["reason"]),
             ("submitted_at", clock(shown["submitted_at"])),
             ("started_at", clock(shown["started_at"])),
             ("ended_at", clock(shown["ended_at"])),

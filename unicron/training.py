@@ -16,11 +16,11 @@ import torch.distributed as dist
 
 from unicron.checkpoint.export import export
 from unicron.checkpoint.writer import Outcomes, Writer
-from unicron.errors import Interrupted, UnicronError
+from unicron.errors import Interrupted
 from unicron.faults import FaultInjector
 from unicron.join.joining import Build, Joiner, JoinResult, own_share
 from unicron.link import reporting
-from unicron.link.agent_link import DRAIN, STOP, AgentLink
+from unicron.link.agent_link import DRAIN, NOTHING, STOP, STOP_UNSAVED, AgentLink
 from unicron.protocol import Checkpointed, CheckpointFailed, Configure, Finished, Resumed, Stopped
 from unicron.snapshot.snapshots import Snapshots
 from unicron.state.rank_state import RankState
@@ -61,7 +61,7 @@ class Training:
         self.link = link
         self.total_steps = steps
         self.micro_batches = micro_batches
-        self.request = 0
+        self.request = NOTHING
         self.checkpoint_every = checkpoint_every
         self.faults = FaultInjector()
         self.snapshots = Snapshots(memory_every, link.wait)
@@ -133,7 +133,7 @@ class Training:
         applied = self.rank_state.applied
         due = self.checkpoint_every > 0 and applied % self.checkpoint_every == 0
         self._checkpoint_due = self._checkpoint_due or due
-        if self.request == STOP and not self._attempt(self._checkpoint_and_stop):
+        if self.request >= STOP and not self._attempt(self._checkpoint_and_stop):
             return False
         # One at a time: where the file system is slower than the interval, training does not wait for it.
         if self._checkpoint_due and self._writer.idle and not self._attempt(self._begin_checkpoint):
@@ -242,14 +242,20 @@ class Training:
         self._checkpoint_due = bool(due)
 
     def _checkpoint_and_stop(self) -> None:
-        """Write the checkpoint that a stop leaves behind, and wait for it."""
+        """Write the checkpoint that a stop leaves behind, wait for it, and stop; without it if steps may be lost."""
         self.link.progress(self.rank_state.applied, "checkpoint")
-        self._writer.complete(self._outcomes())
+        self._complete_checkpoint()
         self._begin_checkpoint()
         path = self._checkpoint_path()
-        if not self._writer.complete(self._outcomes()):
-            raise UnicronError(f"the checkpoint of step {self.rank_state.applied} could not be written")
-        self._report_stop(str(path))
+        reason = self._complete_checkpoint()
+        if not reason or self.request == STOP_UNSAVED:
+            self._report_stop("" if reason else str(path))
+        self.request = NOTHING
+        self.link.refuse_stop(self.rank_state.applied, reason[: reporting.DETAIL_CHARACTERS])
+
+    def _complete_checkpoint(self) -> str:
+        """Wait for the checkpoint in progress, if any; return why it was given up, empty if it was not."""
+        return self._writer.complete(self._outcomes(), self.link.wait)
 
     def _report_stop(self, path: str) -> NoReturn:
         link = self.link
@@ -260,7 +266,7 @@ class Training:
         """Write the result and report that the task is finished."""
         configure, state = self.configure, self.rank_state
         self.link.progress(state.applied, "checkpoint")
-        self._writer.complete(self._outcomes())
+        self._complete_checkpoint()
         path = Path(configure.directory) / "result" / "parameters.safetensors"
         export(state.model, path)
         is_first = configure.rank == 0

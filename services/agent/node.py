@@ -170,6 +170,8 @@ class Node:
             case protocol.Stopped():
                 process.stopped, process.ending, process.step = message, True, message.step
                 return [self._stopped(process, message, now)] if message.rank == 0 else []
+            case protocol.StopRefused():
+                process.stop_refused, process.step = message, message.step
             case protocol.Finished():
                 process.finished, process.step = True, message.step
                 return [self._finished(process, message, now)] if message.rank == 0 else []

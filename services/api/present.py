@@ -11,6 +11,7 @@ from services.api.models import (
     NodeWorker,
     PlanSummary,
     Rank,
+    StopRefusal,
     Task,
 )
 from services.api.views import IncidentView, NodeView, PlanView, TaskView
@@ -50,6 +51,7 @@ def task(view: TaskView, live: LiveState) -> Task:
         checkpoint=view.checkpoint or None,
         saved_step=view.checkpoint_step,
         checkpoint_failure=_checkpoint_failure(view),
+        stop_refused=StopRefusal(**view.stop_refused.model_dump()) if view.stop_refused is not None else None,
         submitted_at=view.submitted_at,
         started_at=view.started_at,
         ended_at=view.ended_at,

@@ -39,6 +39,14 @@ class CheckpointFailure(Model):
     at: datetime
 
 
+class StopRefusal(Model):
+    """Why a task has not stopped as asked: the checkpoint of ``step`` could not be written."""
+
+    step: int
+    reason: str
+    at: datetime
+
+
 class TaskView(Model):
     """A task.
 
@@ -50,8 +58,9 @@ class TaskView(Model):
     fault took some; with fewer it is degraded. ``plan``: the plan that is not done with the task, if any.
     ``training_plan``: the plan under which the task trains now. ``pausing``: the newest plan takes the task's workers;
     the task is to resume later. ``checkpoint``: the newest published one, of step ``checkpoint_step``.
-    ``checkpoint_failure``: the newest that could not be written; None once one was written after it. ``step_s``: the
-    newest measured step time in seconds; 0 until one was measured.
+    ``checkpoint_failure``: the newest that could not be written; None once one was written after it. ``stop_refused``:
+    the answer to the newest request to stop, if that was refused. ``lose_steps``: whether the task is to stop also
+    without a checkpoint. ``step_s``: the newest measured step time in seconds; 0 until one was measured.
     """
 
     name: str
@@ -82,6 +91,8 @@ class TaskView(Model):
     checkpoint: str = ""
     checkpoint_step: int = 0
     checkpoint_failure: CheckpointFailure | None = None
+    stop_refused: StopRefusal | None = None
+    lose_steps: bool = False
     result: Result | None = None
     traceback: str = ""
     started_at: datetime | None = None

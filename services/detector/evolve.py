@@ -19,6 +19,7 @@ from shared.events import (
     TaskFinished,
     TaskProgressed,
     TaskStopped,
+    TaskStopRefused,
     TaskSubmitted,
 )
 from shared.evidence import Evidence
@@ -92,6 +93,12 @@ def _stopped(state: DetectorState, event: TaskStopped) -> None:
     # A paused task has saved its state, and goes on when there are workers for it.
     pausing = task.change is not None and task.change.action == "pause"
     _leave(task, ended=not pausing)
+
+
+def _stop_refused(state: DetectorState, event: TaskStopRefused) -> None:
+    task = _task(state, event.task)
+    if task.plan == event.plan:
+        task.change = task.failed_transition = None  # its members train on
 
 
 def _finished(state: DetectorState, event: TaskFinished) -> None:
@@ -195,6 +202,7 @@ _FOLDS: dict[type[EventBase], Callable[[DetectorState, Any], None]] = {
     TaskCheckpointed: _checkpointed,
     TaskCheckpointFailed: _checkpoint_failed,
     TaskStopped: _stopped,
+    TaskStopRefused: _stop_refused,
     TaskFinished: _finished,
     TaskFailed: _failed,
     ErrorDetected: _error,

@@ -11,11 +11,13 @@ from services.detector.state import MonitoredTask
 from shared.events import (
     Event,
     NodeJoined,
+    StateMoved,
     TaskCheckpointed,
     TaskCheckpointFailed,
     TaskFinished,
     TaskProgressed,
     TaskStopped,
+    TaskStopRefused,
     derived_id,
 )
 from shared.signals import Heartbeat, RankCheckpointed, RankCheckpointFailed, RankFinished, RankStopped, Signal
@@ -52,6 +54,26 @@ def task_progressed(task: MonitoredTask, loss: float | None, now: datetime) -> T
         workers=len(task.members),
         step_s=statistics.median(task.durations_s),
         loss=loss,
+    )
+
+
+def stop_refused(task: MonitoredTask, moved: StateMoved, now: datetime) -> TaskStopRefused:
+    """Return the event of a task that could not be saved, and so was not stopped.
+
+    Args:
+        task: the task.
+        moved: how the plan to stop it failed.
+        now: the time.
+    """
+    return TaskStopRefused(
+        event_id=derived_id(moved.event_id, SERVICE, "stop-refused"),
+        occurred_at=now,
+        task=task.name,
+        generation=task.generation,
+        step=max(task.step, moved.step),
+        plan=moved.plan,
+        # The part for people: in front of it are the failure's code and phase.
+        reason=moved.detail.split(": ", 2)[-1],
     )
 
 

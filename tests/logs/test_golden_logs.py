@@ -28,7 +28,7 @@ from tests.logs.kit import FOLDER, GOLDEN, read_rows, restore
 
 EVENT_TYPES = set(EVENT.json_schema()["discriminator"]["mapping"])
 
-LATER_TYPES = {"task.checkpoint-failed"}
+LATER_TYPES = {"task.checkpoint-failed", "task.stop-refused"}
 """Types of events that are newer than the course ``every-event`` of the present decider."""
 
 

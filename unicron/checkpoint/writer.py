@@ -25,8 +25,10 @@ from unicron import device
 from unicron.checkpoint import archive, plain
 from unicron.checkpoint.archive import Manifest
 from unicron.errors import UnicronError
+from unicron.link.waiting import Wait
 from unicron.megatron.distributed_checkpoint import SavePlanner, WriteResults, state_dict
 from unicron.megatron.model import is_megatron
+from unicron.state import transfer
 from unicron.state.rank_state import RankState
 
 WRITTEN, WRITING, FAILED = 0, 1, 2
@@ -68,6 +70,8 @@ class Writer:
         self._part: _Part | None = None
         self._publication: Future[None] | None = None
         self._protected: list[Path] = []
+        self._reason = ""
+        """Why the newest checkpoint was given up, where this rank knows it."""
 
     @property
     def status(self) -> int:
@@ -115,6 +119,7 @@ class Writer:
             write_file = plain.plan(rank_state, position, folder)
             write, describe = (lambda: ([], write_file())), (lambda parts: [])
         part = _Part(path, step, digest, write, describe)
+        self._reason = ""
         part.written = self._thread.submit(_write_part, part, dist.get_rank())
         self._part = part
 
@@ -135,7 +140,7 @@ class Writer:
         if status == FAILED:
             cause = part.written.exception() if part.written is not None and part.written.done() else None
             if cause is not None:
-                _give_up(part, cause, outcomes)
+                self._give_up(part, cause, outcomes)
             self._thread.submit(shutil.rmtree, archive.partial_path(part.path), ignore_errors=True)
             return None
         if dist.get_rank() != 0:
@@ -143,14 +148,15 @@ class Writer:
         self._publication = self._thread.submit(self._publish, part, dist.get_world_size(), outcomes)
         return self._publication
 
-    def complete(self, outcomes: Outcomes) -> bool:
+    def complete(self, outcomes: Outcomes, wait: Wait) -> str:
         """Wait until the checkpoint in progress is published, if there is one; all ranks call it.
 
         Args:
             outcomes: as for ``agreed``.
+            wait: waits for a collective.
 
         Returns:
-            Whether it was (True also if there is none): the same on all ranks.
+            Why it was not, in words, the same on all ranks; empty if it was, or if there is none.
 
         Raises:
             RuntimeError: a collective failed.
@@ -158,18 +164,15 @@ class Writer:
         if self._publication is not None:
             self._publication.exception()  # waits: this may be the end of the process
         if self._part is None:
-            return True
+            return ""
         assert self._part.written is not None
         self._part.written.exception()  # waits
         worst = torch.tensor(self.status, device=device.current())
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
         publication = self.agreed(int(worst), outcomes)
-        failed = int(worst) != WRITTEN
         if publication is not None:
-            failed = publication.exception() is not None  # waits
-        verdict = torch.tensor(int(failed), device=device.current())
-        dist.all_reduce(verdict, op=dist.ReduceOp.MAX)
-        return int(verdict) == 0
+            publication.exception()  # waits
+        return next((reason for reason in transfer.gather(self._reason, wait) if reason), "")
 
     def _publish(self, part: _Part, world_size: int, outcomes: Outcomes) -> None:
         folder = archive.partial_path(part.path)
@@ -190,17 +193,17 @@ class Writer:
             files |= {name: archive.checksum(folder / name) for name in part.describe(results)}
             archive.publish(part.path, Manifest(step=part.step, digest=part.digest, files=files))
         except Exception as err:
-            _give_up(part, err, outcomes)
+            self._give_up(part, err, outcomes)
             raise
         outcomes.published(part.step, part.path)
         archive.retire(part.path, self._keep, [*self._protected, part.path])
 
-
-def _give_up(part: _Part, error: BaseException, outcomes: Outcomes) -> None:
-    """Say why there is no checkpoint, in the rank's output and to the agent."""
-    reason = str(error) if isinstance(error, UnicronError) else f"{type(error).__name__}: {error}"
-    print(f"unicron: checkpoint {part.path} is given up: {reason}", file=sys.stderr, flush=True)
-    outcomes.failed(part.step, reason)
+    def _give_up(self, part: _Part, error: BaseException, outcomes: Outcomes) -> None:
+        """Say why there is no checkpoint, in the rank's output and to the agent."""
+        reason = str(error) if isinstance(error, UnicronError) else f"{type(error).__name__}: {error}"
+        self._reason = reason
+        print(f"unicron: checkpoint {part.path} is given up: {reason}", file=sys.stderr, flush=True)
+        outcomes.failed(part.step, reason)
 
 
 def _record(rank: int) -> str:

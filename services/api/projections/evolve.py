@@ -18,10 +18,10 @@ from shared.events import (
     TaskFinished,
     TaskProgressed,
     TaskStopped,
+    TaskStopRefused,
     TaskStopRequested,
     TaskSubmitted,
 )
-from shared.tasks import TaskState
 
 
 def evolve(views: Views, recorded: Recorded) -> None:
@@ -35,7 +35,9 @@ def evolve(views: Views, recorded: Recorded) -> None:
         case TaskSubmitted():
             tasks.submitted(views, recorded, event)
         case TaskStopRequested():
-            change_task(views, event.task, state=TaskState.STOPPING, reason="asked to stop")
+            tasks.stop_requested(views, event)
+        case TaskStopRefused():
+            tasks.stop_refused(views, event)
         case TaskProgressed():
             tasks.progressed(views, event)
         case TaskCheckpointed():
