@@ -18,7 +18,8 @@ from services.detector.faults import Fault
 from services.detector.stalls import StallLimits
 from services.detector.state import Admitted, DetectorState, MonitoredNode, MonitoredTask, Suspicion
 from shared.admission import Answer, Hello
-from shared.events import Event
+from shared.codes import FailureCode
+from shared.events import Event, StateMoved
 from shared.signals import (
     RECONNECT_GRACE_S,
     Heartbeat,
@@ -122,10 +123,18 @@ class Monitor:
         decision = Decision()
         for task in list(self.state.tasks.values()):
             if task.failed_transition is not None:
-                event = faults.escalation(self.state, task, window_s=self.limits.restart_window_s, now=now)
+                event = self._answer_failure(task, task.failed_transition, now)
                 task.failed_transition = None
                 self._decide(decision, event)
         return decision
+
+    def _answer_failure(self, task: MonitoredTask, moved: StateMoved, now: datetime) -> Event | None:
+        """Return the event that follows from a plan that could not be carried out, if any."""
+        if task.ended or task.unanswered:
+            return None
+        if moved.code is FailureCode.CHECKPOINT_FAILED:
+            return status_events.stop_refused(task, moved, now)
+        return faults.escalation(self.state, task, window_s=self.limits.restart_window_s, now=now)
 
     def echo(self, now: datetime) -> None:
         """Take the detector's own message: the bus works, and so does this process.
@@ -159,7 +168,7 @@ class Monitor:
             case RankRaised():
                 self._raised(decision, task, signal, now)
             case _ if task.is_current(signal.generation):
-                event = status_events.of_signal(signal, now)
+                event = status_events.of_signal(task, signal, now)
                 # A repeated signal may have another time, and the log refuses another content under a known id.
                 if event is not None and event.event_id not in task.recorded:
                     self._decide(decision, event)

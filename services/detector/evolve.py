@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from services.detector import checkpoint_failures
 from services.detector.state import DetectorState, MonitoredNode, MonitoredTask, Occurrence
 from shared.events import (
     ErrorDetected,
@@ -13,10 +14,12 @@ from shared.events import (
     PlanDecided,
     StateMoved,
     TaskCheckpointed,
+    TaskCheckpointFailed,
     TaskFailed,
     TaskFinished,
     TaskProgressed,
     TaskStopped,
+    TaskStopRefused,
     TaskSubmitted,
 )
 from shared.evidence import Evidence
@@ -73,7 +76,15 @@ def _progressed(state: DetectorState, event: TaskProgressed) -> None:
 
 
 def _checkpointed(state: DetectorState, event: TaskCheckpointed) -> None:
-    _task(state, event.task).recorded[event.event_id] = event.generation
+    task = _task(state, event.task)
+    task.recorded[event.event_id] = event.generation
+    task.checkpoint_failures.clear()
+
+
+def _checkpoint_failed(state: DetectorState, event: TaskCheckpointFailed) -> None:
+    task = _task(state, event.task)
+    task.recorded[event.event_id] = event.generation
+    task.checkpoint_failures.add(checkpoint_failures.kind_of(event.reason))
 
 
 def _stopped(state: DetectorState, event: TaskStopped) -> None:
@@ -82,6 +93,12 @@ def _stopped(state: DetectorState, event: TaskStopped) -> None:
     # A paused task has saved its state, and goes on when there are workers for it.
     pausing = task.change is not None and task.change.action == "pause"
     _leave(task, ended=not pausing)
+
+
+def _stop_refused(state: DetectorState, event: TaskStopRefused) -> None:
+    task = _task(state, event.task)
+    if task.plan == event.plan:
+        task.change = task.failed_transition = None  # its members train on
 
 
 def _finished(state: DetectorState, event: TaskFinished) -> None:
@@ -183,7 +200,9 @@ _FOLDS: dict[type[EventBase], Callable[[DetectorState, Any], None]] = {
     TaskSubmitted: _submitted,
     TaskProgressed: _progressed,
     TaskCheckpointed: _checkpointed,
+    TaskCheckpointFailed: _checkpoint_failed,
     TaskStopped: _stopped,
+    TaskStopRefused: _stop_refused,
     TaskFinished: _finished,
     TaskFailed: _failed,
     ErrorDetected: _error,

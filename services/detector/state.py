@@ -124,6 +124,7 @@ class MonitoredTask:
         failed_transition: the event that the outstanding plan could not be carried out, until an error event follows.
         suspicion: broken collectives without a known cause.
         recorded: event id -> generation of the checkpoints, stops and results that the log has.
+        checkpoint_failures: kinds of the failures of checkpoints that the log has since the last one that was written.
         setup_s: the longest time that its ranks have taken to join a generation, seconds.
         durations_s: durations of the recent steps of this generation, seconds.
         timed: how many steps of this generation were timed.
@@ -152,6 +153,7 @@ class MonitoredTask:
     failed_transition: StateMoved | None = None
     suspicion: Suspicion | None = None
     recorded: dict[str, int] = field(default_factory=dict)
+    checkpoint_failures: set[str] = field(default_factory=set)
     setup_s: float | None = None
     # Telemetry and its summaries
     durations_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))

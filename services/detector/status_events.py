@@ -1,22 +1,26 @@
-"""Events of progress that is no error: a node joined; a task progressed, saved a checkpoint, stopped or finished."""
+"""Events of progress that is no error: of nodes that join, and of tasks: rates, checkpoints, stops, results."""
 
 from __future__ import annotations
 
 import statistics
 from datetime import datetime
 
+from services.detector import checkpoint_failures
 from services.detector.faults import SERVICE
 from services.detector.state import MonitoredTask
 from shared.events import (
     Event,
     NodeJoined,
+    StateMoved,
     TaskCheckpointed,
+    TaskCheckpointFailed,
     TaskFinished,
     TaskProgressed,
     TaskStopped,
+    TaskStopRefused,
     derived_id,
 )
-from shared.signals import Heartbeat, RankCheckpointed, RankFinished, RankStopped, Signal
+from shared.signals import Heartbeat, RankCheckpointed, RankCheckpointFailed, RankFinished, RankStopped, Signal
 
 
 def node_joined(heartbeat: Heartbeat, cause: str, now: datetime) -> NodeJoined:
@@ -53,8 +57,31 @@ def task_progressed(task: MonitoredTask, loss: float | None, now: datetime) -> T
     )
 
 
-def of_signal(signal: Signal, now: datetime) -> Event | None:
-    """Return the event of a signalled checkpoint, stop or result; None for other signals."""
+def stop_refused(task: MonitoredTask, moved: StateMoved, now: datetime) -> TaskStopRefused:
+    """Return the event of a task that could not be saved, and so was not stopped.
+
+    Args:
+        task: the task.
+        moved: how the plan to stop it failed.
+        now: the time.
+    """
+    return TaskStopRefused(
+        event_id=derived_id(moved.event_id, SERVICE, "stop-refused"),
+        occurred_at=now,
+        task=task.name,
+        generation=task.generation,
+        step=max(task.step, moved.step),
+        plan=moved.plan,
+        # The part for people: in front of it are the failure's code and phase.
+        reason=moved.detail.split(": ", 2)[-1],
+    )
+
+
+def of_signal(task: MonitoredTask, signal: Signal, now: datetime) -> Event | None:
+    """Return the event of a signalled checkpoint, stop or result; None for other signals.
+
+    None also for the failure of a checkpoint of a kind that the log has already.
+    """
     at = min(signal.occurred_at, now)
     # The id derives from the thing itself, so that signals of several agents about it make one event.
     cause = f"{signal.task}/{signal.generation}/{signal.step}"
@@ -67,6 +94,16 @@ def of_signal(signal: Signal, now: datetime) -> Event | None:
                 generation=signal.generation,
                 step=signal.step,
                 path=signal.path,
+            )
+        case RankCheckpointFailed() if checkpoint_failures.is_new(task, signal.reason):
+            return TaskCheckpointFailed(
+                event_id=derived_id(f"{cause}/{signal.worker}/{signal.reason}", SERVICE, "checkpoint-failed"),
+                occurred_at=at,
+                task=signal.task,
+                generation=signal.generation,
+                step=signal.step,
+                worker=signal.worker,
+                reason=signal.reason,
             )
         case RankStopped():
             return TaskStopped(

@@ -27,6 +27,7 @@ from shared.events import (
     TaskFinished,
     TaskStarving,
     TaskStopped,
+    TaskStopRefused,
     TaskStopRequested,
     TaskSubmitted,
 )
@@ -40,6 +41,7 @@ a float64 sum of n terms is off by at most n x 1.1e-16 of their magnitudes, so t
 TRIGGERS: dict[type[EventBase], Trigger] = {
     TaskSubmitted: Trigger.TASK_SUBMITTED,
     TaskStopRequested: Trigger.STOP_REQUESTED,
+    TaskStopRefused: Trigger.STOP_REFUSED,
     TaskStarving: Trigger.TASK_STARVING,
     TaskFinished: Trigger.TASK_ENDED,
     TaskFailed: Trigger.TASK_ENDED,

@@ -295,6 +295,20 @@ async def test_a_stop_leaves_a_checkpoint_and_no_process(agent: Agent, driver: D
     await ear.until(lambda: ear.kinds() == ["rank-stopped"])
 
 
+async def test_ranks_that_cannot_save_train_on_until_steps_may_be_lost(agent: Agent, driver: Driver, ear: Ear) -> None:
+    pids = await train(driver, behaviour="cannot-save")
+    for _ in range(2):
+        answer = await driver.ask("stop", 2, workers=driver.workers)
+        assert (answer.ok, answer.code, answer.detail) == (False, "checkpoint-failed", "no room")
+        assert set(answer.workers) == set(driver.workers)  # nobody is to blame
+        assert all(alive(pid) for pid in pids.values())
+    assert ear.kinds() == []
+    answer = await driver.ask("stop", 2, workers=driver.workers, lose_steps=True)
+    assert answer.ok
+    assert not any(alive(pid) for pid in pids.values())
+    await ear.until(lambda: ear.kinds() == ["rank-stopped"])
+
+
 async def test_a_finished_task_is_signalled_once_and_frees_its_workers(agent: Agent, driver: Driver, ear: Ear) -> None:
     await train(driver, behaviour="finish")
     await ear.until(lambda: set(ear.workers().values()) == {"idle"})

@@ -22,10 +22,12 @@ from shared.events import (
     Recorded,
     StateMoved,
     TaskCheckpointed,
+    TaskCheckpointFailed,
     TaskFailed,
     TaskFinished,
     TaskProgressed,
     TaskStopped,
+    TaskStopRefused,
     TaskStopRequested,
     TaskSubmitted,
 )
@@ -66,10 +68,14 @@ changes = st.builds(
 base = {"event_id": st.just("x"), "occurred_at": times}
 events: st.SearchStrategy[Event] = st.one_of(
     st.builds(lambda name, at: TaskSubmitted(event_id="x", occurred_at=at, task=name, spec=spec(name)), names, times),
-    st.builds(TaskStopRequested, task=names, **base),
+    st.builds(TaskStopRequested, task=names, lose_steps=st.booleans(), **base),
+    st.builds(TaskStopRefused, task=names, generation=generations, step=st.integers(0, 9),
+              plan=st.sampled_from(PLANS), reason=st.just("full"), **base),
     st.builds(TaskProgressed, task=names, generation=generations, step=st.integers(0, 9), workers=st.just(1),
               step_s=st.floats(0, 10), **base),
     st.builds(TaskCheckpointed, task=names, generation=generations, step=st.integers(0, 9), path=st.just("/c"), **base),
+    st.builds(TaskCheckpointFailed, task=names, generation=generations, step=st.integers(0, 9),
+              worker=st.just("n0/0"), reason=st.just("full"), **base),
     st.builds(TaskStopped, task=names, generation=generations, step=st.integers(0, 9), path=st.just("/c"), **base),
     st.builds(TaskFinished, task=names, generation=generations, step=st.just(9), samples_sha256=st.just("s"),
               parameters_path=st.just("/p"), **base),

@@ -25,6 +25,7 @@ from shared.events import (
     TaskProgressed,
     TaskStarving,
     TaskStopped,
+    TaskStopRefused,
     TaskStopRequested,
     TaskSubmitted,
     derived_id,
@@ -142,8 +143,15 @@ class World:
             TaskSubmitted(**self.base(), task=name, spec=spec(name, **fields), checkpoint=saved, step=step)
         )
 
-    def stop(self, name: str = "a") -> PlanDecided:
-        return self.must(TaskStopRequested(**self.base(), task=name))
+    def stop(self, name: str = "a", *, lose_steps: bool = False) -> PlanDecided:
+        return self.must(TaskStopRequested(**self.base(), task=name, lose_steps=lose_steps))
+
+    def refuse_stop(self, plan: PlanDecided, name: str = "a") -> PlanDecided:
+        generation = self.task(name).generation
+        refused = TaskStopRefused(
+            **self.base(), task=name, generation=generation, step=5, plan=plan.plan, reason="full"
+        )
+        return self.must(refused)
 
     def stopped(self, name: str = "a", step: int = 5, path: str = "stop-checkpoint") -> PlanDecided | None:
         generation = self.task(name).generation

@@ -15,8 +15,10 @@ from shared.events import (
     NodeJoined,
     PlanDecided,
     StateMoved,
+    TaskCheckpointFailed,
     TaskFailed,
     TaskProgressed,
+    TaskStopRefused,
     TaskStopRequested,
     TaskSubmitted,
 )
@@ -96,8 +98,28 @@ _json: st.SearchStrategy[Any] = st.recursive(
 )
 
 events: st.SearchStrategy[Event] = st.one_of(
-    st.builds(TaskStopRequested, event_id=_ids, occurred_at=_times, task=_names),
+    st.builds(TaskStopRequested, event_id=_ids, occurred_at=_times, task=_names, lose_steps=st.booleans()),
+    st.builds(
+        TaskStopRefused,
+        event_id=_ids,
+        occurred_at=_times,
+        task=_names,
+        generation=_counts,
+        step=_counts,
+        plan=_names,
+        reason=_text,
+    ),
     st.builds(TaskSubmitted, event_id=_ids, occurred_at=_times, task=_names, spec=_names.map(spec)),
+    st.builds(
+        TaskCheckpointFailed,
+        event_id=_ids,
+        occurred_at=_times,
+        task=_names,
+        generation=_counts,
+        step=_counts,
+        worker=_names.map("{}/0".format),
+        reason=_text,
+    ),
     st.builds(
         TaskProgressed,
         event_id=_ids,
