@@ -46,9 +46,6 @@ PROBE_TIMEOUT_S = 0.5
 """Time-out of the question whether an agent lives. An agent answers within milliseconds; without an answer the new
 agent asks again."""
 
-RETRY_S = 0.1
-"""Pause before an append is repeated to a log that did not answer."""
-
 CONSUMER = "detector"
 """Name of the detector's consumer of the log's stream."""
 
@@ -94,7 +91,7 @@ class DetectorService:
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Fold the log, then work until cancelled. ``ready`` is called when the signals of agents are received."""
-        self._last = await asyncio.to_thread(self._journal.log.last_position)
+        self._last = await self._journal.last_position()
         following = asyncio.create_task(self._journal.follow(self._record, consumer=CONSUMER, after=0))
         try:
             await self._caught_up(following)
@@ -235,17 +232,12 @@ class DetectorService:
 
     async def _append(self, decision: Decision) -> None:
         """Append. The events have been folded already: if they cannot reach the log, this process must end."""
-        while True:
-            try:
-                await self._journal.append(decision.events)
-                return
-            except Unavailable as err:
-                logger.error("the log cannot be written: %s", err.detail)
-                await asyncio.sleep(RETRY_S)
-            except Exception as err:
-                if not self._fatal.done():
-                    self._fatal.set_exception(err)
-                raise
+        try:
+            await self._journal.append(decision.events)
+        except Exception as err:
+            if not self._fatal.done():
+                self._fatal.set_exception(err)
+            raise
 
     async def _revoke(self, revoke: Revoke) -> None:
         """Tell an agent that its node's name belongs to another one. It is told again with its next heartbeat."""
