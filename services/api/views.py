@@ -15,7 +15,7 @@ from shared.plans import Layout, Member, Response, Stage, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, TaskState
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Raised whenever a document or the fold changes; the projections are then folded again from position 0."""
 
 SHORTEST_STEP_S = 1e-6
@@ -186,7 +186,7 @@ class PlanView(Model):
 
 
 class NodeView(Model):
-    """A node. ``state``: ready, lost (heartbeats stopped) or isolated (SEV1)."""
+    """A node. ``state``: ready, lost (heartbeats stopped), isolated (SEV1) or left (its agent was asked to end)."""
 
     name: str
     position: int

@@ -1,4 +1,4 @@
-"""Events of progress that is no error: a node joined; a task progressed, saved a checkpoint, stopped or finished."""
+"""Events that are no error: a node joined or left; a task progressed, saved a checkpoint, stopped or finished."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import statistics
 from datetime import datetime
 
 from services.detector.faults import SERVICE
-from services.detector.state import MonitoredTask
+from services.detector.state import MonitoredNode, MonitoredTask
 from shared.events import (
     Event,
     NodeJoined,
+    NodeLeft,
     TaskCheckpointed,
     TaskFinished,
     TaskProgressed,
@@ -36,6 +37,17 @@ def node_joined(heartbeat: Heartbeat, cause: str, now: datetime) -> NodeJoined:
         domain=heartbeat.domain,
         hardware=heartbeat.hardware,
         workers=[w.worker for w in heartbeat.workers],
+    )
+
+
+def node_left(node: MonitoredNode, reason: str, now: datetime) -> NodeLeft:
+    """Return the event of a node that leaves in order. A node joins once before it leaves."""
+    return NodeLeft(
+        event_id=derived_id(node.joined, SERVICE, "left"),
+        occurred_at=now,
+        node=node.name,
+        incarnation=node.incarnation,
+        reason=reason,
     )
 
 
