@@ -11,6 +11,7 @@ from shared.events import (
     ErrorDetected,
     EventBase,
     NodeJoined,
+    NodeLeft,
     PlanDecided,
     StateMoved,
     TaskCheckpointed,
@@ -53,6 +54,20 @@ def _node_joined(state: DetectorState, event: NodeJoined) -> None:
         heard_at=known.heard_at if known is not None and same else None,
         heartbeat=known.heartbeat if known is not None and same else None,
     )
+
+
+def _node_left(state: DetectorState, event: NodeLeft) -> None:
+    """Note a node that left. The ends of its ranks, and what their peers report of them, are no faults."""
+    node = state.nodes.get(event.node)
+    if node is None or node.incarnation != event.incarnation:
+        return
+    node.left = True
+    for task in state.tasks.values():
+        workers = task.workers_on(event.node)
+        if workers:
+            _await_answer(task, event.event_id)
+        for worker in workers:
+            task.cover(worker, task.newest_generation())
 
 
 def _submitted(state: DetectorState, event: TaskSubmitted) -> None:
@@ -128,13 +143,13 @@ def _error(state: DetectorState, event: ErrorDetected) -> None:
             node.lost = event.event_id
         for name, part in evidence.tasks.items():
             task = _task(state, name)
-            _await_answer(task, event)
+            _await_answer(task, event.event_id)
             for worker in part.workers:
                 task.cover(worker, part.generation)
     if event.task is None:
         return
     task = _task(state, event.task)
-    _await_answer(task, event)
+    _await_answer(task, event.event_id)
     generation = event.generation if event.generation is not None else task.generation
     if event.worker is not None:
         task.cover(event.worker, generation)
@@ -142,9 +157,9 @@ def _error(state: DetectorState, event: ErrorDetected) -> None:
         task.occurrences.append(Occurrence(evidence.failure, event.detected_at, generation))
 
 
-def _await_answer(task: MonitoredTask, event: ErrorDetected) -> None:
-    """Note an error that a plan has to answer. It explains broken collectives and a failed transition, if any."""
-    task.unanswered.add(event.event_id)
+def _await_answer(task: MonitoredTask, event_id: str) -> None:
+    """Note an event that a plan has to answer. It explains broken collectives and a failed transition, if any."""
+    task.unanswered.add(event_id)
     task.suspicion = task.failed_transition = None
 
 
@@ -197,6 +212,7 @@ def _resumed(task: MonitoredTask, stage: Stage, event: StateMoved) -> None:
 
 _FOLDS: dict[type[EventBase], Callable[[DetectorState, Any], None]] = {
     NodeJoined: _node_joined,
+    NodeLeft: _node_left,
     TaskSubmitted: _submitted,
     TaskProgressed: _progressed,
     TaskCheckpointed: _checkpointed,

@@ -24,6 +24,7 @@ from shared.bus import Bus
 from shared.changes import Changes
 from shared.clock import SteadyClock
 from shared.commands import COMMANDS, REPLY, ReleaseTask
+from shared.departure import DEPARTURE, DEPARTURES, DepartureAnswer
 from shared.dropped import DroppedMessages
 from shared.errors import NoReceiver, Unavailable, Undecodable, UnicronError
 from shared.events import Recorded
@@ -102,6 +103,7 @@ class DetectorService:
             await self._bus.subscribe(f"{HEARTBEATS}.*", self._heartbeat)
             await self._bus.serve(SIGNALS, self._signal)
             await self._bus.serve(HELLO, self._hello)
+            await self._bus.serve(DEPARTURES, self._departure)
             ready()
             ticking = asyncio.create_task(self._tick())
             try:
@@ -152,8 +154,7 @@ class DetectorService:
         A signal that the core fails on is dropped: without a reply the agent would repeat it for ever, and its other
         signals would wait. Errors of log and bus are raised: there is no reply then, and the agent repeats the signal.
         """
-        position = await asyncio.to_thread(self._journal.log.last_position)
-        await self._moved_on.until(lambda: self._position >= position)
+        await self._folded_log()
         try:
             async with self._one_input:
                 await self._carry_out(self.monitor.signal(signal, self._clock.now()))
@@ -163,6 +164,23 @@ class DetectorService:
             logger.exception("signal %s of %s was dropped", signal.kind, signal.node)
             return refusal(f"internal error of the detector: {type(err).__name__}")
         return ACCEPTED
+
+    async def _folded_log(self) -> None:
+        """Wait until all that the log has now has been folded."""
+        position = await asyncio.to_thread(self._journal.log.last_position)
+        await self._moved_on.until(lambda: self._position >= position)
+
+    async def _departure(self, data: bytes) -> bytes:
+        try:
+            departure = decode(DEPARTURE, data)
+        except Undecodable as err:
+            self._dropped.note(err.node or DEPARTURES, err)
+            return DepartureAnswer(verdict="refused", detail=err.detail).model_dump_json().encode()
+        await self._folded_log()
+        async with self._one_input:
+            decision, answer = self.monitor.departure(departure, self._clock.now())
+            await self._carry_out(decision)
+        return answer.model_dump_json().encode()
 
     async def _heartbeat(self, subject: str, data: bytes) -> None:
         received_at = self._clock.now()

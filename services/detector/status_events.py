@@ -1,4 +1,4 @@
-"""Events of progress that is no error: of nodes that join, and of tasks: rates, checkpoints, stops, results."""
+"""Events that are no error: of nodes that join or leave, and of tasks: rates, checkpoints, stops, results."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from datetime import datetime
 
 from services.detector import checkpoint_failures
 from services.detector.faults import SERVICE
-from services.detector.state import MonitoredTask
+from services.detector.state import MonitoredNode, MonitoredTask
 from shared.events import (
     Event,
     NodeJoined,
+    NodeLeft,
     StateMoved,
     TaskCheckpointed,
     TaskCheckpointFailed,
@@ -40,6 +41,17 @@ def node_joined(heartbeat: Heartbeat, cause: str, now: datetime) -> NodeJoined:
         domain=heartbeat.domain,
         hardware=heartbeat.hardware,
         workers=[w.worker for w in heartbeat.workers],
+    )
+
+
+def node_left(node: MonitoredNode, reason: str, now: datetime) -> NodeLeft:
+    """Return the event of a node that leaves in order. A node joins once before it leaves."""
+    return NodeLeft(
+        event_id=derived_id(node.joined, SERVICE, "left"),
+        occurred_at=now,
+        node=node.name,
+        incarnation=node.incarnation,
+        reason=reason,
     )
 
 

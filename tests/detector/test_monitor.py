@@ -56,9 +56,7 @@ async def train(journal: Journal, driver: Driver, behaviour: str = "train") -> d
     return {worker: result.pid or 0 for worker, result in configured.workers.items()}
 
 
-async def test_a_killed_rank_is_in_the_log_at_once(
-    monitor: LogWatch, agent: Agent, driver: Driver
-) -> None:
+async def test_a_killed_rank_is_in_the_log_at_once(monitor: LogWatch, agent: Agent, driver: Driver) -> None:
     events = await monitor.until(lambda found: bool(of(found, NodeJoined)))
     assert of(events, NodeJoined)[0].workers == driver.workers
     pids = await train(monitor.journal, driver)
