@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from services.detector import absences, admission, faults, hangs, probing, silence, status_events
 from services.detector.admission import Ask, Liveness, Patience
@@ -20,7 +21,9 @@ from services.detector.silence import SilenceLimits
 from services.detector.stalls import StallLimits
 from services.detector.state import Admitted, DetectorState, MonitoredNode, MonitoredTask, Suspicion
 from shared.admission import Answer, Hello
-from shared.events import Event
+from shared.codes import FailureCode
+from shared.departure import Departure, DepartureAnswer
+from shared.events import Event, StateMoved
 from shared.probes import Outcome
 from shared.signals import (
     RECONNECT_GRACE_S,
@@ -132,10 +135,18 @@ class Monitor:
         decision = Decision()
         for task in list(self.state.tasks.values()):
             if task.failed_transition is not None:
-                event = faults.escalation(self.state, task, window_s=self.limits.restart_window_s, now=now)
+                event = self._answer_failure(task, task.failed_transition, now)
                 task.failed_transition = None
                 self._decide(decision, event)
         return decision
+
+    def _answer_failure(self, task: MonitoredTask, moved: StateMoved, now: datetime) -> Event | None:
+        """Return the event that follows from a plan that could not be carried out, if any."""
+        if task.ended or task.unanswered:
+            return None
+        if moved.code is FailureCode.CHECKPOINT_FAILED:
+            return status_events.stop_refused(task, moved, now)
+        return faults.escalation(self.state, task, window_s=self.limits.restart_window_s, now=now)
 
     def echo(self, now: datetime) -> None:
         """Take the detector's own message: the bus works, and so does this process.
@@ -159,7 +170,7 @@ class Monitor:
         decision = Decision()
         task = self.state.tasks.get(signal.task)
         node = self.state.nodes.get(signal.node)
-        if task is None or (node is not None and node.lost and node.incarnation == signal.incarnation):
+        if task is None or (node is not None and not node.present and node.incarnation == signal.incarnation):
             return decision
         if node is not None and signal.incarnation in node.past:
             return decision
@@ -169,7 +180,7 @@ class Monitor:
             case RankRaised():
                 self._raised(decision, task, signal, now)
             case _ if task.is_current(signal.generation):
-                event = status_events.of_signal(signal, now)
+                event = status_events.of_signal(task, signal, now)
                 # A repeated signal may have another time, and the log refuses another content under a known id.
                 if event is not None and event.event_id not in task.recorded:
                     self._decide(decision, event)
@@ -186,6 +197,14 @@ class Monitor:
             self.state.admitted[hello.node] = Admitted(hello, now)
         return answer
 
+    def departure(self, departure: Departure, now: datetime) -> tuple[Decision, DepartureAnswer]:
+        """Take an agent's announcement that it leaves; return the answer, for when the decision is in the log."""
+        decision = Decision()
+        node = self.state.nodes.get(departure.node)
+        if node is not None and node.present and node.incarnation == departure.incarnation:
+            self._decide(decision, status_events.node_left(node, departure.reason, now))
+        return decision, DepartureAnswer(verdict="left")
+
     def heartbeat(self, heartbeat: Heartbeat, now: datetime) -> Decision:
         """Take a heartbeat that was received at ``now``."""
         decision = Decision()
@@ -196,13 +215,15 @@ class Monitor:
                 decision.revokes.append(Revoke(heartbeat.node, heartbeat.incarnation))
                 return decision
             self.state.admitted.pop(heartbeat.node, None)
-            if node is not None and node.lost is None:
+            if node is not None and node.present:
                 self._lose(decision, node, now, "a new incarnation of the agent")
         node = self.state.nodes.get(heartbeat.node)
         if node is not None and node.incarnation == heartbeat.incarnation:
             decision.notes += silence.heard(self.state, node, now)
         if node is None or node.incarnation != heartbeat.incarnation:
             self._decide(decision, status_events.node_joined(heartbeat, heartbeat.incarnation, now))
+        elif node.left:
+            return decision
         elif node.lost is not None and not self._clean(decision, node, heartbeat, now):
             self._decide(decision, status_events.node_joined(heartbeat, node.lost, now))
         self.state.nodes[heartbeat.node].receive(heartbeat, now)
@@ -226,7 +247,7 @@ class Monitor:
         found = silence.judge(self.state, limits, self.started_at, now)
         decision.probes, decision.notes = found.questions, found.notes
         for lost in found.lost:
-            self._lose(decision, lost.node, now, lost.reason, lost.witnesses)
+            self._lose(decision, lost.node, now, lost.reason, **lost.details)
         for task in list(self.state.running()):
             absences.update(self.state, task, now)
             if (vanished := absences.find(self.state, task, self.started_at)) is not None:
@@ -243,15 +264,7 @@ class Monitor:
         """Return whether a node's silence may be due to the bus or to the detector itself."""
         return self.echo_at is None or (now - self.echo_at).total_seconds() > ECHO_TIMEOUT_S
 
-    def _lose(
-        self,
-        decision: Decision,
-        node: MonitoredNode,
-        now: datetime,
-        reason: str,
-        witnesses: Mapping[str, str] | None = None,
-    ) -> None:
-        details = {"witnesses": dict(witnesses)} if witnesses else {}
+    def _lose(self, decision: Decision, node: MonitoredNode, now: datetime, reason: str, **details: Any) -> None:
         limit_s = self.limits.node_timeout_s
         self._decide(decision, faults.node_lost(self.state, node, now=now, reason=reason, limit_s=limit_s, **details))
 
