@@ -11,16 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from services.detector import absences, admission, faults, hangs, status_events
-from services.detector.admission import Ask, Patience, Probe
+from services.detector import absences, admission, faults, hangs, probing, silence, status_events
+from services.detector.admission import Ask, Liveness, Patience
 from services.detector.evolve import evolve
 from services.detector.faults import Fault
+from services.detector.probing import ProbeQuestion
+from services.detector.silence import SilenceLimits
 from services.detector.stalls import StallLimits
 from services.detector.state import Admitted, DetectorState, MonitoredNode, MonitoredTask, Suspicion
 from shared.admission import Answer, Hello
 from shared.codes import FailureCode
 from shared.departure import Departure, DepartureAnswer
 from shared.events import Event, StateMoved
+from shared.probes import Outcome
 from shared.signals import (
     RECONNECT_GRACE_S,
     Heartbeat,
@@ -82,11 +85,16 @@ class Revoke:
 
 @dataclass(slots=True)
 class Decision:
-    """The events to append, in order, the requests to agents, and the agents whose name belongs to another one."""
+    """The events to append, in order, the requests to agents, and the agents whose name belongs to another one.
+
+    ``probes``: requests to probe; their answers are inputs (``Monitor.probed``). ``notes``: lines for a person to read.
+    """
 
     events: list[Event] = field(default_factory=list)
     cleans: list[Clean] = field(default_factory=list)
     revokes: list[Revoke] = field(default_factory=list)
+    probes: list[ProbeQuestion] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -98,12 +106,14 @@ class Monitor:
         started_at: the time at which it began to listen; after the bus was away, the end of the reconnect grace.
         state: the fold of the log, and telemetry.
         echo_at: when its own message last arrived.
+        network: the network stack of the detector (``shared.network``); empty: unknown.
     """
 
     limits: DetectorLimits
     started_at: datetime
     state: DetectorState = field(default_factory=DetectorState)
     echo_at: datetime | None = None
+    network: str = ""
 
     # ---- inputs
 
@@ -177,11 +187,11 @@ class Monitor:
                 pass
         return decision
 
-    def hello(self, hello: Hello, probes: Mapping[str, Probe], now: datetime) -> Answer | Ask:
+    def hello(self, hello: Hello, answers: Mapping[str, Liveness], now: datetime) -> Answer | Ask:
         """Take a hello of an agent that starts; return the answer, or which agent has to be asked first."""
         heard = (now - self.started_at).total_seconds() > admission.FIRST_HEARTBEATS * self.limits.heartbeat_interval_s
         patience = Patience(node_timeout_s=self.limits.node_timeout_s, all_heard=heard)
-        answer = admission.judge(self.state, hello, probes, patience, now)
+        answer = admission.judge(self.state, hello, answers, patience, now)
         if isinstance(answer, Answer) and answer.verdict == "admitted":
             self.state.admitted[hello.node] = Admitted(hello, now)
         return answer
@@ -207,6 +217,8 @@ class Monitor:
             if node is not None and node.present:
                 self._lose(decision, node, now, "a new incarnation of the agent")
         node = self.state.nodes.get(heartbeat.node)
+        if node is not None and node.incarnation == heartbeat.incarnation:
+            decision.notes += silence.heard(self.state, node, now)
         if node is None or node.incarnation != heartbeat.incarnation:
             self._decide(decision, status_events.node_joined(heartbeat, heartbeat.incarnation, now))
         elif node.left:
@@ -218,15 +230,23 @@ class Monitor:
             self._progress(decision, status, now)
         return decision
 
+    def probed(self, question: ProbeQuestion, outcomes: Mapping[str, Outcome], now: datetime) -> Decision:
+        """Take the answer to a request to probe. ``outcomes`` is empty if the witness did not answer."""
+        probing.take(self.state, question, outcomes, now)
+        return Decision()
+
     def tick(self, now: datetime) -> Decision:
         """Find the faults that time shows: silent nodes, vanished and hanging ranks, broken sockets without a cause."""
         decision = Decision()
         if self._deaf(now):
             return decision
-        for node in list(self.state.nodes.values()):
-            since = max(node.silent_since or self.started_at, self.started_at)
-            if node.present and (now - since).total_seconds() > self.limits.node_timeout_s:
-                self._lose(decision, node, now, "no heartbeat")
+        limits = SilenceLimits(
+            self.limits.heartbeat_interval_s, self.limits.node_timeout_s, self.limits.stalls, self.network
+        )
+        found = silence.judge(self.state, limits, self.started_at, now)
+        decision.probes, decision.notes = found.questions, found.notes
+        for lost in found.lost:
+            self._lose(decision, lost.node, now, lost.reason, lost.witnesses)
         for task in list(self.state.running()):
             absences.update(self.state, task, now)
             if (vanished := absences.find(self.state, task, self.started_at)) is not None:
@@ -243,9 +263,17 @@ class Monitor:
         """Return whether a node's silence may be due to the bus or to the detector itself."""
         return self.echo_at is None or (now - self.echo_at).total_seconds() > ECHO_TIMEOUT_S
 
-    def _lose(self, decision: Decision, node: MonitoredNode, now: datetime, reason: str) -> None:
+    def _lose(
+        self,
+        decision: Decision,
+        node: MonitoredNode,
+        now: datetime,
+        reason: str,
+        witnesses: Mapping[str, str] | None = None,
+    ) -> None:
+        details = {"witnesses": dict(witnesses)} if witnesses else {}
         limit_s = self.limits.node_timeout_s
-        self._decide(decision, faults.node_lost(self.state, node, now=now, reason=reason, limit_s=limit_s))
+        self._decide(decision, faults.node_lost(self.state, node, now=now, reason=reason, limit_s=limit_s, **details))
 
     def _clean(self, decision: Decision, node: MonitoredNode, heartbeat: Heartbeat, now: datetime) -> bool:
         """Ask a returned node to end the ranks that survived its absence; return whether it has any."""

@@ -61,7 +61,7 @@ def _node_left(state: DetectorState, event: NodeLeft) -> None:
     node = state.nodes.get(event.node)
     if node is None or node.incarnation != event.incarnation:
         return
-    node.left = True
+    node.left, node.unreachable_since = True, None
     for task in state.tasks.values():
         workers = task.workers_on(event.node)
         if workers:
@@ -140,7 +140,7 @@ def _error(state: DetectorState, event: ErrorDetected) -> None:
     if event.kind is ErrorKind.NODE_LOST and event.node is not None and event.escalates is None:
         node = state.nodes.get(event.node)
         if node is not None and evidence.incarnation in (None, node.incarnation):
-            node.lost = event.event_id
+            node.lost, node.unreachable_since = event.event_id, None
         for name, part in evidence.tasks.items():
             task = _task(state, name)
             _await_answer(task, event.event_id)

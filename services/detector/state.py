@@ -15,6 +15,7 @@ from services.detector.stalls import STOPPED
 from shared.admission import Hello
 from shared.events import ErrorDetected, StateMoved
 from shared.plans import Layout, Member, Stage, TaskChange
+from shared.probes import Outcome
 from shared.signals import Heartbeat, RankRaised, WorkerStatus
 
 RECENT_STEPS = 32
@@ -37,6 +38,12 @@ class MonitoredNode:
         heartbeat: its newest heartbeat.
         cleaned_at: when it was last asked to end the ranks that its absence left behind.
         stopped: pid -> the time since which every heartbeat has shown the process stopped (kernel state T).
+        reached_at: when the newest question was put that a witness answered with having reached its agent.
+        witnesses: who was asked to probe it -> when last.
+        asked_at: when witnesses were asked about it last because of its silence.
+        asked_since: when a witness was first asked about it in its present silence.
+        unreachable_since: when it was heard last, while it is silent and not lost (``silence.py``).
+        adopted_until: end of the time in which a node that was unreachable sends the signals that have waited.
     """
 
     name: str
@@ -50,11 +57,18 @@ class MonitoredNode:
     heartbeat: Heartbeat | None = None
     cleaned_at: datetime | None = None
     stopped: dict[int, datetime] = field(default_factory=dict)
+    reached_at: datetime | None = None
+    witnesses: dict[str, datetime] = field(default_factory=dict)
+    asked_at: datetime | None = None
+    asked_since: datetime | None = None
+    unreachable_since: datetime | None = None
+    adopted_until: datetime | None = None
 
     def receive(self, heartbeat: Heartbeat, now: datetime) -> None:
         """Take a heartbeat that was received at ``now``."""
         self.heard_at = now if self.heard_at is None else max(now, self.heard_at)
         self.heartbeat = heartbeat
+        self.asked_since = None
         stopped = [w.pid for w in heartbeat.workers if w.pid is not None and w.process_state in STOPPED]
         self.stopped = {pid: self.stopped.get(pid, now) for pid in stopped}
 
@@ -65,10 +79,8 @@ class MonitoredNode:
 
     @property
     def silent_since(self) -> datetime | None:
-        """The time from which its silence counts; None before its first heartbeat."""
-        if self.heard_at is None or self.excused_until is None:
-            return self.heard_at
-        return max(self.heard_at, self.excused_until)
+        """The time from which its silence counts; None before its first heartbeat, unless it is excused."""
+        return max((at for at in (self.heard_at, self.excused_until) if at is not None), default=None)
 
     def stopped_s(self, pid: int | None, now: datetime) -> float:
         """Return for how many seconds a process has been seen stopped; 0 if it was not.
@@ -89,6 +101,15 @@ class Admitted:
 
     hello: Hello
     at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What a witness found out about a node (``probing.py``). ``outcome``: None if it found nothing out."""
+
+    outcome: Outcome | None
+    asked_at: datetime
+    answered_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +256,8 @@ class DetectorState:
         errors: error events by id.
         joins: ids of the join events. Each incarnation of an agent joins once, and once after each loss.
         admitted: admitted agents that have not joined yet, by node. Not in the log.
+        probes: (witness, node) -> the answer to the newest question. Not in the log.
+        cut_off_since: since when no node is heard, and none is known to be lost. Not in the log.
     """
 
     nodes: dict[str, MonitoredNode] = field(default_factory=dict)
@@ -243,6 +266,8 @@ class DetectorState:
     errors: dict[str, ErrorDetected] = field(default_factory=dict)
     joins: set[str] = field(default_factory=set)
     admitted: dict[str, Admitted] = field(default_factory=dict)
+    probes: dict[tuple[str, str], ProbeResult] = field(default_factory=dict)
+    cut_off_since: datetime | None = None
 
     def cause_of(self, plan: str | None) -> ErrorDetected | None:
         """Return the error that a plan answers; None if the plan is unknown or answers another kind of event."""
