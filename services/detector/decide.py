@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from services.detector import absences, admission, faults, hangs, probing, status_events
+from services.detector import absences, admission, faults, hangs, isolation, links, probing, status_events
 from services.detector.admission import Ask, Liveness, Patience
 from services.detector.evolve import evolve
 from services.detector.faults import Fault
@@ -126,11 +126,7 @@ class Monitor:
         A failure whose cause the log has already, or has as an error without a plan so far, escalates nothing.
         """
         decision = Decision()
-        for task in list(self.state.tasks.values()):
-            if task.failed_transition is not None:
-                event = faults.escalation(self.state, task, window_s=self.limits.restart_window_s, now=now)
-                task.failed_transition = None
-                self._decide(decision, event)
+        self._escalate(decision, now)
         return decision
 
     def echo(self, now: datetime) -> None:
@@ -191,14 +187,17 @@ class Monitor:
             if not admission.may_join(self.state, heartbeat):
                 decision.revokes.append(Revoke(heartbeat.node, heartbeat.incarnation))
                 return decision
-            self.state.admitted.pop(heartbeat.node, None)
             if node is not None and node.lost is None:
                 self._lose(decision, node, now, "a new incarnation of the agent")
+            if not isolation.may_return(self.state, heartbeat.node):
+                return decision
+            self.state.admitted.pop(heartbeat.node, None)
         node = self.state.nodes.get(heartbeat.node)
         if node is None or node.incarnation != heartbeat.incarnation:
             self._decide(decision, status_events.node_joined(heartbeat, heartbeat.incarnation, now))
-        elif node.lost is not None and not self._clean(decision, node, heartbeat, now):
-            self._decide(decision, status_events.node_joined(heartbeat, node.lost, now))
+        elif (left := isolation.cause(self.state, node)) and isolation.may_return(self.state, node.name):
+            if not self._clean(decision, node, heartbeat, now):
+                self._decide(decision, status_events.node_joined(heartbeat, left, now))
         self.state.nodes[heartbeat.node].receive(heartbeat, now)
         for status in heartbeat.workers:
             self._progress(decision, status, now)
@@ -223,9 +222,11 @@ class Monitor:
             if (vanished := absences.find(self.state, task, self.started_at)) is not None:
                 self._fault(decision, task, vanished, now)
             elif not self._broken_sockets(decision, task, now):
-                self._fault(decision, task, hangs.of_training(self.state, task, self.limits.stalls, now), now)
+                self._examine(decision, task, hangs.of_training(self.state, task, self.limits.stalls, now), now)
         for task in list(self.state.moving()):
-            self._fault(decision, task, hangs.of_moving(self.state, task, self.limits.stalls, now), now)
+            self._examine(decision, task, hangs.of_moving(self.state, task, self.limits.stalls, now), now)
+        self._escalate(decision, now)
+        decision.probes += isolation.ask(self.state, now)
         return decision
 
     # ---- nodes
@@ -278,6 +279,33 @@ class Monitor:
             else:
                 self._fault(decision, task, faults.of_exception(raised), now)
 
+    def _escalate(self, decision: Decision, now: datetime) -> None:
+        for task in list(self.state.tasks.values()):
+            if task.ended or task.unanswered:
+                task.failed_transition = None
+            if (moved := task.failed_transition) is None:
+                continue
+            fault = self._after_inquiry(decision, task, faults.of_transition(self.state, task, moved), now)
+            if fault is not None:
+                window_s = self.limits.restart_window_s
+                event = faults.escalation(self.state, task, moved, fault, window_s=window_s, now=now)
+                task.failed_transition = None
+                self._decide(decision, event)
+
+    def _after_inquiry(
+        self, decision: Decision, task: MonitoredTask, fault: Fault | None, now: datetime
+    ) -> Fault | None:
+        """Return the fault if it is to be judged now, and not to wait, or part of the isolation of a node."""
+        found = links.examine(self.state, task, fault, now)
+        decision.probes += found.questions
+        for error in found.errors:
+            self._decide(decision, error)
+        return found.fault
+
+    def _examine(self, decision: Decision, task: MonitoredTask, fault: Fault | None, now: datetime) -> None:
+        """Decide on a fault of the task, if there is one, once its nodes have said whether a link is its cause."""
+        self._fault(decision, task, self._after_inquiry(decision, task, fault, now), now)
+
     def _fault(self, decision: Decision, task: MonitoredTask, fault: Fault | None, now: datetime) -> None:
         """Decide on a fault of the task, if there is one."""
         if fault is None:
@@ -306,7 +334,7 @@ class Monitor:
         if suspicion is None or suspicion.generation != task.generation:
             return False
         if self._all_alive_since(task, suspicion.at):
-            self._fault(decision, task, faults.of_broken_sockets(task, suspicion), now)
+            self._examine(decision, task, faults.of_broken_sockets(task, suspicion), now)
         return True
 
     def _all_alive_since(self, task: MonitoredTask, at: datetime) -> bool:

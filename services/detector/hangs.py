@@ -150,7 +150,19 @@ def _fault(task: MonitoredTask, stall: Stall, statuses: Mapping[str, WorkerStatu
         node=worker.rpartition("/")[0] if worker is not None else None,
         rank=status.rank if status is not None else None,
         evidence=evidence.mapping(stalled_s=stall.stalled_s, limit_s=stall.limit_s),
+        by_peers=_waits_for_peers(task, stall, statuses),
+        stalled_s=stall.stalled_s,
     )
+
+
+def _waits_for_peers(task: MonitoredTask, stall: Stall, statuses: Mapping[str, WorkerStatus]) -> bool:
+    """Return whether the ranks to blame may wait for others, so that a broken link may be the cause of the stall.
+
+    A stopped process waits for nobody, and in a data-parallel task a rank that computes does not either.
+    """
+    alone = ("compute",) if _data_parallel_only(task.layout) else ()
+    blamed = [statuses[worker] for worker in stall.workers]
+    return not any(status.process_state in stalls.STOPPED or status.phase in alone for status in blamed)
 
 
 def _data_parallel_only(layout: Layout | None) -> bool:

@@ -1,0 +1,148 @@
+"""Inquiries: before a fault is judged that a link may have caused, the nodes of its task probe one another. Pure.
+
+A rank that cannot reach a peer looks like one that hangs, or like a collective that is stuck. So such a fault waits
+until the nodes have answered (``probing.py``), at most for ``ANSWER_S``. ``reachability.py`` judges the answers:
+
+* A pair is broken in two inquiries in succession, or was broken within ``isolation.MEMORY_S`` before: a side of it is
+  isolated (``isolation.py``). The fault belongs to that incident.
+* No pair is broken, and the ranks have stood still for less than ``PROBE_TIMES`` of what the probes took: the network
+  is slow, and the ranks wait on.
+* Otherwise the fault is judged as if nobody had been asked. A pair that was broken in the first inquiry alone is noted
+  in the evidence, so that it counts as broken before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from services.detector import isolation, probing
+from services.detector.faults import Fault
+from services.detector.probing import ProbeQuestion
+from services.detector.reachability import Pair, broken_pairs, left_out
+from services.detector.state import DetectorState, Inquiry, MonitoredTask
+from shared.events import ErrorDetected
+from shared.evidence import Evidence
+from shared.probes import PROBE_TIMEOUT_S, Outcome
+
+ANSWER_S = PROBE_TIMEOUT_S + 0.5
+"""How long answers are waited for: the time-out of a probe, and the way of question and answer over NATS, which takes
+milliseconds, and 0.4 s with a delay of 0.2 s in each direction."""
+
+FRESH_S = 2 * ANSWER_S
+"""Age at which an inquiry says nothing about now. While ranks wait on in a slow network, their nodes are asked again at
+this interval, so that a link that breaks meanwhile is found."""
+
+WITNESSES = 8
+"""Nodes without a part in the task that are asked as well, at most: more do not change what most say."""
+
+PROBE_TIMES = 20.0
+"""How many times as long as the probes took ranks may stand still while all pairs work. A probe takes at least 1.5
+round trips. TCP repeats a segment that is lost again and again after about 1.5, 3, 6 and 12 round trips (RFC 6298: the
+smoothed round trip and four deviations, doubled each time). With 5% loss, five losses of one segment in succession
+happen once in three million segments; a collective loses some segments one after the other."""
+
+
+@dataclass(slots=True)
+class Examination:
+    """What follows from a fault.
+
+    Attributes:
+        questions: nodes to ask; the fault is examined again once they have answered.
+        errors: the nodes that are isolated.
+        fault: the fault, if it is to be judged now.
+    """
+
+    questions: list[ProbeQuestion] = field(default_factory=list)
+    errors: list[ErrorDetected] = field(default_factory=list)
+    fault: Fault | None = None
+
+
+def examine(state: DetectorState, task: MonitoredTask, fault: Fault | None, now: datetime) -> Examination:
+    """Return what follows from a task's fault. A fault that no link can cause is judged at once.
+
+    Args:
+        state: the detector's.
+        task: the task; it keeps its inquiry from call to call.
+        fault: as found now. It is found again at every call, until it is judged or gone.
+        now: the time.
+    """
+    if fault is None or not fault.by_peers:
+        return Examination(fault=fault)
+    needed = _nodes(state, task)
+    if len(needed) < 2:
+        return Examination(fault=fault)
+    inquiry = task.inquiry
+    if inquiry is None or (now - inquiry.asked_at).total_seconds() > FRESH_S:
+        return Examination(_ask(state, task, needed, now))
+    if not _is_answered(state, inquiry) and (now - inquiry.asked_at).total_seconds() <= ANSWER_S:
+        return Examination()
+    reached, took_s = _answers(state, inquiry)
+    broken = broken_pairs(reached)
+    certain = {pair for pair in broken if pair in inquiry.suspects or isolation.breaks(state, pair, now)}
+    if out := left_out(needed, certain, isolation.need(state)):
+        task.inquiry = None
+        return Examination(errors=[isolation.isolate(state, node, certain, fault, now) for node in out])
+    if left_out(needed, broken, {}) and not inquiry.suspects:
+        return Examination(_ask(state, task, needed, now, suspects=broken))
+    if fault.stalled_s is not None and fault.stalled_s <= PROBE_TIMES * took_s:
+        return Examination()
+    task.inquiry = None
+    found = Evidence(pairs=sorted(inquiry.suspects)) if inquiry.suspects else Evidence()
+    evidence = fault.evidence | found.mapping(probes_took_s=took_s)
+    return Examination(fault=replace(fault, evidence=evidence))
+
+
+def _nodes(state: DetectorState, task: MonitoredTask) -> frozenset[str]:
+    """Return the nodes that the task's present stage and its plan need, and that can be asked."""
+    workers = {*task.members, *(member.worker for stage in task.stages() for member in stage.members)}
+    return _available(state, {worker.rpartition("/")[0] for worker in workers})
+
+
+def _available(state: DetectorState, names: Collection[str]) -> frozenset[str]:
+    """Return those of the nodes that are neither lost nor isolated, and that can be asked."""
+    return frozenset(
+        name
+        for name in names
+        if name not in state.isolated and probing.can_probe(state, name) and state.nodes[name].lost is None
+    )
+
+
+def _ask(
+    state: DetectorState,
+    task: MonitoredTask,
+    needed: frozenset[str],
+    now: datetime,
+    suspects: frozenset[Pair] = frozenset(),
+) -> list[ProbeQuestion]:
+    """Begin an inquiry. The needed nodes probe one another; witnesses probe them and are probed by them."""
+    witnesses = sorted(_available(state, state.nodes.keys()) - needed)[:WITNESSES]
+    questions = probing.ask(state, sorted(needed), [*sorted(needed), *witnesses], now)
+    questions += probing.ask(state, witnesses, sorted(needed), now)
+    asked = frozenset((question.witness, peer) for question in questions for peer in question.peers)
+    task.inquiry = Inquiry(now, asked, suspects)
+    return questions
+
+
+def _is_answered(state: DetectorState, inquiry: Inquiry) -> bool:
+    """Return whether all have answered."""
+    results = (state.probes.get(direction) for direction in inquiry.asked)
+    return all(result is not None and result.asked_at >= inquiry.asked_at for result in results)
+
+
+def _answers(state: DetectorState, inquiry: Inquiry) -> tuple[dict[tuple[str, str], bool], float]:
+    """Return who has reached whom, and for how long the slowest probe that got through has taken in seconds.
+
+    A machine that answers is reached, whatever has become of its agent.
+    """
+    reached: dict[tuple[str, str], bool] = {}
+    took_s = 0.0
+    for direction in inquiry.asked:
+        result = state.probes.get(direction)
+        if result is None or result.asked_at < inquiry.asked_at or result.outcome is None:
+            continue
+        reached[direction] = result.outcome is not Outcome.SILENT
+        if reached[direction]:
+            took_s = max(took_s, (result.answered_at - result.asked_at).total_seconds())
+    return reached, took_s
