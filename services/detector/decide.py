@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from types import MappingProxyType
 
 from services.detector import absences, admission, faults, hangs, isolation, links, probing, status_events
 from services.detector.admission import Ask, Liveness, Patience
@@ -203,9 +204,15 @@ class Monitor:
             self._progress(decision, status, now)
         return decision
 
-    def probed(self, question: ProbeQuestion, outcomes: Mapping[str, Outcome], now: datetime) -> Decision:
+    def probed(
+        self,
+        question: ProbeQuestion,
+        outcomes: Mapping[str, Outcome],
+        now: datetime,
+        round_trips_s: Mapping[str, float] = MappingProxyType({}),
+    ) -> Decision:
         """Take the answer to a request to probe. ``outcomes`` is empty if the witness did not answer."""
-        probing.take(self.state, question, outcomes, now)
+        probing.take(self.state, question, outcomes, now, round_trips_s)
         return Decision()
 
     def tick(self, now: datetime) -> Decision:

@@ -137,7 +137,7 @@ def _note_breaks(state: DetectorState, event: ErrorDetected, evidence: Evidence)
 
 def _leave_out(state: DetectorState, event: ErrorDetected, name: str, evidence: Evidence) -> None:
     """Note that a node is lost, or isolated."""
-    if event.kind is ErrorKind.UNREACHABLE:
+    if event.kind is ErrorKind.BROKEN_LINK:
         after_s = isolation.return_after_s(state, evidence.pairs, event.detected_at)
         state.isolated[name] = Isolation(event.event_id, event.detected_at, after_s)
         return
@@ -200,7 +200,7 @@ def _resumed(task: MonitoredTask, stage: Stage, event: StateMoved) -> None:
     task.absent_since = {}
 
 
-_OF_NODES = (ErrorKind.NODE_LOST, ErrorKind.UNREACHABLE)
+_OF_NODES = (ErrorKind.NODE_LOST, ErrorKind.BROKEN_LINK)
 """Kinds of errors that concern all tasks of a node."""
 
 _FOLDS: dict[type[EventBase], Callable[[DetectorState, Any], None]] = {

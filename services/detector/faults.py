@@ -32,7 +32,7 @@ METHOD = {
     ErrorKind.COLLECTIVE_TIMEOUT: Method.STATISTICS,
     ErrorKind.DEVICE: Method.DEVICE,
     ErrorKind.TRANSITION_FAILED: Method.TRANSITION,
-    ErrorKind.UNREACHABLE: Method.NODE_HEALTH,
+    ErrorKind.BROKEN_LINK: Method.NODE_HEALTH,
 }
 """What found an error of each kind."""
 
@@ -55,6 +55,7 @@ class Fault:
         evidence: of the error event.
         by_peers: whether a broken link between two nodes may be the cause (``links.py``).
         stalled_s: for how long ranks have stood still; None if the fault is no stall.
+        in_setup: whether they stand still while they join a generation.
     """
 
     cause: str
@@ -70,6 +71,7 @@ class Fault:
     evidence: dict[str, Any] = field(default_factory=dict)
     by_peers: bool = False
     stalled_s: float | None = None
+    in_setup: bool = False
 
     @property
     def key(self) -> str:

@@ -152,6 +152,7 @@ def _fault(task: MonitoredTask, stall: Stall, statuses: Mapping[str, WorkerStatu
         evidence=evidence.mapping(stalled_s=stall.stalled_s, limit_s=stall.limit_s),
         by_peers=_waits_for_peers(task, stall, statuses),
         stalled_s=stall.stalled_s,
+        in_setup=any(s.phase == "setup" for s in statuses.values()),
     )
 
 

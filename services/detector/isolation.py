@@ -12,8 +12,8 @@ from datetime import datetime
 
 from services.detector import probing
 from services.detector.faults import METHOD, SERVICE, Fault, lost_ranks
+from services.detector.pairs import Pair
 from services.detector.probing import ProbeQuestion
-from services.detector.reachability import Pair
 from services.detector.state import DetectorState, Isolation, MonitoredNode
 from shared.events import ErrorDetected, derived_id
 from shared.evidence import Evidence
@@ -46,7 +46,7 @@ def isolate(state: DetectorState, node: str, broken: Collection[Pair], fault: Fa
         now: the time.
     """
     monitored = state.nodes[node]
-    event_id = derived_id(monitored.joined, SERVICE, "unreachable")
+    event_id = derived_id(monitored.joined, SERVICE, "isolated")
     pairs = sorted(pair for pair in broken if node in pair)
     evidence = Evidence(incarnation=monitored.incarnation, tasks=lost_ranks(state, monitored), pairs=pairs)
     others = ", ".join(other for pair in pairs for other in pair if other != node)
@@ -54,9 +54,9 @@ def isolate(state: DetectorState, node: str, broken: Collection[Pair], fault: Fa
         event_id=event_id,
         occurred_at=min(fault.occurred_at, now),
         incident=event_id,
-        kind=ErrorKind.UNREACHABLE,
-        severity=SEVERITY[ErrorKind.UNREACHABLE],
-        method=METHOD[ErrorKind.UNREACHABLE],
+        kind=ErrorKind.BROKEN_LINK,
+        severity=SEVERITY[ErrorKind.BROKEN_LINK],
+        method=METHOD[ErrorKind.BROKEN_LINK],
         detected_at=now,
         node=node,
         evidence=evidence.mapping(

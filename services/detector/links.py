@@ -1,12 +1,12 @@
 """Inquiries: before a fault is judged that a link may have caused, the nodes of its task probe one another. Pure.
 
 A rank that cannot reach a peer looks like one that hangs, or like a collective that is stuck. So such a fault waits
-until the nodes have answered (``probing.py``), at most for ``ANSWER_S``. ``reachability.py`` judges the answers:
+until the nodes have answered (``probing.py``), at most for ``ANSWER_S``. ``pairs.py`` judges the answers:
 
 * A pair is broken in two inquiries in succession, or was broken within ``isolation.MEMORY_S`` before: a side of it is
   isolated (``isolation.py``). The fault belongs to that incident.
-* No pair is broken, and the ranks have stood still for less than ``PROBE_TIMES`` of what the probes took: the network
-  is slow, and the ranks wait on.
+* No pair is broken, and the ranks have stood still for less than ``ROUND_TRIPS`` of the slowest pair: the network is
+  slow, and the ranks wait on.
 * Otherwise the fault is judged as if nobody had been asked. A pair that was broken in the first inquiry alone is noted
   in the evidence, so that it counts as broken before.
 """
@@ -19,8 +19,8 @@ from datetime import datetime
 
 from services.detector import isolation, probing
 from services.detector.faults import Fault
+from services.detector.pairs import Pair, broken_pairs, left_out
 from services.detector.probing import ProbeQuestion
-from services.detector.reachability import Pair, broken_pairs, left_out
 from services.detector.state import DetectorState, Inquiry, MonitoredTask
 from shared.events import ErrorDetected
 from shared.evidence import Evidence
@@ -37,11 +37,15 @@ this interval, so that a link that breaks meanwhile is found."""
 WITNESSES = 8
 """Nodes without a part in the task that are asked as well, at most: more do not change what most say."""
 
-PROBE_TIMES = 20.0
-"""How many times as long as the probes took ranks may stand still while all pairs work. A probe takes at least 1.5
-round trips. TCP repeats a segment that is lost again and again after about 1.5, 3, 6 and 12 round trips (RFC 6298: the
-smoothed round trip and four deviations, doubled each time). With 5% loss, five losses of one segment in succession
-happen once in three million segments; a collective loses some segments one after the other."""
+ROUND_TRIPS = 100
+"""Round trips for which ranks may stand still in a step while all pairs work. TCP repeats a segment that is lost again
+and again after about 1.5, 3, 6, 12 and 24 round trips (RFC 6298: the smoothed round trip and four deviations, doubled
+each time). With 5% loss, five losses of one segment in succession happen once in three million segments; between two
+reports of progress a rank waits for several segments, one after the other."""
+
+SETUP_ROUND_TRIPS = 300
+"""The same while ranks join a generation. Making the groups of two ranks takes 86 round trips in succession, and 120
+with 5% loss (measured with a delay of 0.2 s in each direction: 34 s and 48 s)."""
 
 
 @dataclass(slots=True)
@@ -78,7 +82,7 @@ def examine(state: DetectorState, task: MonitoredTask, fault: Fault | None, now:
         return Examination(_ask(state, task, needed, now))
     if not _is_answered(state, inquiry) and (now - inquiry.asked_at).total_seconds() <= ANSWER_S:
         return Examination()
-    reached, took_s = _answers(state, inquiry)
+    reached, round_trip_s = _answers(state, inquiry)
     broken = broken_pairs(reached)
     certain = {pair for pair in broken if pair in inquiry.suspects or isolation.breaks(state, pair, now)}
     if out := left_out(needed, certain, isolation.need(state)):
@@ -86,12 +90,17 @@ def examine(state: DetectorState, task: MonitoredTask, fault: Fault | None, now:
         return Examination(errors=[isolation.isolate(state, node, certain, fault, now) for node in out])
     if left_out(needed, broken, {}) and not inquiry.suspects:
         return Examination(_ask(state, task, needed, now, suspects=broken))
-    if fault.stalled_s is not None and fault.stalled_s <= PROBE_TIMES * took_s:
+    if fault.stalled_s is not None and fault.stalled_s <= patience_s(round_trip_s, in_setup=fault.in_setup):
         return Examination()
     task.inquiry = None
     found = Evidence(pairs=sorted(inquiry.suspects)) if inquiry.suspects else Evidence()
-    evidence = fault.evidence | found.mapping(probes_took_s=took_s)
+    evidence = fault.evidence | found.mapping(round_trip_s=round_trip_s)
     return Examination(fault=replace(fault, evidence=evidence))
+
+
+def patience_s(round_trip_s: float, *, in_setup: bool) -> float:
+    """Return for how many seconds ranks may stand still in a network with this round trip, while all pairs work."""
+    return round_trip_s * (SETUP_ROUND_TRIPS if in_setup else ROUND_TRIPS)
 
 
 def _nodes(state: DetectorState, task: MonitoredTask) -> frozenset[str]:
@@ -132,17 +141,16 @@ def _is_answered(state: DetectorState, inquiry: Inquiry) -> bool:
 
 
 def _answers(state: DetectorState, inquiry: Inquiry) -> tuple[dict[tuple[str, str], bool], float]:
-    """Return who has reached whom, and for how long the slowest probe that got through has taken in seconds.
+    """Return who has reached whom, and the longest round trip in seconds.
 
     A machine that answers is reached, whatever has become of its agent.
     """
     reached: dict[tuple[str, str], bool] = {}
-    took_s = 0.0
+    round_trip_s = 0.0
     for direction in inquiry.asked:
         result = state.probes.get(direction)
         if result is None or result.asked_at < inquiry.asked_at or result.outcome is None:
             continue
         reached[direction] = result.outcome is not Outcome.SILENT
-        if reached[direction]:
-            took_s = max(took_s, (result.answered_at - result.asked_at).total_seconds())
-    return reached, took_s
+        round_trip_s = max(round_trip_s, result.round_trip_s or 0.0)
+    return reached, round_trip_s

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from statistics import pstdev
 
-from services.detector.reachability import Pair
+from services.detector.pairs import Pair
 from services.detector.stalls import STOPPED
 from shared.admission import Hello
 from shared.events import ErrorDetected, StateMoved
@@ -90,11 +90,15 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a witness found out about a node (``probing.py``). ``outcome``: None if it found nothing out."""
+    """What a witness found out about a node (``probing.py``). ``outcome``: None if it found nothing out.
+
+    ``round_trip_s``: between the two; None if it is not known.
+    """
 
     outcome: Outcome | None
     asked_at: datetime
     answered_at: datetime
+    round_trip_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
