@@ -56,6 +56,7 @@ class Fault:
         by_peers: whether a broken link between two nodes may be the cause (``links.py``).
         stalled_s: for how long ranks have stood still; None if the fault is no stall.
         in_setup: whether they stand still while they join a generation.
+        certain: whether it is a fault in any case, and not only if a link is found broken.
     """
 
     cause: str
@@ -72,6 +73,7 @@ class Fault:
     by_peers: bool = False
     stalled_s: float | None = None
     in_setup: bool = False
+    certain: bool = True
 
     @property
     def key(self) -> str:

@@ -7,6 +7,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from services.detector import stalls
@@ -40,7 +41,8 @@ def of_training(state: DetectorState, task: MonitoredTask, limits: StallLimits, 
 def of_moving(state: DetectorState, task: MonitoredTask, limits: StallLimits, now: datetime) -> Fault | None:
     """Return the fault of a rank that delays a plan; None if no rank does.
 
-    Without the fault, the plan's commands would wait for the rank until they time out, for minutes.
+    Without the fault, the plan's commands would wait for the rank until they time out, for minutes. Ranks that join for
+    long where nothing is known of how long that may take are a fault that is not certain.
     """
     statuses = {
         w: s
@@ -55,7 +57,12 @@ def of_moving(state: DetectorState, task: MonitoredTask, limits: StallLimits, no
         or _deaf_to_hold(task, statuses, limits)
         or _of_stage(task, statuses, limits)
     )
-    return _fault(task, stall, statuses, now) if stall is not None else None
+    if stall is not None:
+        return _fault(task, stall, statuses, now)
+    if not any(status.phase == "setup" for status in statuses.values()):
+        return None
+    stall = _of_stage(task, statuses, replace(limits, slow_region_timeout_s=stalls.SETUP_FLOOR_S))
+    return replace(_fault(task, stall, statuses, now), certain=False) if stall is not None else None
 
 
 def _stopped(

@@ -7,6 +7,7 @@ until the nodes have answered (``probing.py``), at most for ``ANSWER_S``. ``pair
   isolated (``isolation.py``). The fault belongs to that incident.
 * No pair is broken, and the ranks have stood still for less than ``ROUND_TRIPS`` of the slowest pair: the network is
   slow, and the ranks wait on.
+* Ranks join a generation for long, and nothing is known of how long that may take: they go on.
 * Otherwise the fault is judged as if nobody had been asked. A pair that was broken in the first inquiry alone is noted
   in the evidence, so that it counts as broken before.
 """
@@ -33,6 +34,9 @@ milliseconds, and 0.4 s with a delay of 0.2 s in each direction."""
 FRESH_S = 2 * ANSWER_S
 """Age at which an inquiry says nothing about now. While ranks wait on in a slow network, their nodes are asked again at
 this interval, so that a link that breaks meanwhile is found."""
+
+SUSPICION_S = 15.0
+"""The same where ranks only join for long: they may read a large state, and their nodes are not to be disturbed."""
 
 WITNESSES = 8
 """Nodes without a part in the task that are asked as well, at most: more do not change what most say."""
@@ -76,9 +80,9 @@ def examine(state: DetectorState, task: MonitoredTask, fault: Fault | None, now:
         return Examination(fault=fault)
     needed = _nodes(state, task)
     if len(needed) < 2:
-        return Examination(fault=fault)
+        return Examination(fault=fault if fault.certain else None)
     inquiry = task.inquiry
-    if inquiry is None or (now - inquiry.asked_at).total_seconds() > FRESH_S:
+    if inquiry is None or (now - inquiry.asked_at).total_seconds() > (FRESH_S if fault.certain else SUSPICION_S):
         return Examination(_ask(state, task, needed, now))
     if not _is_answered(state, inquiry) and (now - inquiry.asked_at).total_seconds() <= ANSWER_S:
         return Examination()
@@ -90,7 +94,8 @@ def examine(state: DetectorState, task: MonitoredTask, fault: Fault | None, now:
         return Examination(errors=[isolation.isolate(state, node, certain, fault, now) for node in out])
     if left_out(needed, broken, {}) and not inquiry.suspects:
         return Examination(_ask(state, task, needed, now, suspects=broken))
-    if fault.stalled_s is not None and fault.stalled_s <= patience_s(round_trip_s, in_setup=fault.in_setup):
+    waits_s = patience_s(round_trip_s, in_setup=fault.in_setup)
+    if not fault.certain or (fault.stalled_s is not None and fault.stalled_s <= waits_s):
         return Examination()
     task.inquiry = None
     found = Evidence(pairs=sorted(inquiry.suspects)) if inquiry.suspects else Evidence()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.bed import Bed
-from tests.cluster.training import training
-from tests.e2e.kit import Client, Record, at, pids
+from tests.cluster.training import MODEL, STEPS, training
+from tests.e2e.kit import Client, Record, at, pids, small_task
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -79,6 +79,16 @@ def test_a_broken_pair_leaves_out_one_side(
         assert bed.ready_nodes() == {"n0", "n1"}
         bed.repair()
     assert [i["id"] for i in incidents.all()] == [incident["id"]]
+
+
+def test_a_task_starts_beside_a_broken_pair(bed: Bed, incidents: Incidents, corpus: Path, tmp_path: Path) -> None:
+    """No step was timed yet, and no generation has formed."""
+    spec = small_task("start", corpus, model=MODEL, steps=STEPS, exact=True, checkpoint={"every": STEPS})
+    bed.network.between("n0", "n1", cut=True)
+    bed.client.submit(spec)
+    bed.client.until_state("start", "succeeded")
+    [incident] = incidents.all()
+    assert (incident["kind"], incident["node"]) == ("broken-link", "n1")
 
 
 def test_a_slow_network_is_no_incident_and_a_node_that_is_cut_off_in_it_is_found(

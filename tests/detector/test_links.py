@@ -263,6 +263,20 @@ def test_ranks_in_a_slow_network_do_not_wait_for_ever() -> None:
     assert found.until_event().kind is ErrorKind.COLLECTIVE_TIMEOUT
 
 
+def test_ranks_that_join_for_long_are_examined_and_blamed_for_nothing_else() -> None:
+    """The first generation of a task forms across a broken link. How long joining may take is not known yet."""
+    found = Links(trained=False)
+    found.statuses = {
+        name: {"phase": "setup", "setup_parts": 0, "progress_age_s": STALLED_S} for name in found.statuses
+    }
+    assert found.run(2 * links.SUSPICION_S + 1.0) == []
+    # The nodes are not asked all the time.
+    assert len({question.asked_at for question in found.asked}) == 3
+    found.cut_pair("n1", "n2")
+    error = found.until_event(links.SUSPICION_S + 2 * links.ANSWER_S)
+    assert (error.kind, error.node) == (ErrorKind.BROKEN_LINK, "n2")
+
+
 # ---- how a node comes back
 
 
