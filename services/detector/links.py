@@ -38,7 +38,7 @@ this interval, so that a link that breaks meanwhile is found."""
 SUSPICION_S = 15.0
 """The same where ranks only join for long: they may read a large state, and their nodes are not to be disturbed."""
 
-WITNESSES = 8
+OTHER_WITNESSES = 8
 """Nodes without a part in the task that are asked as well, at most: more do not change what most say."""
 
 ROUND_TRIPS = 100
@@ -131,7 +131,7 @@ def _ask(
     suspects: frozenset[Pair] = frozenset(),
 ) -> list[ProbeQuestion]:
     """Begin an inquiry. The needed nodes probe one another; witnesses probe them and are probed by them."""
-    witnesses = sorted(_available(state, state.nodes.keys()) - needed)[:WITNESSES]
+    witnesses = sorted(_available(state, state.nodes.keys()) - needed)[:OTHER_WITNESSES]
     questions = probing.ask(state, sorted(needed), [*sorted(needed), *witnesses], now)
     questions += probing.ask(state, witnesses, sorted(needed), now)
     asked = frozenset((question.witness, peer) for question in questions for peer in question.peers)

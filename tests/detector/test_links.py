@@ -126,10 +126,10 @@ def test_a_broken_pair_leaves_out_one_side_and_blames_nobody_else() -> None:
 
 
 def test_all_nodes_of_the_task_are_asked_and_a_few_others_as_witnesses() -> None:
-    found = timed(Links(2, idle=links.WITNESSES + 2))
+    found = timed(Links(2, idle=links.OTHER_WITNESSES + 2))
     found.stall()
     found.run(STEP_S)
-    witnesses = sorted(found.idle)[: links.WITNESSES]
+    witnesses = sorted(found.idle)[: links.OTHER_WITNESSES]
     assert {q.witness: sorted(q.peers) for q in found.asked} == {
         "n0": sorted(["n1", *witnesses]),
         "n1": sorted(["n0", *witnesses]),
