@@ -28,7 +28,6 @@ from shared.signals import (
     ProcessExited,
     RankRaised,
     Signal,
-    WorkerStatus,
 )
 
 ECHO_TIMEOUT_S = 0.5
@@ -41,9 +40,6 @@ of their own only after that."""
 
 CLEAN_INTERVAL_S = 1.0
 """Pause between two requests to a returned node to end the ranks that its absence left behind."""
-
-TIMED_STEPS = 2
-"""Timed steps of a generation before its rate is recorded: the first step includes work that is done once."""
 
 _RANK_FIELDS = {"state", "phase", "step", "micro_batch", "setup_parts", "progress_age_s", "process_state", "pid"}
 """What the evidence of a fault contains of each rank's status."""
@@ -201,7 +197,7 @@ class Monitor:
                 self._decide(decision, status_events.node_joined(heartbeat, left, now))
         self.state.nodes[heartbeat.node].receive(heartbeat, now)
         for status in heartbeat.workers:
-            self._progress(decision, status, now)
+            self._decide(decision, status_events.of_rank(self.state, status, self.limits.progress_interval_s, now))
         return decision
 
     def probed(
@@ -354,30 +350,6 @@ class Monitor:
             if not settled or status is None or status.task != task.name:
                 return False
         return True
-
-    def _progress(self, decision: Decision, status: WorkerStatus, now: datetime) -> None:
-        """Learn a task's step and rate from its rank 0, and record a summary when one is due."""
-        task = self.state.tasks.get(status.task) if status.task is not None else None
-        if task is None or task.ended or status.rank != 0 or status.generation != task.generation:
-            return
-        if status.worker not in task.members or status.state != "training":
-            return
-        task.step = max(task.step, status.step)
-        if status.step_s is not None and status.steps_timed > task.timed:
-            task.timed = status.steps_timed
-            task.durations_s.append(status.step_s)
-        if self._summary_due(task, status.step, now):
-            self._decide(decision, status_events.task_progressed(task, status.loss, now))
-
-    def _summary_due(self, task: MonitoredTask, step: int, now: datetime) -> bool:
-        """Return whether progress is to be recorded: the first rate of a generation at once, then at an interval."""
-        if task.change is not None or task.timed < TIMED_STEPS:
-            return False
-        if task.progressed_generation != task.generation:
-            return True
-        last = task.progressed_at
-        due = last is None or (now - last).total_seconds() >= self.limits.progress_interval_s
-        return due and step > task.progressed_step
 
     def _ranks(self, task: MonitoredTask) -> dict[str, dict[str, object]]:
         """Return where each rank stands, for the reader of an incident."""

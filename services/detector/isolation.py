@@ -1,7 +1,7 @@
 """Nodes that are left out because of a broken link: how long, and what brings them back. Pure.
 
 An isolated node is alive: its heartbeats arrive, and its agent takes commands. It returns (``node.joined``) once it has
-reached every other usable node without a failure for ``RETURN_S``, doubled for each further break of one of its pairs
+reached every other usable node of its kind without a failure for ``RETURN_S``, doubled for each further break of one of its pairs
 that is remembered (``MEMORY_S``): a link that flaps costs the cluster less and less often.
 """
 
@@ -32,7 +32,10 @@ MEMORY_S = 3600.0
 times within an hour."""
 
 PROBE_INTERVAL_S = 1.0
-"""Interval at which an isolated node probes the others."""
+"""Interval at which an isolated node probes the others, or longer where there are many."""
+
+PROBES_PER_S = 100.0
+"""Nodes that an isolated node probes each second, at most: a small load for its agent."""
 
 
 def isolate(state: DetectorState, node: str, broken: Collection[Pair], fault: Fault, now: datetime) -> ErrorDetected:
@@ -94,9 +97,11 @@ def ask(state: DetectorState, now: datetime) -> list[ProbeQuestion]:
     """Return the questions to isolated nodes whether their links work, as often as they are due."""
     questions: list[ProbeQuestion] = []
     for name, isolation in state.isolated.items():
-        if isolation.asked_at is None or (now - isolation.asked_at).total_seconds() >= PROBE_INTERVAL_S:
+        peers = _peers(state, name)
+        interval_s = max(PROBE_INTERVAL_S, len(peers) / PROBES_PER_S)
+        if isolation.asked_at is None or (now - isolation.asked_at).total_seconds() >= interval_s:
             isolation.asked_at = now
-            questions += probing.ask(state, [name], _usable(state), now)
+            questions += probing.ask(state, [name], peers, now)
     return questions
 
 
@@ -107,15 +112,14 @@ def cause(state: DetectorState, node: MonitoredNode) -> str | None:
 
 
 def may_return(state: DetectorState, name: str) -> bool:
-    """Return whether a node is not isolated, or has reached all usable nodes for long enough.
+    """Return whether a node is not isolated, or has reached all usable nodes of its kind for long enough.
 
     Nodes that have not been heard or are too old to be probed are left out, so the last node of a cluster returns.
     """
     isolation = state.isolated.get(name)
     if isolation is None:
         return True
-    usable = [peer for peer in _usable(state) if probing.can_probe(state, peer)]
-    return all([_has_proven(state, isolation, name, peer) for peer in usable])
+    return all([_has_proven(state, isolation, name, peer) for peer in _peers(state, name)])
 
 
 def _has_proven(state: DetectorState, isolation: Isolation, name: str, peer: str) -> bool:
@@ -131,6 +135,22 @@ def _has_proven(state: DetectorState, isolation: Isolation, name: str, peer: str
     return False
 
 
-def _usable(state: DetectorState) -> list[str]:
-    """Return the nodes that are neither lost nor isolated."""
-    return sorted(name for name, node in state.nodes.items() if node.lost is None and name not in state.isolated)
+def _peers(state: DetectorState, name: str) -> list[str]:
+    """Return the nodes that an isolated node has to reach: those in use that can be probed and are of its kind.
+
+    A task runs on workers of one kind, and networks need not connect kinds with one another.
+    """
+    return sorted(
+        peer
+        for peer, node in state.nodes.items()
+        if peer != name
+        and node.lost is None
+        and peer not in state.isolated
+        and probing.can_probe(state, peer)
+        and _kind(state, peer) == _kind(state, name)
+    )
+
+
+def _kind(state: DetectorState, name: str) -> str | None:
+    node = state.nodes.get(name)
+    return node.heartbeat.hardware if node is not None and node.heartbeat is not None else None

@@ -41,6 +41,11 @@ SUSPICION_S = 15.0
 OTHER_WITNESSES = 8
 """Nodes without a part in the task that are asked as well, at most: more do not change what most say."""
 
+PEERS = 24
+"""Nodes of the task that one node probes in an inquiry, at most, and by which it is probed. A probe opens three
+connections at once, other witnesses probe as well, and the queue of a listener has 100 places: what finds no place looks
+like a broken link."""
+
 ROUND_TRIPS = 100
 """Round trips for which ranks may stand still in a step while all pairs work. TCP repeats a segment that is lost again
 and again after about 1.5, 3, 6, 12 and 24 round trips (RFC 6298: the smoothed round trip and four deviations, doubled
@@ -130,13 +135,35 @@ def _ask(
     now: datetime,
     suspects: frozenset[Pair] = frozenset(),
 ) -> list[ProbeQuestion]:
-    """Begin an inquiry. The needed nodes probe one another; witnesses probe them and are probed by them."""
-    witnesses = sorted(_available(state, state.nodes.keys()) - needed)[:OTHER_WITNESSES]
-    questions = probing.ask(state, sorted(needed), [*sorted(needed), *witnesses], now)
-    questions += probing.ask(state, witnesses, sorted(needed), now)
+    """Begin an inquiry. The needed nodes probe one another; witnesses probe them and are probed by them.
+
+    The second of two inquiries in succession puts the questions of the first.
+    """
+    nodes = sorted(needed)
+    if not suspects:
+        task.inquiries += 1
+    others = sorted(_available(state, state.nodes.keys()) - needed)[:OTHER_WITNESSES] if len(nodes) <= PEERS else []
+    questions: list[ProbeQuestion] = []
+    for place, node in enumerate(nodes):
+        peers = [nodes[i] for i in peers_of(place, len(nodes), task.inquiries - 1)]
+        questions += probing.ask(state, [node], [*peers, *others], now)
+    questions += probing.ask(state, others, nodes, now)
     asked = frozenset((question.witness, peer) for question in questions for peer in question.peers)
     task.inquiry = Inquiry(now, asked, suspects)
     return questions
+
+
+def peers_of(place: int, count: int, turn: int) -> list[int]:
+    """Return the places of the nodes that a node probes in the ``turn``-th inquiry, of ``count`` nodes in a circle.
+
+    Up to ``PEERS`` others are all of them. Of more, the nearest on both sides come first, then the next in each further
+    inquiry, and after the farthest the nearest again. Two nodes always probe each other, so that a pair has two sides.
+    """
+    if count - 1 <= PEERS:
+        return [other for other in range(count) if other != place]
+    reach, half = count // 2, PEERS // 2
+    distances = {(turn * half + step) % reach + 1 for step in range(half)}
+    return sorted({(place + sign * distance) % count for distance in distances for sign in (-1, 1)})
 
 
 def _is_answered(state: DetectorState, inquiry: Inquiry) -> bool:

@@ -186,6 +186,7 @@ class MonitoredTask:
         progressed_step: see ``progressed_at``.
         absent_since: members of which their node reports no process, and since when (``absences.py``).
         inquiry: the newest inquiry among its nodes whose fault has not been judged yet.
+        inquiries: number of inquiries, without those that repeat one.
     """
 
     name: str
@@ -217,6 +218,7 @@ class MonitoredTask:
     progressed_step: int = -1
     absent_since: dict[str, datetime] = field(default_factory=dict)
     inquiry: Inquiry | None = None
+    inquiries: int = 0
     _concerned: tuple[TaskChange, frozenset[str]] | None = field(default=None, compare=False, repr=False)
     """The plan's change that ``concerned`` was computed for last, and the workers."""
 

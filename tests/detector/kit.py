@@ -116,6 +116,7 @@ class Cluster:
             sent_at=at(seconds),
             interval_s=0.25,
             probe=status.pop("probe", ""),
+            hardware=status.pop("hardware", "cpu"),
             workers=[WorkerStatus.model_validate({**fields, **status})],
         )
         decision = self.monitor.heartbeat(heartbeat, at(seconds))

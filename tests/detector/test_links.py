@@ -38,6 +38,7 @@ class Links:
         self.round_trip_s = round_trip_s
         self.idle = [f"n{nodes + i}" for i in range(idle)]
         self.deaf: set[str] = set()
+        self.hardware: dict[str, str] = {}
         self.asked: list[ProbeQuestion] = []
         self.now_s = 1.0
         self._open: list[tuple[float, ProbeQuestion]] = []
@@ -69,8 +70,9 @@ class Links:
     def _round(self) -> list[Any]:
         cluster, events = self.cluster, []
         for name in cluster.names:
-            status = {"task": None} if name in self.idle else dict(self.statuses[name])
-            events += cluster.beat(name, self.now_s, probe=f"{name}:1", **status).events
+            status = {"task": None} if name in self.idle else self.statuses[name]
+            node = {"probe": f"{name}:1", "hardware": self.hardware.get(name, "cpu")}
+            events += cluster.beat(name, self.now_s, **node, **status).events
         for due_s, question in [*self._open]:
             if due_s <= self.now_s:
                 self._open.remove((due_s, question))
@@ -203,6 +205,20 @@ def test_agents_that_do_not_answer_delay_the_judgment_by_no_more_than_their_time
     error = found.until_event()
     assert error.kind is ErrorKind.COLLECTIVE_TIMEOUT
     assert found.now_s <= 1.0 + links.ANSWER_S + 3 * STEP_S
+
+
+@pytest.mark.parametrize("count", [2, 3, links.PEERS, links.PEERS + 1, links.PEERS + 2, 100, 101])
+def test_all_pairs_of_a_large_task_are_probed_from_both_sides_in_a_few_inquiries(count: int) -> None:
+    turns = 1 + count // links.PEERS
+    probed = set()
+    for turn in range(turns):
+        asked = {(place, peer) for place in range(count) for peer in links.peers_of(place, count, turn)}
+        assert asked == {(peer, place) for place, peer in asked}
+        for place in range(count):
+            assert len(links.peers_of(place, count, turn)) <= links.PEERS
+            assert place not in links.peers_of(place, count, turn)
+        probed |= asked
+    assert len(probed) == count * (count - 1)
 
 
 def test_one_nodes_word_isolates_nobody() -> None:
@@ -403,6 +419,14 @@ def test_an_isolated_node_that_was_lost_meanwhile_still_has_to_prove_its_links()
     found.cluster.monitor.state.nodes["n2"].lost = "an error"
     assert found.run(10.0) == []
     found.cut.clear()
+    returned(found)
+
+
+def test_an_isolated_node_need_not_reach_nodes_of_another_kind() -> None:
+    found = timed(Links(idle=1))
+    left_out(found)
+    found.hardware["n3"] = "h100"
+    found.cut = {("n2", "n3")}
     returned(found)
 
 
