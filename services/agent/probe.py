@@ -56,5 +56,7 @@ class ProbeServer:
         except Undecodable as err:
             self._dropped.note(PROBE, err)
             return ProbeReply(node=self._node, outcomes={}).model_dump_json().encode()
-        found = await probes.probe(request.peers, request.timeout_s)
-        return ProbeReply(node=self._node, outcomes={n: str(o) for n, o in found.items()}).model_dump_json().encode()
+        found = await probes.probe_timed(request.peers, request.timeout_s)
+        outcomes = {node: str(probed.outcome) for node, probed in found.items()}
+        timed = {node: probed.round_trip_s for node, probed in found.items() if probed.round_trip_s is not None}
+        return ProbeReply(node=self._node, outcomes=outcomes, round_trips_s=timed).model_dump_json().encode()

@@ -179,7 +179,7 @@ class NodeWorker(BaseModel):
 
 
 class Node(BaseModel):
-    """A node. ``state``: ready, lost, isolated, left, or unreachable: ready, and the detector does not hear it now."""
+    """A node. ``state``: ready, lost, isolated or left; ``unreachable``: ready, and not heard now."""
 
     name: str
     state: str

@@ -7,6 +7,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from services.detector import stalls
@@ -66,7 +67,8 @@ def _is_unreachable(state: DetectorState, member: Member) -> bool:
 def of_moving(state: DetectorState, task: MonitoredTask, limits: StallLimits, now: datetime) -> Fault | None:
     """Return the fault of a rank that delays a plan; None if no rank does.
 
-    Without the fault, the plan's commands would wait for the rank until they time out, for minutes.
+    Without the fault, the plan's commands would wait for the rank until they time out, for minutes. Ranks that join for
+    long where nothing is known of how long that may take are a fault that is not certain.
     """
     statuses = {
         w: s
@@ -81,7 +83,12 @@ def of_moving(state: DetectorState, task: MonitoredTask, limits: StallLimits, no
         or _deaf_to_hold(task, statuses, limits)
         or _of_stage(task, statuses, limits)
     )
-    return _fault(task, stall, statuses, now) if stall is not None else None
+    if stall is not None:
+        return _fault(task, stall, statuses, now)
+    if not any(status.phase == "setup" for status in statuses.values()):
+        return None
+    stall = _of_stage(task, statuses, replace(limits, slow_region_timeout_s=stalls.SETUP_FLOOR_S))
+    return replace(_fault(task, stall, statuses, now), certain=False) if stall is not None else None
 
 
 def _stopped(
@@ -176,7 +183,20 @@ def _fault(task: MonitoredTask, stall: Stall, statuses: Mapping[str, WorkerStatu
         node=worker.rpartition("/")[0] if worker is not None else None,
         rank=status.rank if status is not None else None,
         evidence=evidence.mapping(stalled_s=stall.stalled_s, limit_s=stall.limit_s),
+        by_peers=_waits_for_peers(task, stall, statuses),
+        stalled_s=stall.stalled_s,
+        in_setup=any(s.phase == "setup" for s in statuses.values()),
     )
+
+
+def _waits_for_peers(task: MonitoredTask, stall: Stall, statuses: Mapping[str, WorkerStatus]) -> bool:
+    """Return whether the ranks to blame may wait for others, so that a broken link may be the cause of the stall.
+
+    A stopped process waits for nobody, and in a data-parallel task a rank that computes does not either.
+    """
+    alone = ("compute",) if _data_parallel_only(task.layout) else ()
+    blamed = [statuses[worker] for worker in stall.workers]
+    return not any(status.process_state in stalls.STOPPED or status.phase in alone for status in blamed)
 
 
 def _data_parallel_only(layout: Layout | None) -> bool:

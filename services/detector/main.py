@@ -291,26 +291,28 @@ class DetectorService:
 
     async def _probe(self, question: ProbeQuestion) -> None:
         """Have a question answered, by this process or by an agent, and decide on the answer."""
+        round_trips_s: dict[str, float] = {}
         if question.witness == DETECTOR:
             outcomes = await probes.probe(question.peers, question.timeout_s)
         else:
-            outcomes = await self._ask_witness(question)
+            outcomes, round_trips_s = await self._ask_witness(question)
         async with self._one_input:
-            await self._carry_out(self.monitor.probed(question, outcomes, self._clock.now()))
+            await self._carry_out(self.monitor.probed(question, outcomes, self._clock.now(), round_trips_s))
 
-    async def _ask_witness(self, question: ProbeQuestion) -> dict[str, Outcome]:
-        """Return what an agent found out; nothing if it does not answer."""
+    async def _ask_witness(self, question: ProbeQuestion) -> tuple[dict[str, Outcome], dict[str, float]]:
+        """Return what an agent found out, and the round trips in seconds; nothing if it does not answer."""
         subject = f"{PROBE}.{question.witness}"
         request = ProbeRequest(peers=dict(question.peers), timeout_s=question.timeout_s)
         limit_s = question.timeout_s + PROBE_REPLY_S
         try:
             answer = await self._bus.request(subject, request.model_dump_json().encode(), timeout_s=limit_s)
-            return decode(PROBE_REPLY, answer).known()
+            reply = decode(PROBE_REPLY, answer)
         except Unavailable:
-            return {}
+            return {}, {}
         except Undecodable as err:
             self._dropped.note(subject, err)
-            return {}
+            return {}, {}
+        return reply.known(), reply.round_trips_s
 
     async def _clean(self, clean: Clean) -> None:
         """Send a request to end left-behind ranks. A node that does not do it is asked again later."""

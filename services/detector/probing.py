@@ -61,7 +61,13 @@ def can_probe(state: DetectorState, witness: str) -> bool:
     return witness == DETECTOR or _target(state, witness) is not None
 
 
-def take(state: DetectorState, question: ProbeQuestion, outcomes: Mapping[str, Outcome], now: datetime) -> None:
+def take(
+    state: DetectorState,
+    question: ProbeQuestion,
+    outcomes: Mapping[str, Outcome],
+    now: datetime,
+    round_trips_s: Mapping[str, float],
+) -> None:
     """Note the answer to a question. ``outcomes`` has no entry for what the witness did not find out."""
     for peer, target in question.peers.items():
         node = state.nodes.get(peer)
@@ -70,7 +76,9 @@ def take(state: DetectorState, question: ProbeQuestion, outcomes: Mapping[str, O
         node.witnesses.setdefault(question.witness, question.asked_at)
         known = state.probes.get((question.witness, peer))
         if known is None or known.asked_at <= question.asked_at:
-            state.probes[question.witness, peer] = ProbeResult(outcomes.get(peer), question.asked_at, now)
+            state.probes[question.witness, peer] = ProbeResult(
+                outcomes.get(peer), question.asked_at, now, round_trips_s.get(peer)
+            )
         if outcomes.get(peer) is Outcome.REACHED:
             at = question.asked_at
             node.reached_at = at if node.reached_at is None else max(at, node.reached_at)

@@ -15,7 +15,7 @@ from services.detector import hangs, probing
 from services.detector.probing import DETECTOR, ProbeQuestion
 from services.detector.stalls import StallLimits
 from services.detector.state import DetectorState, MonitoredNode, MonitoredTask
-from shared.probes import MAX_TIMEOUT_S, PROBE_TIMEOUT_S, Outcome
+from shared.probes import PROBE_TIMEOUT_S, Outcome
 from shared.reachability import Reachability, Unreachable
 from shared.signals import RECONNECT_GRACE_S
 
@@ -82,7 +82,7 @@ class SilenceLimits:
     @property
     def probe_timeout_s(self) -> float:
         """Time-out of a probe."""
-        return min(PROBE_FRACTION * self.node_timeout_s, PROBE_TIMEOUT_S, MAX_TIMEOUT_S)
+        return min(PROBE_FRACTION * self.node_timeout_s, PROBE_TIMEOUT_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,7 @@ class Cluster:
             probe=status.pop("probe", ""),
             network=status.pop("network", ""),
             domain=status.pop("domain", "default"),
+            hardware=status.pop("hardware", "cpu"),
             workers=[WorkerStatus.model_validate({**fields, **status})],
         )
         decision = self.monitor.heartbeat(heartbeat, at(seconds))

@@ -114,3 +114,18 @@ def test_a_request_without_a_time_out_has_the_default() -> None:
 def test_a_reply_is_read_as_it_was_sent() -> None:
     reply = ProbeReply(node="n0", outcomes={"n1": str(Outcome.MUTE)})
     assert decode(PROBE_REPLY, reply.model_dump_json().encode()).known() == {"n1": Outcome.MUTE}
+
+
+async def test_the_round_trip_is_known_of_a_machine_that_took_the_connection() -> None:
+    with deaf() as silent:
+        async with listening(say(probes.line("n2", "first"))) as other:
+            found = await probes.probe_timed({"n1": silent, "n2": other}, SHORT_S)
+    assert found["n1"] == (Outcome.SILENT, None)
+    round_trip_s = found["n2"].round_trip_s
+    # Loopback takes microseconds; the kernel's number, and not that of another field of the structure.
+    assert round_trip_s is not None
+    assert 0.0 < round_trip_s < ENOUGH_S
+
+
+def test_a_reply_of_an_older_version_has_no_round_trips() -> None:
+    assert decode(PROBE_REPLY, b'{"node": "n0", "outcomes": {"n1": "reached"}}').round_trips_s == {}

@@ -21,10 +21,10 @@ SERVICES = ("detector", "planner", "transition")
 _HEALTH_TIMEOUT_S = 1.0
 """An answer takes milliseconds; container platforms give a probe about a second by default."""
 
-_NAMED = 5
-"""Unreachable nodes that the check names."""
 _LOG_TIMEOUT_S = 2.0
 """A database that has lost its power answers nothing at all; a busy one may take a second."""
+_NAMED = 5
+"""Unreachable nodes that the check names."""
 
 
 @router.get("/healthz")
