@@ -10,15 +10,12 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 from shared.errors import InvalidInput, UnreachableAddress
+from shared.network import network_stack
 from shared.settings import Settings
-
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-NETWORK_NAMESPACE = Path("/proc/self/ns/net")
 
 Interfaces = Mapping[str, Sequence[str]]
 """Interface -> its IP addresses, without zones."""
@@ -29,7 +26,8 @@ class NodeAddress:
     """The address of a node.
 
     ``ip``: the node's IP address. ``interface``: the network interface that has it. ``store_host``: the host that is
-    told to peers. ``store_ip``: the address that ``store_host`` has on this machine. ``network``: see ``network``.
+    told to peers. ``store_ip``: the address that ``store_host`` has on this machine. ``network``: the machine's network
+    stack (``shared.network``).
     """
 
     ip: str
@@ -61,7 +59,9 @@ def find(settings: Settings, local: str, server: str) -> NodeAddress:
         raise _invalid("address", "", "the connection to NATS shows no address of this machine; set UNICRON_ADDRESS")
     ip = _own("address", settings.address or local, present)
     store_host = settings.store_host or ip
-    found = NodeAddress(ip, _interface(ip, present), store_host, _own("store_host", store_host, present), network())
+    found = NodeAddress(
+        ip, _interface(ip, present), store_host, _own("store_host", store_host, present), network_stack()
+    )
     if server and not _is_own(server, present):
         for setting, given in found.by_setting.items():
             if ipaddress.ip_address(given).is_loopback:
@@ -80,14 +80,6 @@ def interfaces() -> dict[str, list[str]]:
         ips = [a for a in addresses if a.family in (socket.AF_INET, socket.AF_INET6)]
         found[name] = [plain(a.address) for a in sorted(ips, key=lambda a: a.family is not socket.AF_INET)]
     return found
-
-
-def network() -> str:
-    """Return what identifies this machine's network stack: the boot of its kernel, and the network namespace."""
-    try:
-        return f"{BOOT_ID.read_text().strip()}/{NETWORK_NAMESPACE.stat().st_ino}"
-    except OSError:
-        return socket.gethostname()
 
 
 def socket_environment(interface: str, given: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -147,7 +147,7 @@ class NodeWorker(BaseModel):
 
 
 class Node(BaseModel):
-    """A node. ``state``: ready, lost or isolated."""
+    """A node. ``state``: ready, lost or isolated; ``unreachable``: ready, and the detector does not hear it now."""
 
     name: str
     state: str

@@ -23,6 +23,10 @@ FIRST_HEARTBEATS = 2.0
 """After a start of the detector every living agent has been heard within this many heartbeat intervals. Chosen: one
 interval, and another one for a busy machine."""
 
+GIVEN_UP_FACTOR = 3.0
+"""Multiple of ``node_timeout_s`` after which another machine may take the name of a silent node that nobody reaches. It
+gives witnesses time to answer twice."""
+
 
 class Liveness(StrEnum):
     """What came of the question to an agent whether it lives."""
@@ -89,7 +93,7 @@ def judge(
             return _in_use(hello.node)
     if admitted is not None and _is_pending(admitted, hello, answers, patience, now):
         return _wait(f"an agent that was admitted as {hello.node} does not answer")
-    if node is not None and _held(node, hello, answers, patience):
+    if node is not None and not _is_given_up(node, patience, now) and _held(node, hello, answers, patience):
         return _wait(f"the agent of node {hello.node} does not answer, and does not count as lost yet")
     return _reach(state, hello, answers, patience)
 
@@ -128,6 +132,17 @@ def _held(node: MonitoredNode, hello: Hello, answers: Mapping[str, Liveness], pa
     if node.heartbeat is None:
         return not patience.all_heard
     return node.heartbeat.network != hello.network
+
+
+def _is_given_up(node: MonitoredNode, patience: Patience, now: datetime) -> bool:
+    """Return whether a node that is silent, and that no witness reaches, leaves its name to another machine.
+
+    Where nothing can show that a node is lost (``silence.py``), a machine that replaces it would wait for ever.
+    """
+    if node.unreachable_since is None:
+        return False
+    known_at = max(at for at in (node.unreachable_since, node.reached_at) if at is not None)
+    return (now - known_at).total_seconds() > GIVEN_UP_FACTOR * patience.node_timeout_s
 
 
 def _reach(state: DetectorState, hello: Hello, answers: Mapping[str, Liveness], patience: Patience) -> Answer | Ask:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
-from services.detector import absences, admission, faults, hangs, isolation, links, probing, status_events
+from services.detector import absences, admission, faults, hangs, isolation, links, probing, silence, status_events
 from services.detector.admission import Ask, Liveness, Patience
 from services.detector.evolve import evolve
 from services.detector.faults import Fault
 from services.detector.probing import ProbeQuestion
+from services.detector.silence import SilenceLimits
 from services.detector.stalls import StallLimits
 from services.detector.state import Admitted, DetectorState, MonitoredNode, MonitoredTask, Suspicion
 from shared.admission import Answer, Hello
@@ -81,13 +82,14 @@ class Revoke:
 class Decision:
     """The events to append, in order, the requests to agents, and the agents whose name belongs to another one.
 
-    ``probes``: requests to probe; their answers are inputs (``Monitor.probed``).
+    ``probes``: requests to probe; their answers are inputs (``Monitor.probed``). ``notes``: lines for a person to read.
     """
 
     events: list[Event] = field(default_factory=list)
     cleans: list[Clean] = field(default_factory=list)
     revokes: list[Revoke] = field(default_factory=list)
     probes: list[ProbeQuestion] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -99,12 +101,14 @@ class Monitor:
         started_at: the time at which it began to listen; after the bus was away, the end of the reconnect grace.
         state: the fold of the log, and telemetry.
         echo_at: when its own message last arrived.
+        network: the network stack of the detector (``shared.network``); empty: unknown.
     """
 
     limits: DetectorLimits
     started_at: datetime
     state: DetectorState = field(default_factory=DetectorState)
     echo_at: datetime | None = None
+    network: str = ""
 
     # ---- inputs
 
@@ -190,6 +194,8 @@ class Monitor:
                 return decision
             self.state.admitted.pop(heartbeat.node, None)
         node = self.state.nodes.get(heartbeat.node)
+        if node is not None and node.incarnation == heartbeat.incarnation:
+            decision.notes += silence.heard(self.state, node, now)
         if node is None or node.incarnation != heartbeat.incarnation:
             self._decide(decision, status_events.node_joined(heartbeat, heartbeat.incarnation, now))
         elif (left := isolation.cause(self.state, node)) and isolation.may_return(self.state, node.name):
@@ -216,10 +222,13 @@ class Monitor:
         decision = Decision()
         if self._deaf(now):
             return decision
-        for node in list(self.state.nodes.values()):
-            since = max(node.silent_since or self.started_at, self.started_at)
-            if node.lost is None and (now - since).total_seconds() > self.limits.node_timeout_s:
-                self._lose(decision, node, now, "no heartbeat")
+        limits = SilenceLimits(
+            self.limits.heartbeat_interval_s, self.limits.node_timeout_s, self.limits.stalls, self.network
+        )
+        found = silence.judge(self.state, limits, self.started_at, now)
+        decision.probes, decision.notes = found.questions, found.notes
+        for lost in found.lost:
+            self._lose(decision, lost.node, now, lost.reason, lost.witnesses)
         for task in list(self.state.running()):
             absences.update(self.state, task, now)
             if (vanished := absences.find(self.state, task, self.started_at)) is not None:
@@ -238,9 +247,17 @@ class Monitor:
         """Return whether a node's silence may be due to the bus or to the detector itself."""
         return self.echo_at is None or (now - self.echo_at).total_seconds() > ECHO_TIMEOUT_S
 
-    def _lose(self, decision: Decision, node: MonitoredNode, now: datetime, reason: str) -> None:
+    def _lose(
+        self,
+        decision: Decision,
+        node: MonitoredNode,
+        now: datetime,
+        reason: str,
+        witnesses: Mapping[str, str] | None = None,
+    ) -> None:
+        details = {"witnesses": dict(witnesses)} if witnesses else {}
         limit_s = self.limits.node_timeout_s
-        self._decide(decision, faults.node_lost(self.state, node, now=now, reason=reason, limit_s=limit_s))
+        self._decide(decision, faults.node_lost(self.state, node, now=now, reason=reason, limit_s=limit_s, **details))
 
     def _clean(self, decision: Decision, node: MonitoredNode, heartbeat: Heartbeat, now: datetime) -> bool:
         """Ask a returned node to end the ranks that survived its absence; return whether it has any."""

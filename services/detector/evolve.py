@@ -143,7 +143,7 @@ def _leave_out(state: DetectorState, event: ErrorDetected, name: str, evidence: 
         return
     node = state.nodes.get(name)
     if node is not None and evidence.incarnation in (None, node.incarnation):
-        node.lost = event.event_id
+        node.lost, node.unreachable_since = event.event_id, None
 
 
 def _await_answer(task: MonitoredTask, event: ErrorDetected) -> None:

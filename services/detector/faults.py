@@ -279,9 +279,9 @@ def refusal(task: MonitoredTask, raised: RankRaised, *, now: datetime) -> TaskFa
 
 
 def node_lost(
-    state: DetectorState, node: MonitoredNode, *, now: datetime, reason: str, limit_s: float
+    state: DetectorState, node: MonitoredNode, *, now: datetime, reason: str, limit_s: float, **details: Any
 ) -> ErrorDetected:
-    """Return the error event of a lost node, with the tasks that have workers on the node."""
+    """Return the error event of a lost node, with the tasks that have workers on the node. ``details``: evidence."""
     event_id = derived_id(node.joined, SERVICE, "lost")
     heard_at = node.heard_at or now
     evidence = Evidence(incarnation=node.incarnation, tasks=lost_ranks(state, node))
@@ -299,6 +299,7 @@ def node_lost(
             last_heartbeat_at=heard_at.isoformat(),
             silence_s=(now - heard_at).total_seconds(),
             limit_s=limit_s,
+            **details,
         ),
     )
 

@@ -1,8 +1,8 @@
 """Nodes that are left out because of a broken link: how long, and what brings them back. Pure.
 
 An isolated node is alive: its heartbeats arrive, and its agent takes commands. It returns (``node.joined``) once it has
-reached every other usable node of its kind without a failure for ``RETURN_S``, doubled for each further break of one of its pairs
-that is remembered (``MEMORY_S``): a link that flaps costs the cluster less and less often.
+reached every other usable node of its kind without a failure for ``RETURN_S``, doubled for each further break of one of
+its pairs that is remembered (``MEMORY_S``): a link that flaps costs the cluster less and less often.
 """
 
 from __future__ import annotations

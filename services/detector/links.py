@@ -43,8 +43,8 @@ OTHER_WITNESSES = 8
 
 PEERS = 24
 """Nodes of the task that one node probes in an inquiry, at most, and by which it is probed. A probe opens three
-connections at once, other witnesses probe as well, and the queue of a listener has 100 places: what finds no place looks
-like a broken link."""
+connections at once, other witnesses probe as well, and the queue of a listener has 100 places: what finds no place
+looks like a broken link."""
 
 ROUND_TRIPS = 100
 """Round trips for which ranks may stand still in a step while all pairs work. TCP repeats a segment that is lost again

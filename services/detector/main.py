@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from services.detector import silence
 from services.detector.admission import Liveness
 from services.detector.decide import Clean, Decision, DetectorLimits, Monitor, Revoke
 from services.detector.probing import DETECTOR, ProbeQuestion
@@ -32,7 +33,9 @@ from shared.events import Recorded
 from shared.log.journal import Journal
 from shared.log.own_events import OwnEvents
 from shared.messages import decode
+from shared.network import network_stack
 from shared.probes import PROBE, PROBE_REPLY, Outcome, ProbeRequest
+from shared.reachability import PUBLISHED_EVERY_S, REACHABILITY, Reachability
 from shared.service import Context, run
 from shared.settings import Settings
 from shared.signals import ACCEPTED, HEARTBEAT, HEARTBEATS, SIGNAL, SIGNALS, Signal, refusal
@@ -88,7 +91,7 @@ class DetectorService:
                 slow_region_timeout_s=settings.slow_region_timeout_s,
             ),
         )
-        self.monitor = Monitor(limits=limits, started_at=self._clock.now())
+        self.monitor = Monitor(limits=limits, started_at=self._clock.now(), network=network_stack())
         self._one_input = asyncio.Lock()
         self._own = OwnEvents()
         self._last = 0
@@ -97,6 +100,7 @@ class DetectorService:
         self._moved_on = Changes()
         self._fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._requests: set[asyncio.Task[None]] = set()
+        self._shown, self._shown_at_s = Reachability(), -PUBLISHED_EVERY_S
         self._echo = f"unicron.echo.{uuid.uuid4().hex}"
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
@@ -221,9 +225,18 @@ class DetectorService:
         while True:
             async with self._one_input:
                 await self._carry_out(self.monitor.tick(self._clock.now()))
+                shown = silence.reachability(self.monitor.state)
             with contextlib.suppress(Unavailable):
                 await self._bus.publish(self._echo, b"")
+                await self._publish(shown)
             await asyncio.sleep(TICK_S)
+
+    async def _publish(self, shown: Reachability) -> None:
+        """Publish which nodes are unreachable, when that has changed or a repetition is due."""
+        at_s = self._clock.seconds()
+        if shown != self._shown or at_s - self._shown_at_s >= PUBLISHED_EVERY_S:
+            self._shown, self._shown_at_s = shown, at_s
+            await self._bus.publish(REACHABILITY, shown.model_dump_json().encode())
 
     # ---- effects
 
@@ -233,6 +246,8 @@ class DetectorService:
             await self._append(decision)
             for event in decision.events:
                 logger.info("%s %s", event.type, event.stream)
+        for note in decision.notes:
+            logger.warning("%s", note)
         for revoke in decision.revokes:
             await self._revoke(revoke)
         requests = [self._clean(clean) for clean in decision.cleans] + [self._probe(one) for one in decision.probes]

@@ -41,7 +41,7 @@ def ask(
     now: datetime,
     timeout_s: float = PROBE_TIMEOUT_S,
 ) -> list[ProbeQuestion]:
-    """Return the questions to the witnesses about the peers.
+    """Note and return the questions to the witnesses about the peers.
 
     Left out are nodes of an older version, which can neither be asked nor be probed, and a witness's own node.
     """
@@ -50,6 +50,8 @@ def ask(
     for witness in witnesses:
         asked = {name: target for name, target in targets.items() if name != witness}
         if asked and can_probe(state, witness):
+            for name in asked:
+                state.nodes[name].witnesses[witness] = now
             questions.append(ProbeQuestion(witness, asked, now, timeout_s))
     return questions
 
@@ -71,6 +73,7 @@ def take(
         node = state.nodes.get(peer)
         if node is None or node.incarnation != target.incarnation:
             continue
+        node.witnesses.setdefault(question.witness, question.asked_at)
         known = state.probes.get((question.witness, peer))
         if known is None or known.asked_at <= question.asked_at:
             state.probes[question.witness, peer] = ProbeResult(
@@ -86,7 +89,15 @@ def results(state: DetectorState, peer: str, since: datetime) -> dict[str, Outco
 
     None: the witness did not answer, or found nothing out.
     """
-    return {w: r.outcome for (w, p), r in state.probes.items() if p == peer and r.asked_at > since}
+    node = state.nodes.get(peer)
+    found = {w: state.probes.get((w, peer)) for w in (node.witnesses if node is not None else ())}
+    return {w: result.outcome for w, result in found.items() if result is not None and result.asked_at > since}
+
+
+def is_pending(state: DetectorState, witness: str, peer: str, since: datetime) -> bool:
+    """Return whether a witness was asked about a node after ``since``, and has not answered any such question yet."""
+    asked_at = state.nodes[peer].witnesses.get(witness)
+    return asked_at is not None and asked_at > since and witness not in results(state, peer, since)
 
 
 def _target(state: DetectorState, name: str) -> ProbeTarget | None:

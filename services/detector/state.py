@@ -39,6 +39,11 @@ class MonitoredNode:
         cleaned_at: when it was last asked to end the ranks that its absence left behind.
         stopped: pid -> the time since which every heartbeat has shown the process stopped (kernel state T).
         reached_at: when the newest question was put that a witness answered with having reached its agent.
+        witnesses: who was asked to probe it -> when last.
+        asked_at: when witnesses were asked about it last because of its silence.
+        asked_since: when a witness was first asked about it in its present silence.
+        unreachable_since: when it was heard last, while it is silent and not lost (``silence.py``).
+        adopted_until: end of the time in which a node that was unreachable sends the signals that have waited.
     """
 
     name: str
@@ -52,20 +57,24 @@ class MonitoredNode:
     cleaned_at: datetime | None = None
     stopped: dict[int, datetime] = field(default_factory=dict)
     reached_at: datetime | None = None
+    witnesses: dict[str, datetime] = field(default_factory=dict)
+    asked_at: datetime | None = None
+    asked_since: datetime | None = None
+    unreachable_since: datetime | None = None
+    adopted_until: datetime | None = None
 
     def receive(self, heartbeat: Heartbeat, now: datetime) -> None:
         """Take a heartbeat that was received at ``now``."""
         self.heard_at = now if self.heard_at is None else max(now, self.heard_at)
         self.heartbeat = heartbeat
+        self.asked_since = None
         stopped = [w.pid for w in heartbeat.workers if w.pid is not None and w.process_state in STOPPED]
         self.stopped = {pid: self.stopped.get(pid, now) for pid in stopped}
 
     @property
     def silent_since(self) -> datetime | None:
-        """The time from which its silence counts; None before its first heartbeat."""
-        if self.heard_at is None or self.excused_until is None:
-            return self.heard_at
-        return max(self.heard_at, self.excused_until)
+        """The time from which its silence counts; None before its first heartbeat, unless it is excused."""
+        return max((at for at in (self.heard_at, self.excused_until) if at is not None), default=None)
 
     def stopped_s(self, pid: int | None, now: datetime) -> float:
         """Return for how many seconds a process has been seen stopped; 0 if it was not.
@@ -282,6 +291,7 @@ class DetectorState:
         isolated: nodes that are left out because of a broken link.
         breaks: when each pair of nodes was found broken.
         probes: (witness, node) -> the answer to the newest question. Not in the log.
+        cut_off_since: since when no node is heard, and none is known to be lost. Not in the log.
     """
 
     nodes: dict[str, MonitoredNode] = field(default_factory=dict)
@@ -293,6 +303,7 @@ class DetectorState:
     isolated: dict[str, Isolation] = field(default_factory=dict)
     breaks: dict[Pair, list[datetime]] = field(default_factory=dict)
     probes: dict[tuple[str, str], ProbeResult] = field(default_factory=dict)
+    cut_off_since: datetime | None = None
 
     def cause_of(self, plan: str | None) -> ErrorDetected | None:
         """Return the error that a plan answers; None if the plan is unknown or answers another kind of event."""

@@ -11,6 +11,7 @@ from services.detector.admission import Ask, Liveness
 from services.detector.decide import Monitor, Revoke
 from shared.admission import Answer, Hello
 from shared.events import ErrorDetected, NodeJoined, TaskCheckpointed
+from shared.probes import Outcome
 from shared.signals import Heartbeat, WorkerStatus
 from tests.detector.kit import LIMITS, Cluster, at
 
@@ -51,6 +52,7 @@ class Detector:
         addresses: Mapping[str, str] = FAR,
         network: str = HERE,
         sent_at: float | None = None,
+        probe: str = "",
     ) -> tuple[list[Any], list[Revoke]]:
         heartbeat = Heartbeat(
             node=name,
@@ -61,6 +63,7 @@ class Detector:
             interval_s=0.25,
             addresses=dict(addresses),
             network=network,
+            probe=probe,
             workers=[WorkerStatus(worker=f"{name}/0")],
         )
         decision = self.monitor.heartbeat(heartbeat, at(seconds))
@@ -118,6 +121,24 @@ def test_an_agent_that_may_be_cut_off_keeps_its_name_until_its_node_is_lost(answ
     detector.silence(1.6)
     assert detector.monitor.state.nodes["n0"].lost is not None
     assert detector.verdict(hello("n0", SECOND, network=network), 1.7, first=answer) == "admitted"
+
+
+@pytest.mark.parametrize("reached", [False, True])
+def test_a_machine_that_replaces_the_only_node_gets_its_name_if_nobody_reaches_that(reached: bool) -> None:
+    """Nothing can show that the only node is lost; its successor must not wait for ever."""
+    detector = Detector()
+    detector.beat("n0", FIRST, 0.0, probe="n0:1")
+    for tenth in range(60):
+        detector.monitor.echo(at(tenth / 10))
+        for question in detector.monitor.tick(at(tenth / 10)).probes:
+            outcome = Outcome.REACHED if reached else Outcome.SILENT
+            detector.monitor.probed(question, {"n0": outcome}, at(tenth / 10))
+    assert detector.monitor.state.nodes["n0"].lost is None
+    verdict = detector.verdict(hello("n0", SECOND, network=THERE), 6.0, first=Liveness.GONE)
+    assert verdict == ("wait" if reached else "admitted")
+    if not reached:
+        events, _ = detector.beat("n0", SECOND, 6.1, network=THERE)
+        assert [type(event) for event in events] == [ErrorDetected, NodeJoined]
 
 
 def test_a_lost_agent_that_answers_keeps_its_name() -> None:
