@@ -92,6 +92,8 @@ def examine(state: DetectorState, task: MonitoredTask, fault: Fault | None, now:
     if not _is_answered(state, inquiry) and (now - inquiry.asked_at).total_seconds() <= ANSWER_S:
         return Examination()
     reached, round_trip_s = _answers(state, inquiry)
+    if reached:
+        task.round_trip_s = round_trip_s
     broken = broken_pairs(reached)
     certain = {pair for pair in broken if pair in inquiry.suspects or isolation.breaks(state, pair, now)}
     if out := left_out(needed, certain, isolation.need(state)):
@@ -99,12 +101,12 @@ def examine(state: DetectorState, task: MonitoredTask, fault: Fault | None, now:
         return Examination(errors=[isolation.isolate(state, node, certain, fault, now) for node in out])
     if left_out(needed, broken, {}) and not inquiry.suspects:
         return Examination(_ask(state, task, needed, now, suspects=broken))
-    waits_s = patience_s(round_trip_s, in_setup=fault.in_setup)
+    waits_s = patience_s(task.round_trip_s, in_setup=fault.in_setup)
     if not fault.certain or (fault.stalled_s is not None and fault.stalled_s <= waits_s):
         return Examination()
     task.inquiry = None
     found = Evidence(pairs=sorted(inquiry.suspects)) if inquiry.suspects else Evidence()
-    evidence = fault.evidence | found.mapping(round_trip_s=round_trip_s)
+    evidence = fault.evidence | found.mapping(round_trip_s=task.round_trip_s)
     return Examination(fault=replace(fault, evidence=evidence))
 
 

@@ -204,6 +204,7 @@ class MonitoredTask:
         absent_since: members of which their node reports no process, and since when (``absences.py``).
         inquiry: the newest inquiry among its nodes whose fault has not been judged yet.
         inquiries: number of inquiries, without those that repeat one.
+        round_trip_s: the longest round trip between two of its nodes, in the newest inquiry that had an answer.
     """
 
     name: str
@@ -237,6 +238,7 @@ class MonitoredTask:
     absent_since: dict[str, datetime] = field(default_factory=dict)
     inquiry: Inquiry | None = None
     inquiries: int = 0
+    round_trip_s: float = 0.0
     _concerned: tuple[TaskChange, frozenset[str]] | None = field(default=None, compare=False, repr=False)
     """The plan's change that ``concerned`` was computed for last, and the workers."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.detector.pairs import Pair, broken_pairs, left_out, pair
@@ -83,6 +83,10 @@ tables = st.integers(2, 6).flatmap(
 needs = st.dictionaries(st.sampled_from(NODES), st.integers(0, 3).map(float))
 
 
+examples = settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+
+
+@examples
 @given(tables, st.sets(st.sampled_from(NODES), min_size=2), needs)
 def test_who_is_left_out_of_any_table(
     reached: dict[tuple[str, str], bool], needed: set[str], need: dict[str, float]
@@ -104,6 +108,7 @@ def test_who_is_left_out_of_any_table(
     assert decided(again, needed, need) == (out, broken)
 
 
+@examples
 @given(tables)
 def test_a_probe_that_gets_through_settles_its_pair(reached: dict[tuple[str, str], bool]) -> None:
     broken = broken_pairs(reached)

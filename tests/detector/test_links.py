@@ -273,6 +273,14 @@ def test_ranks_in_a_slow_network_wait_on_as_long_as_all_reach_all() -> None:
     assert (error.kind, error.node) == (ErrorKind.BROKEN_LINK, "n2")
 
 
+def test_ranks_in_a_slow_network_wait_on_though_answers_are_late() -> None:
+    found = timed(Links(round_trip_s=0.4))
+    found.stall()
+    assert found.run(5.0) == []
+    found.deaf = set(found.cluster.names)
+    assert found.run(10.0) == []
+
+
 def test_ranks_in_a_slow_network_do_not_wait_for_ever() -> None:
     found = timed(Links(round_trip_s=0.4))
     found.stall(links.patience_s(0.4, in_setup=False))
