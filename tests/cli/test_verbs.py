@@ -19,7 +19,7 @@ from shared.bus import Bus
 from shared.events import TaskFailed, TaskFinished, TaskStopped, TaskStopRequested
 from shared.log.journal import Journal
 from shared.settings import Settings
-from tests.api.kit import Server, Story, serving, spec_dict, until
+from tests.api.kit import NodeMachines, Server, Story, serving, spec_dict, until
 from tests.cli.conftest import Unicron, call_unicron, end, start_unicron
 
 NOWHERE = "http://127.0.0.1:9"
@@ -69,13 +69,15 @@ async def test_a_wrong_field_exits_2_and_is_named_without_asking_the_server(
 
 
 async def test_data_that_is_not_there_exits_2_and_nothing_is_logged(
-    api: Server, unicron: Unicron, tmp_path: Path
+    api: Server, unicron: Unicron, machines: NodeMachines, tmp_path: Path
 ) -> None:
+    await machines.start("n0")
+    await api.join("n0")
     path = write_spec(tmp_path / "mine", data="no-such.txt")
     outcome = await unicron("submit", str(path), "-o", "json")
     assert outcome.code == 2
     assert json.loads(outcome.err)["errors"][0]["field"] == "data"
-    assert api.journal.log.last_position() == 0
+    assert [recorded.event.type for recorded in api.journal.log.read()] == ["node.joined"]
 
 
 @pytest.mark.parametrize("content", [b"a: [", b"\xff\xfe\x00", b"just text", b""])
@@ -150,7 +152,8 @@ VERBS = {
 async def test_text_and_json_of_every_verb(healed: Server) -> None:
     output = healed.data.parent / "tasks" / "gpt" / "output"
     output.mkdir(parents=True)
-    (output / "1-n0-0.log").write_text("hello\n")
+    for worker, printed in (("n0-0", "hello\n"), ("n0-1", ""), ("n1-0", "")):
+        (output / f"1-{worker}.log").write_text(printed)
     for arguments, words in VERBS.items():
         text = await call_unicron(*arguments, server=healed.url)
         assert (text.code, text.err) == (0, "")
@@ -162,7 +165,7 @@ async def test_text_and_json_of_every_verb(healed: Server) -> None:
             assert set(document) == {"items", "next_cursor"}
             assert document["items"]
     text = await call_unicron("logs", "gpt", server=healed.url)
-    assert text.out == "n0/0 | hello\n"
+    assert (text.out, text.err) == ("n0/0 | hello\n", "unicron: output of n1/1 is on n1, which does not answer\n")
     as_json = await call_unicron("logs", "gpt", "--rank", "0", "-o", "json", server=healed.url)
     assert json.loads(as_json.out) == {"worker": "n0/0", "generation": 1, "line": "hello"}
 
