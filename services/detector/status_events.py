@@ -87,5 +87,6 @@ def of_signal(signal: Signal, now: datetime) -> Event | None:
                 samples_sha256=signal.samples_sha256,
                 parameters_path=signal.parameters_path,
                 loss=signal.loss,
+                worker=signal.worker,
             )
     return None

@@ -111,12 +111,14 @@ async def test_a_name_in_use_is_refused_and_free_again_once_stopped(api: Server)
 async def test_the_name_of_a_task_that_succeeded_stays_taken(api: Server) -> None:
     await api.http.post("/v1/tasks", json=api.spec())
     recorded = await api.append(
-        TaskFinished, task="gpt", generation=1, step=100, samples_sha256="ab", parameters_path="/p"
+        TaskFinished, task="gpt", generation=1, step=100, samples_sha256="ab", parameters_path="/p", worker="n1/0"
     )
     await api.projected(recorded.position)
     refused(await api.http.post("/v1/tasks", json=api.spec()), 409, "conflict")
     task = (await api.http.get("/v1/tasks/gpt")).json()
-    assert task["result"] == {"steps": 100, "samples_sha256": "ab", "parameters_path": "/p"}
+    assert task["result"] == {
+        "steps": 100, "samples_sha256": "ab", "parameters_path": "/p", "generation": 1, "node": "n1"
+    }  # fmt: skip
     refused(await api.http.post("/v1/tasks/gpt/stop"), 409, "conflict")
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import json
+import random
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -78,6 +80,38 @@ async def test_data_that_is_not_there_exits_2_and_nothing_is_logged(
     assert outcome.code == 2
     assert json.loads(outcome.err)["errors"][0]["field"] == "data"
     assert [recorded.event.type for recorded in api.journal.log.read()] == ["node.joined"]
+
+
+async def test_a_result_is_fetched_goes_on_where_it_broke_off_and_is_checked(
+    api: Server, unicron: Unicron, machines: NodeMachines, tmp_path: Path
+) -> None:
+    await machines.start("n0")
+    await api.join("n0")
+    await api.http.post("/v1/tasks", json=api.spec(data=str(write_spec(tmp_path / "mine"))))
+    target = tmp_path / "parameters"
+    assert (await unicron("result", "gpt", str(target))).code == 3  # it has not finished
+    content = random.Random(1).randbytes(700_000)
+    stored = machines.run_dir("n0") / "tasks" / "gpt" / "generation-1" / "result" / "parameters.safetensors"
+    stored.parent.mkdir(parents=True)
+    stored.write_bytes(content)
+    recorded = await api.append(
+        TaskFinished, task="gpt", generation=1, step=9, samples_sha256="a", parameters_path="/p", worker="n0/0"
+    )
+    await api.projected(recorded.position)
+    digest = hashlib.sha256(content).hexdigest()
+    partial = tmp_path / f".parameters.{digest[:16]}.partial"
+    partial.write_bytes(content[:300_000])
+    outcome = await unicron("result", "gpt", str(target), "-o", "json")
+    assert json.loads(outcome.out) == {"path": str(target), "size_bytes": len(content), "sha256": digest}
+    assert target.read_bytes() == content
+    assert not partial.exists()
+    partial.write_bytes(bytes(300_000))
+    target.unlink()
+    outcome = await unicron("result", "gpt", str(target))
+    assert (outcome.code, target.exists(), partial.exists()) == (6, False, False)
+    assert digest in outcome.err
+    assert (await unicron("result", "gpt", str(tmp_path / "no" / "folder"))).code == 2
+    assert (await unicron("result", "gpt", str(target))).out == f"{target}: {len(content)} bytes, sha256 {digest}\n"
 
 
 @pytest.mark.parametrize("content", [b"a: [", b"\xff\xfe\x00", b"just text", b""])

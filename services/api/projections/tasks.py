@@ -43,6 +43,18 @@ def progressed(views: Views, event: TaskProgressed) -> None:
     )
 
 
+def _result(task: TaskView, event: TaskFinished) -> Result:
+    """Return the result of a task that has finished. Rank 0 has written it, also where the event does not say so."""
+    first = next((member.worker for member in task.members if member.rank == 0), "")
+    return Result(
+        steps=event.step,
+        samples_sha256=event.samples_sha256,
+        parameters_path=event.parameters_path,
+        generation=event.generation,
+        node=(event.worker or first).rpartition("/")[0],
+    )
+
+
 def ended(views: Views, event: TaskStopped | TaskFinished | TaskFailed) -> None:
     """End a task, its training time, and what an outstanding plan had left to do for it.
 
@@ -62,9 +74,7 @@ def ended(views: Views, event: TaskStopped | TaskFinished | TaskFailed) -> None:
         case TaskStopped():
             changes |= {"state": TaskState.STOPPED, "reason": "stopped as asked"}
         case TaskFinished():
-            result = Result(
-                steps=event.step, samples_sha256=event.samples_sha256, parameters_path=event.parameters_path
-            )
+            result = _result(task, event)
             loss = task.loss if event.loss is None else event.loss
             changes |= {"state": TaskState.SUCCEEDED, "reason": "all steps done", "result": result, "loss": loss}
         case TaskFailed():
