@@ -17,9 +17,9 @@ from shared.errors import Unavailable, Undecodable
 from shared.node_files import FILES, CheckInputs, FilesReply, ListOutput, OutputFile, unpack
 from shared.task_folders import TaskFilesRequest, TaskFolders
 
-TIMEOUT_S = 2.0
-"""How long a node may take for one request: a reply takes milliseconds, and a link with delays of 200 ms and losses a
-second. A node that takes longer is named in the answer."""
+TIMEOUT_S = 4.0
+"""How long a node may take for one request: a reply takes milliseconds, with delays of 200 ms and losses on the way a
+second, and on a machine with every core busy as long again. A node that takes longer is named in the answer."""
 
 
 class FileSource(Protocol):

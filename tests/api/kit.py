@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from services.agent import task_inputs
 from services.agent.file_server import FileServer
+from services.api import node_files, submitted_inputs
 from services.api.feed import Feed
 from services.api.gateway import Gateway
 from services.api.live import Live
@@ -23,6 +26,7 @@ from services.api.store import Store
 from services.api.views import Views
 from shared.bus import Bus
 from shared.dropped import DroppedMessages
+from shared.errors import Unavailable
 from shared.events import (
     ClusterConfigured,
     ErrorDetected,
@@ -36,7 +40,7 @@ from shared.events import (
 )
 from shared.log.journal import Journal
 from shared.log.log import EventLog
-from shared.node_files import FILES
+from shared.node_files import FILES, failed, pack
 from shared.plans import Layout, Member, Response, Stage, TaskChange, Trigger
 from shared.service import Context
 from shared.settings import Settings
@@ -304,7 +308,7 @@ async def serving(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterat
 class NodeMachines:
     """Node machines with a run directory each, and on each the part of the agent that serves files.
 
-    ``away``: nodes that do not answer while they are in it.
+    ``away``: nodes that serve nothing while they are in it.
     """
 
     def __init__(self, bus: Bus, folder: Path) -> None:
@@ -326,9 +330,7 @@ class NodeMachines:
         self._servers.append(server)
 
         async def serve(message: bytes) -> bytes:
-            if node in self.away:
-                await asyncio.Event().wait()
-            return await server.serve(message)
+            return pack(failed(Unavailable("away"))) if node in self.away else await server.serve(message)
 
         await self._bus.serve(f"{FILES}.{node}", serve)
 
@@ -336,6 +338,19 @@ class NodeMachines:
         """End the threads of all."""
         for server in self._servers:
             server.stop()
+
+
+@contextmanager
+def node_machines(bus: Bus, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeMachines]:
+    """Give node machines, none of which serves yet. The api waits for them however busy the test's machine is."""
+    monkeypatch.setattr(node_files, "TIMEOUT_S", 20.0)
+    monkeypatch.setattr(submitted_inputs, "CHECK_TIMEOUT_S", 20.0)
+    monkeypatch.setattr(task_inputs, "COMPILE_TIMEOUT_S", 20.0)
+    made = NodeMachines(bus, folder)
+    try:
+        yield made
+    finally:
+        made.stop()
 
 
 def write_output(run_dir: Path, task: str, name: str, text: str | bytes) -> Path:

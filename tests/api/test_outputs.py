@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from services.api import logs
+from services.api.node_files import NodeFiles
 from shared.bus import Bus
 from shared.events import ErrorDetected, TaskStopped
 from shared.log.journal import Journal
-from shared.node_files import CHUNK_BYTES
+from shared.node_files import CHUNK_BYTES, FILES
 from shared.settings import Settings
 from shared.severities import ErrorKind, Method, Severity
 from tests.api.kit import NodeMachines, Server, Story, serving, write_output
@@ -78,17 +79,33 @@ async def test_where_machines_share_the_run_directory_each_line_comes_once(
     assert await text(healed) == [f"{w} | printed" for w in ("n0/0", "n0/1", "n1/0", "n1/1")]
 
 
-@pytest.mark.parametrize("state", ["does not answer", "is lost"])
-async def test_a_node_that_is_gone_is_named(healed: Server, machines: NodeMachines, state: str) -> None:
+async def silent(_: str, __: bytes) -> None:
+    """Receive a request and never answer."""
+
+
+def impatient_with(node: str, ask: Any) -> Any:
+    """Return an ``ask`` that waits for one node for a short time only."""
+
+    async def asking(self: NodeFiles, request: Any, timeout_s: float | None = None) -> Any:
+        return await ask(self, request, 0.3 if self.name == node else timeout_s)
+
+    return asking
+
+
+@pytest.mark.parametrize("state", ["does not answer", "answers too late", "is lost"])
+async def test_a_node_that_is_gone_is_named(
+    healed: Server, machines: NodeMachines, bus: Bus, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether nobody listens there, or no answer comes; what the others have is answered all the same."""
     await machines.start("n0")
     for slot in (0, 1):
         write_output(machines.run_dir("n0"), TASK, f"1-n0-{slot}", "here\n")
 
-    if state == "does not answer":
-        await machines.start("n1")
-        machines.away.add("n1")
-    else:
+    if state == "answers too late":
+        await bus.subscribe(f"{FILES}.n1", silent)
+        monkeypatch.setattr(NodeFiles, "ask", impatient_with("n1", NodeFiles.ask))
+        state = "does not answer"
+    elif state == "is lost":
         recorded = await healed.append(
             ErrorDetected, incident="i9", kind=ErrorKind.NODE_LOST, severity=Severity.SEV1, node="n1",
             method=Method.NODE_HEALTH, detected_at="2025-03-01T12:05:00Z",

@@ -105,10 +105,9 @@ async def test_what_only_a_run_can_show_is_left_to_the_ranks(
 
 
 async def test_the_nodes_that_lack_a_file_are_named(
-    api: Server, machines: NodeMachines, bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: Server, machines: NodeMachines, bus: Bus, tmp_path: Path
 ) -> None:
     """Here all nodes see the same files, so two answer as if they were other machines."""
-    monkeypatch.setattr(submitted_inputs, "CHECK_TIMEOUT_S", 0.5)
     missing = b'{"problems": [{"field": "script", "problem": "there is no such file"}]}\n'
 
     async def lacks_the_script(_: bytes) -> bytes:

@@ -15,7 +15,7 @@ from cli.main import main
 from shared.bus import Bus
 from shared.log.journal import Journal
 from shared.settings import Settings
-from tests.api.kit import NodeMachines, Server, serving
+from tests.api.kit import NodeMachines, Server, node_machines, serving
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,7 @@ def unicron(api: Server) -> Unicron:
 
 
 @pytest.fixture
-def machines(bus: Bus, tmp_path: Path) -> Iterator[NodeMachines]:
+def machines(bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeMachines]:
     """Node machines with run directories of their own; none serves yet."""
-    made = NodeMachines(bus, tmp_path / "machines")
-    yield made
-    made.stop()
+    with node_machines(bus, tmp_path / "machines", monkeypatch) as made:
+        yield made
