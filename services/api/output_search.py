@@ -11,6 +11,9 @@ from services.api.output_owners import OutputOwners, node_of
 from shared.errors import Unavailable
 from shared.node_files import OutputFile
 
+ABSENCES = {"lost": "is lost", "left": "has left"}
+"""States of a node that explain why it does not answer, in words."""
+
 Key = tuple[int, str]
 """Generation and worker of an output file."""
 
@@ -147,5 +150,5 @@ class OutputSearch:
         text = f"output of {', '.join(left)} is "
         if answers:
             return Missing(node, left, f"{text}not on {node} any more")
-        why = "is lost" if owners.states.get(node) == "lost" else "does not answer"
+        why = ABSENCES.get(owners.states.get(node, ""), "does not answer")
         return Missing(node, left, f"{text}on {node}, which {why}")

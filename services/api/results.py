@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from services.api.node_files import FileSource
+from services.api.output_search import ABSENCES
 from services.api.views import TaskView
 from shared.errors import Corrupt, NotFound, Unavailable
 from shared.node_files import CHUNK_BYTES, DescribeResult, FilesReply, ReadResult
@@ -88,7 +89,7 @@ async def find_result(task: TaskView, sources: Sequence[FileSource], state: str)
         )
     node, path = task.result.node or "a node that the log does not name", task.result.parameters_path
     if silent:
-        why = "is lost" if state == "lost" else f"does not answer ({silent})"
+        why = ABSENCES.get(state, f"does not answer ({silent})")
         raise Unavailable(f"the result of {task.name!r} is on {node}, which {why}: {path}", node=task.result.node)
     raise NotFound(f"the result of {task.name!r} is not on {node} any more: {path}", node=task.result.node)
 

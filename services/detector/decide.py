@@ -18,7 +18,9 @@ from services.detector.faults import Fault
 from services.detector.stalls import StallLimits
 from services.detector.state import Admitted, DetectorState, MonitoredNode, MonitoredTask, Suspicion
 from shared.admission import Answer, Hello
-from shared.events import Event
+from shared.codes import FailureCode
+from shared.departure import Departure, DepartureAnswer
+from shared.events import Event, StateMoved
 from shared.signals import (
     RECONNECT_GRACE_S,
     Heartbeat,
@@ -122,10 +124,18 @@ class Monitor:
         decision = Decision()
         for task in list(self.state.tasks.values()):
             if task.failed_transition is not None:
-                event = faults.escalation(self.state, task, window_s=self.limits.restart_window_s, now=now)
+                event = self._answer_failure(task, task.failed_transition, now)
                 task.failed_transition = None
                 self._decide(decision, event)
         return decision
+
+    def _answer_failure(self, task: MonitoredTask, moved: StateMoved, now: datetime) -> Event | None:
+        """Return the event that follows from a plan that could not be carried out, if any."""
+        if task.ended or task.unanswered:
+            return None
+        if moved.code is FailureCode.CHECKPOINT_FAILED:
+            return status_events.stop_refused(task, moved, now)
+        return faults.escalation(self.state, task, window_s=self.limits.restart_window_s, now=now)
 
     def echo(self, now: datetime) -> None:
         """Take the detector's own message: the bus works, and so does this process.
@@ -149,7 +159,7 @@ class Monitor:
         decision = Decision()
         task = self.state.tasks.get(signal.task)
         node = self.state.nodes.get(signal.node)
-        if task is None or (node is not None and node.lost and node.incarnation == signal.incarnation):
+        if task is None or (node is not None and not node.present and node.incarnation == signal.incarnation):
             return decision
         if node is not None and signal.incarnation in node.past:
             return decision
@@ -159,7 +169,7 @@ class Monitor:
             case RankRaised():
                 self._raised(decision, task, signal, now)
             case _ if task.is_current(signal.generation):
-                event = status_events.of_signal(signal, now)
+                event = status_events.of_signal(task, signal, now)
                 # A repeated signal may have another time, and the log refuses another content under a known id.
                 if event is not None and event.event_id not in task.recorded:
                     self._decide(decision, event)
@@ -176,6 +186,14 @@ class Monitor:
             self.state.admitted[hello.node] = Admitted(hello, now)
         return answer
 
+    def departure(self, departure: Departure, now: datetime) -> tuple[Decision, DepartureAnswer]:
+        """Take an agent's announcement that it leaves; return the answer, for when the decision is in the log."""
+        decision = Decision()
+        node = self.state.nodes.get(departure.node)
+        if node is not None and node.present and node.incarnation == departure.incarnation:
+            self._decide(decision, status_events.node_left(node, departure.reason, now))
+        return decision, DepartureAnswer(verdict="left")
+
     def heartbeat(self, heartbeat: Heartbeat, now: datetime) -> Decision:
         """Take a heartbeat that was received at ``now``."""
         decision = Decision()
@@ -186,11 +204,13 @@ class Monitor:
                 decision.revokes.append(Revoke(heartbeat.node, heartbeat.incarnation))
                 return decision
             self.state.admitted.pop(heartbeat.node, None)
-            if node is not None and node.lost is None:
+            if node is not None and node.present:
                 self._lose(decision, node, now, "a new incarnation of the agent")
         node = self.state.nodes.get(heartbeat.node)
         if node is None or node.incarnation != heartbeat.incarnation:
             self._decide(decision, status_events.node_joined(heartbeat, heartbeat.incarnation, now))
+        elif node.left:
+            return decision
         elif node.lost is not None and not self._clean(decision, node, heartbeat, now):
             self._decide(decision, status_events.node_joined(heartbeat, node.lost, now))
         self.state.nodes[heartbeat.node].receive(heartbeat, now)
@@ -205,7 +225,7 @@ class Monitor:
             return decision
         for node in list(self.state.nodes.values()):
             since = max(node.silent_since or self.started_at, self.started_at)
-            if node.lost is None and (now - since).total_seconds() > self.limits.node_timeout_s:
+            if node.present and (now - since).total_seconds() > self.limits.node_timeout_s:
                 self._lose(decision, node, now, "no heartbeat")
         for task in list(self.state.running()):
             absences.update(self.state, task, now)
