@@ -24,6 +24,7 @@ from services.agent.file_server import FileServer
 from services.agent.fork_server import Forked, ForkServer
 from services.agent.heartbeats import Heartbeats
 from services.agent.node import Node
+from services.agent.probe import ProbeServer
 from services.agent.proc import process_state, scheduled
 from services.agent.process import Process
 from services.agent.rank_server import RankServer, socket_name
@@ -104,6 +105,7 @@ class Agent:
         self._fork_server: ForkServer | None = None
         self._forked: dict[str, Forked] = {}
         """Process id -> handle of each living rank."""
+        self._probes = ProbeServer(bus, settings.node, incarnation, address.ip, self._dropped)
         self._stores = Stores(address.store_host, address.store_ip, self._files, self._server)
         self._background: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -118,6 +120,7 @@ class Agent:
         await self._start_fork_server()
         await self._bus.serve(f"{COMMANDS}.{self._settings.node}", self._commands.serve)
         await self._file_server.start()
+        self._heartbeats.probe = await self._probes.start()
         self._heartbeats.hardware = kind = await asyncio.to_thread(hardware.kind, self._settings.hardware)
         self._spawn(self._signals.run(), vital=True)
         self._spawn(self._heartbeats.run(), vital=True)
@@ -157,6 +160,7 @@ class Agent:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        self._probes.stop()
         await self._ranks.stop()
         self._file_server.stop()
         for forked in self._forked.values():
