@@ -15,8 +15,8 @@ import httpx
 from shared.errors import Conflict, InvalidInput, NotFound, Unavailable, UnicronError
 from shared.settings import Settings
 
-TIMEOUT_S = 15.0
-"""An answer takes milliseconds; a submission on a busy disk waits up to 10 s for the projections."""
+TIMEOUT_S = 20.0
+"""An answer takes milliseconds; a submission waits up to 5 s for nodes, and on a busy disk 10 s for the projections."""
 
 PAGE_ITEMS = 1000
 """Items of one page: the most that the server returns."""
@@ -86,6 +86,19 @@ class Client:
                 response.read()
             raise_problem(response)
             yield response.iter_lines()
+
+    @contextlib.contextmanager
+    def body(self, path: str, headers: Mapping[str, str], *, read_timeout_s: float) -> Iterator[httpx.Response]:
+        """Open a download; give the response, whose body is not read yet."""
+        timeout = httpx.Timeout(TIMEOUT_S, read=read_timeout_s)
+        with (
+            transport_errors(self.server),
+            self._http.stream("GET", path, headers=dict(headers), timeout=timeout) as response,
+        ):
+            if response.is_error:
+                response.read()
+            raise_problem(response)
+            yield response
 
     def _request(self, method: str, path: str, **arguments: Any) -> Any:
         with transport_errors(self.server):

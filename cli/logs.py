@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from typing import Annotated
 from urllib.parse import quote
 
@@ -20,14 +22,27 @@ def logs(
 ) -> None:
     """Print what a task's ranks print.
 
-    With -o json: one object a line, with the worker, the generation and the line.
+    Output on a node that does not answer is left out; standard error says whose, and on which node.
+    With -o json: one object a line, with the worker, the generation and the line; for what is left out one with the
+    workers, the node and the problem.
     """
     from cli.client import Client
 
     if follow:
         end_at_once()
-    accept = "application/x-ndjson" if output is Format.JSON else "text/plain"
     path = f"/v1/tasks/{quote(task, safe='')}/logs"
-    with Client(server) as client, client.lines(path, {"rank": rank, "follow": follow}, accept=accept) as lines:
+    params = {"rank": rank, "follow": follow}
+    with Client(server) as client, client.lines(path, params, accept="application/x-ndjson") as lines:
         for line in lines:
-            print(line, flush=follow)
+            if output is Format.JSON:
+                print(line, flush=follow)
+            else:
+                _print(json.loads(line), named=rank is None, flush=follow)
+
+
+def _print(entry: dict[str, str], *, named: bool, flush: bool) -> None:
+    """Print a line of output, or to standard error what is left out."""
+    if "problem" in entry:
+        print(f"unicron: {entry['problem']}", file=sys.stderr, flush=True)
+    else:
+        print(f"{entry['worker']} | {entry['line']}" if named else entry["line"], flush=flush)

@@ -30,6 +30,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "ps": ("cli.ps", "List tasks."),
     "show": ("cli.show", "Show a task."),
     "logs": ("cli.logs", "Print what a task's ranks print."),
+    "result": ("cli.result", "Fetch the parameters of a task that has succeeded."),
     "stop": ("cli.stop", "Stop a task at the next step, with a checkpoint."),
     "nodes": ("cli.nodes", "List nodes and their workers."),
     "incidents": ("cli.incidents", "List faults and what was done about them."),

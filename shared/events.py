@@ -206,7 +206,8 @@ class TaskStopped(TaskEvent):
 class TaskFinished(TaskEvent):
     """The task finished its last step.
 
-    ``samples_sha256``: chained digest of the ids of all samples, in the order of updates.
+    ``samples_sha256``: chained digest of the ids of all samples, in the order of updates. ``worker``: on whose node the
+    parameters are, at ``parameters_path``; empty in logs of early versions.
     """
 
     type: Literal["task.finished"] = "task.finished"
@@ -216,6 +217,7 @@ class TaskFinished(TaskEvent):
     samples_sha256: str
     parameters_path: str
     loss: float | None = None
+    worker: str = ""
 
 
 class TaskFailed(TaskEvent):

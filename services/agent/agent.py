@@ -20,6 +20,7 @@ from services.agent import fork_server, hardware
 from services.agent.address import NodeAddress, socket_environment
 from services.agent.commands import Commands
 from services.agent.departure import Leaving
+from services.agent.file_server import FileServer
 from services.agent.fork_server import Forked, ForkServer
 from services.agent.heartbeats import Heartbeats
 from services.agent.node import Node
@@ -97,6 +98,7 @@ class Agent:
         )
         self._commands = Commands(self.node, self._changes, self, self._heartbeats.note_change, self._dropped)
         self._files = TaskFiles(settings.run_dir, settings.node)
+        self._file_server = FileServer(bus, settings.node, settings.run_dir, self._dropped)
         self._snapshots = SnapshotFolders(node_folder(settings.memory_dir, settings.run_dir, settings.node))
         self._socket = socket_name(settings.run_dir, settings.node, self.incarnation)
         self._ranks = RankServer(self._socket, self.node, self._changes, self._received, self._dropped)
@@ -117,6 +119,7 @@ class Agent:
         await self._ranks.start()
         await self._start_fork_server()
         await self._bus.serve(f"{COMMANDS}.{self._settings.node}", self._commands.serve)
+        await self._file_server.start()
         self._heartbeats.probe = await self._probes.start()
         self._heartbeats.hardware = kind = await asyncio.to_thread(hardware.kind, self._settings.hardware)
         self._spawn(self._signals.run(), vital=True)
@@ -159,6 +162,7 @@ class Agent:
         await asyncio.gather(*self._background, return_exceptions=True)
         self._probes.stop()
         await self._ranks.stop()
+        self._file_server.stop()
         for forked in self._forked.values():
             forked.close()
         if not self._successor:

@@ -15,25 +15,27 @@ import asyncio
 import os
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
-from services.api import submitted_files
 from services.api.feed import Feed
 from services.api.live import Live
+from services.api.node_files import NodeFiles, OwnFiles
 from services.api.store import Store, ViewReader
-from services.api.tables import CLUSTER, TASKS
+from services.api.submitted_inputs import check_inputs
+from services.api.tables import CLUSTER, NODES, TASKS
 from services.api.views import ClusterView, TaskView
 from shared.bus import Bus
 from shared.errors import Conflict, InvalidInput, Unavailable
 from shared.events import Event, Recorded, TaskStopRequested, TaskSubmitted, derived_id
 from shared.log.journal import Journal
 from shared.model import utc_now
+from shared.names import is_name
+from shared.node_files import PATH_CHARACTERS
 from shared.settings import Settings
 from shared.tasks import ENDED, TaskSpec, TaskState, refused
 
@@ -63,6 +65,15 @@ class Gateway:
     store: Store
     feed: Feed
     live: Live
+    own_files: OwnFiles = field(init=False)
+    """Files of tasks on this machine."""
+
+    def __post_init__(self) -> None:
+        self.own_files = OwnFiles(self.settings.run_dir)
+
+    def node_files(self, node: str) -> NodeFiles:
+        """Return the files of tasks on a node."""
+        return NodeFiles(self.bus, node, self.live.dropped)
 
     async def read(self, query: Callable[[ViewReader], T]) -> T:
         """Return what ``query`` finds in the projections.
@@ -100,11 +111,12 @@ class Gateway:
             now: the time of the event; None: the present.
 
         Raises:
-            InvalidInput: a path does not exist, or the earlier task's checkpoint does not fit.
+            InvalidInput: a node cannot use a file, or the earlier task's checkpoint does not fit.
             Conflict: the name is in use, or the key was used for something else.
         """
-        spec = await asyncio.to_thread(with_paths, spec)
+        spec = with_paths(spec)
         event_id = derived_id(f"idempotency/{key}", "api") if key else str(uuid.uuid4())
+        checked = False
         for _ in range(_ATTEMPTS):
             known = await self.read(lambda views: views.get(TASKS, spec.name))
             if known is not None and known.submission_id == event_id:
@@ -112,6 +124,9 @@ class Gateway:
                     raise Conflict(f"idempotency key {key!r} was used for another specification of {spec.name!r}")
                 return known, False
             checkpoint, step = resumable(known, spec)
+            if not checked:
+                await self._check_inputs(spec)
+                checked = True
             event = TaskSubmitted(
                 event_id=event_id,
                 occurred_at=now or utc_now(),
@@ -132,6 +147,15 @@ class Gateway:
         raise Conflict(
             f"task {spec.name!r} keeps changing (or the idempotency key was used for another task); try again"
         )
+
+    async def _check_inputs(self, spec: TaskSpec) -> None:
+        """Ask the nodes that are ready whether ranks there could use the files that a specification names.
+
+        Raises:
+            InvalidInput: a node says no.
+        """
+        nodes = await self.read(lambda views: views.page(NODES, states=["ready"]))
+        await check_inputs(spec, [self.node_files(node.name) for node in nodes if is_name(node.name)])
 
     async def stop(self, name: str, *, lose_steps: bool = False) -> TaskView:
         """Log the request to stop a task; a further request changes nothing, unless now steps may be lost.
@@ -212,35 +236,21 @@ def resumable(known: TaskView | None, spec: TaskSpec) -> tuple[str, int]:
 
 
 def with_paths(spec: TaskSpec) -> TaskSpec:
-    """Return the specification with absolute paths.
+    """Return the specification with absolute paths. Whether files are there is the nodes' to say.
 
     Raises:
-        InvalidInput: ``data`` or ``script`` is not there, or proves that the task cannot run.
+        InvalidInput: ``data`` or ``script`` can be no path on any machine.
     """
-    data = Path(os.path.abspath(spec.data))
-    indexed = data.with_name(data.name + ".bin"), data.with_name(data.name + ".idx")
-    try:
-        found = data.is_file() or all(path.is_file() for path in indexed)
-        empty = data.is_file() and data.stat().st_size == 0
-    except (OSError, ValueError) as err:  # a name too long, a null byte
-        raise _refused("data", spec.data, f"not a usable path: {err}") from err
-    if not found or empty:
-        problem = (
-            "the file is empty" if empty else f"there is no such file, nor {indexed[0].name} with {indexed[1].name}"
-        )
-        raise _refused("data", spec.data, f"{problem}; allowed: a text file, or the prefix of an indexed dataset")
-    changes: dict[str, object] = {"data": str(data)}
-    if spec.script is not None:
-        script = Path(os.path.abspath(spec.script))
-        if not script.is_file():
-            raise _refused("script", spec.script, "there is no such file")
-        changes["script"] = str(script)
+    given = {"data": spec.data} | ({"script": spec.script} if spec.script is not None else {})
+    for name, path in given.items():
+        if "\0" in path or len(path) > PATH_CHARACTERS:
+            what = f"not a usable path: at most {PATH_CHARACTERS} characters, and no null byte"
+            raise _refused(name, path, what)
+    changes: dict[str, object] = {name: os.path.abspath(path) for name, path in given.items()}
     if spec.checkpoint.directory is not None:
         directory = os.path.abspath(spec.checkpoint.directory)
         changes["checkpoint"] = spec.checkpoint.model_copy(update={"directory": directory})
-    spec = spec.model_copy(update=changes)
-    submitted_files.check(spec)
-    return spec
+    return spec.model_copy(update=changes)
 
 
 def _refused(field: str, value: object, problem: str) -> InvalidInput:

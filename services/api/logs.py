@@ -1,80 +1,84 @@
-"""Output of ranks, read from ``<run_dir>/tasks/<task>/output/<generation>-<node>-<slot>.log``."""
+"""The output of a task's ranks, read from the machines that have it, line by line.
+
+``OutputSearch`` finds the files; ``OutputReader`` reads them one after the other in chunks, and says what is missing.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-_NAME = re.compile(r"(?P<generation>\d+)-(?P<node>.+)-(?P<slot>\d+)\.log")
-"""Name of the file with a worker process's output; the rendezvous stores have files of other names beside it."""
+from services.api.node_files import FileSource
+from services.api.output_owners import OutputOwners
+from services.api.output_search import FoundFile, Key, Missing, OutputSearch
+from shared.errors import NotFound, Unavailable
+from shared.node_files import OutputFile, ReadOutput
 
-POLL_S = 0.2
-"""Time between two looks at followed files: too short for a reader to notice, and a look costs microseconds."""
+POLL_S = 0.5
+"""Time between two looks at followed files: a reader hardly notices it, and a look sends each node one request."""
 
-_CHUNK_BYTES = 1 << 16
-
-
-@dataclass(frozen=True, order=True)
-class OutputFile:
-    """The output of one process. Ordered by generation, then worker."""
-
-    generation: int
-    worker: str
-    path: Path
+MAX_LINE_BYTES = 1 << 20
+"""A longer line is divided: a process may never end its line, and the memory of the api is bounded."""
 
 
 @dataclass(frozen=True)
 class Line:
     """One line of output, without its end."""
 
-    file: OutputFile
+    generation: int
+    worker: str
     text: str
 
-    def plain(self, *, named: bool) -> str:
-        """Return the line as text; ``named``: after the name of its worker."""
-        return f"{self.file.worker} | {self.text}\n" if named else f"{self.text}\n"
 
-    def json(self) -> str:
-        """Return the line as one JSON object."""
-        line = {"worker": self.file.worker, "generation": self.file.generation, "line": self.text}
-        return json.dumps(line, ensure_ascii=False) + "\n"
+def plain_line(entry: Line | Missing, *, named: bool) -> str:
+    """Return a line as text, after the name of its worker if ``named``; or as such a line, what is missing."""
+    if isinstance(entry, Missing):
+        return f"unicron: {entry.text}\n"
+    return f"{entry.worker} | {entry.text}\n" if named else f"{entry.text}\n"
 
 
-def output_files(directory: Path, workers: frozenset[str] | None = None) -> list[OutputFile]:
-    """Return the output files in a task's folder, oldest generation first; ``workers``: only theirs; None: all."""
-    files = []
-    for path in directory.glob("*.log"):
-        match = _NAME.fullmatch(path.name)
-        if match is None:
-            continue
-        worker = f"{match['node']}/{match['slot']}"
-        if workers is None or worker in workers:
-            files.append(OutputFile(int(match["generation"]), worker, path))
-    return sorted(files)
+def json_line(entry: Line | Missing) -> str:
+    """Return a line as one JSON object in ASCII, since readers differ in which other characters end a line.
+
+    What is missing has a ``problem`` in place of a line.
+    """
+    if isinstance(entry, Missing):
+        return json.dumps({"workers": list(entry.workers), "node": entry.node, "problem": entry.text}) + "\n"
+    return json.dumps({"worker": entry.worker, "generation": entry.generation, "line": entry.text}) + "\n"
 
 
 class _Tail:
     """Reads the lines that were appended to a file since the last look."""
 
-    def __init__(self, file: OutputFile) -> None:
-        self._file = file
+    def __init__(self, task: str, file: OutputFile) -> None:
+        self._task, self._generation, self._worker = task, file.generation, file.worker
         self._offset = 0
         self._rest = b""
 
-    def more(self) -> list[Line]:
-        """Return the next whole lines, of at most ``_CHUNK_BYTES``."""
+    def is_behind(self, file: OutputFile) -> bool:
+        """Return whether the file has more than was read."""
+        return self._offset < file.size_bytes
+
+    async def more(self, source: FileSource) -> list[Line] | None:
+        """Return the next whole lines, of at most one chunk; None at the file's end.
+
+        Raises:
+            Unavailable: the source does not answer.
+        """
+        request = ReadOutput(task=self._task, generation=self._generation, worker=self._worker, offset=self._offset)
         try:
-            with open(self._file.path, "rb") as stream:
-                stream.seek(self._offset)
-                data = stream.read(_CHUNK_BYTES)
-        except FileNotFoundError:
-            return []
+            _, data = await source.ask(request)
+        except NotFound:
+            return None  # it was removed
+        if not data:
+            return None
         self._offset += len(data)
         *whole, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MAX_LINE_BYTES:
+            whole.append(self._rest)
+            self._rest = b""
         return [self._line(line) for line in whole]
 
     def last(self) -> list[Line]:
@@ -83,35 +87,75 @@ class _Tail:
         return [self._line(rest)] if rest else []
 
     def _line(self, data: bytes) -> Line:
-        return Line(self._file, data.decode(errors="replace").rstrip("\r"))
+        return Line(self._generation, self._worker, data.decode(errors="replace").rstrip("\r"))
 
 
-async def read_lines(
-    directory: Path, workers: Callable[[], Awaitable[frozenset[str] | None]], *, going_on: Callable[[], Awaitable[bool]]
-) -> AsyncIterator[Line]:
-    """Yield the lines of a task's output; while more can come, wait for it, also from new files.
+class OutputReader:
+    """Reads the output of one task.
 
     Args:
-        directory: the task's output folder.
-        workers: returns the workers whose output is read, None for all; called at each look, because ranks move.
-        going_on: returns whether more can come; always False for a reader that does not follow.
+        task: its name.
+        search: finds its files.
+        owners: returns whose output is read; called at each look, because ranks move.
     """
-    tails: dict[Path, _Tail] = {}
-    while True:
-        more_can_come = await going_on()
-        wanted = await workers()
-        for file in await asyncio.to_thread(output_files, directory, wanted):
-            tails.setdefault(file.path, _Tail(file))
-        quiet = True
-        for tail in tails.values():
-            while lines := await asyncio.to_thread(tail.more):
-                quiet = False
-                for line in lines:
+
+    def __init__(self, task: str, search: OutputSearch, owners: Callable[[], Awaitable[OutputOwners]]) -> None:
+        self._task, self._search, self._owners_now = task, search, owners
+        self._owners = OutputOwners()
+        self._tails: dict[Key, _Tail] = {}
+        self._reported: set[Missing] = set()
+
+    async def read(self, *, going_on: Callable[[], Awaitable[bool]]) -> AsyncGenerator[Line | Missing]:
+        """Yield the lines, oldest generation first; while more can come, wait for it, also from new files.
+
+        Args:
+            going_on: returns whether more can come; always False for a reader that does not follow.
+        """
+        first = True
+        try:
+            while True:
+                more_can_come = await going_on()
+                self._owners = (await self._owners_now()).after(self._owners)
+                await self._search.look(self._owners, None if first or not more_can_come else POLL_S)
+                first = False
+                quiet = True
+                async for line in self._new_lines():
+                    quiet = False
                     yield line
-        if not more_can_come:
-            for tail in tails.values():
-                for line in tail.last():
-                    yield line
-            return
-        if quiet:
-            await asyncio.sleep(POLL_S)
+                if not more_can_come:
+                    for _, tail in sorted(self._tails.items()):
+                        for line in tail.last():
+                            yield line
+                for missing in self._new_missing():
+                    yield missing
+                if not more_can_come:
+                    return
+                if quiet:
+                    await asyncio.sleep(POLL_S)
+        finally:
+            await self._search.close()
+
+    async def _new_lines(self) -> AsyncIterator[Line]:
+        """Yield the lines of all files up to the sizes that were listed."""
+        failed: FoundFile | None
+        while True:
+            failed = None
+            for found in self._search.files:
+                tail = self._tails.setdefault(found.file.key, _Tail(self._task, found.file))
+                try:
+                    while tail.is_behind(found.file) and (lines := await tail.more(found.source)) is not None:
+                        for line in lines:
+                            yield line
+                except Unavailable:
+                    failed = found
+                    break
+            if failed is None:
+                return
+            await self._search.note_silence(failed, self._owners)
+
+    def _new_missing(self) -> list[Missing]:
+        """Return what cannot be read and was not reported yet."""
+        missing = self._search.missing(self._owners)
+        new = [entry for entry in missing if entry not in self._reported]
+        self._reported = set(missing)
+        return new

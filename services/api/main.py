@@ -26,7 +26,7 @@ from services.api import problems
 from services.api.feed import PROJECTIONS, Feed
 from services.api.gateway import Gateway
 from services.api.live import Live
-from services.api.routers import costs, events, health, incidents, nodes, planning, plans, tasks
+from services.api.routers import costs, events, health, incidents, nodes, planning, plans, results, tasks
 from services.api.store import Store
 from shared.errors import Unavailable
 from shared.reachability import REACHABILITY
@@ -40,7 +40,7 @@ _SHUTDOWN_S = 2
 _BACKLOG = 256
 """Connections that the kernel keeps for the server until it accepts them."""
 
-ROUTERS = tuple(module.router for module in (tasks, nodes, incidents, plans, planning, events, costs, health))
+ROUTERS = tuple(module.router for module in (tasks, results, nodes, incidents, plans, planning, events, costs, health))
 
 
 def create_app(gateway: Gateway) -> FastAPI:

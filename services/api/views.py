@@ -15,7 +15,7 @@ from shared.plans import Layout, Member, Response, Stage, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, TaskState
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Raised whenever a document or the fold changes; the projections are then folded again from position 0."""
 
 SHORTEST_STEP_S = 1e-6
@@ -23,11 +23,17 @@ SHORTEST_STEP_S = 1e-6
 
 
 class Result(Model):
-    """The result of a task that succeeded. ``samples_sha256``: digest of the sample ids of all steps."""
+    """The result of a task that succeeded.
+
+    ``samples_sha256``: digest of the sample ids of all steps. ``parameters_path``: on ``node``, written by ranks of
+    ``generation``; the node is empty if the log does not say which it is.
+    """
 
     steps: int
     samples_sha256: str
     parameters_path: str
+    generation: int = 0
+    node: str = ""
 
 
 class CheckpointFailure(Model):

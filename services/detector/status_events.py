@@ -178,5 +178,6 @@ def of_signal(task: MonitoredTask, signal: Signal, now: datetime) -> Event | Non
                 samples_sha256=signal.samples_sha256,
                 parameters_path=signal.parameters_path,
                 loss=signal.loss,
+                worker=signal.worker,
             )
     return None

@@ -9,7 +9,7 @@ import pytest
 from shared.bus import Bus
 from shared.log.journal import Journal
 from shared.settings import Settings
-from tests.api.kit import Server, Story, client_of, offline_gateway, serving
+from tests.api.kit import NodeMachines, Server, Story, client_of, node_machines, offline_gateway, serving
 
 
 @pytest.fixture
@@ -33,3 +33,10 @@ async def api(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterator[S
     """The gateway over an empty log."""
     async with serving(settings, bus, journal) as server:
         yield server
+
+
+@pytest.fixture
+def machines(bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeMachines]:
+    """Node machines with run directories of their own; none serves yet."""
+    with node_machines(bus, tmp_path / "machines", monkeypatch) as made:
+        yield made

@@ -4,9 +4,10 @@ import asyncio
 import io
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from cli.main import main
 from shared.bus import Bus
 from shared.log.journal import Journal
 from shared.settings import Settings
-from tests.api.kit import Server, serving
+from tests.api.kit import NodeMachines, Server, node_machines, serving
 
 
 @dataclass(frozen=True)
@@ -86,3 +87,10 @@ def unicron(api: Server) -> Unicron:
         return await call_unicron(*arguments, server=api.url)
 
     return run
+
+
+@pytest.fixture
+def machines(bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeMachines]:
+    """Node machines with run directories of their own; none serves yet."""
+    with node_machines(bus, tmp_path / "machines", monkeypatch) as made:
+        yield made

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import json
+import random
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -19,7 +21,7 @@ from shared.bus import Bus
 from shared.events import TaskFailed, TaskFinished, TaskStopped, TaskStopRefused, TaskStopRequested
 from shared.log.journal import Journal
 from shared.settings import Settings
-from tests.api.kit import Server, Story, serving, spec_dict, until
+from tests.api.kit import NodeMachines, Server, Story, serving, spec_dict, until
 from tests.cli.conftest import Unicron, call_unicron, end, start_unicron
 
 NOWHERE = "http://127.0.0.1:9"
@@ -69,13 +71,47 @@ async def test_a_wrong_field_exits_2_and_is_named_without_asking_the_server(
 
 
 async def test_data_that_is_not_there_exits_2_and_nothing_is_logged(
-    api: Server, unicron: Unicron, tmp_path: Path
+    api: Server, unicron: Unicron, machines: NodeMachines, tmp_path: Path
 ) -> None:
+    await machines.start("n0")
+    await api.join("n0")
     path = write_spec(tmp_path / "mine", data="no-such.txt")
     outcome = await unicron("submit", str(path), "-o", "json")
     assert outcome.code == 2
     assert json.loads(outcome.err)["errors"][0]["field"] == "data"
-    assert api.journal.log.last_position() == 0
+    assert [recorded.event.type for recorded in api.journal.log.read()] == ["node.joined"]
+
+
+async def test_a_result_is_fetched_goes_on_where_it_broke_off_and_is_checked(
+    api: Server, unicron: Unicron, machines: NodeMachines, tmp_path: Path
+) -> None:
+    await machines.start("n0")
+    await api.join("n0")
+    await api.http.post("/v1/tasks", json=api.spec(data=str(write_spec(tmp_path / "mine"))))
+    target = tmp_path / "parameters"
+    assert (await unicron("result", "gpt", str(target))).code == 3  # it has not finished
+    content = random.Random(1).randbytes(700_000)
+    stored = machines.run_dir("n0") / "tasks" / "gpt" / "generation-1" / "result" / "parameters.safetensors"
+    stored.parent.mkdir(parents=True)
+    stored.write_bytes(content)
+    recorded = await api.append(
+        TaskFinished, task="gpt", generation=1, step=9, samples_sha256="a", parameters_path="/p", worker="n0/0"
+    )
+    await api.projected(recorded.position)
+    digest = hashlib.sha256(content).hexdigest()
+    partial = tmp_path / f".parameters.{digest[:16]}.partial"
+    partial.write_bytes(content[:300_000])
+    outcome = await unicron("result", "gpt", str(target), "-o", "json")
+    assert json.loads(outcome.out) == {"path": str(target), "size_bytes": len(content), "sha256": digest}
+    assert target.read_bytes() == content
+    assert not partial.exists()
+    partial.write_bytes(bytes(300_000))
+    target.unlink()
+    outcome = await unicron("result", "gpt", str(target))
+    assert (outcome.code, target.exists(), partial.exists()) == (6, False, False)
+    assert digest in outcome.err
+    assert (await unicron("result", "gpt", str(tmp_path / "no" / "folder"))).code == 2
+    assert (await unicron("result", "gpt", str(target))).out == f"{target}: {len(content)} bytes, sha256 {digest}\n"
 
 
 @pytest.mark.parametrize("content", [b"a: [", b"\xff\xfe\x00", b"just text", b""])
@@ -177,7 +213,8 @@ VERBS = {
 async def test_text_and_json_of_every_verb(healed: Server) -> None:
     output = healed.data.parent / "tasks" / "gpt" / "output"
     output.mkdir(parents=True)
-    (output / "1-n0-0.log").write_text("hello\n")
+    for worker, printed in (("n0-0", "hello\n"), ("n0-1", ""), ("n1-0", "")):
+        (output / f"1-{worker}.log").write_text(printed)
     for arguments, words in VERBS.items():
         text = await call_unicron(*arguments, server=healed.url)
         assert (text.code, text.err) == (0, "")
@@ -189,7 +226,7 @@ async def test_text_and_json_of_every_verb(healed: Server) -> None:
             assert set(document) == {"items", "next_cursor"}
             assert document["items"]
     text = await call_unicron("logs", "gpt", server=healed.url)
-    assert text.out == "n0/0 | hello\n"
+    assert (text.out, text.err) == ("n0/0 | hello\n", "unicron: output of n1/1 is on n1, which does not answer\n")
     as_json = await call_unicron("logs", "gpt", "--rank", "0", "-o", "json", server=healed.url)
     assert json.loads(as_json.out) == {"worker": "n0/0", "generation": 1, "line": "hello"}
 

@@ -52,6 +52,18 @@ def progressed(views: Views, event: TaskProgressed) -> None:
     )
 
 
+def _result(task: TaskView, event: TaskFinished) -> Result:
+    """Return the result of a task that has finished. Rank 0 has written it, also where the event does not say so."""
+    first = next((member.worker for member in task.members if member.rank == 0), "")
+    return Result(
+        steps=event.step,
+        samples_sha256=event.samples_sha256,
+        parameters_path=event.parameters_path,
+        generation=event.generation,
+        node=(event.worker or first).rpartition("/")[0],
+    )
+
+
 def stop_requested(views: Views, event: TaskStopRequested) -> None:
     """Note that a user wants the task to stop."""
     task = views.tasks.get(event.task)
@@ -115,9 +127,7 @@ def ended(views: Views, event: TaskStopped | TaskFinished | TaskFailed) -> None:
         case TaskStopped():
             changes |= {"state": TaskState.STOPPED, "reason": _stopped_reason(task, event)}
         case TaskFinished():
-            result = Result(
-                steps=event.step, samples_sha256=event.samples_sha256, parameters_path=event.parameters_path
-            )
+            result = _result(task, event)
             loss = task.loss if event.loss is None else event.loss
             changes |= {"state": TaskState.SUCCEEDED, "reason": "all steps done", "result": result, "loss": loss}
         case TaskFailed():

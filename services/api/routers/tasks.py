@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response, status
@@ -12,8 +13,10 @@ from fastapi.responses import StreamingResponse
 
 from services.api import present
 from services.api.gateway import Api, Gateway
-from services.api.logs import read_lines
+from services.api.logs import OutputReader, json_line, plain_line
 from services.api.models import Page, StopOptions, Stopping, Task
+from services.api.output_owners import OutputOwners, output_owners
+from services.api.output_search import OutputSearch
 from services.api.routers.bodies import read_body
 from services.api.routers.parameters import PROBLEMS, Cursor, Limit, page
 from services.api.store import ViewReader
@@ -110,7 +113,11 @@ async def logs(
     follow: Annotated[bool, Query(description="wait for more until the task ends")] = False,
     accept: Annotated[str, Header()] = "text/plain",
 ) -> StreamingResponse:
-    """Stream the output of the task's ranks: text, or with ``Accept: application/x-ndjson`` an object for each line."""
+    """Stream the output of the task's ranks: text, or with ``Accept: application/x-ndjson`` an object for each line.
+
+    The output is read from the nodes that have it. Where one does not answer, its part is left out, and the stream says
+    so: in a line that begins with ``unicron:``, or in an object with ``workers``, ``node`` and ``problem``.
+    """
     view = await api.task(name)
     as_json = "ndjson" in accept
     if rank is not None and rank not in {member.rank for member in view.members}:
@@ -121,17 +128,20 @@ async def logs(
 
 
 async def _lines(api: Gateway, name: str, rank: int | None, follow: bool, as_json: bool) -> AsyncIterator[str]:
-    async def workers() -> frozenset[str] | None:
-        if rank is None:
-            return None
-        view = await api.task(name)
-        return frozenset(member.worker for member in view.members if member.rank == rank)
+    history = True
+
+    async def owners() -> OutputOwners:
+        nonlocal history
+        found = await api.read(lambda views: output_owners(views, name, rank, history=history))
+        history = False  # later plans are seen as they come
+        return found
 
     async def going_on() -> bool:
         if not follow or api.feed.closed:
             return False
         return (await api.task(name)).state not in ENDED
 
-    directory = api.settings.run_dir / "tasks" / name / "output"
-    async for line in read_lines(directory, workers, going_on=going_on):
-        yield line.json() if as_json else line.plain(named=rank is None)
+    reader = OutputReader(name, OutputSearch(name, api.own_files, api.node_files), owners)
+    async with aclosing(reader.read(going_on=going_on)) as entries:
+        async for entry in entries:
+            yield json_line(entry) if as_json else plain_line(entry, named=rank is None)

@@ -1,0 +1,148 @@
+"""Whether ranks on this machine can use the files that a submitted specification names, and if not, why.
+
+The api asks the nodes before it takes a submission (``shared.node_files.CheckInputs``). What only running the task
+would show is left to the ranks. The rules are those of the built-in trainer (``unicron/trainer/data.py``), which the
+control plane does not import.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from shared.messages import REASON_CHARACTERS
+from shared.node_files import CheckInputs, InputProblem
+from shared.tasks import BYTE_VOCABULARY
+
+INDEX_HEADER = b"MMIDIDX\x00\x00"
+"""The first bytes of every index of an indexed dataset (megatron-core, ``indexed_dataset.py``)."""
+
+CHUNK_BYTES = 1 << 20
+"""How much of a text is read at a time, in search of a character that is no white space."""
+
+BLANK_BYTES = 64 << 20
+"""How much of a text is searched: a fraction of a second's reading. A text that begins with more white space is left to
+the ranks."""
+
+MAX_SCRIPT_BYTES = 1 << 20
+"""A longer script is not compiled at submission: training loops are far shorter."""
+
+COMPILE_TIMEOUT_S = 3.0
+"""An interpreter starts in 0.05 s and compiles the longest script in about a second. What takes longer on a busy
+machine is left to the ranks; the api waits for a little more (``services/api/submitted_inputs.py``)."""
+
+_COMPILE = """
+import sys, warnings
+warnings.simplefilter("ignore")
+path, limit_bytes = sys.argv[1], int(sys.argv[2])
+try:
+    with open(path, "rb") as file:
+        text = file.read(limit_bytes + 1)
+    if len(text) <= limit_bytes:
+        compile(text, path, "exec", dont_inherit=True)
+except (SyntaxError, ValueError) as err:  # ValueError: null bytes, before Python 3.11.4
+    sys.stdout.buffer.write(f"{type(err).__name__}: {err}".encode(errors="replace"))
+except (OSError, RecursionError, MemoryError):
+    pass  # the ranks report it
+"""
+"""The program that compiles a script, and does not run it. A process of its own: compiling holds the interpreter's
+lock, and a script can be made to exhaust its stack."""
+
+_ALLOWED_DATA = "a text file, or the prefix of an indexed dataset"
+
+
+def file_problems(request: CheckInputs) -> list[InputProblem]:
+    """Return why ``data`` and ``script`` cannot be used, as far as files show it. Blocks while it reads."""
+    problems: list[InputProblem] = []
+    for field, find in (("data", _data_problems), ("script", _script_problems)):
+        try:
+            problems += find(request)
+        except (OSError, ValueError) as err:  # a folder that may not be entered, a name too long, a null byte
+            problems.append(InputProblem(field=field, problem=_short(f"cannot be read ({_reason(err)})")))
+    return problems
+
+
+async def compile_problems(script: str) -> list[InputProblem]:
+    """Return why a script is not Python."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", "-c", _COMPILE, script, str(MAX_SCRIPT_BYTES)),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={},
+    )
+    try:
+        async with asyncio.timeout(COMPILE_TIMEOUT_S):
+            out, _ = await process.communicate()
+    except TimeoutError:
+        return []
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    text = out.decode(errors="replace")
+    return [InputProblem(field="script", problem=_short(f"not a Python file ({text})"))] if text else []
+
+
+def _data_problems(request: CheckInputs) -> Iterator[InputProblem]:
+    data = Path(request.data)
+    prefix = data.with_suffix("") if data.suffix in (".bin", ".idx") else data
+    index, contents = prefix.with_name(prefix.name + ".idx"), prefix.with_name(prefix.name + ".bin")
+    if index.is_file() and contents.is_file():
+        if request.script is None and not _is_index(index):
+            what = f"{index.name} is no index of an indexed dataset of megatron-core"
+            yield InputProblem(field="data", problem=_short(what))
+    elif not data.is_file():
+        what = f"there is no such file, nor {contents.name} with {index.name},"
+        yield InputProblem(field="data", problem=_short(what), allowed=_ALLOWED_DATA)
+    elif data.stat().st_size == 0:
+        yield InputProblem(field="data", problem="the file is empty", allowed=_ALLOWED_DATA)
+    elif request.script is None:  # a script may read the file as it likes
+        yield from _text_problems(data, request.vocabulary)
+
+
+def _is_index(path: Path) -> bool:
+    """Return whether a file begins as the index of an indexed dataset."""
+    with path.open("rb") as file:
+        return file.read(len(INDEX_HEADER)) == INDEX_HEADER
+
+
+def _text_problems(text: Path, vocabulary: int) -> Iterator[InputProblem]:
+    if _is_blank(text):
+        yield InputProblem(field="data", problem="the file has nothing but white space", allowed=_ALLOWED_DATA)
+    if vocabulary < BYTE_VOCABULARY:
+        allowed = f"at least {BYTE_VOCABULARY}: one token for each byte, one for the end of a document"
+        yield InputProblem(field="model.vocabulary", problem="too small for data, which is a text", allowed=allowed)
+
+
+def _is_blank(text: Path) -> bool:
+    """Return whether a file has nothing but white space."""
+    left = BLANK_BYTES
+    with text.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            left -= len(chunk)
+            if chunk.strip() or left <= 0:
+                return False
+    return True
+
+
+def _script_problems(request: CheckInputs) -> Iterator[InputProblem]:
+    if request.script is None:
+        return
+    script = Path(request.script)
+    if not script.is_file():
+        yield InputProblem(field="script", problem="there is no such file")
+        return
+    with script.open("rb"):
+        pass  # raises where it may not be read
+
+
+def _reason(err: OSError | ValueError) -> str:
+    return (err.strerror if isinstance(err, OSError) else None) or str(err)
+
+
+def _short(text: str) -> str:
+    return text[:REASON_CHARACTERS]

@@ -1,0 +1,272 @@
+"""What an agent serves of its machine's files, and what it never does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from services.agent import file_server
+from services.agent.agent import Agent
+from services.agent.file_server import FileServer
+from shared.bus import Bus
+from shared.dropped import DroppedMessages
+from shared.errors import NotFound, Unavailable, Undecodable
+from shared.model import Model
+from shared.node_files import (
+    CHUNK_BYTES,
+    FILES,
+    LIST_LIMIT,
+    CheckInputs,
+    DescribeResult,
+    FilesReply,
+    InputProblem,
+    ListOutput,
+    OutputFile,
+    ReadOutput,
+    ReadResult,
+    pack,
+    unpack,
+)
+from tests.agent.kit import WAIT_S, Driver, Ear
+from tests.versions.kit import ILL, ill_formed
+
+SECRET = "what nobody may read"
+
+SAMPLES: list[Model] = [
+    ListOutput(task="gpt", nodes=["n0"]),
+    ReadOutput(task="gpt", generation=1, worker="n0/0", offset=0),
+    DescribeResult(task="gpt", generation=1),
+    ReadResult(task="gpt", generation=1, offset=0),
+    CheckInputs(data="/x", script="/y", vocabulary=300),
+]
+
+REPLIES = [
+    FilesReply(files=[OutputFile(generation=1, worker="n0/0", size_bytes=5)], more=True),
+    FilesReply(size_bytes=5, version="5-1", sha256="0" * 64),
+    FilesReply(problems=[InputProblem(field="data", problem="the file is empty", allowed="a text")]),
+    FilesReply(ok=False, code="not-found", detail="no such file"),
+]
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run directory with the output and the result of a task, beside a file that is nobody's business."""
+    folder = tmp_path / "run"
+    (folder / "tasks" / "gpt" / "output").mkdir(parents=True)
+    (folder / "tasks" / "gpt" / "output" / "1-n0-0.log").write_text("hello\n")
+    (folder / "tasks" / "gpt" / "generation-1" / "result").mkdir(parents=True)
+    (folder / "tasks" / "gpt" / "generation-1" / "result" / "parameters.safetensors").write_bytes(b"parameters")
+    (folder / "tasks" / "other").mkdir()
+    for path in (tmp_path / "secret.log", folder / "secret.log", folder / "tasks" / "other" / "1-n0-0.log"):
+        path.write_text(SECRET)
+    return folder
+
+
+@pytest.fixture
+async def server(bus: Bus, run_dir: Path) -> AsyncIterator[FileServer]:
+    """The part of an agent that serves files."""
+    started = FileServer(bus, "n0", run_dir, DroppedMessages({}))
+    await started.start()
+    yield started
+    started.stop()
+
+
+async def ask(bus: Bus, **request: Any) -> tuple[FilesReply, bytes]:
+    return unpack(await bus.request(f"{FILES}.n0", json.dumps({"task": "gpt", **request}).encode(), timeout_s=WAIT_S))
+
+
+async def test_an_agent_serves_what_its_ranks_print(bus: Bus, agent: Agent, ear: Ear, driver: Driver) -> None:
+    await driver.prepare()
+
+    async def printed() -> bytes:
+        reply, _ = await ask(bus, kind="list-output", nodes=["n0"])
+        if not reply.files:
+            return b""
+        assert [file.key for file in reply.files] == [(1, "n0/0"), (1, "n0/1")]
+        _, data = await ask(bus, kind="read-output", generation=1, worker="n0/1", offset=2)
+        return data
+
+    async with asyncio.timeout(WAIT_S):
+        while await printed() != b"rank of gpt\n":  # noqa: ASYNC110 - another process writes the file
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.usefixtures("server")
+async def test_listings_have_pages_in_order(bus: Bus, run_dir: Path) -> None:
+    folder = run_dir / "tasks" / "gpt" / "output"
+    for number in range(2, LIST_LIMIT + 5):
+        (folder / f"{number}-n0-0.log").touch()
+    for name in ("2-n1-0.log", "2-store-n0.log", "x-n0-0.log", "1-n0-0.txt", f"{'9' * 30}-n0-0.log", "-1-n0-0.log"):
+        (folder / name).touch()
+    (folder / "1-n0-7.log").mkdir()
+    reply, _ = await ask(bus, kind="list-output", nodes=["n0"])
+    assert reply.more
+    assert [file.key for file in reply.files] == [(number, "n0/0") for number in range(1, LIST_LIMIT + 1)]
+    assert reply.files[0].size_bytes == 6
+    rest, _ = await ask(bus, kind="list-output", nodes=["n0", "n1"], after=[LIST_LIMIT, "n0/0"])
+    assert not rest.more
+    assert [file.generation for file in rest.files] == list(range(LIST_LIMIT + 1, LIST_LIMIT + 5))
+    both, _ = await ask(bus, kind="list-output", nodes=["n1", "n0"], after=[1, "n0/0"])
+    assert [file.worker for file in both.files[:2]] == ["n0/0", "n1/0"]
+    none, _ = await ask(bus, kind="list-output", task="unknown", nodes=["n0"])
+    assert (none.files, none.more) == ([], False)
+
+
+@pytest.mark.usefixtures("server")
+async def test_files_are_read_in_bounded_chunks(bus: Bus, run_dir: Path) -> None:
+    path = run_dir / "tasks" / "gpt" / "output" / "1-n0-0.log"
+    content = os.urandom(CHUNK_BYTES + 100)
+    path.write_bytes(content)
+    about = {"kind": "read-output", "generation": 1, "worker": "n0/0"}
+    reply, data = await ask(bus, **about, offset=0)
+    assert (reply.size_bytes, data) == (len(content), content[:CHUNK_BYTES])
+    assert (await ask(bus, **about, offset=CHUNK_BYTES))[1] == content[CHUNK_BYTES:]
+    assert (await ask(bus, **about, offset=10, limit=5))[1] == content[10:15]
+    assert (await ask(bus, **about, offset=10**12))[1] == b""
+    with pytest.raises(Unavailable, match="limit"):
+        await ask(bus, **about, offset=0, limit=CHUNK_BYTES + 1)
+    with pytest.raises(NotFound):
+        await ask(bus, **{**about, "generation": 2}, offset=0)
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("kind", ["read-output", "describe-result", "read-result"])
+async def test_nothing_outside_the_tasks_folder_is_read(bus: Bus, run_dir: Path, kind: str) -> None:
+    """Not through a link in place of the file, of its folder or of the task's; neither pipes, folders nor devices."""
+    request = {"kind": kind, "generation": 1}
+    if kind == "read-output":
+        request |= {"worker": "n0/0", "offset": 0}
+        path = run_dir / "tasks" / "gpt" / "output" / "1-n0-0.log"
+    else:
+        request |= {"offset": 0} if kind == "read-result" else {}
+        path = run_dir / "tasks" / "gpt" / "generation-1" / "result" / "parameters.safetensors"
+    assert (await ask(bus, **request))[0].ok
+    outside = run_dir.parent / "outside"
+    outside.mkdir()
+    (outside / path.name).write_text(SECRET)
+
+    async def refused() -> None:
+        with pytest.raises(NotFound):
+            await ask(bus, **request)
+
+    path.unlink()
+    path.symlink_to(outside / path.name)
+    await refused()
+    path.unlink()
+    path.mkdir()
+    await refused()
+    path.rmdir()
+    os.mkfifo(path)
+    await refused()
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    await refused()
+    path.unlink()
+    path.parent.rmdir()
+    path.parent.symlink_to(outside, target_is_directory=True)
+    await refused()
+    path.parent.unlink()
+    task = run_dir / "tasks" / "gpt"
+    task.rename(run_dir.parent / "moved")
+    relative = path.relative_to(task)
+    (outside / relative).parent.mkdir(parents=True)
+    (outside / relative).write_text(SECRET)
+    task.symlink_to(outside, target_is_directory=True)
+    await refused()
+
+
+NAMES = st.one_of(
+    st.sampled_from(["..", "../..", "gpt/../other", "/", "/etc", "gpt\0", ".", "", "gpt/", "~", "%2e%2e", "gpt\n"]),
+    st.text(alphabet="./g-pt0\\\n", max_size=12),
+    st.sampled_from([value for value in ILL if not isinstance(value, float)]),
+)
+
+
+@given(
+    kind=st.sampled_from(["read-output", "describe-result", "read-result", "list-output"]),
+    task=NAMES,
+    worker=st.one_of(NAMES, st.builds("{}/0".format, NAMES)),
+    generation=st.one_of(st.just(1), NAMES),
+)
+@examples(max_examples=300, deadline=None)
+def test_no_name_leads_out_of_the_tasks_folders(
+    folders: Path, kind: str, task: Any, worker: Any, generation: Any
+) -> None:
+    """Whatever is asked for, the answer has nothing of what lies elsewhere; and nothing but a reply comes back."""
+    request: dict[str, Any] = {"kind": kind, "task": task, "generation": generation, "worker": worker, "offset": 0}
+    request |= {"nodes": [worker]} if kind == "list-output" else {}
+    answered = served(folders, json.dumps(request).encode())
+    assert SECRET.encode() not in answered
+    json.loads(answered.partition(b"\n")[0])
+
+
+@given(message=ill_formed(SAMPLES))
+@examples(max_examples=300, deadline=None)
+def test_whatever_comes_is_answered(folders: Path, message: bytes) -> None:
+    reply = json.loads(served(folders, message).partition(b"\n")[0])
+    assert reply["ok"] or reply["code"] in ("undecodable", "not-found", "unavailable")
+
+
+@given(message=st.one_of(ill_formed([*REPLIES]), st.binary(max_size=100)), data=st.binary(max_size=20))
+@examples(max_examples=200, deadline=None)
+def test_whatever_a_node_answers_is_a_reply_or_a_known_error(message: bytes, data: bytes) -> None:
+    try:
+        unpack(message + b"\n" + data)
+    except (NotFound, Unavailable, Undecodable):
+        return
+
+
+def test_data_of_any_bytes_follows_the_reply() -> None:
+    data = b"\n\n{}\0" + bytes(range(256))
+    assert unpack(pack(REPLIES[0], data)) == (REPLIES[0], data)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory for property tests, with a secret in each folder above and beside the output."""
+    root = tmp_path_factory.mktemp("folders")
+    (root / "run" / "tasks" / "gpt" / "output").mkdir(parents=True)
+    for folder in (root, root / "run", root / "run" / "tasks", root / "run" / "tasks" / "gpt"):
+        for name in ("1-n0-0.log", "secret", "parameters.safetensors"):
+            (folder / name).write_text(SECRET)
+    return root / "run"
+
+
+def served(run_dir: Path, message: bytes) -> bytes:
+    nowhere: Any = None
+    server = FileServer(nowhere, "n0", run_dir, DroppedMessages({}))
+    try:
+        return asyncio.run(server.serve(message))
+    finally:
+        server.stop()
+
+
+async def test_a_file_system_that_hangs_delays_nobody_else(
+    bus: Bus, server: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its requests wait for threads of their own, and further ones are refused once too many do."""
+    hanging = threading.Event()
+    monkeypatch.setattr(file_server, "MOST_WAITING", 3)
+
+    def answer(_: Any) -> tuple[FilesReply, bytes]:
+        hanging.wait(WAIT_S)
+        return FilesReply(), b""
+
+    monkeypatch.setattr(server._folders, "answer", answer)
+    request = SAMPLES[0].model_dump_json().encode()
+    waiting = [asyncio.create_task(server.serve(request)) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match="under way"):
+        unpack(await server.serve(request))
+    hanging.set()
+    assert all(unpack(message)[0].ok for message in await asyncio.gather(*waiting))

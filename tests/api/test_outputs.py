@@ -1,0 +1,189 @@
+"""Output of ranks on machines with a run directory each, read through the agents' part that serves files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.api import logs
+from services.api.node_files import NodeFiles
+from shared.bus import Bus
+from shared.events import ErrorDetected, TaskStopped
+from shared.log.journal import Journal
+from shared.node_files import CHUNK_BYTES, FILES
+from shared.settings import Settings
+from shared.severities import ErrorKind, Method, Severity
+from tests.api.kit import NodeMachines, Server, Story, serving, write_output
+
+TASK = "gpt"
+
+
+@pytest.fixture
+async def healed(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterator[Server]:
+    """The gateway over the story of a task that has trained on workers n0/0, n0/1, n1/0 and n1/1."""
+    story = Story(settings.run_dir / "log.db")
+    story.running().process_exit().process_restored()
+    story.log.close()
+    async with serving(settings, bus, journal) as server:
+        yield server
+
+
+@pytest.fixture
+async def nodes(machines: NodeMachines) -> NodeMachines:
+    """Both nodes, with the output of the first processes and of the restarted one."""
+    await machines.start("n0", "n1")
+    for node in ("n0", "n1"):
+        for slot in (0, 1):
+            write_output(machines.run_dir(node), TASK, f"1-{node}-{slot}", f"first of {node}/{slot}\n")
+    write_output(machines.run_dir("n1"), TASK, "3-n1-1", "restarted\nno end")
+    return machines
+
+
+ALL = [
+    "n0/0 | first of n0/0",
+    "n0/1 | first of n0/1",
+    "n1/0 | first of n1/0",
+    "n1/1 | first of n1/1",
+    "n1/1 | restarted",
+    "n1/1 | no end",
+]
+
+
+async def text(server: Server, **params: Any) -> list[str]:
+    response = await server.http.get(f"/v1/tasks/{TASK}/logs", params=params)
+    assert response.status_code == 200, response.text
+    return response.text.splitlines()
+
+
+@pytest.mark.usefixtures("nodes")
+async def test_each_nodes_output_is_read_there(healed: Server) -> None:
+    assert await text(healed) == ALL
+    assert await text(healed, rank=3) == ["first of n1/1", "restarted", "no end"]
+    response = await healed.http.get(f"/v1/tasks/{TASK}/logs?rank=1", headers={"Accept": "application/x-ndjson"})
+    assert [json.loads(line) for line in response.text.splitlines()] == [
+        {"worker": "n0/1", "generation": 1, "line": "first of n0/1"}
+    ]
+
+
+async def test_where_machines_share_the_run_directory_each_line_comes_once(
+    healed: Server, machines: NodeMachines, tmp_path: Path
+) -> None:
+    for worker in ("n0-0", "n0-1", "n1-0", "n1-1"):
+        write_output(tmp_path / "shared", TASK, f"1-{worker}", "printed\n")
+    await machines.start("n0", "n1", run_dir=tmp_path / "shared")
+    assert await text(healed) == [f"{w} | printed" for w in ("n0/0", "n0/1", "n1/0", "n1/1")]
+
+
+async def silent(_: str, __: bytes) -> None:
+    """Receive a request and never answer."""
+
+
+def impatient_with(node: str, ask: Any) -> Any:
+    """Return an ``ask`` that waits for one node for a short time only."""
+
+    async def asking(self: NodeFiles, request: Any, timeout_s: float | None = None) -> Any:
+        return await ask(self, request, 0.3 if self.name == node else timeout_s)
+
+    return asking
+
+
+@pytest.mark.parametrize("state", ["does not answer", "answers too late", "is lost"])
+async def test_a_node_that_is_gone_is_named(
+    healed: Server, machines: NodeMachines, bus: Bus, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether nobody listens there, or no answer comes; what the others have is answered all the same."""
+    await machines.start("n0")
+    for slot in (0, 1):
+        write_output(machines.run_dir("n0"), TASK, f"1-n0-{slot}", "here\n")
+
+    if state == "answers too late":
+        await bus.subscribe(f"{FILES}.n1", silent)
+        monkeypatch.setattr(NodeFiles, "ask", impatient_with("n1", NodeFiles.ask))
+        state = "does not answer"
+    elif state == "is lost":
+        recorded = await healed.append(
+            ErrorDetected, incident="i9", kind=ErrorKind.NODE_LOST, severity=Severity.SEV1, node="n1",
+            method=Method.NODE_HEALTH, detected_at="2025-03-01T12:05:00Z",
+        )  # fmt: skip
+        await healed.projected(recorded.position)
+    problem = f"output of n1/0, n1/1 is on n1, which {state}"
+    assert await text(healed) == ["n0/0 | here", "n0/1 | here", f"unicron: {problem}"]
+    assert await text(healed, rank=3) == [f"unicron: output of n1/1 is on n1, which {state}"]
+    response = await healed.http.get(f"/v1/tasks/{TASK}/logs", headers={"Accept": "application/x-ndjson"})
+    assert json.loads(response.text.splitlines()[-1]) == {
+        "workers": ["n1/0", "n1/1"], "node": "n1", "problem": problem
+    }  # fmt: skip
+
+
+async def test_the_other_nodes_are_asked_for_what_a_lost_one_wrote(healed: Server, machines: NodeMachines) -> None:
+    """Two machines share a run directory, which the api's machine does not see."""
+    await machines.start("n0")
+    for node in ("n0", "n1"):
+        for slot in (0, 1):
+            write_output(machines.run_dir("n0"), TASK, f"1-{node}-{slot}", f"of {node}/{slot}\n")
+    assert await text(healed) == [f"{w} | of {w}" for w in ("n0/0", "n0/1", "n1/0", "n1/1")]
+
+
+async def test_large_and_odd_output_comes_whole(
+    healed: Server, nodes: NodeMachines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "MAX_LINE_BYTES", 2 * CHUNK_BYTES)
+    many = "".join(f"line {number}\n" for number in range(100_000))
+    write_output(nodes.run_dir("n0"), TASK, "1-n0-0", many)
+    write_output(nodes.run_dir("n0"), TASK, "1-n0-1", b"x" * (3 * CHUNK_BYTES) + b"\nbad \xff\xe2\x80\xa8 byte\r\n")
+    response = await healed.http.get(f"/v1/tasks/{TASK}/logs", headers={"Accept": "application/x-ndjson"})
+    lines = [json.loads(line) for line in response.content.split(b"\n") if line]
+    of = {worker: [line["line"] for line in lines if line["worker"] == worker] for worker in ("n0/0", "n0/1")}
+    assert "".join(f"{line}\n" for line in of["n0/0"]) == many
+    assert of["n0/1"][-1] == "bad \ufffd\u2028 byte"
+    assert "".join(of["n0/1"][:-1]) == "x" * (3 * CHUNK_BYTES)
+    assert len(of["n0/1"]) > 2  # a line that never ends is divided
+
+
+async def test_following_goes_on_while_a_node_comes_and_goes(
+    healed: Server, nodes: NodeMachines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines of a node that answers come meanwhile, and what was missed comes later."""
+    monkeypatch.setattr(logs, "POLL_S", 0.05)
+    lost = nodes.run_dir("n1") / "tasks" / TASK / "output" / "3-n1-1.log"
+    other = nodes.run_dir("n0") / "tasks" / TASK / "output" / "1-n0-0.log"
+    seen: list[str] = []
+
+    def add(path: Path, line: str) -> None:
+        with path.open("a") as file:
+            file.write(line)
+
+    gone = "unicron: output of n1/0, n1/1 is on n1, which does not answer"
+    async with (
+        asyncio.timeout(60),
+        healed.http.stream("GET", f"/v1/tasks/{TASK}/logs", params={"follow": True}) as response,
+    ):
+        async for line in response.aiter_lines():
+            seen.append(line)
+            match line:
+                case "n1/1 | restarted":
+                    add(lost, " yet\n")
+                case "n1/1 | no end yet":
+                    nodes.away.add("n1")
+                case _ if line == gone:
+                    add(lost, "back\n")
+                    add(other, "meanwhile\n")
+                case "n0/0 | meanwhile":
+                    nodes.away.clear()
+                case "n1/1 | back":
+                    await healed.append(TaskStopped, task=TASK, generation=3, step=99, path="")
+    assert seen == [*ALL[:5], "n1/1 | no end yet", gone, "n0/0 | meanwhile", "n1/1 | back"]
+
+
+async def test_a_link_out_of_the_tasks_folder_is_not_followed(healed: Server, nodes: NodeMachines) -> None:
+    output: Path = nodes.run_dir("n0") / "tasks" / TASK / "output"
+    secret = nodes.run_dir("n0") / "secret"
+    secret.write_text("secret\n")
+    (output / "1-n0-0.log").unlink()
+    (output / "1-n0-0.log").symlink_to(secret)
+    assert [line for line in await text(healed) if "n0/0" in line] == ["unicron: output of n0/0 is not on n0 any more"]
