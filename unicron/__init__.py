@@ -140,7 +140,6 @@ def attach(
     else:
         device.take_local()
     cpu.enable()
-    cpu.write_checkpoints_in_process()
     given = {
         "checkpoint_every": checkpoint_every,
         "checkpoint_directory": checkpoint_directory,

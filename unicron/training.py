@@ -133,10 +133,12 @@ class Training:
         applied = self.rank_state.applied
         due = self.checkpoint_every > 0 and applied % self.checkpoint_every == 0
         self._checkpoint_due = self._checkpoint_due or due
-        if self.request >= STOP and not self._attempt(self._checkpoint_and_stop):
+        stopping = self.request >= STOP
+        if stopping and not self._attempt(self._checkpoint_and_stop):
             return False
         # One at a time: where the file system is slower than the interval, training does not wait for it.
-        if self._checkpoint_due and self._writer.idle and not self._attempt(self._begin_checkpoint):
+        # Nor is the one that a stop could not write tried again at the same boundary.
+        if self._checkpoint_due and not stopping and self._writer.idle and not self._attempt(self._begin_checkpoint):
             return False
         self.snapshots.take(self.rank_state)
         return True
@@ -162,7 +164,7 @@ class Training:
         )
         # A checkpoint that the last generation was writing is abandoned; the next boundary begins a new one.
         self._checkpoint_due = self._checkpoint_due or not self._writer.idle
-        self._writer.enter(self._checkpoint_path(), self.configure.generation, self._joined.checkpoint)
+        self._writer.enter(self._checkpoint_location(), self.configure.generation, self._joined.checkpoint)
         self.snapshots.enter(self.configure.generation, self.rank_state)
 
     def _next_step(self, *, resumes: bool) -> Step:
@@ -200,25 +202,25 @@ class Training:
         shown = " ".join(f"{k}={v:.3f}" for k, v in phases.items())
         print(f"generation {self.configure.generation} from {joined.source}: {shown}", flush=True)
 
-    def _checkpoint_path(self) -> Path:
+    def _checkpoint_location(self) -> str:
         if self._checkpoint_directory:
-            root = Path(self._checkpoint_directory) / f"generation-{self.configure.generation}"
+            root = f"{self._checkpoint_directory.rstrip('/')}/generation-{self.configure.generation}"
         else:
-            root = Path(self.configure.directory) / "checkpoints"
-        return root / f"step-{self.rank_state.applied}"
+            root = f"{self.configure.directory}/checkpoints"
+        return f"{root}/step-{self.rank_state.applied}"
 
     def _begin_checkpoint(self) -> None:
         self._checkpoint_due = False
         self.link.progress(self.rank_state.applied, "checkpoint")
-        self._writer.begin(self.rank_state, self._checkpoint_path())
+        self._writer.begin(self.rank_state, self._checkpoint_location())
         self.faults.reached_checkpoint(self.rank_state.applied)
 
     def _outcomes(self) -> Outcomes:
         """Return what reports the outcome of a checkpoint of this generation to the agent."""
         link, number, rank = self.link, self.configure.generation, self.configure.rank
 
-        def published(step: int, path: Path) -> None:
-            link.send(Checkpointed(generation=number, step=step, path=str(path)))
+        def published(step: int, location: str) -> None:
+            link.send(Checkpointed(generation=number, step=step, path=location))
 
         def failed(step: int, reason: str) -> None:
             reason = reason[: reporting.DETAIL_CHARACTERS]
@@ -246,10 +248,10 @@ class Training:
         self.link.progress(self.rank_state.applied, "checkpoint")
         self._complete_checkpoint()
         self._begin_checkpoint()
-        path = self._checkpoint_path()
+        location = self._checkpoint_location()
         reason = self._complete_checkpoint()
         if not reason or self.request == STOP_UNSAVED:
-            self._report_stop("" if reason else str(path))
+            self._report_stop("" if reason else location)
         self.request = NOTHING
         self.link.refuse_stop(self.rank_state.applied, reason[: reporting.DETAIL_CHARACTERS])
 
