@@ -7,6 +7,7 @@ which errors a new generation answers.
 from __future__ import annotations
 
 import json
+import posixpath
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
+from unicron.checkpoint import target
 from unicron.checkpoint.export import export
 from unicron.checkpoint.writer import Outcomes, Writer
-from unicron.errors import Interrupted
+from unicron.errors import Interrupted, InvalidSpec
 from unicron.faults import FaultInjector
 from unicron.join.joining import Build, Joiner, JoinResult, own_share
 from unicron.link import reporting
@@ -164,8 +166,26 @@ class Training:
         )
         # A checkpoint that the last generation was writing is abandoned; the next boundary begins a new one.
         self._checkpoint_due = self._checkpoint_due or not self._writer.idle
+        self._prove_target()
         self._writer.enter(self._checkpoint_location(), self.configure.generation, self._joined.checkpoint)
         self.snapshots.enter(self.configure.generation, self.rank_state)
+
+    def _prove_target(self) -> None:
+        """Find out whether the nodes see the same place for checkpoints, where that is not known.
+
+        Raises:
+            InvalidSpec: they do not, at the start of a task that is to write checkpoints.
+        """
+        configure = self.configure
+        nodes = target.nodes_of(configure.members)
+        if len(set(nodes)) == 1:
+            self._writer.unusable = ""
+        elif target.is_new(configure.members):
+            root = posixpath.dirname(self._checkpoint_location())
+            self._writer.unusable = target.prove(root, configure.generation, nodes, self.link.wait)
+            starts = all(source in ("initial", "checkpoint") for _, _, source in configure.members)
+            if self._writer.unusable and starts and self.checkpoint_every and not configure.fault_step:
+                raise InvalidSpec(self._writer.unusable)
 
     def _next_step(self, *, resumes: bool) -> Step:
         """Return the next step; the first of a generation may resume an interrupted one."""

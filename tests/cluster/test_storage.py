@@ -26,25 +26,38 @@ def events(client: Client, task: str, kind: str) -> list[Record]:
     return [r["event"] for r in client.items("/v1/events") if r["type"] == kind and r["event"].get("task") == task]
 
 
+UNSEEN = "nodes n1, n2 do not see the checkpoints that node n0 writes to /run/unicron/tasks/"
+
+
+def test_a_task_with_checkpoints_that_not_all_nodes_see_is_refused_at_its_start(bed: Bed, corpus: Path) -> None:
+    """No node is blamed, and a task on one node runs."""
+    client = bed.client
+    incidents = client.items("/v1/incidents")
+    client.submit(endless("unseen", corpus, checkpoint={"every": 5}, workers={"min": 3}))
+    failed = client.until_state("unseen", "failed")
+    assert UNSEEN in failed["reason"]
+    assert "checkpoint.directory that all of them share, or an object store (checkpoint.url)" in failed["reason"]
+    client.submit(small_task("alone", corpus, model=MODEL, checkpoint={"every": 10}, workers={"max": 1}))
+    assert client.until_state("alone", "succeeded")["saved_step"] > 0
+    assert client.items("/v1/incidents") == incidents
+
+
 def test_what_cannot_be_saved_is_not_stopped(bed: Bed, corpus: Path, tmp_path: Path) -> None:
     """The nodes share no directory: the log says so once, nobody is blamed, the task trains on until told to stop."""
     client = bed.client
     incidents = client.items("/v1/incidents")
-    client.submit(Pace(tmp_path, BATCH_S).of(endless("unshared", corpus, checkpoint={"every": 2})))
+    client.submit(Pace(tmp_path, BATCH_S).of(endless("unshared", corpus, checkpoint={"every": 0})))
     try:
         before = client.until_step("unshared", 1)
         assert len(before["ranks"]) == len(bed.nodes)
-        shown = client.until("the failure shows", lambda: (t := client.task("unshared"))["checkpoint_failure"] and t)
-        client.until_step("unshared", shown["step"] + 4)
-        (failed,) = events(client, "unshared", "task.checkpoint-failed")
-        assert "do not share" in failed["reason"]
-        assert shown["checkpoint_failure"]["reason"] == failed["reason"]
-        assert (shown["saved_step"], shown["checkpoint"]) == (0, None)
-        assert client.items("/v1/incidents") == incidents
         client.http.post("/v1/tasks/unshared/stop").raise_for_status()
         refused = client.until("the stop is refused", lambda: (t := client.task("unshared"))["stop_refused"] and t)
         assert refused["state"] == "running"
-        assert "do not share" in refused["stop_refused"]["reason"]
+        assert refused["stop_refused"]["reason"].startswith(UNSEEN)
+        shown = client.until("the failure shows", lambda: (t := client.task("unshared"))["checkpoint_failure"] and t)
+        (failed,) = events(client, "unshared", "task.checkpoint-failed")
+        assert shown["checkpoint_failure"]["reason"] == failed["reason"] == refused["stop_refused"]["reason"]
+        assert (shown["saved_step"], shown["checkpoint"]) == (0, None)
         after = client.until_step("unshared", refused["step"] + 2)
         assert pids(after) == pids(before)  # the processes that were to stop
         assert client.items("/v1/incidents") == incidents

@@ -60,6 +60,8 @@ class Writer:
     def __init__(self, keep: int) -> None:
         """Args: keep: how many published checkpoints of the task to leave."""
         self._keep = keep
+        self.unusable = ""
+        """Why there can be no checkpoints in this generation; empty: there can."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="unicron-checkpoint")
         self._part: _Part | None = None
         self._publication: Future[None] | None = None
@@ -102,12 +104,13 @@ class Writer:
             RuntimeError: the device failed.
         """
         self._reason = ""
-        written: Future[None]
+        written: Future[None] = Future()
         try:
+            if self.unusable:
+                raise UnicronError(self.unusable)
             group = data_group()
             shared = copied_chunks(rank_state, [group.rank()], group.size())
-        except UnicronError as err:  # a state that cannot be named: no reason to end the training
-            written = Future()
+        except UnicronError as err:  # no place, or a state that cannot be named: no reason to end the training
             written.set_exception(err)
         else:
             chunks = {chunk: values.to("cpu", copy=True) for chunk, values in shared.items()}
