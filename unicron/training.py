@@ -174,10 +174,12 @@ class Training:
         """Find out whether the nodes see the same place for checkpoints, where that is not known.
 
         Raises:
-            InvalidSpec: they do not, at the start of a task that is to write checkpoints.
+            InvalidSpec: they do not, at the start of a task that is to write checkpoints; or what would reach the place
+                is not installed here.
         """
         configure = self.configure
         nodes = target.nodes_of(configure.members)
+        target.check(self._checkpoint_location())
         if len(set(nodes)) == 1:
             self._writer.unusable = ""
         elif target.is_new(configure.members):
@@ -277,7 +279,9 @@ class Training:
 
     def _complete_checkpoint(self) -> str:
         """Wait for the checkpoint in progress, if any; return why it was given up, empty if it was not."""
-        return self._writer.complete(self._outcomes(), self.link.wait)
+        return self._writer.complete(
+            self._outcomes(), self.link.wait, lambda: self.link.progress(self.rank_state.applied, "checkpoint")
+        )
 
     def _report_stop(self, path: str) -> NoReturn:
         link = self.link

@@ -19,6 +19,11 @@ READ_BYTES = 1 << 20
 """Bytes read at once for a checksum. Chosen: enough to make system calls rare, little enough for a CPU's caches."""
 
 
+S3_CONFIG = {"connect_timeout": 5.0, "read_timeout": 30.0, "retries": {"max_attempts": 3}}
+"""Limits of botocore, seconds and attempts. Its own (60 s, 5 attempts) are longer than a rank may stand still when it
+waits for the checkpoint of a stop (``slow_region_timeout_s``, 120 s)."""
+
+
 def is_url(location: str) -> bool:
     """Return whether a location is a URL, rather than a path."""
     return "://" in location
@@ -32,7 +37,10 @@ def opened(location: str) -> tuple[Any, str]:
         ValueError: there is no such file system.
     """
     # Other nodes write: no listing may be older than the question.
-    fs, path = fsspec.core.url_to_fs(location, use_listings_cache=False)
+    options: dict[str, Any] = {"use_listings_cache": False}
+    if location.startswith("s3://"):
+        options["config_kwargs"] = S3_CONFIG
+    fs, path = fsspec.core.url_to_fs(location, **options)
     return fs, path
 
 

@@ -13,11 +13,24 @@ from typing import Any
 import torch.distributed as dist
 
 from unicron.checkpoint import storage
+from unicron.errors import InvalidSpec
 from unicron.link.waiting import Wait
 from unicron.state import transfer
 
 TOKEN = ".shared-{generation}"
 """Name of the token's file; it is deleted once it has been read."""
+
+
+def check(location: str) -> None:
+    """Check that this process has what it needs to reach a location.
+
+    Raises:
+        InvalidSpec: it has not.
+    """
+    try:
+        storage.opened(location)
+    except (ImportError, ValueError) as err:
+        raise InvalidSpec(f"checkpoints cannot go to {location}: {err}") from err
 
 
 def nodes_of(members: Sequence[Sequence[Any]]) -> list[str]:
@@ -56,7 +69,7 @@ def prove(root: str, generation: int, nodes: Sequence[str], wait: Wait) -> str:
     if rank == 0:
         try:
             storage.write_whole(location, token.encode())
-        except (OSError, ImportError, ValueError) as err:
+        except OSError as err:
             problem = f"{nodes[0]} cannot write checkpoints to {root}: {type(err).__name__}: {err}"
     token, problem = transfer.gather((token, problem), wait)[0]
     if problem:
@@ -64,10 +77,10 @@ def prove(root: str, generation: int, nodes: Sequence[str], wait: Wait) -> str:
     sees = transfer.gather(_sees(location, token), wait)
     if rank == 0:
         storage.delete(location)
-    blind = sorted({node for node, seen in zip(nodes, sees, strict=True) if not seen})
-    if not blind:
+    unseeing = sorted({node for node, seen in zip(nodes, sees, strict=True) if not seen})
+    if not unseeing:
         return ""
-    which = f"node {blind[0]} does" if len(blind) == 1 else f"nodes {', '.join(blind)} do"
+    which = f"node {unseeing[0]} does" if len(unseeing) == 1 else f"nodes {', '.join(unseeing)} do"
     return (
         f"{which} not see the checkpoints that node {nodes[0]} writes to {root}: a task on several nodes needs a "
         "checkpoint.directory that all of them share, or an object store (checkpoint.url)"
@@ -77,5 +90,5 @@ def prove(root: str, generation: int, nodes: Sequence[str], wait: Wait) -> str:
 def _sees(location: str, token: str) -> bool:
     try:
         return storage.read(location) == token.encode()
-    except (OSError, ImportError, ValueError):
+    except OSError:
         return False

@@ -12,6 +12,7 @@ from __future__ import annotations
 import posixpath
 import sys
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -41,6 +42,11 @@ class Outcomes(NamedTuple):
     """On rank 0, with step and location, once the checkpoint is published."""
     failed: Callable[[int, str], None]
     """With step and reason, on the ranks that know why there is no checkpoint."""
+
+
+PROGRESS_S = 1.0
+"""How often a rank that waits for a checkpoint shows that it does: often beside the least limit for a rank that stands
+still outside of steps, 120 s."""
 
 
 @dataclass(slots=True)
@@ -143,12 +149,13 @@ class Writer:
         self._publication = self._thread.submit(self._publish, part, dist.get_world_size(), outcomes)
         return self._publication
 
-    def complete(self, outcomes: Outcomes, wait: Wait) -> str:
+    def complete(self, outcomes: Outcomes, wait: Wait, progress: Callable[[], None]) -> str:
         """Wait until the checkpoint in progress is published, if there is one; all ranks call it.
 
         Args:
             outcomes: as for ``agreed``.
             wait: waits for a collective.
+            progress: called once in a while: a checkpoint may take longer than a rank may stand still.
 
         Returns:
             Why it was not, in words, the same on all ranks; empty if it was, or if there is none.
@@ -157,16 +164,22 @@ class Writer:
             RuntimeError: a collective failed.
         """
         if self._publication is not None:
-            self._publication.exception()  # waits: this may be the end of the process
+            _wait_for(self._publication, progress)  # this may be the end of the process
         if self._part is None:
             return ""
-        self._part.written.exception()  # waits
+        while (status := self._worst_status(self._part)) == WRITING:
+            progress()
+        publication = self.agreed(status, outcomes)
+        if publication is not None:
+            _wait_for(publication, progress)
+        return next((reason for reason in transfer.gather(self._reason, wait) if reason), "")
+
+    def _worst_status(self, part: _Part) -> int:
+        """Return the worst status of all ranks, after the part is written or a while has passed."""
+        futures.wait([part.written], timeout=PROGRESS_S)
         worst = torch.tensor(self.status, device=device.current())
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
-        publication = self.agreed(int(worst), outcomes)
-        if publication is not None:
-            publication.exception()  # waits
-        return next((reason for reason in transfer.gather(self._reason, wait) if reason), "")
+        return int(worst)
 
     def _publish(self, part: _Part, world_size: int, outcomes: Outcomes) -> None:
         try:
@@ -190,6 +203,11 @@ class Writer:
         outcomes.failed(part.step, reason)
 
 
+def _wait_for(done: Future[None], progress: Callable[[], None]) -> None:
+    while not futures.wait([done], timeout=PROGRESS_S).done:
+        progress()
+
+
 def _part_of(location: str, rank: int) -> dict[str, PartFile]:
     """Return the files of a rank's part, which the rank has written.
 
@@ -201,7 +219,7 @@ def _part_of(location: str, rank: int) -> dict[str, PartFile]:
     except FileNotFoundError as err:
         raise UnicronError(
             f"rank {rank} has written its part, and rank 0 does not see it in {posixpath.dirname(location)}: "
-            "the nodes do not share this directory"
+            "the nodes do not share this place"
         ) from err
 
 
