@@ -246,6 +246,18 @@ class NodeJoined(NodeEvent):
     hardware: str = "cpu"
 
 
+class NodeLeft(NodeEvent):
+    """A node left in order: its agent was asked to end. That is no error, and the node counts as no failure.
+
+    ``incarnation``: of the agent that ended. ``reason``: in words.
+    """
+
+    type: Literal["node.left"] = "node.left"
+    schema_version: Literal[1] = 1
+    incarnation: str
+    reason: str
+
+
 class ErrorDetected(ClusterEvent):
     """The detector found a fault. An incident has one error event, and a further one for each escalation.
 
@@ -349,6 +361,7 @@ Event = Annotated[
     | TaskFinished
     | TaskFailed
     | NodeJoined
+    | NodeLeft
     | ErrorDetected
     | PlanDecided
     | StateMoved,

@@ -24,6 +24,7 @@ class Trigger(StrEnum):
     STOP_REQUESTED = "stop-requested"
     TASK_STARVING = "task-starving"
     STOP_REFUSED = "stop-refused"
+    NODE_LEFT = "node-left"
 
 
 class Response(StrEnum):

@@ -185,7 +185,8 @@ class Heartbeat(Message):
 
     ``incarnation``: new for every start of an agent. ``interval_s``: seconds between two heartbeats. ``domain``:
     failure domain of the node (rack, zone). ``hardware``: kind of the node's workers. ``addresses``, ``network``: as in
-    ``shared.admission.Hello``. ``counters``: the agent's numbers by name (``shared.dropped``).
+    ``shared.admission.Hello``. ``counters``: the agent's numbers by name (``shared.dropped``). ``probe``: where the
+    agent answers probes (``shared.probes``), as ``ip:port``; empty from an agent of an older version.
     """
 
     node: Name
@@ -198,6 +199,7 @@ class Heartbeat(Message):
     hardware: Label = "cpu"
     addresses: dict[str, str] = Field(default_factory=dict)
     network: str = ""
+    probe: str = ""
     workers: list[WorkerStatus]
     counters: dict[str, Integer] = Field(default_factory=dict)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 import sys
@@ -22,12 +23,13 @@ from fastapi import FastAPI
 from fastapi.responses import RedirectResponse
 
 from services.api import problems
-from services.api.feed import Feed
+from services.api.feed import PROJECTIONS, Feed
 from services.api.gateway import Gateway
 from services.api.live import Live
 from services.api.routers import costs, events, health, incidents, nodes, planning, plans, tasks
 from services.api.store import Store
 from shared.errors import Unavailable
+from shared.reachability import REACHABILITY
 from shared.service import Context, run
 from shared.settings import Settings
 from shared.signals import HEARTBEATS
@@ -122,11 +124,14 @@ async def _first(*tasks: asyncio.Task[Any]) -> None:
 async def serve(context: Context) -> None:
     """Run the gateway until cancelled."""
     settings = context.settings
-    store = await asyncio.to_thread(Store, projections_url(settings))
+    opening = functools.partial(Store, projections_url(settings))
+    limit_s = settings.connect_timeout_s
+    store = await context.journal.outages.outlast(PROJECTIONS, opening, limit_s=limit_s, starting=True)
     feed, live = Feed(store, context.journal), Live(context.counters)
     try:
         await feed.catch_up()
         await context.bus.subscribe(f"{HEARTBEATS}.*", live.hear)
+        await context.bus.subscribe(REACHABILITY, live.hear_detector)
         app = create_app(Gateway(settings, context.bus, context.journal, store, feed, live))
         listening = _listen(settings.host, settings.port)
         config = uvicorn.Config(

@@ -179,7 +179,7 @@ class NodeWorker(BaseModel):
 
 
 class Node(BaseModel):
-    """A node. ``state``: ready, lost or isolated."""
+    """A node. ``state``: ready, lost, isolated or left; ``unreachable``: ready, and not heard now."""
 
     name: str
     state: str

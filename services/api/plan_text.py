@@ -15,6 +15,7 @@ _RESPONSES = {
 
 _TRIGGERS = {
     Trigger.NODE_JOINED: "a node that joined",
+    Trigger.NODE_LEFT: "a node that left in order",
     Trigger.TASK_ENDED: "the end of a task",
     Trigger.TASK_SUBMITTED: "a task that was submitted",
     Trigger.STOP_REQUESTED: "the request to stop a task",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC
+
 from services.api.live import LiveState
 from services.api.models import (
     CheckpointFailure,
@@ -16,8 +18,12 @@ from services.api.models import (
 )
 from services.api.views import IncidentView, NodeView, PlanView, TaskView
 from shared.plans import Member
+from shared.reachability import Reachability
 from shared.signals import WorkerStatus
 from shared.tasks import ENDED, TaskState
+
+UNREACHABLE = "unreachable"
+"""State of a node that is ready by the log, and that the detector does not hear."""
 
 _TRAINS = frozenset({TaskState.RUNNING, TaskState.DEGRADED, TaskState.TRANSITIONING, TaskState.STOPPING})
 
@@ -110,16 +116,36 @@ def node(view: NodeView, live: LiveState, tasks: list[TaskView]) -> Node:
     for worker in view.workers:
         status = live.worker(worker) if view.state == "ready" else None
         workers.append(_worker(worker, view, status, assigned.get(worker)))
+    state, reason = _node_state(view, live.reachability)
     return Node(
         name=view.name,
-        state=view.state,
-        reason=view.reason,
+        state=state,
+        reason=reason,
         agent_pid=view.agent_pid,
         domain=view.domain,
         workers=workers,
         joined_at=view.joined_at,
         last_heartbeat_at=live.last_heartbeat_at(view.name),
     )
+
+
+def node_state(view: NodeView, live: LiveState) -> str:
+    """Return a node's state: that of the log, or ``unreachable`` if the detector does not hear a node that is ready."""
+    return _node_state(view, live.reachability)[0]
+
+
+def _node_state(view: NodeView, seen: Reachability) -> tuple[str, str]:
+    """Return a node's state and the reason for it."""
+    found = seen.unreachable.get(view.name)
+    if found is None or view.state != "ready":
+        return view.state, view.reason
+    silent = f"no heartbeat arrives since {found.since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC; its ranks are kept"
+    if seen.cut_off_since is not None:
+        return UNREACHABLE, f"{silent}: the control plane is cut off from all nodes"
+    if found.reached_by:
+        witnesses = ", ".join(f"the {name[1:]}" if name.startswith("@") else name for name in found.reached_by)
+        return UNREACHABLE, f"{silent}: its agent is reached by {witnesses}"
+    return UNREACHABLE, f"{silent}: nothing shows that it is lost"
 
 
 def _worker(worker: str, node: NodeView, status: WorkerStatus | None, assigned: tuple[str, int] | None) -> NodeWorker:

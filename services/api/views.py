@@ -208,7 +208,7 @@ class PlanView(Model):
 
 
 class NodeView(Model):
-    """A node. ``state``: ready, lost (heartbeats stopped) or isolated (SEV1)."""
+    """A node. ``state``: ready, lost (heartbeats stopped), isolated (SEV1) or left (its agent was asked to end)."""
 
     name: str
     position: int

@@ -27,6 +27,7 @@ from shared.events import (
     Event,
     EventBase,
     NodeJoined,
+    NodeLeft,
     PlanDecided,
     TaskFailed,
     TaskFinished,
@@ -121,6 +122,10 @@ def _draft(state: State, event: EventBase) -> _Draft | None:
             draft = _Draft(Trigger.NODE_JOINED)
             _leave_again(state, draft)
             return _ask(state, draft, f"node {event.node} joined")
+        case NodeLeft():
+            draft = _Draft(Trigger.NODE_LEFT)
+            _leave_again(state, draft)
+            return _ask(state, draft, f"node {event.node} left: {event.reason}")
         case ErrorDetected():
             return _error(state, event)
         case _:

@@ -13,13 +13,14 @@ from services.planner.admission import present_wait
 from services.planner.blame import blamed_node, blamed_task, blamed_workers, is_stale
 from services.planner.corrections import forget_rates, measure
 from services.planner.execution import execute_phase, form_stage, make_plan
-from services.planner.nodes import count_incident, join_node, lose_node, lose_workers
+from services.planner.nodes import count_incident, join_node, leave_node, lose_node, lose_workers
 from services.planner.state import State, Task
 from shared.events import (
     ClusterConfigured,
     ErrorDetected,
     EventBase,
     NodeJoined,
+    NodeLeft,
     PlanDecided,
     StateMoved,
     TaskCheckpointed,
@@ -155,6 +156,7 @@ _FOLDS: dict[type[EventBase], Callable[[State, Any, datetime], State]] = {
     TaskProgressed: _progressed,
     TaskCheckpointed: _checkpointed,
     NodeJoined: join_node,
+    NodeLeft: leave_node,
     ErrorDetected: _error,
     PlanDecided: make_plan,
     StateMoved: _moved,

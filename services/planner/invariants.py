@@ -20,6 +20,7 @@ from shared.events import (
     Event,
     EventBase,
     NodeJoined,
+    NodeLeft,
     PlanDecided,
     Recorded,
     StateMoved,
@@ -47,6 +48,7 @@ TRIGGERS: dict[type[EventBase], Trigger] = {
     TaskFailed: Trigger.TASK_ENDED,
     TaskStopped: Trigger.TASK_ENDED,
     NodeJoined: Trigger.NODE_JOINED,
+    NodeLeft: Trigger.NODE_LEFT,
     ErrorDetected: Trigger.ERROR,
 }
 """The trigger that a plan names, by the type of its cause."""

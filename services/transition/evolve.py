@@ -30,6 +30,7 @@ from shared.events import (
     ErrorDetected,
     Event,
     NodeJoined,
+    NodeLeft,
     PlanDecided,
     StateMoved,
     TaskCheckpointed,
@@ -115,6 +116,8 @@ def _logged(state: State, event: Event) -> State:
             return _node_lost(state, event.node) if event.kind is ErrorKind.NODE_LOST and event.node else state
         case NodeJoined():
             return _node_joined(state, event)
+        case NodeLeft(node=node, incarnation=incarnation):
+            return _node_lost(state, node) if state.incarnations.get(node) == incarnation else state
         case _:
             return state
 
@@ -176,7 +179,7 @@ def _node_joined(state: State, event: NodeJoined) -> State:
 
 
 def _node_lost(state: State, node: str) -> State:
-    """Fold a lost node: its processes are gone, and nobody waits for its replies."""
+    """Fold a node that is lost or has left: its processes are gone, and nobody waits for its replies."""
     state = _vacated(replace(state, lost=state.lost | {node}), node)
     for part in state.parts.values():
         gone = [cid for cid, send in part.outstanding().items() if send.node == node]

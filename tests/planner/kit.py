@@ -16,6 +16,7 @@ from shared.events import (
     ErrorDetected,
     Event,
     NodeJoined,
+    NodeLeft,
     PlanDecided,
     Recorded,
     StateMoved,
@@ -137,6 +138,10 @@ class World:
                 workers=[f"{node}/{slot}" for slot in range(workers)],
             )
         )
+
+    def leave(self, node: str, incarnation: str | None = None) -> PlanDecided:
+        known = self.state.nodes[node].incarnation
+        return self.must(NodeLeft(**self.base(), node=node, incarnation=incarnation or known, reason="asked to end"))
 
     def submit(self, name: str = "a", *, saved: str = "", step: int = 0, **fields: Any) -> PlanDecided:
         return self.must(
@@ -282,9 +287,9 @@ def sources(stage: Stage | None) -> list[str]:
     return [m.source for m in stage.members]
 
 
-def running(nodes: int = 2, workers: int = 2, **fields: Any) -> World:
+def running(nodes: int = 2, workers: int = 2, *, mtbf_node_s: float = 1e6, **fields: Any) -> World:
     """A world in which task ``a`` runs on all workers it may have."""
-    world = World()
+    world = World(mtbf_node_s=mtbf_node_s)
     for index in range(nodes):
         world.join(f"n{index}", workers)
     world.complete(world.submit("a", **fields))

@@ -13,6 +13,7 @@ from shared.events import (
     ErrorDetected,
     Event,
     NodeJoined,
+    NodeLeft,
     PlanDecided,
     StateMoved,
     TaskCheckpointFailed,
@@ -168,4 +169,5 @@ events: st.SearchStrategy[Event] = st.one_of(
     ),
     st.builds(plan, number=_counts, throughput=st.dictionaries(st.integers(0, 64), _finite, max_size=5)),
     st.builds(node_joined, number=st.integers(0, 10**6), node=_names),
+    st.builds(NodeLeft, event_id=_ids, occurred_at=_times, node=_names, incarnation=_text, reason=_text),
 )

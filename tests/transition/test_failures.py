@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from services.transition.state import Outcome, TimerName
@@ -140,10 +142,11 @@ def test_a_fenced_part_ends_without_an_event() -> None:
     assert d.outcomes == {("p", "a"): Outcome.SUPERSEDED}
 
 
-def test_node_lost_on_the_way_waits_for_the_next_plan() -> None:
+@pytest.mark.parametrize("goes", [Drive.lose, Drive.leave])
+def test_node_lost_on_the_way_waits_for_the_next_plan(goes: Callable[[Drive, str], None]) -> None:
     d = Drive()
     d.plan("p", restart_change())
-    d.lose("n1")
+    goes(d, "n1")
     assert "hold@n1" not in d.kinds()
     (timer,) = d.timers
     d.fire(timer)

@@ -9,6 +9,7 @@ from shared.events import (
     ClusterConfigured,
     ErrorDetected,
     NodeJoined,
+    NodeLeft,
     PlanDecided,
     Recorded,
     StateMoved,
@@ -49,6 +50,8 @@ def evolve(views: Views, recorded: Recorded) -> None:
             tasks.ended(views, event)
         case NodeJoined():
             nodes.joined(views, recorded, event)
+        case NodeLeft():
+            nodes.left(views, event)
         case ErrorDetected():
             incidents.detected(views, recorded, event)
             nodes.failed(views, event)

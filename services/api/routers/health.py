@@ -6,6 +6,7 @@ import asyncio
 
 from fastapi import APIRouter, Response, status
 
+from services.api import present
 from services.api.gateway import Api, Gateway
 from services.api.models import Check, Readiness
 from services.api.tables import NODES
@@ -20,6 +21,11 @@ SERVICES = ("detector", "planner", "transition")
 _HEALTH_TIMEOUT_S = 1.0
 """An answer takes milliseconds; container platforms give a probe about a second by default."""
 
+_LOG_TIMEOUT_S = 2.0
+"""A database that has lost its power answers nothing at all; a busy one may take a second."""
+_NAMED = 5
+"""Unreachable nodes that the check names."""
+
 
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
@@ -33,7 +39,7 @@ async def readyz(response: Response, api: Api) -> Readiness:
     checks = await asyncio.gather(_log(api), _nodes(api), *(_service(api, name) for name in SERVICES))
     counters = api.live.dropped.counters
     bus = Check(
-        name="bus", ok=api.bus.connected, detail="" if api.bus.connected else "not connected", counters=counters
+        name="bus", ok=api.bus.connected, detail="" if api.bus.connected else "waiting for the bus", counters=counters
     )
     readiness = Readiness(ready=bus.ok and all(check.ok for check in checks), checks=[bus, *checks])
     if not readiness.ready:
@@ -43,21 +49,37 @@ async def readyz(response: Response, api: Api) -> Readiness:
 
 async def _log(api: Gateway) -> Check:
     try:
-        position = await asyncio.to_thread(api.journal.log.last_position)
+        async with asyncio.timeout(_LOG_TIMEOUT_S):
+            position = await asyncio.to_thread(api.journal.log.last_position)
     except UnicronError as err:
         return Check(name="log", ok=False, detail=err.detail)
+    except TimeoutError:
+        return Check(name="log", ok=False, detail=f"no answer within {_LOG_TIMEOUT_S:g} s")
     return Check(name="log", ok=True, detail=f"position {position}, projected {api.feed.position}")
 
 
 async def _nodes(api: Gateway) -> Check:
+    live = api.live.state()
     try:
-        count = await api.read(lambda views: views.count(NODES, "ready"))
+        async with asyncio.timeout(_LOG_TIMEOUT_S):
+            views = await api.read(lambda reader: reader.page(NODES, states=["ready"]))
     except UnicronError as err:
         return Check(name="nodes", ok=False, detail=err.detail)
-    return Check(name="nodes", ok=count > 0, detail=f"{count} ready", counters=api.live.state().counters())
+    except TimeoutError:
+        return Check(name="nodes", ok=False, detail=f"the projections do not answer within {_LOG_TIMEOUT_S:g} s")
+    silent = [view.name for view in views if present.node_state(view, live) == present.UNREACHABLE]
+    count = len(views) - len(silent)
+    detail = f"{count} ready"
+    if silent:
+        detail += f", {len(silent)} unreachable ({', '.join(silent[:_NAMED])}{', ...' if len(silent) > _NAMED else ''})"
+    if silent and live.reachability.cut_off_since is not None:
+        detail += "; the control plane is cut off from all nodes: nothing is replaced"
+    return Check(name="nodes", ok=count > 0, detail=detail, counters=live.counters())
 
 
 async def _service(api: Gateway, name: str) -> Check:
+    if not api.bus.connected:
+        return Check(name=name, ok=False, detail="not known: the bus is away")
     subject = f"{HEALTH}.{name}"
     try:
         health = decode(HEALTH_REPLY, await api.bus.request(subject, b"", timeout_s=_HEALTH_TIMEOUT_S))
@@ -66,4 +88,5 @@ async def _service(api: Gateway, name: str) -> Check:
         return Check(name=name, ok=False, detail=f"its answer is not readable: {err.detail}")
     except UnicronError as err:
         return Check(name=name, ok=False, detail=err.detail)
-    return Check(name=name, ok=health.ready, detail="" if health.ready else "starting", counters=health.counters)
+    detail = "" if health.ready else health.detail or "starting"
+    return Check(name=name, ok=health.ready, detail=detail, counters=health.counters)
