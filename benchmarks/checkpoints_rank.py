@@ -34,7 +34,6 @@ def train(folder: Path, schedule: Schedule) -> None:
     from unicron.training import Training
 
     megatron_cpu.enable()
-    megatron_cpu.write_checkpoints_in_process()
     torch.set_num_threads(1)
     task = spec.load(folder / "spec.json")
     samples = Samples(task, folder / "data")
@@ -84,7 +83,7 @@ def restores(run: Any, checkpoint: Any, folder: Path) -> list[Row]:
     from unicron.checkpoint import archive
 
     run.snapshots.every = 1
-    named = archive.published(folder / "checkpoints" / "step-0")[0]
+    named = archive.published(str(folder / "checkpoints" / "step-0"))[0]
     own = Path(os.environ["UNICRON_MEMORY"])
     rows: list[Row] = []
     if dist.get_rank() == 0:

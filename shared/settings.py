@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shared.errors import InvalidInput
 from shared.names import Label, Name, host_label
+from shared.tasks import CHECKPOINT_URL
 
 Seconds = Annotated[float, Field(gt=0, le=86_400 * 365)]
 
@@ -110,6 +111,10 @@ class Settings(BaseSettings):
     failing over, which takes half a minute; after this time it ends, so that a wrong address shows."""
     log_url: str = ""
     """SQLAlchemy URL of the log; empty: SQLite at ``<run_dir>/log.db``."""
+
+    checkpoint_url: str = Field(default="", pattern=f"^$|{CHECKPOINT_URL}")
+    """An fsspec URL (``s3://bucket/prefix``) for the checkpoints of all tasks that name no place of their own, each in
+    a folder of its name; the api reads it. Empty: below ``run_dir``, which the nodes of a task then have to share."""
 
     memory_dir: Path = Path("/dev/shm")
     """Folder of the in-memory snapshots of a node's ranks: a file system in memory, with room for a few times the state

@@ -17,6 +17,9 @@ from shared.names import Name
 MAX_SPEC_BYTES = 1 << 20
 """A specification is a page of text; anything larger is a mistake (a data file, most likely)."""
 
+CHECKPOINT_URL = r"^[a-z][a-z0-9+.-]*://[^\s?#\[\]*\x00]*[^\s?#\[\]*\x00/]$"
+"""Form of ``checkpoint.url``. Nothing in it may stand for something else: its folders are listed by a pattern."""
+
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 """A positive count with a limit far above any real one, so that a slip is refused and nothing overflows."""
 
@@ -105,13 +108,16 @@ class Optimizer(Model):
 
 
 class Checkpoint(Model):
-    """``directory``: where checkpoints go (default: under the run directory). ``every``: steps; 0 never.
+    """``directory``: where checkpoints go (default: under the run directory), on all nodes the same.
 
-    ``keep``: how many of them to leave, at least the newest and the one before it, which stands in if that is damaged.
-    ``memory_every``: steps between copies in the memory of the nodes; 0 none.
+    ``url``: in its place, an fsspec URL of an object store (``s3://bucket/prefix``), for this task alone. ``every``:
+    steps between two of them; 0: only at a stop. ``keep``: how many of them to leave, at least the newest and the one
+    before it, which stands in if that is damaged. ``memory_every``: steps between copies in the memory of the nodes; 0
+    none.
     """
 
     directory: str | None = None
+    url: Annotated[str, Field(max_length=1024, pattern=CHECKPOINT_URL)] | None = None
     every: Annotated[int, Field(ge=0, le=1_000_000)] = 50
     keep: Annotated[int, Field(ge=2, le=1_000_000)] = 2
     memory_every: Annotated[int, Field(ge=0, le=1_000_000)] = 1
@@ -172,11 +178,12 @@ class TaskSpec(Model):
     @model_validator(mode="after")
     def _possible(self) -> Self:
         """Refuse what no layout can run; each message names the field and what is allowed."""
-        m, b = self.model, self.batch
+        m, b, place = self.model, self.batch, self.checkpoint
         per_replica = self.tensor * self.pipeline
         limit = b.micro_batches * self._most_per_replica()
         checks = [
             (m.hidden % m.heads == 0, f"model.heads: {m.heads} must divide model.hidden, {m.hidden}"),
+            (place.directory is None or place.url is None, "checkpoint.url: not beside checkpoint.directory"),
             (b.global_ % b.micro == 0, f"batch.micro: {b.micro} must divide batch.global, {b.global_}"),
             (m.heads % self.tensor == 0, f"parallel.tensor: {self.tensor} must divide model.heads, {m.heads}"),
             (m.layers % self.pipeline == 0, f"parallel.pipeline: {self.pipeline} must divide model.layers, {m.layers}"),

@@ -108,7 +108,8 @@ def attach(
             Megatron's process groups and must not wait for other ranks.
         initialise: sets the parameters when a task begins, the same on every rank; without it rank 0's are used.
         checkpoint_every: steps between checkpoints; 0: only when the task is stopped.
-        checkpoint_directory: where checkpoints are written; empty: the folder that the agent names.
+        checkpoint_directory: where checkpoints are written: a directory or an fsspec URL; empty: the folder that the
+            agent names.
         checkpoint_keep: how many published checkpoints are kept; at least 2.
         memory_every: steps between snapshots; 0: none. Without an agent there are no snapshots.
         exact: whether gradients are added up so that the result is the same to the last bit whatever fails and however
@@ -140,7 +141,6 @@ def attach(
     else:
         device.take_local()
     cpu.enable()
-    cpu.write_checkpoints_in_process()
     given = {
         "checkpoint_every": checkpoint_every,
         "checkpoint_directory": checkpoint_directory,

@@ -342,7 +342,6 @@ def preload() -> None:
     from unicron.megatron import cpu
 
     cpu.enable()
-    cpu.write_checkpoints_in_process()
     from unicron import train
 
     train.imports()

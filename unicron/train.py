@@ -136,7 +136,6 @@ def child() -> int:
     from unicron.link.standalone import standalone_generation
 
     megatron_cpu.enable()
-    megatron_cpu.write_checkpoints_in_process()
     path = Path(os.environ[environment.SPEC])
     try:
         script = spec.load(path).script
@@ -165,7 +164,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.spec is None:
         parser.error(f"--spec is needed (or {environment.SPEC})")
     megatron_cpu.enable()
-    megatron_cpu.write_checkpoints_in_process()
     cache = Path(options.directory) / "data" if options.directory else None
     train(Path(options.spec), directory=options.directory or ".", resume=options.checkpoint, data_directory=cache)
     return 0

@@ -7,6 +7,7 @@ which errors a new generation answers.
 from __future__ import annotations
 
 import json
+import posixpath
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
+from unicron.checkpoint import target
 from unicron.checkpoint.export import export
 from unicron.checkpoint.writer import Outcomes, Writer
-from unicron.errors import Interrupted
+from unicron.errors import Interrupted, InvalidSpec
 from unicron.faults import FaultInjector
 from unicron.join.joining import Build, Joiner, JoinResult, own_share
 from unicron.link import reporting
@@ -133,10 +135,12 @@ class Training:
         applied = self.rank_state.applied
         due = self.checkpoint_every > 0 and applied % self.checkpoint_every == 0
         self._checkpoint_due = self._checkpoint_due or due
-        if self.request >= STOP and not self._attempt(self._checkpoint_and_stop):
+        stopping = self.request >= STOP
+        if stopping and not self._attempt(self._checkpoint_and_stop):
             return False
         # One at a time: where the file system is slower than the interval, training does not wait for it.
-        if self._checkpoint_due and self._writer.idle and not self._attempt(self._begin_checkpoint):
+        # Nor is the one that a stop could not write tried again at the same boundary.
+        if self._checkpoint_due and not stopping and self._writer.idle and not self._attempt(self._begin_checkpoint):
             return False
         self.snapshots.take(self.rank_state)
         return True
@@ -162,8 +166,28 @@ class Training:
         )
         # A checkpoint that the last generation was writing is abandoned; the next boundary begins a new one.
         self._checkpoint_due = self._checkpoint_due or not self._writer.idle
-        self._writer.enter(self._checkpoint_path(), self.configure.generation, self._joined.checkpoint)
+        self._prove_target()
+        self._writer.enter(self._checkpoint_location(), self.configure.generation, self._joined.checkpoint)
         self.snapshots.enter(self.configure.generation, self.rank_state)
+
+    def _prove_target(self) -> None:
+        """Find out whether the nodes see the same place for checkpoints, where that is not known.
+
+        Raises:
+            InvalidSpec: they do not, at the start of a task that is to write checkpoints; or what would reach the place
+                is not installed here.
+        """
+        configure = self.configure
+        nodes = target.nodes_of(configure.members)
+        target.check(self._checkpoint_location())
+        if len(set(nodes)) == 1:
+            self._writer.unusable = ""
+        elif target.is_new(configure.members):
+            root = posixpath.dirname(self._checkpoint_location())
+            self._writer.unusable = target.prove(root, configure.generation, nodes, self.link.wait)
+            starts = all(source in ("initial", "checkpoint") for _, _, source in configure.members)
+            if self._writer.unusable and starts and self.checkpoint_every and not configure.fault_step:
+                raise InvalidSpec(self._writer.unusable)
 
     def _next_step(self, *, resumes: bool) -> Step:
         """Return the next step; the first of a generation may resume an interrupted one."""
@@ -200,25 +224,25 @@ class Training:
         shown = " ".join(f"{k}={v:.3f}" for k, v in phases.items())
         print(f"generation {self.configure.generation} from {joined.source}: {shown}", flush=True)
 
-    def _checkpoint_path(self) -> Path:
+    def _checkpoint_location(self) -> str:
         if self._checkpoint_directory:
-            root = Path(self._checkpoint_directory) / f"generation-{self.configure.generation}"
+            root = f"{self._checkpoint_directory.rstrip('/')}/generation-{self.configure.generation}"
         else:
-            root = Path(self.configure.directory) / "checkpoints"
-        return root / f"step-{self.rank_state.applied}"
+            root = f"{self.configure.directory}/checkpoints"
+        return f"{root}/step-{self.rank_state.applied}"
 
     def _begin_checkpoint(self) -> None:
         self._checkpoint_due = False
         self.link.progress(self.rank_state.applied, "checkpoint")
-        self._writer.begin(self.rank_state, self._checkpoint_path())
+        self._writer.begin(self.rank_state, self._checkpoint_location())
         self.faults.reached_checkpoint(self.rank_state.applied)
 
     def _outcomes(self) -> Outcomes:
         """Return what reports the outcome of a checkpoint of this generation to the agent."""
         link, number, rank = self.link, self.configure.generation, self.configure.rank
 
-        def published(step: int, path: Path) -> None:
-            link.send(Checkpointed(generation=number, step=step, path=str(path)))
+        def published(step: int, location: str) -> None:
+            link.send(Checkpointed(generation=number, step=step, path=location))
 
         def failed(step: int, reason: str) -> None:
             reason = reason[: reporting.DETAIL_CHARACTERS]
@@ -246,16 +270,18 @@ class Training:
         self.link.progress(self.rank_state.applied, "checkpoint")
         self._complete_checkpoint()
         self._begin_checkpoint()
-        path = self._checkpoint_path()
+        location = self._checkpoint_location()
         reason = self._complete_checkpoint()
         if not reason or self.request == STOP_UNSAVED:
-            self._report_stop("" if reason else str(path))
+            self._report_stop("" if reason else location)
         self.request = NOTHING
         self.link.refuse_stop(self.rank_state.applied, reason[: reporting.DETAIL_CHARACTERS])
 
     def _complete_checkpoint(self) -> str:
         """Wait for the checkpoint in progress, if any; return why it was given up, empty if it was not."""
-        return self._writer.complete(self._outcomes(), self.link.wait)
+        return self._writer.complete(
+            self._outcomes(), self.link.wait, lambda: self.link.progress(self.rank_state.applied, "checkpoint")
+        )
 
     def _report_stop(self, path: str) -> NoReturn:
         link = self.link

@@ -114,7 +114,7 @@ class Gateway:
             InvalidInput: a node cannot use a file, or the earlier task's checkpoint does not fit.
             Conflict: the name is in use, or the key was used for something else.
         """
-        spec = with_paths(spec)
+        spec = with_place(with_paths(spec), self.settings.checkpoint_url)
         event_id = derived_id(f"idempotency/{key}", "api") if key else str(uuid.uuid4())
         checked = False
         for _ in range(_ATTEMPTS):
@@ -251,6 +251,19 @@ def with_paths(spec: TaskSpec) -> TaskSpec:
         directory = os.path.abspath(spec.checkpoint.directory)
         changes["checkpoint"] = spec.checkpoint.model_copy(update={"directory": directory})
     return spec.model_copy(update=changes)
+
+
+def with_place(spec: TaskSpec, url: str) -> TaskSpec:
+    """Return the specification with the cluster's place for checkpoints, where it names none of its own.
+
+    Args:
+        spec: the specification.
+        url: of the cluster's place; empty: there is none.
+    """
+    if not url or spec.checkpoint.directory is not None or spec.checkpoint.url is not None:
+        return spec
+    place = spec.checkpoint.model_copy(update={"url": f"{url}/{spec.name}"})
+    return spec.model_copy(update={"checkpoint": place})
 
 
 def _refused(field: str, value: object, problem: str) -> InvalidInput:

@@ -9,8 +9,10 @@ import httpx
 import pytest
 import yaml
 
+from services.api.gateway import with_place
+from shared.errors import InvalidInput
 from shared.events import TaskFinished, TaskStopped, TaskStopRequested, TaskSubmitted
-from shared.tasks import MAX_SPEC_BYTES
+from shared.tasks import MAX_SPEC_BYTES, parse_spec
 from tests.api.kit import Server, spec_dict
 
 
@@ -89,6 +91,22 @@ async def test_a_body_that_is_no_specification_is_refused(
 async def test_a_body_above_the_limit_is_refused(offline: httpx.AsyncClient) -> None:
     body = b"#" * (MAX_SPEC_BYTES + 1)
     refused(await offline.post("/v1/tasks", content=body), 413, "too-large")
+
+
+def test_the_place_of_checkpoints() -> None:
+    def placed(default: str, **checkpoint: str) -> str | None:
+        place = with_place(parse_spec(spec_dict(checkpoint=checkpoint)), default).checkpoint
+        return place.url or place.directory
+
+    assert placed("") is None
+    assert placed("s3://bucket/run") == "s3://bucket/run/gpt"  # of the cluster, in a folder of the task
+    assert placed("s3://bucket/run", url="gs://mine") == "gs://mine"
+    assert placed("s3://bucket/run", directory="/mine") == "/mine"
+    for url in ("s3://", "bucket/run", "s3://bucket/*", "s3://bucket/run/"):
+        with pytest.raises(InvalidInput, match=r"checkpoint\.url"):
+            parse_spec(spec_dict(checkpoint={"url": url}))
+    with pytest.raises(InvalidInput, match=r"not beside checkpoint\.directory"):
+        parse_spec(spec_dict(checkpoint={"url": "s3://bucket/run", "directory": "/mine"}))
 
 
 async def test_a_name_in_use_is_refused_and_free_again_once_stopped(api: Server) -> None:

@@ -83,7 +83,7 @@ def test_a_broken_pair_leaves_out_one_side(
 
 def test_a_task_starts_beside_a_broken_pair(bed: Bed, incidents: Incidents, corpus: Path, tmp_path: Path) -> None:
     """No step was timed yet, and no generation has formed."""
-    spec = small_task("start", corpus, model=MODEL, steps=STEPS, exact=True, checkpoint={"every": STEPS})
+    spec = small_task("start", corpus, model=MODEL, steps=STEPS, exact=True, checkpoint={"every": 0})
     bed.network.between("n0", "n1", cut=True)
     bed.client.submit(spec)
     bed.client.until_state("start", "succeeded")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.bed import Bed
-from tests.cluster.training import BATCH_S, MODEL
-from tests.e2e.kit import Client, Pace, Record, pids, small_task
+from tests.cluster.bed import CONTROL, Bed
+from tests.cluster.control import until
+from tests.cluster.training import BATCH_S, MODEL, STEPS
+from tests.e2e.kit import Client, Pace, Record, pids, reference, small_task
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -26,25 +29,38 @@ def events(client: Client, task: str, kind: str) -> list[Record]:
     return [r["event"] for r in client.items("/v1/events") if r["type"] == kind and r["event"].get("task") == task]
 
 
+UNSEEN = "nodes n1, n2 do not see the checkpoints that node n0 writes to /run/unicron/tasks/"
+
+
+def test_a_task_with_checkpoints_that_not_all_nodes_see_is_refused_at_its_start(bed: Bed, corpus: Path) -> None:
+    """No node is blamed, and a task on one node runs."""
+    client = bed.client
+    incidents = client.items("/v1/incidents")
+    client.submit(endless("unseen", corpus, checkpoint={"every": 5}, workers={"min": 3}))
+    failed = client.until_state("unseen", "failed")
+    assert UNSEEN in failed["reason"]
+    assert "checkpoint.directory that all of them share, or an object store (checkpoint.url)" in failed["reason"]
+    client.submit(small_task("alone", corpus, model=MODEL, checkpoint={"every": 10}, workers={"max": 1}))
+    assert client.until_state("alone", "succeeded")["saved_step"] > 0
+    assert client.items("/v1/incidents") == incidents
+
+
 def test_what_cannot_be_saved_is_not_stopped(bed: Bed, corpus: Path, tmp_path: Path) -> None:
     """The nodes share no directory: the log says so once, nobody is blamed, the task trains on until told to stop."""
     client = bed.client
     incidents = client.items("/v1/incidents")
-    client.submit(Pace(tmp_path, BATCH_S).of(endless("unshared", corpus, checkpoint={"every": 2})))
+    client.submit(Pace(tmp_path, BATCH_S).of(endless("unshared", corpus, checkpoint={"every": 0})))
     try:
         before = client.until_step("unshared", 1)
         assert len(before["ranks"]) == len(bed.nodes)
-        shown = client.until("the failure shows", lambda: (t := client.task("unshared"))["checkpoint_failure"] and t)
-        client.until_step("unshared", shown["step"] + 4)
-        (failed,) = events(client, "unshared", "task.checkpoint-failed")
-        assert "do not share" in failed["reason"]
-        assert shown["checkpoint_failure"]["reason"] == failed["reason"]
-        assert (shown["saved_step"], shown["checkpoint"]) == (0, None)
-        assert client.items("/v1/incidents") == incidents
         client.http.post("/v1/tasks/unshared/stop").raise_for_status()
         refused = client.until("the stop is refused", lambda: (t := client.task("unshared"))["stop_refused"] and t)
         assert refused["state"] == "running"
-        assert "do not share" in refused["stop_refused"]["reason"]
+        assert refused["stop_refused"]["reason"].startswith(UNSEEN)
+        shown = client.until("the failure shows", lambda: (t := client.task("unshared"))["checkpoint_failure"] and t)
+        (failed,) = events(client, "unshared", "task.checkpoint-failed")
+        assert shown["checkpoint_failure"]["reason"] == failed["reason"] == refused["stop_refused"]["reason"]
+        assert (shown["saved_step"], shown["checkpoint"]) == (0, None)
         after = client.until_step("unshared", refused["step"] + 2)
         assert pids(after) == pids(before)  # the processes that were to stop
         assert client.items("/v1/incidents") == incidents
@@ -53,3 +69,72 @@ def test_what_cannot_be_saved_is_not_stopped(bed: Bed, corpus: Path, tmp_path: P
         stopped = client.until_state("unshared", "stopped")
     assert "not saved: there is no checkpoint" in stopped["reason"]
     assert client.items("/v1/incidents") == incidents
+
+
+BUCKET = "checkpoints"
+S3_PORT = 5000
+S3_START_S = 60.0
+"""moto imports for seconds, with other tests on the same cores."""
+
+
+def object_store(bed: Bed) -> dict[str, str]:
+    """Start an S3 server on the control plane's machine, with a bucket; return the variables of its clients."""
+    machine = bed.machines[CONTROL]
+    machine.start([sys.executable, "-m", "moto.server", "-H", "0.0.0.0", "-p", str(S3_PORT)], output="s3.log")
+    variables = {
+        "AWS_ENDPOINT_URL": f"http://{machine.address}:{S3_PORT}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    script = f"import s3fs; fs = s3fs.S3FileSystem(); fs.exists({BUCKET!r}) or fs.mkdir({BUCKET!r})"
+    settings = [f"{name}={value}" for name, value in variables.items()]
+
+    def made() -> bool:
+        process = machine.start(["env", *settings, sys.executable, "-c", script], output="s3-client.log")
+        return machine.wait(process, S3_START_S) == 0
+
+    until("the S3 server has a bucket", made, S3_START_S)
+    return variables
+
+
+def test_checkpoints_in_an_object_store(bed: Bed, corpus: Path, tmp_path: Path) -> None:
+    """Without a shared directory, a task that has lost all its processes goes on, and so does one that was stopped."""
+    client, url = bed.client, f"s3://{BUCKET}/stored"
+    place = {"every": 4, "url": url, "memory_every": 0}
+    spec = small_task("stored", corpus, model=MODEL, steps=STEPS, exact=True, checkpoint=place)
+    spec["env"] |= object_store(bed)
+    pace = Pace(tmp_path, BATCH_S)
+    with ThreadPoolExecutor() as pool:
+        expected = pool.submit(reference, {**spec, "checkpoint": {"every": 0}}, tmp_path / "reference")
+        client.submit(pace.of(spec))
+        try:
+            before = client.until("a checkpoint is saved", lambda: (t := client.task("stored"))["saved_step"] and t)
+            assert {rank["node"] for rank in before["ranks"]} == set(bed.nodes)
+            for rank in before["ranks"]:
+                bed.nodes[rank["node"]].kill(rank["pid"])
+
+            def restored() -> bool:
+                moved = events(client, "stored", "state.moved")
+                return any("checkpoint" in event["sources"].values() for event in moved)
+
+            client.until("the state is read from the store", restored)
+            task = client.task("stored")
+            client.until_step("stored", task["step"] + 2)
+            client.http.post("/v1/tasks/stored/stop").raise_for_status()
+        except BaseException:
+            client.http.post("/v1/tasks/stored/stop", json={"lose_steps": True})
+            raise
+        stopped = client.until_state("stored", "stopped")
+        assert stopped["checkpoint"].startswith(f"{url}/generation-")
+        assert (stopped["saved_step"], stopped["reason"]) == (
+            stopped["step"],
+            f"stopped as asked, saved at step {stopped['step']}",
+        )
+        pace.end()
+        client.submit(pace.of(spec))
+        result = client.until_state("stored", "succeeded")["result"]
+        parameters, samples = expected.result()
+    assert (result["steps"], result["samples_sha256"]) == (STEPS, samples)
+    assert bed.file(result["parameters_path"]) == parameters.read_bytes()
+    assert events(client, "stored", "task.checkpoint-failed") == []

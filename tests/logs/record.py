@@ -134,10 +134,14 @@ class Cluster:
         print(f"submits {name}", flush=True)
         self._client.post("/v1/tasks", json=spec).raise_for_status()
 
-    def stop(self, name: str) -> None:
+    def stop(self, name: str, **options: Any) -> None:
         """Ask a task to stop."""
         print(f"stops {name}", flush=True)
-        self._client.post(f"/v1/tasks/{name}/stop").raise_for_status()
+        self._client.post(f"/v1/tasks/{name}/stop", json=options or None).raise_for_status()
+
+    def refuses(self, name: str) -> None:
+        """Wait until a task has not stopped as asked."""
+        self._until(lambda: bool(self.task(name)["stop_refused"]), f"{name} is not stopped")
 
     def task(self, name: str) -> Answer:
         """Return a task as the interface shows it."""
@@ -292,10 +296,26 @@ def planned_stop(python: Path, run_dir: Path) -> None:
         cluster.ends("steady", "stopped")
 
 
+def unsaved(python: Path, run_dir: Path) -> None:
+    """Record a task whose checkpoints fail: it is not stopped before steps may be lost."""
+    with running(python, run_dir, progress_interval_s=1) as cluster:
+        place = run_dir / "file"
+        place.touch()  # no directory can be made there
+        checkpoint = {"every": 5, "directory": str(place)}
+        cluster.submit("unsaved", steps=100_000, workers={"max": 1}, checkpoint=checkpoint)
+        cluster.reaches("unsaved", 10)
+        cluster.stop("unsaved")
+        cluster.refuses("unsaved")
+        cluster.reaches("unsaved", 10)
+        cluster.stop("unsaved", lose_steps=True)
+        cluster.ends("unsaved", "stopped")
+
+
 COURSES: dict[str, Callable[[Path, Path], None]] = {
     "demo": demo,
     "every-event": every_event,
     "planned-stop": planned_stop,
+    "unsaved": unsaved,
 }
 
 
@@ -326,11 +346,14 @@ def decider_of(rows: list[Answer]) -> int:
 
 def main() -> None:
     """Record what the command line asks for."""
+    global FOLDER
     parser = argparse.ArgumentParser(description="Record golden logs.")
     parser.add_argument("--commit", default="HEAD", help="what to run; default: HEAD")
     parser.add_argument("--course", choices=sorted(COURSES), action="append", help="default: all")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help=f"for the runs; default: {FOLDER}")
     parser.add_argument("--to", type=Path, default=Path(__file__).parent, help="where the files go")
     arguments = parser.parse_args()
+    FOLDER = arguments.folder
     python = prepare(arguments.commit)
     for course in arguments.course or sorted(COURSES):
         run_dir = FOLDER / course

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import tempfile
 from pathlib import Path
@@ -10,31 +11,45 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unicron.checkpoint import archive
-from unicron.checkpoint.archive import Manifest
+from unicron.checkpoint import archive, storage
+from unicron.checkpoint.archive import Manifest, PartFile
 from unicron.errors import DamagedCheckpoint
+from unicron.state.chunks import undivided
+
+CHUNK = undivided("parameter/a", (2, 3), "float32")
 
 
-def write(path: Path, *sizes: int) -> Path:
-    """Publish a checkpoint with files of these sizes."""
-    partial = archive.partial_path(path)
-    partial.mkdir(parents=True)
+def write(location: str, *sizes: int, publish: bool = True) -> str:
+    """Write a checkpoint with files of these sizes, and publish it."""
+    files = {}
     for index, size in enumerate(sizes or (10,)):
-        (partial / f"file-{index}").write_bytes(random.Random(index).randbytes(size))
-    files = {p.name: archive.checksum(p) for p in partial.iterdir()}
-    archive.publish(path, Manifest(step=archive.step(path), digest="ab", files=files))
-    return path
+        content = random.Random(index).randbytes(size)
+        storage.write(f"{location}/file-{index}", functools.partial(storage.fill, content=content))
+        size_bytes, checksum = storage.checksum(f"{location}/file-{index}")
+        files[f"file-{index}"] = PartFile(bytes=size_bytes, checksum=checksum, chunks={"a": CHUNK})
+    if publish:
+        archive.publish(location, Manifest(step=archive.step(location), digest="ab", files=files))
+    return location
 
 
-def test_a_checkpoint_has_its_name_only_once_it_is_complete(tmp_path: Path) -> None:
-    path = tmp_path / "generation-3" / "step-7"
-    archive.partial_path(path).mkdir(parents=True)
+def test_a_checkpoint_counts_only_once_it_is_complete(tmp_path: Path) -> None:
+    location = write(f"{tmp_path}/a [b] *c/generation-3/step-7", 0, 5, 3 << 20, publish=False)
+    assert archive.published(location) == []
     with pytest.raises(DamagedCheckpoint):
-        archive.read(path)
-    archive.partial_path(path).rmdir()
-    write(path, 0, 5, 3 << 20)
-    assert archive.verify(path).step == 7
-    assert [p.name for p in path.parent.iterdir()] == ["step-7"]
+        archive.read(location)
+    write(location, 0, 5, 3 << 20)
+    manifest = archive.verify(location)
+    assert (manifest.step, {file.chunks["a"] for file in manifest.files.values()}) == (7, {CHUNK})
+    assert archive.published(location) == [location]
+    assert sorted(p.name for p in Path(location).iterdir()) == ["file-0", "file-1", "file-2", archive.MANIFEST]
+
+
+def test_a_checkpoint_of_the_first_format_is_refused_in_words(tmp_path: Path) -> None:
+    """It was pickled: reading it would run what it contains."""
+    location = write(f"{tmp_path}/step-1")
+    Path(location, archive.MANIFEST).write_text('{"step": 1, "digest": "ab", "files": {"common.pt": [3, "ab"]}}')
+    with pytest.raises(DamagedCheckpoint, match="format 1"):
+        archive.read(location)
 
 
 @settings(max_examples=40, deadline=None)  # files are synced
@@ -42,9 +57,9 @@ def test_a_checkpoint_has_its_name_only_once_it_is_complete(tmp_path: Path) -> N
 def test_every_damage_is_found_by_the_rank_whose_share_it_is_in(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         sizes = data.draw(st.lists(st.integers(1, 2000), min_size=1, max_size=5))
-        path = write(Path(folder) / "step-1", *sizes)
+        path = write(f"{folder}/step-1", *sizes)
         index = data.draw(st.integers(0, len(sizes) - 1))
-        file = path / f"file-{index}"
+        file = Path(path, f"file-{index}")
         content = bytearray(file.read_bytes())
         match data.draw(st.sampled_from(["flip", "cut", "grow", "gone"])):
             case "flip":
@@ -66,11 +81,14 @@ def test_every_damage_is_found_by_the_rank_whose_share_it_is_in(data: st.DataObj
         assert found == [index % of]
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"step": 1}', '{"step": 1, "digest": "", "files": {"a": 1}}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{", '{"step": 1, "format": 2}', '{"step": 1, "digest": "", "files": {"a": 1}, "format": 2}']
+)
 def test_a_manifest_that_cannot_be_read(content: str, tmp_path: Path) -> None:
-    (write(tmp_path / "step-1") / archive.MANIFEST).write_text(content)
+    location = write(f"{tmp_path}/step-1")
+    Path(location, archive.MANIFEST).write_text(content)
     with pytest.raises(DamagedCheckpoint):
-        archive.read(tmp_path / "step-1")
+        archive.read(location)
 
 
 places = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9)), min_size=1, max_size=8, unique=True)
@@ -83,9 +101,8 @@ def test_the_newest_steps_and_the_protected_stay(
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
 
-        def place(generation: int, step: int) -> Path:
-            root = Path(folder) / f"generation-{generation}"
-            return (root / "checkpoints" if nested else root) / f"step-{step}"
+        def place(generation: int, step: int) -> str:
+            return f"{folder}/generation-{generation}{'/checkpoints' if nested else ''}/step-{step}"
 
         paths = {pair: write(place(*pair)) for pair in written}
         protected = data.draw(st.sampled_from(written))
@@ -99,9 +116,9 @@ def test_the_newest_steps_and_the_protected_stay(
 
 def test_unfinished_checkpoints_of_older_generations_are_deleted(tmp_path: Path) -> None:
     for number in (1, 2, 3):
-        archive.partial_path(tmp_path / f"generation-{number}" / "checkpoints" / "step-5").mkdir(parents=True)
-        write(tmp_path / f"generation-{number}" / "checkpoints" / "step-4")
-    path = tmp_path / "generation-3" / "checkpoints" / "step-9"
-    assert {archive.generation(p) for p in archive.clean(path, before=3)} == {1, 2}
-    assert archive.partial_path(path.with_name("step-5")).is_dir()
-    assert len(archive.published(path)) == 3
+        write(f"{tmp_path}/generation-{number}/checkpoints/step-5", publish=False)
+        write(f"{tmp_path}/generation-{number}/checkpoints/step-4")
+    location = f"{tmp_path}/generation-3/checkpoints/step-9"
+    assert {archive.generation(p) for p in archive.clean(location, before=3)} == {1, 2}
+    assert len(list(tmp_path.glob("generation-*/checkpoints/step-5"))) == 1
+    assert len(archive.published(location)) == 3

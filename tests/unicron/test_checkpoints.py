@@ -6,14 +6,36 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import agent
 from tests.unicron.test_recovery import begin, check_result
 from unicron.checkpoint import archive
-from unicron.protocol import Checkpointed, Progress
+from unicron.protocol import Checkpointed, CheckpointFailed, Progress, Stop, StopRefused
 
 pytestmark = pytest.mark.timeout(120)
+
+
+def damage(location: str) -> None:
+    """Change one bit of a checkpoint's largest file."""
+    victim = max(Path(location).glob("*.safetensors"), key=lambda p: p.stat().st_size)
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.write_bytes(content)
+
+
+def check_formats(location: str) -> None:
+    """Check that a checkpoint is one manifest, and files that the library of safetensors reads."""
+    names = {path.name for path in Path(location).iterdir()}
+    files = archive.read(location).files
+    assert names == {archive.MANIFEST, *files}
+    for name, described in files.items():
+        tensors = load_file(Path(location, name))
+        assert tensors.keys() == described.chunks.keys()
+        assert {key: str(tensor.dtype) for key, tensor in tensors.items()} == {
+            key: f"torch.{chunk.dtype}" for key, chunk in described.chunks.items()
+        }
 
 
 async def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(tmp_path: Path, spec_file: SpecFile) -> None:
@@ -27,12 +49,9 @@ async def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(tmp_pat
         await a.until(lambda: set(workers) <= set(a.exits))
         applied = max(m.step for m in a.of(Progress) if m.phase == "ended")
         await asyncio.gather(*(a.fork(worker, spec) for worker in workers))
-        *_, before, newest = archive.published(Path(a.of(Checkpointed)[-1].path))[::-1]
-        victim = max(newest.glob("*.distcp"), key=lambda p: p.stat().st_size)
-        content = bytearray(victim.read_bytes())
-        content[len(content) // 2] ^= 1
-        victim.write_bytes(content)
-        generation = await a.configure(dict.fromkeys(workers, "checkpoint"), checkpoint=str(newest), fault_step=applied)
+        *_, before, newest = archive.published(a.of(Checkpointed)[-1].path)[::-1]
+        damage(newest)
+        generation = await a.configure(dict.fromkeys(workers, "checkpoint"), checkpoint=newest, fault_step=applied)
         step = archive.step(before)
         resumed = await a.resumed(generation)
         assert {(r.source, r.step, r.steps_recomputed) for r in resumed} == {("checkpoint", step + 1, applied - step)}
@@ -57,7 +76,8 @@ async def test_a_fault_while_a_checkpoint_is_written_leaves_none_of_it(tmp_path:
         survivors = ["w0", "w1"]
         await a.hold(survivors)
         first = tmp_path / "run" / "generation-1" / "checkpoints"
-        assert [p.name for p in first.iterdir()] == [".step-4.partial"]
+        assert [p.name for p in first.iterdir()] == ["step-4"]
+        assert archive.published(f"{first}/step-4") == []
         await a.configure(dict.fromkeys(survivors, "live"), stage="interrupted")
         finished = await a.finished(2)
         assert not list(first.iterdir())
@@ -69,12 +89,31 @@ async def test_a_fault_while_a_checkpoint_is_written_leaves_none_of_it(tmp_path:
         await check_result(a, spec, finished)
 
 
+async def test_what_cannot_be_saved_is_reported_and_not_stopped(tmp_path: Path, spec_file: SpecFile) -> None:
+    """Training goes on to the right result; a rank stops without a checkpoint only if it is told to."""
+    (tmp_path / "file").touch()
+    spec = spec_file(steps=40, checkpoint={"every": 2, "directory": str(tmp_path / "file")})
+    async with agent(tmp_path / "run") as a:
+        await begin(a, spec, ["w0", "w1"])
+        await a.until(lambda: a.of(CheckpointFailed))
+        assert "NotADirectoryError" in a.of(CheckpointFailed)[0].reason
+        for worker in ("w0", "w1"):
+            a.send(worker, Stop(generation=1))
+        await a.until(lambda: len(a.of(StopRefused)) >= 2)
+        assert "NotADirectoryError" in a.of(StopRefused)[0].reason
+        assert a.exits == {}
+        await check_result(a, spec, await a.finished(2))
+    assert not a.errors()
+
+
 async def test_only_the_newest_are_kept(tmp_path: Path, spec_file: SpecFile) -> None:
     spec = spec_file(steps=40, checkpoint={"every": 2, "keep": 3})
     async with agent(tmp_path / "run") as a:
         await begin(a, spec, ["w0", "w1"])
         await a.finished(2)
-        reported = [Path(m.path) for m in a.of(Checkpointed)]
+        reported = [m.path for m in a.of(Checkpointed)]
         assert len(reported) > 3
         assert archive.published(reported[0]) == reported[:-4:-1]
-        assert not list((tmp_path / "run" / "generation-1" / "checkpoints").glob(".step-*"))
+        left = (tmp_path / "run" / "generation-1" / "checkpoints").iterdir()
+        assert sorted(str(p) for p in left) == sorted(reported[-3:])
+        check_formats(reported[-1])

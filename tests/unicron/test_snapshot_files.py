@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 import unicron
 from unicron.errors import TornSnapshot
 from unicron.snapshot import files
-from unicron.snapshot.assignment import equal_share
 from unicron.snapshot.files import Slot, SnapshotMeta
 from unicron.snapshot.partners import Location, copied_shares, partners
 from unicron.snapshot.taker import PORTION_BYTES, portions
 from unicron.snapshot.transport import Receiver, Sender
+from unicron.state.assignment import equal_share
 from unicron.state.chunks import StateChunk
 
 SIZES = (3, 64, 1000)

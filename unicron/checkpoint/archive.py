@@ -1,34 +1,72 @@
-"""Folders of checkpoints on storage: complete or absent, with checksums, the newest few kept.
+"""Checkpoints on storage: complete or not counted, with checksums, the newest few kept.
 
-    <root>/generation-<g>/[checkpoints/]step-<n>/             published
-    <root>/generation-<g>/[checkpoints/].step-<n>.partial/    being written
+    <root>/generation-<g>/[checkpoints/]step-<n>/manifest.json
+    <root>/generation-<g>/[checkpoints/]step-<n>/part-<rank>-<k>.safetensors
 
-A folder gets its final name once it is complete. Its manifest lists every file with size and checksum, so damage that
-comes later is found. The contents of the files are the business of ``unicron.checkpoint.writer`` and ``reader``.
+A checkpoint counts once it has its manifest, which is written last: nothing is renamed, so an object store will do. The
+manifest lists every file with its size, its checksum and the chunks of the state in it, so damage that comes later is
+found. Everything is JSON or safetensors: reading a checkpoint runs no code that is in it.
 """
 
 from __future__ import annotations
 
+import glob
 import json
-import os
+import posixpath
 import re
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-import xxhash
-
+from unicron.checkpoint import storage
 from unicron.errors import DamagedCheckpoint
+from unicron.state.chunks import StateChunk
 
 MANIFEST = "manifest.json"
-"""Name of the manifest, which is written last. Its checksums (XXH3) find accidental damage, not a forgery."""
+"""Name of the manifest. Its checksums (XXH3) find accidental damage, not a forgery."""
 
-READ_BYTES = 1 << 20
-"""Bytes read at once for a checksum. Chosen: enough to make system calls rare, little enough for a CPU's caches."""
+FORMAT = 2
+"""Of the checkpoint. Format 1 (version 0.1.0) had pickled parts; it is refused."""
 
 _GENERATION = re.compile(r"generation-(\d+)")
 _STEP = re.compile(r"step-(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartFile:
+    """One file of a checkpoint, in the format safetensors."""
+
+    bytes: int
+    checksum: str
+    """In hexadecimal."""
+    chunks: dict[str, StateChunk]
+    """Name of the tensor in the file -> the chunk of the state that it contains, flat."""
+
+    def document(self) -> dict[str, Any]:
+        """Return what JSON has of it."""
+        return {"bytes": self.bytes, "xxh3": self.checksum, "chunks": {k: list(c) for k, c in self.chunks.items()}}
+
+    @classmethod
+    def of(cls, document: Any) -> PartFile:
+        """Return what a JSON document describes.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: it describes nothing of this kind.
+        """
+        chunks = {str(name): _chunk(*fields) for name, fields in document["chunks"].items()}
+        return cls(bytes=int(document["bytes"]), checksum=str(document["xxh3"]), chunks=chunks)
+
+
+def _chunk(key: str, global_shape: Any, offset: Any, shape: Any, start: int, stop: int, dtype: str) -> StateChunk:
+    return StateChunk(
+        key=str(key),
+        global_shape=tuple(int(n) for n in global_shape),
+        offset=tuple(int(n) for n in offset),
+        shape=tuple(int(n) for n in shape),
+        start=int(start),
+        stop=int(stop),
+        dtype=str(dtype),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,79 +77,59 @@ class Manifest:
     """Updates applied to the state."""
     digest: str
     """Of the samples of those updates, in hexadecimal."""
-    files: dict[str, tuple[int, str]]
-    """File name -> size in bytes, and checksum in hexadecimal."""
+    files: dict[str, PartFile]
+    """By name."""
 
 
-def partial_path(path: Path) -> Path:
-    """Return the path under which the checkpoint ``path`` is written until it is complete."""
-    return path.with_name(f".{path.name}.partial")
+def publish(location: str, manifest: Manifest) -> None:
+    """Give a checkpoint, all files of which are written, its manifest.
+
+    Raises:
+        OSError: the manifest cannot be written.
+    """
+    files = {name: file.document() for name, file in manifest.files.items()}
+    document = {"format": FORMAT, "step": manifest.step, "digest": manifest.digest, "files": files}
+    storage.write_whole(f"{location}/{MANIFEST}", json.dumps(document, separators=(",", ":")).encode())
 
 
-def checksum(path: Path) -> tuple[int, str]:
-    """Return a file's size in bytes and its checksum in hexadecimal."""
-    size, hasher = 0, xxhash.xxh3_128()
-    with open(path, "rb", buffering=0) as file:
-        while chunk := file.read(READ_BYTES):
-            size += len(chunk)
-            hasher.update(chunk)
-    return size, hasher.hexdigest()
-
-
-def publish(path: Path, manifest: Manifest) -> None:
-    """Give a checkpoint, all files of which are written, its manifest and its final name; both survive a power cut."""
-    partial = partial_path(path)
-    with open(partial / MANIFEST, "w", encoding="utf-8") as file:
-        json.dump({"step": manifest.step, "digest": manifest.digest, "files": manifest.files}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    _sync_folder(partial)
-    shutil.rmtree(path, ignore_errors=True)
-    os.replace(partial, path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def read(path: Path) -> Manifest:
+def read(location: str) -> Manifest:
     """Return a checkpoint's manifest.
 
     Raises:
-        DamagedCheckpoint: there is no manifest, or it cannot be read.
+        DamagedCheckpoint: there is no manifest, it cannot be read, or it is of a format that is not read.
     """
     try:
-        data = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        files = {str(name): (int(size), str(digest)) for name, (size, digest) in data["files"].items()}
+        data = json.loads(storage.read(f"{location}/{MANIFEST}"))
+        found = data.get("format", 1)
+        if found != FORMAT:
+            raise DamagedCheckpoint(
+                f"{location}: written in format {found}, by another version of Unicron; this one reads format {FORMAT}"
+            )
+        files = {str(name): PartFile.of(file) for name, file in data["files"].items()}
         return Manifest(step=int(data["step"]), digest=str(data["digest"]), files=files)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
-        raise DamagedCheckpoint(f"{path}: no manifest that can be read ({type(err).__name__})") from err
+        raise DamagedCheckpoint(f"{location}: no manifest that can be read ({type(err).__name__})") from err
 
 
-def verify(path: Path, index: int = 0, of: int = 1) -> Manifest:
+def verify(location: str, index: int = 0, of: int = 1) -> Manifest:
     """Check the files of a checkpoint against its manifest, and return the manifest.
 
     Args:
-        path: the checkpoint.
+        location: the checkpoint.
         index: which of ``of`` equal shares of the files is checked: each rank checks one share.
         of: how many shares there are.
 
     Raises:
         DamagedCheckpoint: a file is missing, or was changed after it was written.
     """
-    manifest = read(path)
+    manifest = read(location)
     for name in sorted(manifest.files)[index::of]:
         try:
-            found = checksum(path / name)
+            found = storage.checksum(f"{location}/{name}")
         except OSError as err:
-            raise DamagedCheckpoint(f"{path}: {name}: {err.strerror}") from err
-        if found != manifest.files[name]:
-            raise DamagedCheckpoint(f"{path}: {name} is not what was written")
+            raise DamagedCheckpoint(f"{location}: {name}: {err.strerror or err}") from err
+        if found != (manifest.files[name].bytes, manifest.files[name].checksum):
+            raise DamagedCheckpoint(f"{location}: {name} is not what was written")
     return manifest
 
 
@@ -121,65 +139,72 @@ def _number(pattern: re.Pattern[str], name: str) -> int:
     return int(match[1]) if match else -1
 
 
-def _siblings_pattern(path: Path) -> tuple[Path, str]:
-    """Return the folder of all generations of a checkpoint's task, and the pattern of checkpoints' parents in it."""
-    for parent in path.parents:
-        if _number(_GENERATION, parent.name) >= 0:
-            return parent.parent, str(Path("generation-*") / path.relative_to(parent).parent)
-    return path.parent, "."
+def _pattern(location: str) -> str:
+    """Return the pattern of the folders of all checkpoints of a checkpoint's task, of all generations."""
+    inner: list[str] = []
+    outer = posixpath.dirname(location)
+    while outer not in ("", "/"):
+        outer, name = posixpath.split(outer)
+        if _number(_GENERATION, name) >= 0:
+            return posixpath.join(glob.escape(outer), "generation-*", *inner, "step-*")
+        if not name:
+            break  # the two slashes of a URL
+        inner.insert(0, name)
+    return posixpath.join(glob.escape(posixpath.dirname(location)), "step-*")
 
 
-def generation(path: Path) -> int:
-    """Return the generation that wrote a checkpoint; 0 if its path does not name one."""
-    return max((_number(_GENERATION, part) for part in path.parts), default=0)
+def generation(location: str) -> int:
+    """Return the generation that wrote a checkpoint; 0 if its location does not name one."""
+    return max((_number(_GENERATION, part) for part in location.split("/")), default=0)
 
 
-def step(path: Path) -> int:
+def step(location: str) -> int:
     """Return the step in a checkpoint's name; -1 if the name is not a checkpoint's."""
-    return _number(_STEP, path.name)
+    return _number(_STEP, posixpath.basename(location))
 
 
-def published(path: Path) -> list[Path]:
+def published(location: str) -> list[str]:
     """Return all published checkpoints of one task, the newest step first, and of one step the newest generation.
 
     Args:
-        path: a checkpoint of the task, present or to be written.
+        location: a checkpoint of the task, present or to be written.
     """
-    root, pattern = _siblings_pattern(path)
-    found = [p for p in root.glob(f"{pattern}/step-*") if step(p) >= 0 and (p / MANIFEST).is_file()]
-    return sorted(found, key=lambda p: (step(p), generation(p)), reverse=True)
+    found = [posixpath.dirname(name) for name in storage.matching(f"{_pattern(location)}/{MANIFEST}")]
+    return sorted((p for p in found if step(p) >= 0), key=lambda p: (step(p), generation(p)), reverse=True)
 
 
-def retire(path: Path, keep: int, protected: Iterable[Path]) -> list[Path]:
+def retire(location: str, keep: int, protected: Iterable[str]) -> list[str]:
     """Delete the old published checkpoints of a task; return the deleted ones.
 
     A checkpoint counts once its event is in the log, which may be after it is published. Until then the checkpoint that
     the generation started from counts.
 
     Args:
-        path: a checkpoint of the task.
+        location: a checkpoint of the task.
         keep: how many steps stay: the newest ones, at least 2. A step that a later generation wrote again is one step.
         protected: checkpoints that stay too: the one that the generation started from.
     """
-    spared = {p.resolve() for p in protected}
-    steps = sorted({step(p) for p in published(path)}, reverse=True)[: max(2, keep)]
-    retired = [p for p in published(path) if step(p) not in steps and p.resolve() not in spared]
+    spared = {storage.canonical(p) for p in protected}
+    present = published(location)
+    steps = sorted({step(p) for p in present}, reverse=True)[: max(2, keep)]
+    retired = [p for p in present if step(p) not in steps and storage.canonical(p) not in spared]
     for old in retired:
         # The manifest first: a folder without a manifest does not count, so a half-deleted checkpoint is never read.
-        (old / MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(old, ignore_errors=True)
+        storage.delete(f"{old}/{MANIFEST}")
+        storage.delete(old)
     return retired
 
 
-def clean(path: Path, before: int) -> list[Path]:
-    """Delete the unfinished checkpoints of generations older than ``before``; return their paths.
+def clean(location: str, before: int) -> list[str]:
+    """Delete the unfinished checkpoints of generations older than ``before``; return their locations.
 
     Args:
-        path: a checkpoint of the task.
+        location: a checkpoint of the task.
         before: the present generation.
     """
-    root, pattern = _siblings_pattern(path)
-    unfinished = [p for p in root.glob(f"{pattern}/.step-*.partial") if generation(p) < before]
+    complete = set(published(location))
+    listed = storage.matching(_pattern(location))
+    unfinished = [p for p in listed if step(p) >= 0 and generation(p) < before and p not in complete]
     for old in unfinished:
-        shutil.rmtree(old, ignore_errors=True)
+        storage.delete(old)
     return unfinished

@@ -1,26 +1,29 @@
-"""Reading of persistent checkpoints: the named one or, if it is damaged, the newest other one, in any layout."""
+"""Reading of persistent checkpoints: the named one or, if it is damaged, the newest other one, in any layout.
+
+A checkpoint contains the chunks of the state (``unicron.state.chunks``). Each rank reads the boxes that it needs of
+them, whatever layout they were written in.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from unicron import device
-from unicron.checkpoint import archive, plain
+from unicron.checkpoint import archive, parts, storage
+from unicron.checkpoint.archive import Manifest
 from unicron.errors import DamagedCheckpoint
-from unicron.megatron import distributed_checkpoint
-from unicron.megatron.distributed_optimizer import ADAM_KINDS, reading_counts
-from unicron.megatron.model import is_megatron
-from unicron.state.chunks import StateKind, required_chunks
+from unicron.state.boxes import view_of_box
+from unicron.state.chunks import required_chunks, state_kinds
 from unicron.state.rank_state import RankState
+from unicron.state.transfer_plan import Transfer, plan_transfers
 
 
-def restore(rank_state: RankState, named: Path) -> Path:
+def restore(rank_state: RankState, named: str) -> str:
     """Read the named checkpoint or, if it is damaged, the newest other one; all ranks call it.
 
     Returns:
@@ -29,63 +32,88 @@ def restore(rank_state: RankState, named: Path) -> Path:
     Raises:
         DamagedCheckpoint: no checkpoint is intact.
     """
-    for path in candidates(named):
-        if is_intact(path):
-            load(rank_state, path)
-            return path
-    raise DamagedCheckpoint(f"{named} is damaged, and there is no other")
+    reason = ""
+    for location in candidates(named):
+        damage = damage_of(location)
+        if damage is None:
+            load(rank_state, location)
+            return location
+        reason = reason or damage
+    raise DamagedCheckpoint(f"{named} cannot be read, and there is no other{reason and f': {reason}'}")
 
 
-def candidates(named: Path) -> list[Path]:
+def candidates(named: str) -> list[str]:
     """Return the checkpoints to try: the named one, then its task's others, the newest first; all ranks call it."""
     found: list[Any] = [None]
     if dist.get_rank() == 0:
         others = archive.published(named)
-        found = [[str(named), *(str(p) for p in others if p.resolve() != named.resolve())]]
+        found = [[named, *(p for p in others if storage.canonical(p) != storage.canonical(named))]]
     dist.broadcast_object_list(found, src=0)
-    return [Path(p) for p in found[0]]
+    return list(found[0])
 
 
-def newest_step(named: Path) -> int:
+def newest_step(named: str) -> int:
     """Return the step of the checkpoint that ``restore`` tries first; 0 if there is none."""
-    for path in [named, *archive.published(named)]:
+    for location in [named, *archive.published(named)]:
         with contextlib.suppress(DamagedCheckpoint):
-            return archive.read(path).step
+            return archive.read(location).step
     return 0
 
 
-def is_intact(path: Path) -> bool:
-    """Check a checkpoint against its checksums, each rank its share of the files; all ranks call it."""
+def damage_of(location: str) -> str | None:
+    """Check a checkpoint against its checksums, each rank its share of the files; all ranks call it.
+
+    Returns:
+        None if it is intact; else what is wrong, empty where only another rank knows it.
+    """
     reason = ""
     try:
-        archive.verify(path, dist.get_rank(), dist.get_world_size())
+        archive.verify(location, dist.get_rank(), dist.get_world_size())
     except DamagedCheckpoint as err:
         reason = str(err)
         print(f"unicron: warning: {reason}; trying another", file=sys.stderr, flush=True)
     damaged = torch.tensor(int(bool(reason)), device=device.current())
     dist.all_reduce(damaged, op=dist.ReduceOp.MAX)
-    return int(damaged) == 0
+    return None if int(damaged) == 0 else reason
 
 
-def load(rank_state: RankState, path: Path) -> None:
+def load(rank_state: RankState, location: str) -> None:
     """Read a checkpoint, in whatever layout it was written; all ranks call it.
 
     Raises:
-        OSError, RuntimeError: it cannot be read.
+        OSError: it cannot be read.
+        DamagedCheckpoint: it lacks a part of the state.
     """
-    if not is_megatron(rank_state.model):
-        position = plain.load(rank_state, path)
-    elif not rank_state.is_distributed:
-        position = distributed_checkpoint.load(rank_state.model, rank_state.optimizer, path)
-    else:
-        _allocate_adam(rank_state)
-        with reading_counts(rank_state.optimizer):
-            position = distributed_checkpoint.load(rank_state.model, rank_state.optimizer, path)
-    rank_state.set_version(int(position["step"]), bytes.fromhex(position["digest"]))
+    manifest = archive.read(location)
+    chunks = [chunk for file in manifest.files.values() for chunk in file.chunks.values()]
+    # All chunks there are: none is lost with its owner, as one in memory may be.
+    required = required_chunks(rank_state.tensors.shards, state_kinds(chunks, distributed=False))
+    plan = plan_transfers([required], [[(chunk, manifest.step) for chunk in chunks]], manifest.step)
+    if plan is None:
+        raise DamagedCheckpoint(f"{location}: lacks a part of this model's state")
+    rank_state.invalidate()
+    rank_state.tensors.allocate(required)
+    _read(rank_state, location, manifest, plan, required)
+    rank_state.tensors.count_steps(manifest.step)
+    rank_state.set_version(manifest.step, bytes.fromhex(manifest.digest))
 
 
-def _allocate_adam(rank_state: RankState) -> None:
-    """Allocate the state of torch's Adam: Megatron reads into tensors, and before the first step there are none."""
-    kinds = {kind: StateKind(None, "float32") for kind in ADAM_KINDS} | {"step": StateKind((), "float32")}
-    shards = rank_state.tensors.shards
-    rank_state.tensors.allocate(required_chunks(shards, {shard.name: kinds for shard in shards}))
+def _read(rank_state: RankState, location: str, manifest: Manifest, plan: list[Transfer], required: list[Any]) -> None:
+    """Read the planned boxes into this rank's state, one file after the other."""
+    into = rank_state.tensors.chunks()
+    wanted: dict[int, list[Transfer]] = {}
+    for one in plan:
+        wanted.setdefault(one.given, []).append(one)
+    index = 0
+    for name, file in manifest.files.items():
+        numbers = range(index, index + len(file.chunks))
+        index = numbers.stop
+        if not any(number in wanted for number in numbers):
+            continue
+        with parts.reading(f"{location}/{name}") as tensor:
+            for number, (key, chunk) in zip(numbers, file.chunks.items(), strict=True):
+                values = tensor(key) if number in wanted else None
+                for one in wanted.get(number, []):
+                    assert values is not None
+                    target = required[one.required]
+                    view_of_box(target, into[target], one.box).copy_(view_of_box(chunk, values, one.box))

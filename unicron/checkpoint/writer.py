@@ -1,34 +1,33 @@
 """The writer of persistent checkpoints: copied at a step boundary, written beside training, complete or absent.
 
-``Writer.begin`` plans and copies (all ranks, milliseconds); a thread of each rank then writes that rank's part. When
-the agreement at the end of a step has shown that every part is written, rank 0's thread publishes the checkpoint
+``Writer.begin`` copies (milliseconds); a thread of each rank then writes that rank's part
+(``unicron.checkpoint.parts``): its share of what data-parallel ranks have in common, and what it alone has. When the
+agreement at the end of a step has shown that every part is written, rank 0's thread publishes the checkpoint
 (``unicron.checkpoint.archive``). No rank waits for a peer in between. The next generation deletes what a fault leaves
 unfinished.
 """
 
 from __future__ import annotations
 
-import os
-import pickle
-import shutil
+import posixpath
 import sys
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from unicron import device
-from unicron.checkpoint import archive, plain
-from unicron.checkpoint.archive import Manifest
+from unicron.checkpoint import archive, parts, storage
+from unicron.checkpoint.archive import Manifest, PartFile
 from unicron.errors import UnicronError
 from unicron.link.waiting import Wait
-from unicron.megatron.distributed_checkpoint import SavePlanner, WriteResults, state_dict
-from unicron.megatron.model import is_megatron
+from unicron.megatron.parallel import data_group
 from unicron.state import transfer
+from unicron.state.assignment import copied_chunks
 from unicron.state.rank_state import RankState
 
 WRITTEN, WRITING, FAILED = 0, 1, 2
@@ -39,24 +38,26 @@ counts."""
 class Outcomes(NamedTuple):
     """What is called, on the writer's thread, with the outcome of a checkpoint."""
 
-    published: Callable[[int, Path], None]
-    """On rank 0, with step and path, once the checkpoint is published."""
+    published: Callable[[int, str], None]
+    """On rank 0, with step and location, once the checkpoint is published."""
     failed: Callable[[int, str], None]
     """With step and reason, on the ranks that know why there is no checkpoint."""
+
+
+PROGRESS_S = 1.0
+"""How often a rank that waits for a checkpoint shows that it does: often beside the least limit for a rank that stands
+still outside of steps, 120 s."""
 
 
 @dataclass(slots=True)
 class _Part:
     """One rank's part of one checkpoint."""
 
-    path: Path
+    location: str
+    """Of the checkpoint."""
     step: int
     digest: str
-    write: Callable[[], tuple[WriteResults, list[str]]]
-    """Writes the part's files; returns what rank 0 needs for the description, and the files' names."""
-    describe: Callable[[list[WriteResults]], list[str]]
-    """On rank 0: writes the description of all parts; returns the names of its files."""
-    written: Future[None] | None = None
+    written: Future[None]
 
 
 class Writer:
@@ -65,11 +66,12 @@ class Writer:
     def __init__(self, keep: int) -> None:
         """Args: keep: how many published checkpoints of the task to leave."""
         self._keep = keep
+        self.unusable = ""
+        """Why there can be no checkpoints in this generation; empty: there can."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="unicron-checkpoint")
-        self._planner: SavePlanner | None = None
         self._part: _Part | None = None
         self._publication: Future[None] | None = None
-        self._protected: list[Path] = []
+        self._protected: list[str] = []
         self._reason = ""
         """Why the newest checkpoint was given up, where this rank knows it."""
 
@@ -77,7 +79,7 @@ class Writer:
     def status(self) -> int:
         """The status of this rank's part: ``WRITTEN``, ``WRITING`` or ``FAILED``."""
         part = self._part
-        if part is None or part.written is None:
+        if part is None:
             return WRITTEN
         if not part.written.done():
             return WRITING
@@ -88,40 +90,38 @@ class Writer:
         """Whether no checkpoint is in progress: the same on all ranks."""
         return self._part is None
 
-    def enter(self, path: Path, generation: int, protected: str) -> None:
+    def enter(self, location: str, generation: int, protected: str) -> None:
         """Enter a generation and give up what an older one was writing.
 
         Args:
-            path: where a checkpoint of the new generation would be.
+            location: where a checkpoint of the new generation would be.
             generation: its number.
             protected: the checkpoint from which it started, if any.
         """
-        self._part, self._planner = None, None
-        self._protected = [Path(protected)] if protected else []
+        self._part = None
+        self._protected = [protected] if protected else []
         if dist.get_rank() == 0:
-            self._thread.submit(archive.clean, path, generation)
+            self._thread.submit(archive.clean, location, generation)
 
-    def begin(self, rank_state: RankState, path: Path) -> None:
-        """Copy the state and begin to write it; all ranks call it.
+    def begin(self, rank_state: RankState, location: str) -> None:
+        """Copy this rank's part of the state and begin to write it; all ranks call it.
 
         Raises:
-            RuntimeError: a collective failed; the folder will not exist.
+            RuntimeError: the device failed.
         """
-        folder = archive.partial_path(path)
-        folder.mkdir(parents=True, exist_ok=True)
-        step, digest = rank_state.applied, rank_state.digest.hex()
-        position = {"step": step, "digest": digest}
-        if is_megatron(rank_state.model):
-            self._planner = self._planner or SavePlanner()
-            planned = self._planner.plan(state_dict(rank_state.model, rank_state.optimizer) | position, folder)
-            write, describe = planned
-        else:
-            write_file = plain.plan(rank_state, position, folder)
-            write, describe = (lambda: ([], write_file())), (lambda parts: [])
-        part = _Part(path, step, digest, write, describe)
         self._reason = ""
-        part.written = self._thread.submit(_write_part, part, dist.get_rank())
-        self._part = part
+        written: Future[None] = Future()
+        try:
+            if self.unusable:
+                raise UnicronError(self.unusable)
+            group = data_group()
+            shared = copied_chunks(rank_state, [group.rank()], group.size())
+        except UnicronError as err:  # no place, or a state that cannot be named: no reason to end the training
+            written.set_exception(err)
+        else:
+            chunks = {chunk: values.to("cpu", copy=True) for chunk, values in shared.items()}
+            written = self._thread.submit(_write_part, location, dist.get_rank(), chunks)
+        self._part = _Part(location, rank_state.applied, rank_state.digest.hex(), written)
 
     def agreed(self, status: int, outcomes: Outcomes) -> Future[None] | None:
         """Act on the worst status of all ranks.
@@ -138,22 +138,24 @@ class Writer:
             return None
         self._part = None
         if status == FAILED:
-            cause = part.written.exception() if part.written is not None and part.written.done() else None
+            cause = part.written.exception() if part.written.done() else None
             if cause is not None:
                 self._give_up(part, cause, outcomes)
-            self._thread.submit(shutil.rmtree, archive.partial_path(part.path), ignore_errors=True)
+            if dist.get_rank() == 0:
+                self._thread.submit(storage.delete, part.location)
             return None
         if dist.get_rank() != 0:
             return None
         self._publication = self._thread.submit(self._publish, part, dist.get_world_size(), outcomes)
         return self._publication
 
-    def complete(self, outcomes: Outcomes, wait: Wait) -> str:
+    def complete(self, outcomes: Outcomes, wait: Wait, progress: Callable[[], None]) -> str:
         """Wait until the checkpoint in progress is published, if there is one; all ranks call it.
 
         Args:
             outcomes: as for ``agreed``.
             wait: waits for a collective.
+            progress: called once in a while: a checkpoint may take longer than a rank may stand still.
 
         Returns:
             Why it was not, in words, the same on all ranks; empty if it was, or if there is none.
@@ -162,61 +164,65 @@ class Writer:
             RuntimeError: a collective failed.
         """
         if self._publication is not None:
-            self._publication.exception()  # waits: this may be the end of the process
+            _wait_for(self._publication, progress)  # this may be the end of the process
         if self._part is None:
             return ""
-        assert self._part.written is not None
-        self._part.written.exception()  # waits
-        worst = torch.tensor(self.status, device=device.current())
-        dist.all_reduce(worst, op=dist.ReduceOp.MAX)
-        publication = self.agreed(int(worst), outcomes)
+        while (status := self._worst_status(self._part)) == WRITING:
+            progress()
+        publication = self.agreed(status, outcomes)
         if publication is not None:
-            publication.exception()  # waits
+            _wait_for(publication, progress)
         return next((reason for reason in transfer.gather(self._reason, wait) if reason), "")
 
+    def _worst_status(self, part: _Part) -> int:
+        """Return the worst status of all ranks, after the part is written or a while has passed."""
+        futures.wait([part.written], timeout=PROGRESS_S)
+        worst = torch.tensor(self.status, device=device.current())
+        dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+        return int(worst)
+
     def _publish(self, part: _Part, world_size: int, outcomes: Outcomes) -> None:
-        folder = archive.partial_path(part.path)
         try:
-            results: list[WriteResults] = []
-            files: dict[str, tuple[int, str]] = {}
+            files: dict[str, PartFile] = {}
             for rank in range(world_size):
-                record = folder / _record(rank)
-                if not record.exists():
-                    raise UnicronError(
-                        f"rank {rank} has written its part, and rank 0 does not see it in {part.path.parent}: "
-                        "the nodes do not share this directory"
-                    )
-                rank_results, rank_files = pickle.loads(record.read_bytes())
-                results.append(rank_results)
-                files |= rank_files
-                record.unlink()
-            files |= {name: archive.checksum(folder / name) for name in part.describe(results)}
-            archive.publish(part.path, Manifest(step=part.step, digest=part.digest, files=files))
+                files |= _part_of(part.location, rank)
+            archive.publish(part.location, Manifest(step=part.step, digest=part.digest, files=files))
         except Exception as err:
             self._give_up(part, err, outcomes)
             raise
-        outcomes.published(part.step, part.path)
-        archive.retire(part.path, self._keep, [*self._protected, part.path])
+        outcomes.published(part.step, part.location)
+        for rank in range(world_size):
+            storage.delete(f"{part.location}/{parts.record_of(rank)}")  # the manifest has it
+        archive.retire(part.location, self._keep, [*self._protected, part.location])
 
     def _give_up(self, part: _Part, error: BaseException, outcomes: Outcomes) -> None:
         """Say why there is no checkpoint, in the rank's output and to the agent."""
         reason = str(error) if isinstance(error, UnicronError) else f"{type(error).__name__}: {error}"
         self._reason = reason
-        print(f"unicron: checkpoint {part.path} is given up: {reason}", file=sys.stderr, flush=True)
+        print(f"unicron: checkpoint {part.location} is given up: {reason}", file=sys.stderr, flush=True)
         outcomes.failed(part.step, reason)
 
 
-def _record(rank: int) -> str:
-    return f".part-{rank}"
+def _wait_for(done: Future[None], progress: Callable[[], None]) -> None:
+    while not futures.wait([done], timeout=PROGRESS_S).done:
+        progress()
 
 
-def _write_part(part: _Part, rank: int) -> None:
+def _part_of(location: str, rank: int) -> dict[str, PartFile]:
+    """Return the files of a rank's part, which the rank has written.
+
+    Raises:
+        UnicronError: rank 0 does not see them.
+    """
+    try:
+        return parts.read_record(location, rank)
+    except FileNotFoundError as err:
+        raise UnicronError(
+            f"rank {rank} has written its part, and rank 0 does not see it in {posixpath.dirname(location)}: "
+            "the nodes do not share this place"
+        ) from err
+
+
+def _write_part(location: str, rank: int, chunks: parts.Chunks) -> None:
     """Write a rank's files and then what rank 0 needs to know of them."""
-    folder = archive.partial_path(part.path)
-    results, names = part.write()
-    files = {name: archive.checksum(folder / name) for name in names}
-    record = folder / _record(rank)
-    with open(record, "wb") as file:
-        pickle.dump((results, files), file)
-        file.flush()
-        os.fsync(file.fileno())
+    parts.write_record(location, rank, parts.write(location, rank, chunks))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -134,7 +133,7 @@ class Joiner:
         if agreed is not None:
             source = self._receive(rank_state, link, agreed, fault)
         elif configure.checkpoint:
-            source, checkpoint = "checkpoint", str(reader.restore(rank_state, Path(configure.checkpoint)))
+            source, checkpoint = "checkpoint", reader.restore(rank_state, configure.checkpoint)
         else:
             source, rank_state = "initial", self._initial(configure, rank_state, micro_batches, link)
         # Only now: what this rank had in another layout was needed until every member had all that it needs.
@@ -226,7 +225,7 @@ class Joiner:
         if all(source == "initial" for _, _, source in configure.members) and not configure.fault_step:
             self._snapshots.delete_all()  # the task begins: these are of an earlier task of the same name
             return None
-        at_least = reader.newest_step(Path(configure.checkpoint)) if configure.checkpoint else 1
+        at_least = reader.newest_step(configure.checkpoint) if configure.checkpoint else 1
         return self._snapshots.agree(rank_state, configure.generation, at_least, live)
 
     def _usable_partial(self, rank_state: RankState) -> PartialStep | None:

@@ -29,12 +29,12 @@ from unicron.link.waiting import Wait
 from unicron.megatron.optimizer import torch_optimizers
 from unicron.megatron.parallel import data_group
 from unicron.snapshot import files
-from unicron.snapshot.assignment import copied_chunks
 from unicron.snapshot.files import SnapshotMeta
 from unicron.snapshot.partners import Location, copied_shares, partners
 from unicron.snapshot.taker import SnapshotTaker
 from unicron.snapshot.transport import Receiver, Sender
 from unicron.state import transfer
+from unicron.state.assignment import copied_chunks
 from unicron.state.chunks import StateChunk, dtype_of
 from unicron.state.rank_state import RankState
 from unicron.state.transfer import AgreedState, AvailableState

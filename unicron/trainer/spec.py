@@ -40,7 +40,7 @@ class Spec:
     eps: float
     clip: float
     checkpoint_directory: str
-    """Where checkpoints are written; empty: the generation's own directory."""
+    """Where checkpoints are written: a directory or an fsspec URL; empty: the generation's own directory."""
     checkpoint_every: int
     checkpoint_keep: int
     """How many published checkpoints are kept."""
@@ -111,7 +111,7 @@ def parse(data: Mapping[str, Any]) -> Spec:
             beta2=float(optimizer.get("beta2", 0.95)),
             eps=float(optimizer.get("eps", 1e-8)),
             clip=float(optimizer.get("clip", 1.0)),
-            checkpoint_directory=str(checkpoint.get("directory") or ""),
+            checkpoint_directory=str(checkpoint.get("url") or checkpoint.get("directory") or ""),
             checkpoint_every=int(checkpoint.get("every", 50)),
             checkpoint_keep=int(checkpoint.get("keep", 2)),
             memory_every=int(checkpoint.get("memory_every", 1)),

@@ -1,8 +1,8 @@
-"""The part of a task's state that each rank copies into its snapshots.
+"""The part of a task's state that each rank copies into its snapshots, and into its part of a checkpoint.
 
-What data-parallel ranks have in common is divided into equal shares; a rank copies its own share and those of the ranks
-whose partner it is (``unicron.snapshot.partners``). A rank copies by itself what it alone has: its part of a
-distributed optimizer's state.
+What data-parallel ranks have in common is divided into equal shares. A rank copies its own share; into a snapshot also
+those of the ranks whose partner it is (``unicron.snapshot.partners``). A rank copies by itself what it alone has: its
+part of a distributed optimizer's state.
 """
 
 from __future__ import annotations

@@ -1,0 +1,167 @@
+"""The files of one rank's part of a checkpoint, in the format safetensors: chunks of the state, flat.
+
+The format is that of https://github.com/huggingface/safetensors#format. Its library reads the files. They are written
+here, since the library copies every tensor while it has the interpreter's lock, which delays training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any
+
+import safetensors
+import safetensors.torch
+import torch
+import xxhash
+
+from unicron.checkpoint import storage
+from unicron.checkpoint.archive import PartFile
+from unicron.errors import UnicronError
+from unicron.state.chunks import StateChunk
+
+FILE_BYTES = 256 << 20
+"""Size at which a further file begins. Chosen: a reader of an object store has one file in memory; far larger than what
+a request costs."""
+
+_ALIGNMENT_BYTES = 8
+"""The header's length is a multiple of this, so that numbers in a mapped file are aligned (the format's rule)."""
+
+_DTYPES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}
+"""Torch's name of a type of numbers -> the format's."""
+
+Chunks = Mapping[StateChunk, torch.Tensor]
+"""Chunks of the state and their values, flat, in the memory of the CPU."""
+
+
+class _Hashed:
+    """A file that is hashed while it is written."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._hasher, self.bytes = file, xxhash.xxh3_128(), 0
+
+    def write(self, content: Any) -> None:
+        """Write bytes."""
+        view = memoryview(content)
+        self._hasher.update(view)
+        self._file.write(view)
+        self.bytes += view.nbytes
+
+    def checksum(self) -> str:
+        """Return the checksum of what was written, in hexadecimal."""
+        return self._hasher.hexdigest()
+
+
+def write(location: str, rank: int, chunks: Chunks) -> dict[str, PartFile]:
+    """Write a rank's part of a checkpoint; return its files, by name.
+
+    Args:
+        location: of the checkpoint.
+        rank: the rank.
+        chunks: the part.
+
+    Raises:
+        OSError: a file cannot be written.
+        UnicronError: the format has no such type of numbers.
+    """
+    files: dict[str, PartFile] = {}
+    for number, group in enumerate(_groups(chunks)):
+        name = f"part-{rank}-{number}.safetensors"
+        files[name] = _write_file(f"{location}/{name}", group)
+    return files
+
+
+def _groups(chunks: Chunks) -> Iterator[dict[str, tuple[StateChunk, torch.Tensor]]]:
+    """Yield the chunks of one file after the other, each by the name of its tensor."""
+    group: dict[str, tuple[StateChunk, torch.Tensor]] = {}
+    size = 0
+    for index, (chunk, values) in enumerate(chunks.items()):
+        if group and size + chunk.bytes > FILE_BYTES:
+            yield group
+            group, size = {}, 0
+        group[f"{index}/{chunk.key}"] = (chunk, values)
+        size += chunk.bytes
+    if group:
+        yield group
+
+
+def _write_file(location: str, group: dict[str, tuple[StateChunk, torch.Tensor]]) -> PartFile:
+    header: dict[str, Any] = {}
+    end = 0
+    for name, (chunk, _) in group.items():
+        if chunk.dtype not in _DTYPES:
+            raise UnicronError(f"{chunk.key}: numbers of type {chunk.dtype} cannot be saved")
+        start, end = end, end + chunk.bytes
+        shape = [chunk.stop - chunk.start]
+        header[name] = {"dtype": _DTYPES[chunk.dtype], "shape": shape, "data_offsets": [start, end]}
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % _ALIGNMENT_BYTES)
+    written: list[_Hashed] = []
+
+    def fill(file: IO[bytes]) -> None:
+        hashed = _Hashed(file)
+        written.append(hashed)
+        hashed.write(struct.pack("<Q", len(encoded)))
+        hashed.write(encoded)
+        for _, values in group.values():
+            hashed.write(values.view(torch.uint8).numpy())
+
+    storage.write(location, fill)
+    chunks = {name: chunk for name, (chunk, _) in group.items()}
+    return PartFile(bytes=written[0].bytes, checksum=written[0].checksum(), chunks=chunks)
+
+
+@contextlib.contextmanager
+def reading(location: str) -> Iterator[Callable[[str], torch.Tensor]]:
+    """Open a file; give what returns a tensor of it by name.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with storage.local_copy(location) as found:
+        if isinstance(found, bytes):
+            tensors = safetensors.torch.load(found)
+            yield tensors.__getitem__
+        else:
+            with safetensors.safe_open(found, framework="pt") as file:
+                yield file.get_tensor
+
+
+def record_of(rank: int) -> str:
+    """Return the name of the file in which a rank tells rank 0 what it has written; the manifest has it then."""
+    return f"part-{rank}.json"
+
+
+def write_record(location: str, rank: int, files: Mapping[str, PartFile]) -> None:
+    """Tell rank 0 that a rank's part is written.
+
+    Raises:
+        OSError: the record cannot be written.
+    """
+    document = {name: file.document() for name, file in files.items()}
+    storage.write_whole(f"{location}/{record_of(rank)}", json.dumps(document, separators=(",", ":")).encode())
+
+
+def read_record(location: str, rank: int) -> dict[str, PartFile]:
+    """Return what a rank has written.
+
+    Raises:
+        OSError: there is no record that can be read.
+    """
+    document = json.loads(storage.read(f"{location}/{record_of(rank)}"))
+    return {str(name): PartFile.of(file) for name, file in document.items()}
