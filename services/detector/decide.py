@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from services.detector import absences, admission, faults, hangs, status_events
+from services.detector import absences, admission, faults, hangs, leftovers, status_events
 from services.detector.admission import Ask, Patience, Probe
 from services.detector.evolve import evolve
 from services.detector.faults import Fault
@@ -37,7 +37,7 @@ SETTLE_S = 0.25
 of their own only after that."""
 
 CLEAN_INTERVAL_S = 1.0
-"""Pause between two requests to a returned node to end the ranks that its absence left behind."""
+"""Pause between two requests to a node to end ranks that it should not have."""
 
 TIMED_STEPS = 2
 """Timed steps of a generation before its rate is recorded: the first step includes work that is done once."""
@@ -59,8 +59,9 @@ class DetectorLimits:
 
 @dataclass(frozen=True, slots=True)
 class Clean:
-    """A request to a node: end the ranks of ``task`` on ``workers``, which the node's absence has left behind.
+    """A request to a node: end the ranks of ``task`` on ``workers``, which it should not have.
 
+    They were left behind by the node's absence, or no plan names them any more.
     ``generation``: the newest one that the node's agent can have seen, so that the agent accepts the request.
     """
 
@@ -177,9 +178,11 @@ class Monitor:
         return answer
 
     def heartbeat(self, heartbeat: Heartbeat, now: datetime) -> Decision:
-        """Take a heartbeat that was received at ``now``."""
+        """Take a heartbeat that was received at ``now``; one that a later one has overtaken is dropped."""
         decision = Decision()
         node = self.state.nodes.get(heartbeat.node)
+        if node is not None and node.has_newer(heartbeat):
+            return decision
         if node is None or node.incarnation != heartbeat.incarnation:
             # Two agents that took turns as the newest one would append each other's loss for ever.
             if not admission.may_join(self.state, heartbeat):
@@ -193,7 +196,10 @@ class Monitor:
             self._decide(decision, status_events.node_joined(heartbeat, heartbeat.incarnation, now))
         elif node.lost is not None and not self._clean(decision, node, heartbeat, now):
             self._decide(decision, status_events.node_joined(heartbeat, node.lost, now))
-        self.state.nodes[heartbeat.node].receive(heartbeat, now)
+        node = self.state.nodes[heartbeat.node]
+        node.receive(heartbeat, now)
+        if node.lost is None:
+            self._ask_to_end(decision, node, leftovers.find(self.state, node, now), now)
         for status in heartbeat.workers:
             self._progress(decision, status, now)
         return decision
@@ -214,7 +220,9 @@ class Monitor:
             elif not self._broken_sockets(decision, task, now):
                 self._fault(decision, task, hangs.of_training(self.state, task, self.limits.stalls, now), now)
         for task in list(self.state.moving()):
-            self._fault(decision, task, hangs.of_moving(self.state, task, self.limits.stalls, now), now)
+            absences.update(self.state, task, now)
+            vanished = absences.find(self.state, task, self.started_at)
+            self._fault(decision, task, vanished or hangs.of_moving(self.state, task, self.limits.stalls, now), now)
         return decision
 
     # ---- nodes
@@ -233,6 +241,13 @@ class Monitor:
         for status in heartbeat.workers:
             if status.task is not None:
                 stale.setdefault(status.task, []).append(status.worker)
+        self._ask_to_end(decision, node, stale, now)
+        return bool(stale)
+
+    def _ask_to_end(
+        self, decision: Decision, node: MonitoredNode, stale: Mapping[str, list[str]], now: datetime
+    ) -> None:
+        """Ask a node to end the processes of tasks on some of its workers, unless it was asked a moment ago."""
         due = node.cleaned_at is None or (now - node.cleaned_at).total_seconds() >= CLEAN_INTERVAL_S
         if stale and due:
             node.cleaned_at = now
@@ -241,7 +256,6 @@ class Monitor:
                 # Not the generation of the newest plan: a pause has none, and the node may have seen one before it.
                 generation = task.highest_generation if task is not None else 0
                 decision.cleans.append(Clean(node.name, name, generation, workers))
-        return bool(stale)
 
     # ---- tasks
 
