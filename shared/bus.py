@@ -30,6 +30,14 @@ RECONNECT_WAIT_S = 0.1
 """Pause between attempts to reconnect: below the interval of heartbeats, so that an interruption is not taken for a
 lost node."""
 
+PING_INTERVAL_S = 2
+"""Interval of the client's pings (PING and PONG of the NATS protocol)."""
+
+PINGS_OUTSTANDING = 2
+"""Pings without an answer after which a connection counts as broken, here after 6 s. Without pings a connection whose
+link was cut stays as it is, and TCP repeats its segments at intervals that double: after a cut of 30 s, up to 30 s
+later. The limit is above what 5% loss and a delay of 0.2 s cause."""
+
 PENDING_MESSAGES = 65_536
 """Messages of one subscription that may wait for their handler; nats-py drops further ones and reports a slow
 consumer."""
@@ -102,6 +110,8 @@ class Bus:
                 connect_timeout=2,
                 reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]
                 max_reconnect_attempts=-1,
+                ping_interval=PING_INTERVAL_S,
+                max_outstanding_pings=PINGS_OUTSTANDING,
             )
         )
         refused = asyncio.create_task(bus._refused.wait())

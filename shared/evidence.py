@@ -57,14 +57,16 @@ class Evidence(_Part):
     Attributes:
         workers: all workers to blame, where there are several.
         failure: the key of the failure; equal keys mean the same failure again.
-        incarnation: of a lost node.
-        tasks: task -> its part on a lost node.
+        incarnation: of a lost or isolated node.
+        tasks: task -> its part on a lost or isolated node.
+        pairs: pairs of nodes that could not reach one another, each in the order of the names.
     """
 
     workers: Annotated[list[str], BeforeValidator(_texts)] = Field(default_factory=list)
     failure: Annotated[str | None, _or_default(str | None, lambda: None)] = None
     incarnation: Annotated[str | None, _or_default(str | None, lambda: None)] = None
     tasks: Annotated[dict[str, LostRanks], _or_default(dict[str, LostRanks], dict)] = Field(default_factory=dict)
+    pairs: Annotated[list[tuple[str, str]], _or_default(list[tuple[str, str]], list)] = Field(default_factory=list)
 
     @classmethod
     def read(cls, evidence: Mapping[str, Any]) -> Self:

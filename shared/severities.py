@@ -43,6 +43,7 @@ class ErrorKind(StrEnum):
     HANG = "hang"
     NON_FINITE = "non-finite"
     TRANSITION_FAILED = "transition-failed"
+    BROKEN_LINK = "broken-link"
 
 
 SEVERITY: dict[ErrorKind, Severity] = {
@@ -55,5 +56,6 @@ SEVERITY: dict[ErrorKind, Severity] = {
     ErrorKind.HANG: Severity.SEV2,
     ErrorKind.NON_FINITE: Severity.SEV2,
     ErrorKind.TRANSITION_FAILED: Severity.SEV2,
+    ErrorKind.BROKEN_LINK: Severity.SEV1,
 }
 """Severity of a first occurrence. An error whose response has failed escalates."""

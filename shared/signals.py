@@ -116,6 +116,13 @@ class RankCheckpointed(RankSignal):
     path: str
 
 
+class RankCheckpointFailed(RankSignal):
+    """A checkpoint of ``step`` could not be written; training goes on. ``reason``: in words, from the rank."""
+
+    kind: Literal["rank-checkpoint-failed"] = "rank-checkpoint-failed"
+    reason: str
+
+
 class RankStopped(RankSignal):
     """The task stopped at a step boundary on request (sent for rank 0). ``path``: its checkpoint."""
 
@@ -133,7 +140,8 @@ class RankFinished(RankSignal):
 
 
 Signal = Annotated[
-    ProcessExited | RankRaised | RankCheckpointed | RankStopped | RankFinished, Field(discriminator="kind")
+    ProcessExited | RankRaised | RankCheckpointed | RankCheckpointFailed | RankStopped | RankFinished,
+    Field(discriminator="kind"),
 ]
 SIGNAL: TypeAdapter[Signal] = TypeAdapter(Signal)
 
@@ -177,7 +185,8 @@ class Heartbeat(Message):
 
     ``incarnation``: new for every start of an agent. ``interval_s``: seconds between two heartbeats. ``domain``:
     failure domain of the node (rack, zone). ``hardware``: kind of the node's workers. ``addresses``, ``network``: as in
-    ``shared.admission.Hello``. ``counters``: the agent's numbers by name (``shared.dropped``).
+    ``shared.admission.Hello``. ``counters``: the agent's numbers by name (``shared.dropped``). ``probe``: where the
+    agent answers probes (``shared.probes``), as ``ip:port``; empty from an agent of an older version.
     """
 
     node: Name
@@ -190,6 +199,7 @@ class Heartbeat(Message):
     hardware: Label = "cpu"
     addresses: dict[str, str] = Field(default_factory=dict)
     network: str = ""
+    probe: str = ""
     workers: list[WorkerStatus]
     counters: dict[str, Integer] = Field(default_factory=dict)
 

@@ -12,16 +12,13 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
 
 from shared.errors import InvalidInput, UnreachableAddress
+from shared.network import network_stack
 from shared.settings import Settings
-
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-NETWORK_NAMESPACE = Path("/proc/self/ns/net")
 
 _DISCARD_PORT = 9
 """RFC 863. Any port would do: nothing is sent."""
@@ -35,7 +32,8 @@ class NodeAddress:
     """The address of a node.
 
     ``ip``: the node's IP address. ``interface``: the network interface that has it. ``store_host``: the host that is
-    told to peers. ``store_ip``: the address that ``store_host`` has on this machine. ``network``: see ``network``.
+    told to peers. ``store_ip``: the address that ``store_host`` has on this machine. ``network``: the machine's network
+    stack (``shared.network``).
     """
 
     ip: str
@@ -70,7 +68,9 @@ def find(settings: Settings, local: str, server: str) -> NodeAddress:
         local = route(remote) or local
     ip = _own("address", settings.address or local, present)
     store_host = settings.store_host or ip
-    found = NodeAddress(ip, _interface(ip, present), store_host, _own("store_host", store_host, present), network())
+    found = NodeAddress(
+        ip, _interface(ip, present), store_host, _own("store_host", store_host, present), network_stack()
+    )
     if remote:
         for setting, given in found.by_setting.items():
             if ipaddress.ip_address(given).is_loopback:
@@ -99,14 +99,6 @@ def route(ip: str) -> str:
         except OSError:
             return ""
         return plain(str(probe.getsockname()[0]))
-
-
-def network() -> str:
-    """Return what identifies this machine's network stack: the boot of its kernel, and the network namespace."""
-    try:
-        return f"{BOOT_ID.read_text().strip()}/{NETWORK_NAMESPACE.stat().st_ino}"
-    except OSError:
-        return socket.gethostname()
 
 
 def socket_environment(interface: str, given: Mapping[str, str] | None = None) -> dict[str, str]:

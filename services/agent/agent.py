@@ -19,9 +19,11 @@ from typing import Any
 from services.agent import fork_server, hardware
 from services.agent.address import NodeAddress, socket_environment
 from services.agent.commands import Commands
+from services.agent.departure import Leaving
 from services.agent.fork_server import Forked, ForkServer
 from services.agent.heartbeats import Heartbeats
 from services.agent.node import Node
+from services.agent.probe import ProbeServer
 from services.agent.proc import process_state, scheduled
 from services.agent.process import Process
 from services.agent.rank_server import RankServer, socket_name
@@ -89,6 +91,7 @@ class Agent:
         self._clock = SteadyClock()
         self._changes = Changes()
         self._signals = SignalQueue(bus, self._dropped)
+        self._leaving = Leaving(bus, self._signals, settings.node, incarnation)
         self._heartbeats = Heartbeats(
             bus, self.node, address, settings, os.getpid(), self._clock, self._dropped.counters
         )
@@ -100,6 +103,7 @@ class Agent:
         self._fork_server: ForkServer | None = None
         self._forked: dict[str, Forked] = {}
         """Process id -> handle of each living rank."""
+        self._probes = ProbeServer(bus, settings.node, incarnation, address.ip, self._dropped)
         self._stores = Stores(address.store_host, address.store_ip, self._files, self._server)
         self._background: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -113,6 +117,7 @@ class Agent:
         await self._ranks.start()
         await self._start_fork_server()
         await self._bus.serve(f"{COMMANDS}.{self._settings.node}", self._commands.serve)
+        self._heartbeats.probe = await self._probes.start()
         self._heartbeats.hardware = kind = await asyncio.to_thread(hardware.kind, self._settings.hardware)
         self._spawn(self._signals.run(), vital=True)
         self._spawn(self._heartbeats.run(), vital=True)
@@ -135,6 +140,10 @@ class Agent:
         """Have ``stop`` leave the node's snapshots: on the same machine they are those of this agent's successor."""
         self._successor = True
 
+    async def leave(self, reason: str) -> None:
+        """Announce that the node leaves in order, before ``stop``: the end of its processes is no fault then."""
+        await self._leaving.leave(reason)
+
     async def stop(self) -> None:
         """End ranks, stores and fork server."""
         self._stopping = True
@@ -148,6 +157,7 @@ class Agent:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        self._probes.stop()
         await self._ranks.stop()
         for forked in self._forked.values():
             forked.close()

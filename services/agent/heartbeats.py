@@ -31,6 +31,10 @@ class Heartbeats:
         agent_pid: reported in every heartbeat.
         clock: the agent's clock.
         counters: reported in every heartbeat.
+
+    Attributes:
+        hardware: kind of the node's workers.
+        probe: where the agent answers probes; empty before it listens.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class Heartbeats:
         self._bus, self._node, self._address, self._settings, self._clock = bus, node, address, settings, clock
         self._agent_pid, self._counters = agent_pid, counters
         self.hardware = settings.hardware
+        self.probe = ""
         self._sequence = 0
         self._due = asyncio.Event()
         self._published: list[tuple[object, ...]] = []
@@ -92,6 +97,7 @@ class Heartbeats:
             hardware=self.hardware,
             addresses=self._address.by_setting,
             network=self._address.network,
+            probe=self.probe,
             workers=workers,
             counters=dict(self._counters),
         )

@@ -133,8 +133,12 @@ class Gateway:
             f"task {spec.name!r} keeps changing (or the idempotency key was used for another task); try again"
         )
 
-    async def stop(self, name: str) -> TaskView:
-        """Log the request to stop a task; a further request changes nothing.
+    async def stop(self, name: str, *, lose_steps: bool = False) -> TaskView:
+        """Log the request to stop a task; a further request changes nothing, unless now steps may be lost.
+
+        Args:
+            name: of the task.
+            lose_steps: whether it is to stop also if its state cannot be saved.
 
         Raises:
             NotFound: there is no such task.
@@ -142,11 +146,13 @@ class Gateway:
         """
         for _ in range(_ATTEMPTS):
             task = await self.task(name)
-            if task.state is TaskState.STOPPING:
+            if task.state is TaskState.STOPPING and (task.lose_steps or not lose_steps):
                 return task
             if task.state in ENDED:
                 raise Conflict(f"task {name!r} has ended: {task.state.value}", state=task.state.value)
-            event = TaskStopRequested(event_id=str(uuid.uuid4()), occurred_at=utc_now(), task=name)
+            event = TaskStopRequested(
+                event_id=str(uuid.uuid4()), occurred_at=utc_now(), task=name, lose_steps=lose_steps
+            )
             try:
                 recorded = await self._append(event, task.version)
             except Conflict:

@@ -7,6 +7,7 @@ loop. Requests read a ``LiveState``, which does not change (``services/api/gatew
 from __future__ import annotations
 
 import statistics
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from services.api.views import SHORTEST_STEP_S
 from shared.dropped import DroppedMessages
 from shared.errors import Undecodable
 from shared.messages import decode
+from shared.reachability import MESSAGE, STALE_S, Reachability
 from shared.signals import HEARTBEAT, Heartbeat, WorkerStatus
 
 RECENT_STEPS = 10
@@ -57,10 +59,14 @@ class LiveTask:
 
 @dataclass(frozen=True)
 class LiveState:
-    """What the heartbeats reported up to one moment: the newest one of each node, and each task. Never changed."""
+    """What the heartbeats reported up to one moment: the newest one of each node, and each task. Never changed.
+
+    ``reachability``: which nodes the detector does not hear.
+    """
 
     heartbeats: Mapping[str, Heartbeat] = field(default_factory=dict)
     tasks: Mapping[str, LiveTask] = field(default_factory=dict)
+    reachability: Reachability = field(default_factory=Reachability)
 
     def task(self, name: str, generation: int) -> LiveTask | None:
         """Return a task as its workers report it, or None if the reports are of an older generation."""
@@ -95,6 +101,14 @@ class Live:
         self.dropped = DroppedMessages(counters if counters is not None else {})
         self._heartbeats: dict[str, Heartbeat] = {}
         self._tasks: dict[str, LiveTask] = {}
+        self._reachability, self._reachability_at_s = Reachability(), 0.0
+
+    async def hear_detector(self, subject: str, data: bytes) -> None:
+        """Take in which nodes the detector does not hear; another message is counted and dropped."""
+        try:
+            self._reachability, self._reachability_at_s = decode(MESSAGE, data), time.monotonic()
+        except Undecodable as err:
+            self.dropped.note(subject, err)
 
     async def hear(self, subject: str, data: bytes) -> None:
         """Take in a message from the bus; one that is no heartbeat is counted and dropped."""
@@ -128,4 +142,5 @@ class Live:
 
     def state(self) -> LiveState:
         """Return the state of this moment."""
-        return LiveState(dict(self._heartbeats), dict(self._tasks))
+        stale = time.monotonic() - self._reachability_at_s > STALE_S
+        return LiveState(dict(self._heartbeats), dict(self._tasks), Reachability() if stale else self._reachability)

@@ -29,6 +29,7 @@ from services.api.live import Live
 from services.api.routers import costs, events, health, incidents, nodes, planning, plans, tasks
 from services.api.store import Store
 from shared.errors import Unavailable
+from shared.reachability import REACHABILITY
 from shared.service import Context, run
 from shared.settings import Settings
 from shared.signals import HEARTBEATS
@@ -130,6 +131,7 @@ async def serve(context: Context) -> None:
     try:
         await feed.catch_up()
         await context.bus.subscribe(f"{HEARTBEATS}.*", live.hear)
+        await context.bus.subscribe(REACHABILITY, live.hear_detector)
         app = create_app(Gateway(settings, context.bus, context.journal, store, feed, live))
         listening = _listen(settings.host, settings.port)
         config = uvicorn.Config(

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from datetime import UTC
+
 from services.api.live import LiveState
 from services.api.models import (
+    CheckpointFailure,
     Incident,
     IncidentCost,
     Node,
     NodeWorker,
     PlanSummary,
     Rank,
+    StopRefusal,
     Task,
 )
 from services.api.views import IncidentView, NodeView, PlanView, TaskView
 from shared.plans import Member
+from shared.reachability import Reachability
 from shared.signals import WorkerStatus
 from shared.tasks import ENDED, TaskState
+
+UNREACHABLE = "unreachable"
+"""State of a node that is ready by the log, and that the detector does not hear."""
 
 _TRAINS = frozenset({TaskState.RUNNING, TaskState.DEGRADED, TaskState.TRANSITIONING, TaskState.STOPPING})
 
@@ -47,6 +55,9 @@ def task(view: TaskView, live: LiveState) -> Task:
         waf_flop_per_s=throughput * view.spec.weight,
         plan=view.plan or None,
         checkpoint=view.checkpoint or None,
+        saved_step=view.checkpoint_step,
+        checkpoint_failure=_checkpoint_failure(view),
+        stop_refused=StopRefusal(**view.stop_refused.model_dump()) if view.stop_refused is not None else None,
         submitted_at=view.submitted_at,
         started_at=view.started_at,
         ended_at=view.ended_at,
@@ -54,6 +65,11 @@ def task(view: TaskView, live: LiveState) -> Task:
         traceback=view.traceback or None,
         spec=view.spec,
     )
+
+
+def _checkpoint_failure(view: TaskView) -> CheckpointFailure | None:
+    failure = view.checkpoint_failure
+    return CheckpointFailure(**failure.model_dump()) if failure is not None else None
 
 
 def _rank(member: Member, view: TaskView, live: LiveState) -> Rank:
@@ -100,16 +116,36 @@ def node(view: NodeView, live: LiveState, tasks: list[TaskView]) -> Node:
     for worker in view.workers:
         status = live.worker(worker) if view.state == "ready" else None
         workers.append(_worker(worker, view, status, assigned.get(worker)))
+    state, reason = _node_state(view, live.reachability)
     return Node(
         name=view.name,
-        state=view.state,
-        reason=view.reason,
+        state=state,
+        reason=reason,
         agent_pid=view.agent_pid,
         domain=view.domain,
         workers=workers,
         joined_at=view.joined_at,
         last_heartbeat_at=live.last_heartbeat_at(view.name),
     )
+
+
+def node_state(view: NodeView, live: LiveState) -> str:
+    """Return a node's state: that of the log, or ``unreachable`` if the detector does not hear a node that is ready."""
+    return _node_state(view, live.reachability)[0]
+
+
+def _node_state(view: NodeView, seen: Reachability) -> tuple[str, str]:
+    """Return a node's state and the reason for it."""
+    found = seen.unreachable.get(view.name)
+    if found is None or view.state != "ready":
+        return view.state, view.reason
+    silent = f"no heartbeat arrives since {found.since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC; its ranks are kept"
+    if seen.cut_off_since is not None:
+        return UNREACHABLE, f"{silent}: the control plane is cut off from all nodes"
+    if found.reached_by:
+        witnesses = ", ".join(f"the {name[1:]}" if name.startswith("@") else name for name in found.reached_by)
+        return UNREACHABLE, f"{silent}: its agent is reached by {witnesses}"
+    return UNREACHABLE, f"{silent}: nothing shows that it is lost"
 
 
 def _worker(worker: str, node: NodeView, status: WorkerStatus | None, assigned: tuple[str, int] | None) -> NodeWorker:

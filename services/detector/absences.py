@@ -42,8 +42,12 @@ def find(state: DetectorState, task: MonitoredTask, listening_since: datetime) -
         state: the detector's.
         task: after ``update``.
         listening_since: since when heartbeats and signals arrive; after the bus was away, the signals that wait in the
-            agents come first.
+            agents come first. So do those of a node that was unreachable: they may say that the task has finished.
     """
+    nodes = [node for member in task.members.values() if (node := state.nodes.get(member.node)) is not None]
+    if any(node.unreachable_since is not None for node in nodes):
+        return None
+    listening_since = max([listening_since, *(n.adopted_until for n in nodes if n.adopted_until is not None)])
     vanished = [w for w, since in task.absent_since.items() if _confirmed(state, w, max(since, listening_since))]
     if not vanished:
         return None
@@ -81,7 +85,7 @@ def _is_absent(state: DetectorState, task: MonitoredTask, member: Member) -> boo
     A process of an older generation is not the member: it has never joined, and what it waits for will not come.
     """
     node = state.nodes.get(member.node)
-    if node is None or node.lost is not None or node.heartbeat is None:
+    if node is None or not node.present or node.heartbeat is None:
         return False
     status = state.status(member.worker)
     return status is None or status.task != task.name or (status.generation or 0) < task.generation

@@ -23,8 +23,12 @@ FIRST_HEARTBEATS = 2.0
 """After a start of the detector every living agent has been heard within this many heartbeat intervals. Chosen: one
 interval, and another one for a busy machine."""
 
+GIVEN_UP_FACTOR = 3.0
+"""Multiple of ``node_timeout_s`` after which another machine may take the name of a silent node that nobody reaches. It
+gives witnesses time to answer twice."""
 
-class Probe(StrEnum):
+
+class Liveness(StrEnum):
     """What came of the question to an agent whether it lives."""
 
     ANSWERED = "answered"
@@ -64,14 +68,14 @@ class _Peer:
 
 
 def judge(
-    state: DetectorState, hello: Hello, probes: Mapping[str, Probe], patience: Patience, now: datetime
+    state: DetectorState, hello: Hello, answers: Mapping[str, Liveness], patience: Patience, now: datetime
 ) -> Answer | Ask:
     """Return the answer to a hello, or which agent has to be asked first.
 
     Args:
         state: the detector's.
         hello: from the agent that starts.
-        probes: incarnation -> outcome, of the agents that have been asked for this hello.
+        answers: incarnation -> outcome, of the agents that have been asked for this hello.
         patience: how long a doubt lasts.
         now: the time.
     """
@@ -83,15 +87,17 @@ def judge(
     for rival in rivals:
         if rival == hello.incarnation:
             continue
-        if rival not in probes:
+        if rival not in answers:
             return Ask(rival)
-        if probes[rival] is Probe.ANSWERED:
+        if answers[rival] is Liveness.ANSWERED:
+            if node is not None and node.left and rival == node.incarnation:
+                return _wait(f"the agent of node {hello.node} has left, and is still ending its processes")
             return _in_use(hello.node)
-    if admitted is not None and _is_pending(admitted, hello, probes, patience, now):
+    if admitted is not None and _is_pending(admitted, hello, answers, patience, now):
         return _wait(f"an agent that was admitted as {hello.node} does not answer")
-    if node is not None and _held(node, hello, probes, patience):
+    if node is not None and not _is_given_up(node, patience, now) and _held(node, hello, answers, patience):
         return _wait(f"the agent of node {hello.node} does not answer, and does not count as lost yet")
-    return _reach(state, hello, probes, patience)
+    return _reach(state, hello, answers, patience)
 
 
 def may_join(state: DetectorState, heartbeat: Heartbeat) -> bool:
@@ -107,30 +113,41 @@ def may_join(state: DetectorState, heartbeat: Heartbeat) -> bool:
 
 
 def _is_pending(
-    admitted: Admitted, hello: Hello, probes: Mapping[str, Probe], patience: Patience, now: datetime
+    admitted: Admitted, hello: Hello, answers: Mapping[str, Liveness], patience: Patience, now: datetime
 ) -> bool:
     """Return whether the name belongs to another agent that was admitted and has not sent a heartbeat yet."""
-    if probes.get(admitted.hello.incarnation) is not Probe.SILENT:
+    if answers.get(admitted.hello.incarnation) is not Liveness.SILENT:
         return False
     return (now - admitted.at).total_seconds() <= patience.node_timeout_s
 
 
-def _held(node: MonitoredNode, hello: Hello, probes: Mapping[str, Probe], patience: Patience) -> bool:
+def _held(node: MonitoredNode, hello: Hello, answers: Mapping[str, Liveness], patience: Patience) -> bool:
     """Return whether the present agent of the name, which does not answer, may still be alive.
 
     An agent of the same machine that has no connection to NATS has ended: its successor joins at once. On another
     machine the agent may be cut off from NATS: the name is free once the node is lost.
     """
-    if node.incarnation == hello.incarnation or node.lost is not None:
+    if node.incarnation == hello.incarnation or not node.present:
         return False
-    if probes.get(node.incarnation) is Probe.SILENT:
+    if answers.get(node.incarnation) is Liveness.SILENT:
         return True
     if node.heartbeat is None:
         return not patience.all_heard
     return node.heartbeat.network != hello.network
 
 
-def _reach(state: DetectorState, hello: Hello, probes: Mapping[str, Probe], patience: Patience) -> Answer | Ask:
+def _is_given_up(node: MonitoredNode, patience: Patience, now: datetime) -> bool:
+    """Return whether a node that is silent, and that no witness reaches, leaves its name to another machine.
+
+    Where nothing can show that a node is lost (``silence.py``), a machine that replaces it would wait for ever.
+    """
+    if node.unreachable_since is None:
+        return False
+    known_at = max(at for at in (node.unreachable_since, node.reached_at) if at is not None)
+    return (now - known_at).total_seconds() > GIVEN_UP_FACTOR * patience.node_timeout_s
+
+
+def _reach(state: DetectorState, hello: Hello, answers: Mapping[str, Liveness], patience: Patience) -> Answer | Ask:
     """Refuse an agent that peers cannot reach, or that cannot reach a peer, because of a loopback address."""
     mine = _loopback(hello.addresses)
     for peer in _peers(state, hello.node):
@@ -139,14 +156,14 @@ def _reach(state: DetectorState, hello: Hello, probes: Mapping[str, Probe], pati
                 return _wait("nodes of the cluster have not been heard yet")
         elif peer.network != hello.network and (mine or peer.loopback):
             # A peer that has ended refuses nobody: its node may not count as lost yet, or it never joined.
-            match probes.get(peer.incarnation):
+            match answers.get(peer.incarnation):
                 case None:
                     return Ask(peer.incarnation)
-                case Probe.ANSWERED:
+                case Liveness.ANSWERED:
                     return _refused(UnreachableAddress.code, _text(hello.node, mine, peer))
-                case Probe.SILENT:
+                case Liveness.SILENT:
                     return _wait(f"node {peer.name}, which cannot reach {hello.node} or be reached, does not answer")
-                case Probe.GONE:
+                case Liveness.GONE:
                     pass
     return Answer(verdict="admitted")
 
@@ -158,7 +175,7 @@ def _peers(state: DetectorState, name: str) -> Iterator[_Peer | None]:
             hello = admitted.hello
             yield _Peer(other, hello.incarnation, hello.network, hello.addresses, _loopback(hello.addresses))
     for node in state.nodes.values():
-        if node.name != name and node.lost is None:
+        if node.name != name and node.present:
             beat = node.heartbeat
             if beat is None:
                 yield None

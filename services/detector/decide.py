@@ -10,22 +10,39 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from types import MappingProxyType
 
-from services.detector import absences, admission, faults, hangs, leftovers, status_events
-from services.detector.admission import Ask, Patience, Probe
+from services.detector import (
+    absences,
+    admission,
+    faults,
+    hangs,
+    isolation,
+    leftovers,
+    links,
+    probing,
+    silence,
+    status_events,
+)
+from services.detector.admission import Ask, Liveness, Patience
 from services.detector.evolve import evolve
 from services.detector.faults import Fault
+from services.detector.leftovers import Clean as Clean
+from services.detector.probing import ProbeQuestion
+from services.detector.silence import SilenceLimits
 from services.detector.stalls import StallLimits
 from services.detector.state import Admitted, DetectorState, MonitoredNode, MonitoredTask, Suspicion
 from shared.admission import Answer, Hello
+from shared.codes import FailureCode
+from shared.departure import Departure, DepartureAnswer
 from shared.events import Event
+from shared.probes import Outcome
 from shared.signals import (
     RECONNECT_GRACE_S,
     Heartbeat,
     ProcessExited,
     RankRaised,
     Signal,
-    WorkerStatus,
 )
 
 ECHO_TIMEOUT_S = 0.5
@@ -35,12 +52,6 @@ the detector stands still, and the silence of the nodes proves nothing about the
 SETTLE_S = 0.25
 """The signal of a cause arrives within 50 ms, and on a busy machine within this time. Broken sockets count as a fault
 of their own only after that."""
-
-CLEAN_INTERVAL_S = 1.0
-"""Pause between two requests to a node to end ranks that it should not have."""
-
-TIMED_STEPS = 2
-"""Timed steps of a generation before its rate is recorded: the first step includes work that is done once."""
 
 _RANK_FIELDS = {"state", "phase", "step", "micro_batch", "setup_parts", "progress_age_s", "process_state", "pid"}
 """What the evidence of a fault contains of each rank's status."""
@@ -58,20 +69,6 @@ class DetectorLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Clean:
-    """A request to a node: end the ranks of ``task`` on ``workers``, which it should not have.
-
-    They were left behind by the node's absence, or no plan names them any more.
-    ``generation``: the newest one that the node's agent can have seen, so that the agent accepts the request.
-    """
-
-    node: str
-    task: str
-    generation: int
-    workers: list[str]
-
-
-@dataclass(frozen=True, slots=True)
 class Revoke:
     """A message to an agent: the name of its node belongs to a newer agent."""
 
@@ -81,11 +78,16 @@ class Revoke:
 
 @dataclass(slots=True)
 class Decision:
-    """The events to append, in order, the requests to agents, and the agents whose name belongs to another one."""
+    """The events to append, in order, the requests to agents, and the agents whose name belongs to another one.
+
+    ``probes``: requests to probe; their answers are inputs (``Monitor.probed``). ``notes``: lines for a person to read.
+    """
 
     events: list[Event] = field(default_factory=list)
     cleans: list[Clean] = field(default_factory=list)
     revokes: list[Revoke] = field(default_factory=list)
+    probes: list[ProbeQuestion] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -97,12 +99,14 @@ class Monitor:
         started_at: the time at which it began to listen; after the bus was away, the end of the reconnect grace.
         state: the fold of the log, and telemetry.
         echo_at: when its own message last arrived.
+        network: the network stack of the detector (``shared.network``); empty: unknown.
     """
 
     limits: DetectorLimits
     started_at: datetime
     state: DetectorState = field(default_factory=DetectorState)
     echo_at: datetime | None = None
+    network: str = ""
 
     # ---- inputs
 
@@ -121,11 +125,7 @@ class Monitor:
         A failure whose cause the log has already, or has as an error without a plan so far, escalates nothing.
         """
         decision = Decision()
-        for task in list(self.state.tasks.values()):
-            if task.failed_transition is not None:
-                event = faults.escalation(self.state, task, window_s=self.limits.restart_window_s, now=now)
-                task.failed_transition = None
-                self._decide(decision, event)
+        self._escalate(decision, now)
         return decision
 
     def echo(self, now: datetime) -> None:
@@ -150,7 +150,7 @@ class Monitor:
         decision = Decision()
         task = self.state.tasks.get(signal.task)
         node = self.state.nodes.get(signal.node)
-        if task is None or (node is not None and node.lost and node.incarnation == signal.incarnation):
+        if task is None or (node is not None and not node.present and node.incarnation == signal.incarnation):
             return decision
         if node is not None and signal.incarnation in node.past:
             return decision
@@ -160,7 +160,7 @@ class Monitor:
             case RankRaised():
                 self._raised(decision, task, signal, now)
             case _ if task.is_current(signal.generation):
-                event = status_events.of_signal(signal, now)
+                event = status_events.of_signal(task, signal, now)
                 # A repeated signal may have another time, and the log refuses another content under a known id.
                 if event is not None and event.event_id not in task.recorded:
                     self._decide(decision, event)
@@ -168,14 +168,22 @@ class Monitor:
                 pass
         return decision
 
-    def hello(self, hello: Hello, probes: Mapping[str, Probe], now: datetime) -> Answer | Ask:
+    def hello(self, hello: Hello, answers: Mapping[str, Liveness], now: datetime) -> Answer | Ask:
         """Take a hello of an agent that starts; return the answer, or which agent has to be asked first."""
         heard = (now - self.started_at).total_seconds() > admission.FIRST_HEARTBEATS * self.limits.heartbeat_interval_s
         patience = Patience(node_timeout_s=self.limits.node_timeout_s, all_heard=heard)
-        answer = admission.judge(self.state, hello, probes, patience, now)
+        answer = admission.judge(self.state, hello, answers, patience, now)
         if isinstance(answer, Answer) and answer.verdict == "admitted":
             self.state.admitted[hello.node] = Admitted(hello, now)
         return answer
+
+    def departure(self, departure: Departure, now: datetime) -> tuple[Decision, DepartureAnswer]:
+        """Take an agent's announcement that it leaves; return the answer, for when the decision is in the log."""
+        decision = Decision()
+        node = self.state.nodes.get(departure.node)
+        if node is not None and node.present and node.incarnation == departure.incarnation:
+            self._decide(decision, status_events.node_left(node, departure.reason, now))
+        return decision, DepartureAnswer(verdict="left")
 
     def heartbeat(self, heartbeat: Heartbeat, now: datetime) -> Decision:
         """Take a heartbeat that was received at ``now``; one that a later one has overtaken is dropped."""
@@ -188,41 +196,68 @@ class Monitor:
             if not admission.may_join(self.state, heartbeat):
                 decision.revokes.append(Revoke(heartbeat.node, heartbeat.incarnation))
                 return decision
-            self.state.admitted.pop(heartbeat.node, None)
-            if node is not None and node.lost is None:
+            if node is not None and node.present:
                 self._lose(decision, node, now, "a new incarnation of the agent")
+            if not isolation.may_return(self.state, heartbeat.node):
+                return decision
+            self.state.admitted.pop(heartbeat.node, None)
         node = self.state.nodes.get(heartbeat.node)
+        if node is not None and node.incarnation == heartbeat.incarnation:
+            decision.notes += silence.heard(self.state, node, now)
         if node is None or node.incarnation != heartbeat.incarnation:
             self._decide(decision, status_events.node_joined(heartbeat, heartbeat.incarnation, now))
-        elif node.lost is not None and not self._clean(decision, node, heartbeat, now):
-            self._decide(decision, status_events.node_joined(heartbeat, node.lost, now))
+        elif node.left:
+            return decision
+        elif (gone := isolation.cause(self.state, node)) and isolation.may_return(self.state, node.name):
+            stale = leftovers.of_returned(heartbeat)
+            decision.cleans += leftovers.requests(self.state, node, stale, now)
+            if not stale:
+                self._decide(decision, status_events.node_joined(heartbeat, gone, now))
         node = self.state.nodes[heartbeat.node]
         node.receive(heartbeat, now)
-        if node.lost is None:
-            self._ask_to_end(decision, node, leftovers.find(self.state, node, now), now)
+        if node.present:
+            decision.cleans += leftovers.requests(self.state, node, leftovers.find(self.state, node, now), now)
         for status in heartbeat.workers:
-            self._progress(decision, status, now)
+            self._decide(decision, status_events.of_rank(self.state, status, self.limits.progress_interval_s, now))
         return decision
+
+    def probed(
+        self,
+        question: ProbeQuestion,
+        outcomes: Mapping[str, Outcome],
+        now: datetime,
+        round_trips_s: Mapping[str, float] = MappingProxyType({}),
+    ) -> Decision:
+        """Take the answer to a request to probe. ``outcomes`` is empty if the witness did not answer."""
+        probing.take(self.state, question, outcomes, now, round_trips_s)
+        return Decision()
 
     def tick(self, now: datetime) -> Decision:
         """Find the faults that time shows: silent nodes, vanished and hanging ranks, broken sockets without a cause."""
         decision = Decision()
         if self._deaf(now):
             return decision
-        for node in list(self.state.nodes.values()):
-            since = max(node.silent_since or self.started_at, self.started_at)
-            if node.lost is None and (now - since).total_seconds() > self.limits.node_timeout_s:
-                self._lose(decision, node, now, "no heartbeat")
+        limits = SilenceLimits(
+            self.limits.heartbeat_interval_s, self.limits.node_timeout_s, self.limits.stalls, self.network
+        )
+        found = silence.judge(self.state, limits, self.started_at, now)
+        decision.probes, decision.notes = found.questions, found.notes
+        for lost in found.lost:
+            self._lose(decision, lost.node, now, lost.reason, lost.witnesses)
         for task in list(self.state.running()):
             absences.update(self.state, task, now)
             if (vanished := absences.find(self.state, task, self.started_at)) is not None:
                 self._fault(decision, task, vanished, now)
             elif not self._broken_sockets(decision, task, now):
-                self._fault(decision, task, hangs.of_training(self.state, task, self.limits.stalls, now), now)
+                self._examine(decision, task, hangs.of_training(self.state, task, self.limits.stalls, now), now)
         for task in list(self.state.moving()):
             absences.update(self.state, task, now)
-            vanished = absences.find(self.state, task, self.started_at)
-            self._fault(decision, task, vanished or hangs.of_moving(self.state, task, self.limits.stalls, now), now)
+            if (vanished := absences.find(self.state, task, self.started_at)) is not None:
+                self._fault(decision, task, vanished, now)
+            else:
+                self._examine(decision, task, hangs.of_moving(self.state, task, self.limits.stalls, now), now)
+        self._escalate(decision, now)
+        decision.probes += isolation.ask(self.state, now)
         return decision
 
     # ---- nodes
@@ -231,31 +266,17 @@ class Monitor:
         """Return whether a node's silence may be due to the bus or to the detector itself."""
         return self.echo_at is None or (now - self.echo_at).total_seconds() > ECHO_TIMEOUT_S
 
-    def _lose(self, decision: Decision, node: MonitoredNode, now: datetime, reason: str) -> None:
-        limit_s = self.limits.node_timeout_s
-        self._decide(decision, faults.node_lost(self.state, node, now=now, reason=reason, limit_s=limit_s))
-
-    def _clean(self, decision: Decision, node: MonitoredNode, heartbeat: Heartbeat, now: datetime) -> bool:
-        """Ask a returned node to end the ranks that survived its absence; return whether it has any."""
-        stale: dict[str, list[str]] = {}
-        for status in heartbeat.workers:
-            if status.task is not None:
-                stale.setdefault(status.task, []).append(status.worker)
-        self._ask_to_end(decision, node, stale, now)
-        return bool(stale)
-
-    def _ask_to_end(
-        self, decision: Decision, node: MonitoredNode, stale: Mapping[str, list[str]], now: datetime
+    def _lose(
+        self,
+        decision: Decision,
+        node: MonitoredNode,
+        now: datetime,
+        reason: str,
+        witnesses: Mapping[str, str] | None = None,
     ) -> None:
-        """Ask a node to end the processes of tasks on some of its workers, unless it was asked a moment ago."""
-        due = node.cleaned_at is None or (now - node.cleaned_at).total_seconds() >= CLEAN_INTERVAL_S
-        if stale and due:
-            node.cleaned_at = now
-            for name, workers in stale.items():
-                task = self.state.tasks.get(name)
-                # Not the generation of the newest plan: a pause has none, and the node may have seen one before it.
-                generation = task.highest_generation if task is not None else 0
-                decision.cleans.append(Clean(node.name, name, generation, workers))
+        details = {"witnesses": dict(witnesses)} if witnesses else {}
+        limit_s = self.limits.node_timeout_s
+        self._decide(decision, faults.node_lost(self.state, node, now=now, reason=reason, limit_s=limit_s, **details))
 
     # ---- tasks
 
@@ -280,6 +301,37 @@ class Monitor:
                 self._decide(decision, faults.refusal(task, raised, now=now))
             else:
                 self._fault(decision, task, faults.of_exception(raised), now)
+
+    def _escalate(self, decision: Decision, now: datetime) -> None:
+        for task in list(self.state.tasks.values()):
+            if task.ended or task.unanswered:
+                task.failed_transition = None
+            if (moved := task.failed_transition) is None:
+                continue
+            if moved.code is FailureCode.CHECKPOINT_FAILED:
+                task.failed_transition = None
+                self._decide(decision, status_events.stop_refused(task, moved, now))
+                continue
+            fault = self._after_inquiry(decision, task, faults.of_transition(self.state, task, moved), now)
+            if fault is not None:
+                window_s = self.limits.restart_window_s
+                event = faults.escalation(self.state, task, moved, fault, window_s=window_s, now=now)
+                task.failed_transition = None
+                self._decide(decision, event)
+
+    def _after_inquiry(
+        self, decision: Decision, task: MonitoredTask, fault: Fault | None, now: datetime
+    ) -> Fault | None:
+        """Return the fault if it is to be judged now, and not to wait, or part of the isolation of a node."""
+        found = links.examine(self.state, task, fault, now)
+        decision.probes += found.questions
+        for error in found.errors:
+            self._decide(decision, error)
+        return found.fault
+
+    def _examine(self, decision: Decision, task: MonitoredTask, fault: Fault | None, now: datetime) -> None:
+        """Decide on a fault of the task, if there is one, once its nodes have said whether a link is its cause."""
+        self._fault(decision, task, self._after_inquiry(decision, task, fault, now), now)
 
     def _fault(self, decision: Decision, task: MonitoredTask, fault: Fault | None, now: datetime) -> None:
         """Decide on a fault of the task, if there is one."""
@@ -309,7 +361,7 @@ class Monitor:
         if suspicion is None or suspicion.generation != task.generation:
             return False
         if self._all_alive_since(task, suspicion.at):
-            self._fault(decision, task, faults.of_broken_sockets(task, suspicion), now)
+            self._examine(decision, task, faults.of_broken_sockets(task, suspicion), now)
         return True
 
     def _all_alive_since(self, task: MonitoredTask, at: datetime) -> bool:
@@ -322,30 +374,6 @@ class Monitor:
             if not settled or status is None or status.task != task.name:
                 return False
         return True
-
-    def _progress(self, decision: Decision, status: WorkerStatus, now: datetime) -> None:
-        """Learn a task's step and rate from its rank 0, and record a summary when one is due."""
-        task = self.state.tasks.get(status.task) if status.task is not None else None
-        if task is None or task.ended or status.rank != 0 or status.generation != task.generation:
-            return
-        if status.worker not in task.members or status.state != "training":
-            return
-        task.step = max(task.step, status.step)
-        if status.step_s is not None and status.steps_timed > task.timed:
-            task.timed = status.steps_timed
-            task.durations_s.append(status.step_s)
-        if self._summary_due(task, status.step, now):
-            self._decide(decision, status_events.task_progressed(task, status.loss, now))
-
-    def _summary_due(self, task: MonitoredTask, step: int, now: datetime) -> bool:
-        """Return whether progress is to be recorded: the first rate of a generation at once, then at an interval."""
-        if task.change is not None or task.timed < TIMED_STEPS:
-            return False
-        if task.progressed_generation != task.generation:
-            return True
-        last = task.progressed_at
-        due = last is None or (now - last).total_seconds() >= self.limits.progress_interval_s
-        return due and step > task.progressed_step
 
     def _ranks(self, task: MonitoredTask) -> dict[str, dict[str, object]]:
         """Return where each rank stands, for the reader of an incident."""

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from services.detector.state import DetectorState, MonitoredNode, MonitoredTask, Occurrence
+from services.detector import checkpoint_failures, isolation
+from services.detector.state import DetectorState, Isolation, MonitoredNode, MonitoredTask, Occurrence
 from shared.events import (
     ErrorDetected,
     EventBase,
     NodeJoined,
+    NodeLeft,
     PlanDecided,
     StateMoved,
     TaskCheckpointed,
+    TaskCheckpointFailed,
     TaskFailed,
     TaskFinished,
     TaskProgressed,
     TaskStopped,
+    TaskStopRefused,
     TaskSubmitted,
 )
 from shared.evidence import Evidence
@@ -39,6 +43,7 @@ def _task(state: DetectorState, name: str) -> MonitoredTask:
 
 def _node_joined(state: DetectorState, event: NodeJoined) -> None:
     state.joins.add(event.event_id)
+    state.isolated.pop(event.node, None)
     known = state.nodes.get(event.node)
     same = known is not None and known.incarnation == event.incarnation
     past = known.past | {known.incarnation} if known is not None else frozenset()
@@ -52,12 +57,27 @@ def _node_joined(state: DetectorState, event: NodeJoined) -> None:
     )
 
 
+def _node_left(state: DetectorState, event: NodeLeft) -> None:
+    """Note a node that left. The ends of its ranks, and what their peers report of them, are no faults."""
+    node = state.nodes.get(event.node)
+    if node is None or node.incarnation != event.incarnation:
+        return
+    node.left, node.unreachable_since = True, None
+    for task in state.tasks.values():
+        workers = task.workers_on(event.node)
+        if workers:
+            _await_answer(task, event.event_id)
+        for worker in workers:
+            task.cover(worker, task.newest_generation())
+
+
 def _submitted(state: DetectorState, event: TaskSubmitted) -> None:
     """Add a task. Of an ended task with the same name, only the generations and the recorded results stay."""
     old = state.tasks.get(event.task)
     state.tasks[event.task] = MonitoredTask(
         name=event.task,
         max_restarts=event.spec.max_restarts,
+        weight=event.spec.weight,
         step=event.step,
         generation=old.generation if old is not None else 0,
         highest_generation=old.highest_generation if old is not None else 0,
@@ -73,7 +93,15 @@ def _progressed(state: DetectorState, event: TaskProgressed) -> None:
 
 
 def _checkpointed(state: DetectorState, event: TaskCheckpointed) -> None:
-    _task(state, event.task).recorded[event.event_id] = event.generation
+    task = _task(state, event.task)
+    task.recorded[event.event_id] = event.generation
+    task.checkpoint_failures.clear()
+
+
+def _checkpoint_failed(state: DetectorState, event: TaskCheckpointFailed) -> None:
+    task = _task(state, event.task)
+    task.recorded[event.event_id] = event.generation
+    task.checkpoint_failures.add(checkpoint_failures.kind_of(event.reason))
 
 
 def _stopped(state: DetectorState, event: TaskStopped) -> None:
@@ -82,6 +110,12 @@ def _stopped(state: DetectorState, event: TaskStopped) -> None:
     # A paused task has saved its state, and goes on when there are workers for it.
     pausing = task.change is not None and task.change.action == "pause"
     _leave(task, ended=not pausing)
+
+
+def _stop_refused(state: DetectorState, event: TaskStopRefused) -> None:
+    task = _task(state, event.task)
+    if task.plan == event.plan:
+        task.change = task.failed_transition = None  # its members train on
 
 
 def _finished(state: DetectorState, event: TaskFinished) -> None:
@@ -97,27 +131,26 @@ def _failed(state: DetectorState, event: TaskFailed) -> None:
 def _leave(task: MonitoredTask, *, ended: bool) -> None:
     """Note that the task has left its workers, for good or until it is planned again."""
     task.ended = ended
-    task.members, task.suspicion, task.failed_transition = {}, None, None
-    task.absent_since = {}
+    task.members, task.absent_since = {}, {}
+    task.suspicion = task.failed_transition = task.inquiry = None
     task.unanswered.clear()
 
 
 def _error(state: DetectorState, event: ErrorDetected) -> None:
     state.errors[event.event_id] = event
     evidence = Evidence.read(event.evidence)
-    if event.kind is ErrorKind.NODE_LOST and event.node is not None and event.escalates is None:
-        node = state.nodes.get(event.node)
-        if node is not None and evidence.incarnation in (None, node.incarnation):
-            node.lost = event.event_id
+    _note_breaks(state, event, evidence)
+    if event.kind in _OF_NODES and event.node is not None and event.escalates is None:
+        _leave_out(state, event, event.node, evidence)
         for name, part in evidence.tasks.items():
             task = _task(state, name)
-            _await_answer(task, event)
+            _await_answer(task, event.event_id)
             for worker in part.workers:
                 task.cover(worker, part.generation)
     if event.task is None:
         return
     task = _task(state, event.task)
-    _await_answer(task, event)
+    _await_answer(task, event.event_id)
     generation = event.generation if event.generation is not None else task.generation
     if event.worker is not None:
         task.cover(event.worker, generation)
@@ -125,10 +158,29 @@ def _error(state: DetectorState, event: ErrorDetected) -> None:
         task.occurrences.append(Occurrence(evidence.failure, event.detected_at, generation))
 
 
-def _await_answer(task: MonitoredTask, event: ErrorDetected) -> None:
-    """Note an error that a plan has to answer. It explains broken collectives and a failed transition, if any."""
-    task.unanswered.add(event.event_id)
-    task.suspicion = task.failed_transition = None
+def _await_answer(task: MonitoredTask, event_id: str) -> None:
+    """Note an event that a plan has to answer. It explains broken collectives and a failed transition, if any."""
+    task.unanswered.add(event_id)
+    task.suspicion = task.failed_transition = task.inquiry = None
+
+
+def _note_breaks(state: DetectorState, event: ErrorDetected, evidence: Evidence) -> None:
+    """Note the pairs of nodes that an error found broken. Two nodes of one pair may be isolated at the same time."""
+    for pair in evidence.pairs:
+        times = state.breaks.setdefault(pair, [])
+        if event.detected_at not in times:
+            times.append(event.detected_at)
+
+
+def _leave_out(state: DetectorState, event: ErrorDetected, name: str, evidence: Evidence) -> None:
+    """Note that a node is lost, or isolated."""
+    if event.kind is ErrorKind.BROKEN_LINK:
+        after_s = isolation.return_after_s(state, evidence.pairs, event.detected_at)
+        state.isolated[name] = Isolation(event.event_id, event.detected_at, after_s)
+        return
+    node = state.nodes.get(name)
+    if node is not None and evidence.incarnation in (None, node.incarnation):
+        node.lost, node.unreachable_since = event.event_id, None
 
 
 def _planned(state: DetectorState, event: PlanDecided) -> None:
@@ -137,7 +189,8 @@ def _planned(state: DetectorState, event: PlanDecided) -> None:
         task.unanswered.discard(event.cause)
     for change in event.changes:
         task = _task(state, change.task)
-        task.plan, task.suspicion, task.failed_transition = event.plan, None, None
+        task.plan = event.plan
+        task.suspicion = task.failed_transition = task.inquiry = None
         numbers = [change.from_generation, *(stage.generation for stage in change.stages)]
         task.highest_generation = max([task.highest_generation, *numbers])
         idle = change.action == "none" and change.interrupted is None and not (change.hold or change.release)
@@ -180,12 +233,18 @@ def _resumed(task: MonitoredTask, stage: Stage, event: StateMoved) -> None:
     task.absent_since = {}
 
 
+_OF_NODES = (ErrorKind.NODE_LOST, ErrorKind.BROKEN_LINK)
+"""Kinds of errors that concern all tasks of a node."""
+
 _FOLDS: dict[type[EventBase], Callable[[DetectorState, Any], None]] = {
     NodeJoined: _node_joined,
+    NodeLeft: _node_left,
     TaskSubmitted: _submitted,
     TaskProgressed: _progressed,
     TaskCheckpointed: _checkpointed,
+    TaskCheckpointFailed: _checkpoint_failed,
     TaskStopped: _stopped,
+    TaskStopRefused: _stop_refused,
     TaskFinished: _finished,
     TaskFailed: _failed,
     ErrorDetected: _error,

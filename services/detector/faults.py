@@ -8,13 +8,13 @@ tasks that stand still.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from services.detector.state import DetectorState, MonitoredNode, MonitoredTask, Suspicion
 from shared.codes import FailureCode
-from shared.events import ErrorDetected, Event, TaskFailed, derived_id
+from shared.events import ErrorDetected, Event, StateMoved, TaskFailed, derived_id
 from shared.evidence import Evidence, LostRanks
 from shared.severities import SEVERITY, ErrorKind, Method, Severity
 from shared.signals import ProcessExited, RankRaised
@@ -22,7 +22,7 @@ from shared.signals import ProcessExited, RankRaised
 SERVICE = "detector"
 """The name of this service in derived ids."""
 
-_METHOD = {
+METHOD = {
     ErrorKind.NODE_LOST: Method.NODE_HEALTH,
     ErrorKind.PROCESS_EXIT: Method.PROCESS_SUPERVISION,
     ErrorKind.CONNECTION: Method.EXCEPTION,
@@ -32,6 +32,7 @@ _METHOD = {
     ErrorKind.COLLECTIVE_TIMEOUT: Method.STATISTICS,
     ErrorKind.DEVICE: Method.DEVICE,
     ErrorKind.TRANSITION_FAILED: Method.TRANSITION,
+    ErrorKind.BROKEN_LINK: Method.NODE_HEALTH,
 }
 """What found an error of each kind."""
 
@@ -52,6 +53,10 @@ class Fault:
         rank: the worker's rank.
         traceback: what the process reported, for the reader; its last line ends the reason of a failed task.
         evidence: of the error event.
+        by_peers: whether a broken link between two nodes may be the cause (``links.py``).
+        stalled_s: for how long ranks have stood still; None if the fault is no stall.
+        in_setup: whether they stand still while they join a generation.
+        certain: whether it is a fault in any case, and not only if a link is found broken.
     """
 
     cause: str
@@ -65,6 +70,10 @@ class Fault:
     rank: int | None = None
     traceback: str = ""
     evidence: dict[str, Any] = field(default_factory=dict)
+    by_peers: bool = False
+    stalled_s: float | None = None
+    in_setup: bool = False
+    certain: bool = True
 
     @property
     def key(self) -> str:
@@ -157,6 +166,31 @@ def of_broken_sockets(task: MonitoredTask, suspicion: Suspicion) -> Fault:
             "traceback": first.traceback,
             "broken_sockets_of": [s.worker for s in suspicion.signals],
         },
+        by_peers=True,
+    )
+
+
+def of_transition(state: DetectorState, task: MonitoredTask, moved: StateMoved) -> Fault:
+    """Return the fault of a plan that could not be carried out."""
+    original = state.cause_of(moved.plan)
+    worker = moved.failed_workers[0] if moved.failed_workers else None
+    # The rank that was the first to report broken sockets is not to blame for them.
+    blamed = original if original is not None and original.kind is not ErrorKind.CONNECTION else None
+    if worker is None and blamed is not None and blamed.task == task.name:
+        worker = blamed.worker
+    node = worker.rpartition("/")[0] if worker is not None else (blamed.node if blamed is not None else None)
+    return Fault(
+        cause=moved.event_id,
+        kind=ErrorKind.TRANSITION_FAILED,
+        error=original.kind.value if original is not None else "start",
+        occurred_at=moved.occurred_at,
+        generation=moved.generation,
+        step=task.step,
+        worker=worker,
+        node=node,
+        traceback=moved.detail,
+        evidence=Evidence(workers=moved.failed_workers).mapping(plan=moved.plan, detail=moved.detail),
+        by_peers=moved.code in (FailureCode.TIMEOUT, FailureCode.RANK_RAISED),
     )
 
 
@@ -168,7 +202,8 @@ def judge(state: DetectorState, task: MonitoredTask, fault: Fault, *, window_s: 
 
     The same failure at the same step more than ``max_restarts`` times within ``window_s`` ends the task: the task has
     a bug. A repeat below that number has the severity of the first occurrence. A first failure of a process that the
-    outstanding retry or restart has started is the failure of that response: it escalates the incident.
+    outstanding retry or restart has started is the failure of that response: it escalates the incident. So do broken
+    collectives of which no link is the cause, once they have been retried ``max_restarts`` times at any steps.
     """
     # Ranks that fail alike in one generation are one occurrence.
     earlier = {
@@ -184,13 +219,15 @@ def judge(state: DetectorState, task: MonitoredTask, fault: Fault, *, window_s: 
     severity = SEVERITY[fault.kind]
     if original is not None:
         severity = max(severity, original.severity.escalated(), key=_badness)
+    elif severity is Severity.SEV3 and (original := _failed_retries(state, task, window_s=window_s, now=now)):
+        severity, fault = Severity.SEV2, replace(fault, node=None, worker=None, rank=None)
     return ErrorDetected(
         event_id=event_id,
         occurred_at=min(fault.occurred_at, now),
         incident=original.incident if original is not None else event_id,
         kind=fault.kind,
         severity=severity,
-        method=_METHOD[fault.kind],
+        method=METHOD[fault.kind],
         detected_at=now,
         node=fault.node,
         worker=fault.worker,
@@ -203,28 +240,11 @@ def judge(state: DetectorState, task: MonitoredTask, fault: Fault, *, window_s: 
     )
 
 
-def escalation(state: DetectorState, task: MonitoredTask, *, window_s: float, now: datetime) -> Event | None:
-    """Return the event of a plan that could not be carried out; None if the log has its cause already."""
-    moved = task.failed_transition
-    if moved is None or task.ended or task.unanswered:
-        return None
+def escalation(
+    state: DetectorState, task: MonitoredTask, moved: StateMoved, fault: Fault, *, window_s: float, now: datetime
+) -> Event:
+    """Return the event of a plan that could not be carried out. ``fault``: from ``of_transition``."""
     original = state.cause_of(moved.plan)
-    worker = moved.failed_workers[0] if moved.failed_workers else None
-    if worker is None and original is not None and original.task == task.name:
-        worker = original.worker
-    node = worker.rpartition("/")[0] if worker is not None else (original.node if original is not None else None)
-    fault = Fault(
-        cause=moved.event_id,
-        kind=ErrorKind.TRANSITION_FAILED,
-        error=original.kind.value if original is not None else "start",
-        occurred_at=moved.occurred_at,
-        generation=moved.generation,
-        step=task.step,
-        worker=worker,
-        node=node,
-        traceback=moved.detail,
-        evidence=Evidence(workers=moved.failed_workers).mapping(plan=moved.plan, detail=moved.detail),
-    )
     event = judge(state, task, fault, window_s=window_s, now=now)
     if isinstance(event, TaskFailed) or original is None:
         return event
@@ -236,7 +256,7 @@ def escalation(state: DetectorState, task: MonitoredTask, *, window_s: float, no
             "incident": original.incident,
             "kind": original.kind,
             "severity": original.severity.escalated(),
-            "rank": original.rank if worker == original.worker else None,
+            "rank": original.rank if fault.worker == original.worker else None,
             "escalates": original.event_id,
         }
     )
@@ -259,12 +279,12 @@ def refusal(task: MonitoredTask, raised: RankRaised, *, now: datetime) -> TaskFa
 
 
 def node_lost(
-    state: DetectorState, node: MonitoredNode, *, now: datetime, reason: str, limit_s: float
+    state: DetectorState, node: MonitoredNode, *, now: datetime, reason: str, limit_s: float, **details: Any
 ) -> ErrorDetected:
-    """Return the error event of a lost node, with the tasks that have workers on the node."""
+    """Return the error event of a lost node, with the tasks that have workers on the node. ``details``: evidence."""
     event_id = derived_id(node.joined, SERVICE, "lost")
     heard_at = node.heard_at or now
-    evidence = Evidence(incarnation=node.incarnation, tasks=_lost_ranks(state, node))
+    evidence = Evidence(incarnation=node.incarnation, tasks=lost_ranks(state, node))
     return ErrorDetected(
         event_id=event_id,
         occurred_at=min(heard_at, now),
@@ -279,15 +299,16 @@ def node_lost(
             last_heartbeat_at=heard_at.isoformat(),
             silence_s=(now - heard_at).total_seconds(),
             limit_s=limit_s,
+            **details,
         ),
     )
 
 
-def _lost_ranks(state: DetectorState, node: MonitoredNode) -> dict[str, LostRanks]:
+def lost_ranks(state: DetectorState, node: MonitoredNode) -> dict[str, LostRanks]:
     """Return the part of each task on a node, for the tasks that have one."""
     lost: dict[str, LostRanks] = {}
     for task in state.tasks.values():
-        workers = [] if task.ended else sorted(w for w in task.concerned() if w.startswith(f"{node.name}/"))
+        workers = task.workers_on(node.name)
         if workers:
             lost[task.name] = LostRanks(
                 workers=workers,
@@ -308,6 +329,23 @@ def _failed_response(state: DetectorState, task: MonitoredTask, fault: Fault) ->
         return None
     original = state.cause_of(task.plan)
     return original if original is not None and original.severity is not Severity.SEV1 else None
+
+
+def _failed_retries(
+    state: DetectorState, task: MonitoredTask, *, window_s: float, now: datetime
+) -> ErrorDetected | None:
+    """Return the newest error of broken collectives that was retried, if there have been too many; else None.
+
+    The same failure at the same step ends the task. A task that goes on between two failures would be retried for ever.
+    """
+    retried = [
+        error
+        for error in state.errors.values()
+        if error.task == task.name
+        and SEVERITY[error.kind] is Severity.SEV3
+        and (now - error.detected_at).total_seconds() <= window_s
+    ]
+    return retried[-1] if len({error.generation for error in retried}) >= max(1, task.max_restarts) else None
 
 
 def _failed_too_often(

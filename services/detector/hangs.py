@@ -7,6 +7,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from services.detector import stalls
@@ -14,33 +15,60 @@ from services.detector.faults import Fault
 from services.detector.stalls import Stall, StallLimits
 from services.detector.state import DetectorState, MonitoredTask
 from shared.evidence import Evidence
-from shared.plans import Layout, Stage
+from shared.plans import Layout, Member, Stage
 from shared.severities import ErrorKind
 from shared.signals import WorkerStatus
 
 
 def of_training(state: DetectorState, task: MonitoredTask, limits: StallLimits, now: datetime) -> Fault | None:
-    """Return the fault of a task that trains; None if the task makes progress."""
-    statuses = {w: s for w in task.members if (s := state.status(w)) is not None and s.task == task.name}
-    own = {w: s for w, s in statuses.items() if s.generation == task.generation}
+    """Return the fault of a task that trains; None if the task makes progress.
+
+    While a member's node is unreachable, the task may stand still because of that member (``silence.py`` decides), but
+    for ranks that compute alone.
+    """
+    own = _own(state, task)
     stall = _stopped(state, task, own, limits, now)
-    if stall is None and len(own) == len(task.members):
-        stall = stalls.find(
-            own,
-            mean_s=task.mean_step_s(),
-            deviation_s=task.deviation_step_s(),
-            previous_mean_s=task.previous_mean_s,
-            growth=task.previous_size / len(task.members),
-            data_parallel_only=_data_parallel_only(task.layout),
-            limits=limits,
-        )
+    if stall is None:
+        stall = of_heard(state, task, limits)
+        waits = stall is None or stall.kind is not ErrorKind.HANG or not _data_parallel_only(task.layout)
+        if waits and any(_is_unreachable(state, member) for member in task.members.values()):
+            return None
     return _fault(task, stall, own, now) if stall is not None else None
+
+
+def of_heard(state: DetectorState, task: MonitoredTask, limits: StallLimits) -> Stall | None:
+    """Return the stall of a task's members, without those on unreachable nodes; None if the others make progress."""
+    members = [w for w, member in task.members.items() if not _is_unreachable(state, member)]
+    own = {w: s for w, s in _own(state, task).items() if w in members}
+    if not members or len(own) < len(members):
+        return None
+    return stalls.find(
+        own,
+        mean_s=task.mean_step_s(),
+        deviation_s=task.deviation_step_s(),
+        previous_mean_s=task.previous_mean_s,
+        growth=task.previous_size / len(task.members),
+        data_parallel_only=_data_parallel_only(task.layout),
+        limits=limits,
+    )
+
+
+def _own(state: DetectorState, task: MonitoredTask) -> dict[str, WorkerStatus]:
+    """Return the status of each member that reports to be in the task's present generation."""
+    statuses = {w: s for w in task.members if (s := state.status(w)) is not None and s.task == task.name}
+    return {w: s for w, s in statuses.items() if s.generation == task.generation}
+
+
+def _is_unreachable(state: DetectorState, member: Member) -> bool:
+    node = state.nodes.get(member.node)
+    return node is not None and node.unreachable_since is not None
 
 
 def of_moving(state: DetectorState, task: MonitoredTask, limits: StallLimits, now: datetime) -> Fault | None:
     """Return the fault of a rank that delays a plan; None if no rank does.
 
-    Without the fault, the plan's commands would wait for the rank until they time out, for minutes.
+    Without the fault, the plan's commands would wait for the rank until they time out, for minutes. Ranks that join for
+    long where nothing is known of how long that may take are a fault that is not certain.
     """
     statuses = {
         w: s
@@ -55,7 +83,12 @@ def of_moving(state: DetectorState, task: MonitoredTask, limits: StallLimits, no
         or _deaf_to_hold(task, statuses, limits)
         or _of_stage(task, statuses, limits)
     )
-    return _fault(task, stall, statuses, now) if stall is not None else None
+    if stall is not None:
+        return _fault(task, stall, statuses, now)
+    if not any(status.phase == "setup" for status in statuses.values()):
+        return None
+    stall = _of_stage(task, statuses, replace(limits, slow_region_timeout_s=stalls.SETUP_FLOOR_S))
+    return replace(_fault(task, stall, statuses, now), certain=False) if stall is not None else None
 
 
 def _stopped(
@@ -150,7 +183,20 @@ def _fault(task: MonitoredTask, stall: Stall, statuses: Mapping[str, WorkerStatu
         node=worker.rpartition("/")[0] if worker is not None else None,
         rank=status.rank if status is not None else None,
         evidence=evidence.mapping(stalled_s=stall.stalled_s, limit_s=stall.limit_s),
+        by_peers=_waits_for_peers(task, stall, statuses),
+        stalled_s=stall.stalled_s,
+        in_setup=any(s.phase == "setup" for s in statuses.values()),
     )
+
+
+def _waits_for_peers(task: MonitoredTask, stall: Stall, statuses: Mapping[str, WorkerStatus]) -> bool:
+    """Return whether the ranks to blame may wait for others, so that a broken link may be the cause of the stall.
+
+    A stopped process waits for nobody, and in a data-parallel task a rank that computes does not either.
+    """
+    alone = ("compute",) if _data_parallel_only(task.layout) else ()
+    blamed = [statuses[worker] for worker in stall.workers]
+    return not any(status.process_state in stalls.STOPPED or status.phase in alone for status in blamed)
 
 
 def _data_parallel_only(layout: Layout | None) -> bool:

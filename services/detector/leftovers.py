@@ -1,4 +1,6 @@
-"""Processes that no plan names any more: compared with every heartbeat, and ended. Pure.
+"""Processes that a node should not have, and the requests to end them. Pure.
+
+They were left behind by the node's absence, or no plan names them any more, which every heartbeat is compared for.
 
 The transition service releases the workers that a task gives up. It sends nothing to a node that counts as lost, and a
 release may time out; the process would then have its worker for ever, and go on training a generation that nothing
@@ -7,14 +9,56 @@ counts of.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 
 from services.detector.state import DetectorState, MonitoredNode
-from shared.signals import WorkerStatus
+from shared.signals import Heartbeat, WorkerStatus
+
+CLEAN_INTERVAL_S = 1.0
+"""Pause between two requests to a node to end ranks that it should not have."""
 
 LEFTOVER_S = 5.0
 """For how long heartbeats must report such a process. A release takes milliseconds, and a rank that has finished its
 task has 5 s to leave (``services.agent.agent.FINISH_GRACE_S``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clean:
+    """A request to a node: end the ranks of ``task`` on ``workers``, which it should not have.
+
+    They were left behind by the node's absence, or no plan names them any more.
+    ``generation``: the newest one that the node's agent can have seen, so that the agent accepts the request.
+    """
+
+    node: str
+    task: str
+    generation: int
+    workers: list[str]
+
+
+def of_returned(heartbeat: Heartbeat) -> dict[str, list[str]]:
+    """Return task -> workers of all processes of a node that has returned: they survived its absence."""
+    stale: dict[str, list[str]] = {}
+    for status in heartbeat.workers:
+        if status.task is not None:
+            stale.setdefault(status.task, []).append(status.worker)
+    return stale
+
+
+def requests(state: DetectorState, node: MonitoredNode, stale: Mapping[str, list[str]], now: datetime) -> list[Clean]:
+    """Return the requests to end processes of tasks on a node's workers; none if the node was asked a moment ago."""
+    due = node.cleaned_at is None or (now - node.cleaned_at).total_seconds() >= CLEAN_INTERVAL_S
+    if not stale or not due:
+        return []
+    node.cleaned_at = now
+    found = []
+    for name, workers in stale.items():
+        task = state.tasks.get(name)
+        # Not the generation of the newest plan: a pause has none, and the node may have seen one before it.
+        found.append(Clean(node.name, name, task.highest_generation if task is not None else 0, workers))
+    return found
 
 
 def find(state: DetectorState, node: MonitoredNode, now: datetime) -> dict[str, list[str]]:

@@ -16,20 +16,27 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from services.detector.admission import Probe
+from services.detector import silence
+from services.detector.admission import Liveness
 from services.detector.decide import Clean, Decision, DetectorLimits, Monitor, Revoke
+from services.detector.probing import DETECTOR, ProbeQuestion
 from services.detector.stalls import StallLimits
+from shared import probes
 from shared.admission import ALIVE, HELLO, HELLO_MESSAGE, INCARNATION, REVOKED, Answer, Revocation
 from shared.bus import Bus
 from shared.changes import Changes
 from shared.clock import SteadyClock
 from shared.commands import COMMANDS, REPLY, ReleaseTask
+from shared.departure import DEPARTURE, DEPARTURES, DepartureAnswer
 from shared.dropped import DroppedMessages
 from shared.errors import NoReceiver, Unavailable, Undecodable, UnicronError
 from shared.events import Recorded
 from shared.log.journal import Journal
 from shared.log.own_events import OwnEvents
 from shared.messages import decode
+from shared.network import network_stack
+from shared.probes import PROBE, PROBE_REPLY, Outcome, ProbeRequest
+from shared.reachability import PUBLISHED_EVERY_S, REACHABILITY, Reachability
 from shared.service import Context, run
 from shared.settings import Settings
 from shared.signals import ACCEPTED, HEARTBEAT, HEARTBEATS, SIGNAL, SIGNALS, Signal, refusal
@@ -42,9 +49,13 @@ TICK_S = 0.1
 CLEAN_TIMEOUT_S = 5.0
 """Time-out of the request to end left-behind ranks. The agent kills them, and answers within its own grace."""
 
-PROBE_TIMEOUT_S = 0.5
+ALIVE_TIMEOUT_S = 0.5
 """Time-out of the question whether an agent lives. An agent answers within milliseconds; without an answer the new
 agent asks again."""
+
+PROBE_REPLY_S = 0.4
+"""Time for a request to probe and for its reply, beside the probe's own time-out: a round trip with a delay of 0.2 s in
+each direction. A witness that answers later knows nothing that the next question would not find out."""
 
 CONSUMER = "detector"
 """Name of the detector's consumer of the log's stream."""
@@ -78,7 +89,7 @@ class DetectorService:
                 slow_region_timeout_s=settings.slow_region_timeout_s,
             ),
         )
-        self.monitor = Monitor(limits=limits, started_at=self._clock.now())
+        self.monitor = Monitor(limits=limits, started_at=self._clock.now(), network=network_stack())
         self._one_input = asyncio.Lock()
         self._own = OwnEvents()
         self._last = 0
@@ -86,7 +97,8 @@ class DetectorService:
         self._position = 0
         self._moved_on = Changes()
         self._fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._cleaning: set[asyncio.Task[None]] = set()
+        self._requests: set[asyncio.Task[None]] = set()
+        self._shown, self._shown_at_s = Reachability(), -PUBLISHED_EVERY_S
         self._echo = f"unicron.echo.{uuid.uuid4().hex}"
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
@@ -102,6 +114,7 @@ class DetectorService:
             await self._bus.subscribe(f"{HEARTBEATS}.*", self._heartbeat)
             await self._bus.serve(SIGNALS, self._signal)
             await self._bus.serve(HELLO, self._hello)
+            await self._bus.serve(DEPARTURES, self._departure)
             ready()
             ticking = asyncio.create_task(self._tick())
             try:
@@ -109,7 +122,7 @@ class DetectorService:
             finally:
                 await _end(ticking)
         finally:
-            await _end(following, *self._cleaning)
+            await _end(following, *self._requests)
 
     # ---- inputs
 
@@ -152,8 +165,7 @@ class DetectorService:
         A signal that the core fails on is dropped: without a reply the agent would repeat it for ever, and its other
         signals would wait. Errors of log and bus are raised: there is no reply then, and the agent repeats the signal.
         """
-        position = await asyncio.to_thread(self._journal.log.last_position)
-        await self._moved_on.until(lambda: self._position >= position)
+        await self._folded_log()
         try:
             async with self._one_input:
                 await self._carry_out(self.monitor.signal(signal, self._clock.now()))
@@ -163,6 +175,23 @@ class DetectorService:
             logger.exception("signal %s of %s was dropped", signal.kind, signal.node)
             return refusal(f"internal error of the detector: {type(err).__name__}")
         return ACCEPTED
+
+    async def _folded_log(self) -> None:
+        """Wait until all that the log has now has been folded."""
+        position = await asyncio.to_thread(self._journal.log.last_position)
+        await self._moved_on.until(lambda: self._position >= position)
+
+    async def _departure(self, data: bytes) -> bytes:
+        try:
+            departure = decode(DEPARTURE, data)
+        except Undecodable as err:
+            self._dropped.note(err.node or DEPARTURES, err)
+            return DepartureAnswer(verdict="refused", detail=err.detail).model_dump_json().encode()
+        await self._folded_log()
+        async with self._one_input:
+            decision, answer = self.monitor.departure(departure, self._clock.now())
+            await self._carry_out(decision)
+        return answer.model_dump_json().encode()
 
     async def _heartbeat(self, subject: str, data: bytes) -> None:
         received_at = self._clock.now()
@@ -180,28 +209,28 @@ class DetectorService:
         except Undecodable as err:
             self._dropped.note(err.node or HELLO, err)
             return Answer(verdict="refused", code=err.code, detail=err.detail).model_dump_json().encode()
-        probes: dict[str, Probe] = {}
+        answers: dict[str, Liveness] = {}
         while True:
             async with self._one_input:
-                answer = self.monitor.hello(hello, probes, self._clock.now())
+                answer = self.monitor.hello(hello, answers, self._clock.now())
             if isinstance(answer, Answer):
                 break
-            probes[answer.incarnation] = await self._probe(answer.incarnation)
+            answers[answer.incarnation] = await self._ask_alive(answer.incarnation)
         if answer.verdict == "refused":
             logger.warning("an agent was refused: %s: %s", answer.code, answer.detail)
         return answer.model_dump_json().encode()
 
-    async def _probe(self, incarnation: str) -> Probe:
+    async def _ask_alive(self, incarnation: str) -> Liveness:
         """Ask an agent whether it lives."""
         if re.fullmatch(INCARNATION, incarnation) is None:
-            return Probe.GONE  # of an older version, which does not answer; and the text may be no part of a subject
+            return Liveness.GONE  # of an older version, which does not answer; and the text may be no part of a subject
         try:
-            await self._bus.request(f"{ALIVE}.{incarnation}", b"", timeout_s=PROBE_TIMEOUT_S)
+            await self._bus.request(f"{ALIVE}.{incarnation}", b"", timeout_s=ALIVE_TIMEOUT_S)
         except NoReceiver:
-            return Probe.GONE
+            return Liveness.GONE
         except Unavailable:
-            return Probe.SILENT
-        return Probe.ANSWERED
+            return Liveness.SILENT
+        return Liveness.ANSWERED
 
     async def _receive_echo(self, _: str, __: bytes) -> None:
         async with self._one_input:
@@ -211,9 +240,18 @@ class DetectorService:
         while True:
             async with self._one_input:
                 await self._carry_out(self.monitor.tick(self._clock.now()))
+                shown = silence.reachability(self.monitor.state)
             with contextlib.suppress(Unavailable):
                 await self._bus.publish(self._echo, b"")
+                await self._publish(shown)
             await asyncio.sleep(TICK_S)
+
+    async def _publish(self, shown: Reachability) -> None:
+        """Publish which nodes are unreachable, when that has changed or a repetition is due."""
+        at_s = self._clock.seconds()
+        if shown != self._shown or at_s - self._shown_at_s >= PUBLISHED_EVERY_S:
+            self._shown, self._shown_at_s = shown, at_s
+            await self._bus.publish(REACHABILITY, shown.model_dump_json().encode())
 
     # ---- effects
 
@@ -223,12 +261,15 @@ class DetectorService:
             await self._append(decision)
             for event in decision.events:
                 logger.info("%s %s", event.type, event.stream)
+        for note in decision.notes:
+            logger.warning("%s", note)
         for revoke in decision.revokes:
             await self._revoke(revoke)
-        for clean in decision.cleans:
-            task = asyncio.create_task(self._clean(clean))
-            self._cleaning.add(task)
-            task.add_done_callback(self._cleaning.discard)
+        requests = [self._clean(clean) for clean in decision.cleans] + [self._probe(one) for one in decision.probes]
+        for request in requests:
+            task = asyncio.create_task(request)
+            self._requests.add(task)
+            task.add_done_callback(self._requests.discard)
 
     async def _append(self, decision: Decision) -> None:
         """Append. The events have been folded already: if they cannot reach the log, this process must end."""
@@ -247,6 +288,31 @@ class DetectorService:
             message = Revocation(node=revoke.node, detail=detail)
             with contextlib.suppress(Unavailable):
                 await self._bus.publish(f"{REVOKED}.{revoke.incarnation}", message.model_dump_json().encode())
+
+    async def _probe(self, question: ProbeQuestion) -> None:
+        """Have a question answered, by this process or by an agent, and decide on the answer."""
+        round_trips_s: dict[str, float] = {}
+        if question.witness == DETECTOR:
+            outcomes = await probes.probe(question.peers, question.timeout_s)
+        else:
+            outcomes, round_trips_s = await self._ask_witness(question)
+        async with self._one_input:
+            await self._carry_out(self.monitor.probed(question, outcomes, self._clock.now(), round_trips_s))
+
+    async def _ask_witness(self, question: ProbeQuestion) -> tuple[dict[str, Outcome], dict[str, float]]:
+        """Return what an agent found out, and the round trips in seconds; nothing if it does not answer."""
+        subject = f"{PROBE}.{question.witness}"
+        request = ProbeRequest(peers=dict(question.peers), timeout_s=question.timeout_s)
+        limit_s = question.timeout_s + PROBE_REPLY_S
+        try:
+            answer = await self._bus.request(subject, request.model_dump_json().encode(), timeout_s=limit_s)
+            reply = decode(PROBE_REPLY, answer)
+        except Unavailable:
+            return {}, {}
+        except Undecodable as err:
+            self._dropped.note(subject, err)
+            return {}, {}
+        return reply.known(), reply.round_trips_s
 
     async def _clean(self, clean: Clean) -> None:
         """Send a request to end left-behind ranks. A node that does not do it is asked again later."""

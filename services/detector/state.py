@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from statistics import pstdev
 
+from services.detector.pairs import Pair
 from services.detector.stalls import STOPPED
 from shared.admission import Hello
 from shared.events import ErrorDetected, StateMoved
 from shared.plans import Layout, Member, Stage, TaskChange
+from shared.probes import Outcome
 from shared.signals import Heartbeat, RankRaised, WorkerStatus
 
 RECENT_STEPS = 32
@@ -31,12 +33,19 @@ class MonitoredNode:
         joined: id of its newest join event.
         past: the incarnations before it.
         lost: id of the error event that declared it lost; None while it counts as alive.
+        left: whether its agent has left in order. Heartbeats that still come from that agent mean nothing.
         heard_at: when the detector received its newest heartbeat.
         excused_until: until when a bus that was away explains its silence.
         heartbeat: its newest heartbeat.
         cleaned_at: when it was last asked to end the ranks that its absence left behind, or that no plan names.
         leftover_since: workers whose process no plan names, and since when (``leftovers.py``).
         stopped: pid -> the time since which every heartbeat has shown the process stopped (kernel state T).
+        reached_at: when the newest question was put that a witness answered with having reached its agent.
+        witnesses: who was asked to probe it -> when last.
+        asked_at: when witnesses were asked about it last because of its silence.
+        asked_since: when a witness was first asked about it in its present silence.
+        unreachable_since: when it was heard last, while it is silent and not lost (``silence.py``).
+        adopted_until: end of the time in which a node that was unreachable sends the signals that have waited.
     """
 
     name: str
@@ -44,12 +53,19 @@ class MonitoredNode:
     joined: str
     past: frozenset[str] = frozenset()
     lost: str | None = None
+    left: bool = False
     heard_at: datetime | None = None
     excused_until: datetime | None = None
     heartbeat: Heartbeat | None = None
     cleaned_at: datetime | None = None
     leftover_since: dict[str, datetime] = field(default_factory=dict)
     stopped: dict[int, datetime] = field(default_factory=dict)
+    reached_at: datetime | None = None
+    witnesses: dict[str, datetime] = field(default_factory=dict)
+    asked_at: datetime | None = None
+    asked_since: datetime | None = None
+    unreachable_since: datetime | None = None
+    adopted_until: datetime | None = None
 
     def has_newer(self, heartbeat: Heartbeat) -> bool:
         """Return whether a later heartbeat of the same agent has been received, or this very one."""
@@ -61,15 +77,19 @@ class MonitoredNode:
         """Take a heartbeat that was received at ``now``."""
         self.heard_at = now if self.heard_at is None else max(now, self.heard_at)
         self.heartbeat = heartbeat
+        self.asked_since = None
         stopped = [w.pid for w in heartbeat.workers if w.pid is not None and w.process_state in STOPPED]
         self.stopped = {pid: self.stopped.get(pid, now) for pid in stopped}
 
     @property
+    def present(self) -> bool:
+        """Whether the node takes part in the cluster: neither lost nor left."""
+        return self.lost is None and not self.left
+
+    @property
     def silent_since(self) -> datetime | None:
-        """The time from which its silence counts; None before its first heartbeat."""
-        if self.heard_at is None or self.excused_until is None:
-            return self.heard_at
-        return max(self.heard_at, self.excused_until)
+        """The time from which its silence counts; None before its first heartbeat, unless it is excused."""
+        return max((at for at in (self.heard_at, self.excused_until) if at is not None), default=None)
 
     def stopped_s(self, pid: int | None, now: datetime) -> float:
         """Return for how many seconds a process has been seen stopped; 0 if it was not.
@@ -93,6 +113,19 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What a witness found out about a node (``probing.py``). ``outcome``: None if it found nothing out.
+
+    ``round_trip_s``: between the two; None if it is not known.
+    """
+
+    outcome: Outcome | None
+    asked_at: datetime
+    answered_at: datetime
+    round_trip_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Occurrence:
     """One occurrence of a failure. ``key``: the failure's kind, error and step. ``at``: when it was detected."""
 
@@ -110,6 +143,40 @@ class Suspicion:
     signals: list[RankRaised]
 
 
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """Probes among the nodes of a task, put before a fault is judged that a link may have caused (``links.py``).
+
+    Attributes:
+        asked_at: when.
+        asked: (witness, node) of the probes.
+        suspects: the pairs that an inquiry just before this one found broken.
+    """
+
+    asked_at: datetime
+    asked: frozenset[tuple[str, str]]
+    suspects: frozenset[Pair]
+
+
+@dataclass(slots=True)
+class Isolation:
+    """A node that is left out because of a broken link, until its links work again (``isolation.py``).
+
+    Attributes:
+        error: id of the error event that isolated it.
+        since: when.
+        return_after_s: for how long its links must work before it returns, seconds.
+        asked_at: when it was last asked to probe the others. This and the next are not in the log.
+        whole_since: node -> since when every probe of that node has got through.
+    """
+
+    error: str
+    since: datetime
+    return_after_s: float
+    asked_at: datetime | None = None
+    whole_since: dict[str, datetime] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class MonitoredTask:
     """A task.
@@ -117,6 +184,7 @@ class MonitoredTask:
     Attributes:
         name: the task's name.
         max_restarts: from its specification.
+        weight: from its specification.
         generation: of the newest stage known to have resumed.
         highest_generation: the highest that any plan has named. Agents may have seen it, and refuse older commands.
         members: worker -> member of that stage.
@@ -128,10 +196,11 @@ class MonitoredTask:
         step: updates applied.
         covered: worker -> the generation up to which a failure of the worker belongs to a known incident.
         occurrences: the failures of the task so far.
-        unanswered: ids of the task's error events that no plan has answered yet.
+        unanswered: ids of the events (errors, nodes that left) that concern the task and no plan has answered yet.
         failed_transition: the event that the outstanding plan could not be carried out, until an error event follows.
         suspicion: broken collectives without a known cause.
         recorded: event id -> generation of the checkpoints, stops and results that the log has.
+        checkpoint_failures: kinds of the failures of checkpoints that the log has since the last one that was written.
         setup_s: the longest time that its ranks have taken to join a generation, seconds.
         durations_s: durations of the recent steps of this generation, seconds.
         timed: how many steps of this generation were timed.
@@ -141,10 +210,13 @@ class MonitoredTask:
         progressed_generation: see ``progressed_at``.
         progressed_step: see ``progressed_at``.
         absent_since: members of which their node reports no process, and since when (``absences.py``).
+        inquiry: the newest inquiry among its nodes whose fault has not been judged yet.
+        inquiries: number of inquiries, without those that repeat one.
     """
 
     name: str
     max_restarts: int
+    weight: float = 1.0
     generation: int = 0
     highest_generation: int = 0
     members: dict[str, Member] = field(default_factory=dict)
@@ -160,6 +232,7 @@ class MonitoredTask:
     failed_transition: StateMoved | None = None
     suspicion: Suspicion | None = None
     recorded: dict[str, int] = field(default_factory=dict)
+    checkpoint_failures: set[str] = field(default_factory=set)
     setup_s: float | None = None
     # Telemetry and its summaries
     durations_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
@@ -170,6 +243,8 @@ class MonitoredTask:
     progressed_generation: int = -1
     progressed_step: int = -1
     absent_since: dict[str, datetime] = field(default_factory=dict)
+    inquiry: Inquiry | None = None
+    inquiries: int = 0
     _concerned: tuple[TaskChange, frozenset[str]] | None = field(default=None, compare=False, repr=False)
     """The plan's change that ``concerned`` was computed for last, and the workers."""
 
@@ -190,6 +265,10 @@ class MonitoredTask:
             workers |= {m.worker for stage in self.stages() for m in stage.members}
             self._concerned = change, frozenset(workers)
         return self._concerned[1]
+
+    def workers_on(self, node: str) -> list[str]:
+        """Return the workers of a node that matter to the task now, sorted; none once the task has ended."""
+        return [] if self.ended else sorted(w for w in self.concerned() if w.startswith(f"{node}/"))
 
     def accepts(self, worker: str, generation: int) -> bool:
         """Return whether a failure of the worker's process of this generation is news for the task."""
@@ -230,6 +309,10 @@ class DetectorState:
         errors: error events by id.
         joins: ids of the join events. Each incarnation of an agent joins once, and once after each loss.
         admitted: admitted agents that have not joined yet, by node. Not in the log.
+        isolated: nodes that are left out because of a broken link.
+        breaks: when each pair of nodes was found broken.
+        probes: (witness, node) -> the answer to the newest question. Not in the log.
+        cut_off_since: since when no node is heard, and none is known to be lost. Not in the log.
     """
 
     nodes: dict[str, MonitoredNode] = field(default_factory=dict)
@@ -238,6 +321,10 @@ class DetectorState:
     errors: dict[str, ErrorDetected] = field(default_factory=dict)
     joins: set[str] = field(default_factory=set)
     admitted: dict[str, Admitted] = field(default_factory=dict)
+    isolated: dict[str, Isolation] = field(default_factory=dict)
+    breaks: dict[Pair, list[datetime]] = field(default_factory=dict)
+    probes: dict[tuple[str, str], ProbeResult] = field(default_factory=dict)
+    cut_off_since: datetime | None = None
 
     def cause_of(self, plan: str | None) -> ErrorDetected | None:
         """Return the error that a plan answers; None if the plan is unknown or answers another kind of event."""
@@ -263,8 +350,8 @@ class DetectorState:
                 yield task
 
     def stopped_s(self, worker: str, now: datetime) -> float:
-        """Return for how many seconds the worker's process has been seen stopped; 0 if its node is lost."""
+        """Return for how many seconds the worker's process has been seen stopped; 0 if its node is lost or left."""
         node, status = self.nodes.get(worker.rpartition("/")[0]), self.status(worker)
-        if node is None or node.lost is not None or status is None:
+        if node is None or not node.present or status is None:
             return 0.0
         return node.stopped_s(status.pid, now)

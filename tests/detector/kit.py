@@ -9,9 +9,10 @@ from typing import Any
 
 from services.detector.decide import Clean, DetectorLimits, Monitor
 from services.detector.stalls import StallLimits
+from shared.departure import Departure
 from shared.events import ErrorDetected, Event, PlanDecided, StateMoved, TaskSubmitted
 from shared.plans import Layout, Response, TaskChange, Trigger
-from shared.signals import Heartbeat, ProcessExited, RankCheckpointed, RankRaised, Signal, WorkerStatus
+from shared.signals import Heartbeat, ProcessExited, RankCheckpointed, RankFinished, RankRaised, Signal, WorkerStatus
 from shared.tasks import parse_spec
 from tests.agent.kit import SPEC, stage
 
@@ -59,6 +60,7 @@ class Found:
 
     events: list[Any] = field(default_factory=list)
     cleans: list[Clean] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 class Cluster:
@@ -115,14 +117,25 @@ class Cluster:
             sequence=self.sequence,
             sent_at=at(seconds),
             interval_s=0.25,
+            probe=status.pop("probe", ""),
+            network=status.pop("network", ""),
+            domain=status.pop("domain", "default"),
+            hardware=status.pop("hardware", "cpu"),
             workers=[WorkerStatus.model_validate({**fields, **status})],
         )
         decision = self.monitor.heartbeat(heartbeat, at(seconds))
-        return Found(list(decision.events), decision.cleans)
+        return Found(list(decision.events), decision.cleans, decision.notes)
 
     def signal(self, signal: Signal, seconds: float) -> list[Any]:
         """A signal that the monitor gets at a time."""
         return list(self.monitor.signal(signal, at(seconds)).events)
+
+    def depart(self, node: str, seconds: float, **fields: Any) -> list[Any]:
+        """A departure that the monitor gets at a time; it is answered with ``left``."""
+        departure = Departure(**{"node": node, "incarnation": f"first {node}", "reason": "asked to end", **fields})
+        decision, answer = self.monitor.departure(departure, at(seconds))
+        assert answer.verdict == "left"
+        return list(decision.events)
 
     def listen_until(self, seconds: float) -> None:
         """Let time pass in which the monitor receives its own message, and nothing else happens."""
@@ -148,6 +161,10 @@ class Cluster:
 
     def checkpointed(self, worker: str, seconds: float, *, step: int = 16, **rest: Any) -> RankCheckpointed:
         return RankCheckpointed.model_validate({"path": f"/step-{step}", **self._about(worker, seconds, step, **rest)})
+
+    def finished(self, worker: str, seconds: float, *, step: int = 16) -> RankFinished:
+        result = {"samples_sha256": "abc", "parameters_path": "/parameters", "loss": None}
+        return RankFinished.model_validate({**self._about(worker, seconds, step), **result})
 
     def _about(self, worker: str, seconds: float, step: int, **rest: Any) -> dict[str, Any]:
         self.signals += 1

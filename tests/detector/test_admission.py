@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from services.detector.admission import Ask, Probe
+from services.detector.admission import Ask, Liveness
 from services.detector.decide import Monitor, Revoke
 from shared.admission import Answer, Hello
+from shared.departure import Departure
 from shared.events import ErrorDetected, NodeJoined, TaskCheckpointed
+from shared.probes import Outcome
 from shared.signals import Heartbeat, WorkerStatus
 from tests.detector.kit import LIMITS, Cluster, at
 
@@ -33,12 +35,12 @@ class Detector:
         self.monitor = Monitor(limits=LIMITS, started_at=at(0))
         self.monitor.echo(at(0))
 
-    def hello(self, said: Hello, seconds: float, **probes: Probe) -> Answer | Ask:
+    def hello(self, said: Hello, seconds: float, **answers: Liveness) -> Answer | Ask:
         known = {"first": FIRST, "second": SECOND, "third": THIRD}
-        return self.monitor.hello(said, {known[name]: probe for name, probe in probes.items()}, at(seconds))
+        return self.monitor.hello(said, {known[name]: answer for name, answer in answers.items()}, at(seconds))
 
-    def verdict(self, said: Hello, seconds: float, **probes: Probe) -> str:
-        answer = self.hello(said, seconds, **probes)
+    def verdict(self, said: Hello, seconds: float, **answers: Liveness) -> str:
+        answer = self.hello(said, seconds, **answers)
         assert isinstance(answer, Answer), answer
         return answer.verdict
 
@@ -51,6 +53,7 @@ class Detector:
         addresses: Mapping[str, str] = FAR,
         network: str = HERE,
         sent_at: float | None = None,
+        probe: str = "",
     ) -> tuple[list[Any], list[Revoke]]:
         heartbeat = Heartbeat(
             node=name,
@@ -61,6 +64,7 @@ class Detector:
             interval_s=0.25,
             addresses=dict(addresses),
             network=network,
+            probe=probe,
             workers=[WorkerStatus(worker=f"{name}/0")],
         )
         decision = self.monitor.heartbeat(heartbeat, at(seconds))
@@ -71,6 +75,15 @@ class Detector:
         for tenth in range(round(seconds * 10) + 1):
             self.monitor.echo(at(tenth / 10))
             self.monitor.tick(at(tenth / 10))
+
+
+def test_the_name_of_a_node_that_left_is_free_once_its_agent_has_ended() -> None:
+    detector = Detector()
+    detector.beat("n0", FIRST, 1.0)
+    departure = Departure(node="n0", incarnation=FIRST, reason="asked to end")
+    detector.monitor.departure(departure, at(1.0))
+    assert detector.verdict(hello("n0", SECOND, network=THERE), 1.1, first=Liveness.ANSWERED) == "wait"
+    assert detector.verdict(hello("n0", SECOND, network=THERE), 1.2, first=Liveness.GONE) == "admitted"
 
 
 def refused(answer: Answer | Ask) -> Answer:
@@ -93,7 +106,7 @@ def test_the_agent_that_has_the_name_is_asked_first_and_keeps_it_while_it_answer
     detector = Detector()
     detector.beat("n0", FIRST, 1.0)
     assert detector.hello(hello("n0", SECOND), 1.1) == Ask(FIRST)
-    answer = refused(detector.hello(hello("n0", SECOND), 1.1, first=Probe.ANSWERED))
+    answer = refused(detector.hello(hello("n0", SECOND), 1.1, first=Liveness.ANSWERED))
     assert answer.code == "name-in-use"
     assert "n0" in answer.detail
     assert detector.beat("n0", FIRST, 1.2) == ([], [])
@@ -102,20 +115,40 @@ def test_the_agent_that_has_the_name_is_asked_first_and_keeps_it_while_it_answer
 def test_the_successor_of_an_ended_agent_is_admitted_at_once_on_the_same_machine() -> None:
     detector = Detector()
     detector.beat("n0", FIRST, 1.0)
-    assert detector.verdict(hello("n0", SECOND), 1.1, first=Probe.GONE) == "admitted"
+    assert detector.verdict(hello("n0", SECOND), 1.1, first=Liveness.GONE) == "admitted"
     events, revokes = detector.beat("n0", SECOND, 1.2)
     assert [type(event) for event in events] == [ErrorDetected, NodeJoined]
     assert revokes == []
 
 
-@pytest.mark.parametrize(("probe", "network"), [(Probe.GONE, THERE), (Probe.SILENT, HERE), (Probe.SILENT, THERE)])
-def test_an_agent_that_may_be_cut_off_keeps_its_name_until_its_node_is_lost(probe: Probe, network: str) -> None:
+@pytest.mark.parametrize(
+    ("answer", "network"), [(Liveness.GONE, THERE), (Liveness.SILENT, HERE), (Liveness.SILENT, THERE)]
+)
+def test_an_agent_that_may_be_cut_off_keeps_its_name_until_its_node_is_lost(answer: Liveness, network: str) -> None:
     detector = Detector()
     detector.beat("n0", FIRST, 0.0)
-    assert detector.verdict(hello("n0", SECOND, network=network), 1.4, first=probe) == "wait"
+    assert detector.verdict(hello("n0", SECOND, network=network), 1.4, first=answer) == "wait"
     detector.silence(1.6)
     assert detector.monitor.state.nodes["n0"].lost is not None
-    assert detector.verdict(hello("n0", SECOND, network=network), 1.7, first=probe) == "admitted"
+    assert detector.verdict(hello("n0", SECOND, network=network), 1.7, first=answer) == "admitted"
+
+
+@pytest.mark.parametrize("reached", [False, True])
+def test_a_machine_that_replaces_the_only_node_gets_its_name_if_nobody_reaches_that(reached: bool) -> None:
+    """Nothing can show that the only node is lost; its successor must not wait for ever."""
+    detector = Detector()
+    detector.beat("n0", FIRST, 0.0, probe="n0:1")
+    for tenth in range(60):
+        detector.monitor.echo(at(tenth / 10))
+        for question in detector.monitor.tick(at(tenth / 10)).probes:
+            outcome = Outcome.REACHED if reached else Outcome.SILENT
+            detector.monitor.probed(question, {"n0": outcome}, at(tenth / 10))
+    assert detector.monitor.state.nodes["n0"].lost is None
+    verdict = detector.verdict(hello("n0", SECOND, network=THERE), 6.0, first=Liveness.GONE)
+    assert verdict == ("wait" if reached else "admitted")
+    if not reached:
+        events, _ = detector.beat("n0", SECOND, 6.1, network=THERE)
+        assert [type(event) for event in events] == [ErrorDetected, NodeJoined]
 
 
 def test_a_lost_agent_that_answers_keeps_its_name() -> None:
@@ -123,20 +156,20 @@ def test_a_lost_agent_that_answers_keeps_its_name() -> None:
     detector = Detector()
     detector.beat("n0", FIRST, 0.0)
     detector.silence(1.6)
-    refused(detector.hello(hello("n0", SECOND), 1.7, first=Probe.ANSWERED))
+    refused(detector.hello(hello("n0", SECOND), 1.7, first=Liveness.ANSWERED))
 
 
 def test_of_two_agents_that_start_at_once_one_is_admitted() -> None:
     detector = Detector()
     assert detector.verdict(hello("n0", FIRST), 1.0) == "admitted"
     assert detector.hello(hello("n0", SECOND), 1.0) == Ask(FIRST)
-    assert refused(detector.hello(hello("n0", SECOND), 1.0, first=Probe.ANSWERED)).code == "name-in-use"
+    assert refused(detector.hello(hello("n0", SECOND), 1.0, first=Liveness.ANSWERED)).code == "name-in-use"
 
 
 def test_an_agent_that_ended_before_its_first_heartbeat_gives_its_name_back() -> None:
     detector = Detector()
     detector.verdict(hello("n0", FIRST), 1.0)
-    assert detector.verdict(hello("n0", SECOND, network=THERE), 1.1, first=Probe.GONE) == "admitted"
+    assert detector.verdict(hello("n0", SECOND, network=THERE), 1.1, first=Liveness.GONE) == "admitted"
     # Of the two, the one that was admitted last may join.
     assert detector.beat("n0", FIRST, 1.2) == ([], [Revoke("n0", FIRST)])
     assert [type(event) for event in detector.beat("n0", SECOND, 1.3)[0]] == [NodeJoined]
@@ -145,17 +178,17 @@ def test_an_agent_that_ended_before_its_first_heartbeat_gives_its_name_back() ->
 def test_an_admitted_agent_that_is_silent_keeps_its_name_for_the_time_out_of_a_node() -> None:
     detector = Detector()
     detector.verdict(hello("n0", FIRST), 1.0)
-    assert detector.verdict(hello("n0", SECOND), 2.5, first=Probe.SILENT) == "wait"
-    assert detector.verdict(hello("n0", SECOND), 2.6, first=Probe.SILENT) == "admitted"
+    assert detector.verdict(hello("n0", SECOND), 2.5, first=Liveness.SILENT) == "wait"
+    assert detector.verdict(hello("n0", SECOND), 2.6, first=Liveness.SILENT) == "admitted"
 
 
 def test_both_the_present_and_the_admitted_agent_of_a_name_are_asked() -> None:
     detector = Detector()
     detector.beat("n0", FIRST, 1.0)
-    detector.verdict(hello("n0", SECOND), 1.1, first=Probe.GONE)
+    detector.verdict(hello("n0", SECOND), 1.1, first=Liveness.GONE)
     assert detector.hello(hello("n0", THIRD), 1.2) == Ask(SECOND)
-    assert detector.hello(hello("n0", THIRD), 1.2, second=Probe.GONE) == Ask(FIRST)
-    assert detector.verdict(hello("n0", THIRD), 1.2, second=Probe.GONE, first=Probe.GONE) == "admitted"
+    assert detector.hello(hello("n0", THIRD), 1.2, second=Liveness.GONE) == Ask(FIRST)
+    assert detector.verdict(hello("n0", THIRD), 1.2, second=Liveness.GONE, first=Liveness.GONE) == "admitted"
 
 
 def test_a_restarted_detector_waits_for_the_first_heartbeats() -> None:
@@ -163,8 +196,8 @@ def test_a_restarted_detector_waits_for_the_first_heartbeats() -> None:
     [joined] = detector.beat("n0", FIRST, 0.0)[0]
     successor = Detector()
     successor.monitor.fold(joined)
-    assert successor.verdict(hello("n0", SECOND), 0.5, first=Probe.GONE) == "wait"
-    assert successor.verdict(hello("n0", SECOND), 0.51, first=Probe.GONE) == "admitted"
+    assert successor.verdict(hello("n0", SECOND), 0.5, first=Liveness.GONE) == "wait"
+    assert successor.verdict(hello("n0", SECOND), 0.51, first=Liveness.GONE) == "admitted"
 
 
 def test_an_agent_whose_name_was_given_away_is_told_and_changes_nothing() -> None:
@@ -172,7 +205,7 @@ def test_an_agent_whose_name_was_given_away_is_told_and_changes_nothing() -> Non
     detector = Detector()
     detector.beat("n0", FIRST, 0.0)
     detector.silence(1.6)
-    detector.verdict(hello("n0", SECOND), 2.0, first=Probe.SILENT)
+    detector.verdict(hello("n0", SECOND), 2.0, first=Liveness.SILENT)
     detector.beat("n0", SECOND, 2.1)
     assert detector.beat("n0", FIRST, 2.2) == ([], [Revoke("n0", FIRST)])
     assert detector.monitor.state.nodes["n0"].incarnation == SECOND
@@ -219,7 +252,7 @@ def test_a_loopback_address_beside_a_node_on_another_machine_is_refused() -> Non
     detector = Detector()
     detector.beat("n0", FIRST, 1.0, network=THERE)
     assert detector.hello(hello("n1", SECOND, LOOPBACK), 1.1) == Ask(FIRST)
-    answer = refused(detector.hello(hello("n1", SECOND, LOOPBACK), 1.1, first=Probe.ANSWERED))
+    answer = refused(detector.hello(hello("n1", SECOND, LOOPBACK), 1.1, first=Liveness.ANSWERED))
     assert answer.code == "unreachable-address"
     assert "node n1 would advertise the loopback address 127.0.0.1" in answer.detail
     assert "node n0 (198.51.100.2)" in answer.detail
@@ -229,7 +262,9 @@ def test_a_loopback_address_beside_a_node_on_another_machine_is_refused() -> Non
 def test_the_refusal_names_the_setting_that_is_wrong() -> None:
     detector = Detector()
     detector.beat("n0", FIRST, 1.0, network=THERE)
-    answer = refused(detector.hello(hello("n1", SECOND, {**FAR, "store_host": "127.0.1.1"}), 1.1, first=Probe.ANSWERED))
+    answer = refused(
+        detector.hello(hello("n1", SECOND, {**FAR, "store_host": "127.0.1.1"}), 1.1, first=Liveness.ANSWERED)
+    )
     assert "127.0.1.1" in answer.detail
     assert "set UNICRON_STORE_HOST" in answer.detail
 
@@ -237,7 +272,7 @@ def test_the_refusal_names_the_setting_that_is_wrong() -> None:
 def test_an_agent_beside_a_node_with_a_loopback_address_on_another_machine_is_refused() -> None:
     detector = Detector()
     detector.beat("n0", FIRST, 1.0, addresses=LOOPBACK, network=THERE)
-    answer = refused(detector.hello(hello("n1", SECOND), 1.1, first=Probe.ANSWERED))
+    answer = refused(detector.hello(hello("n1", SECOND), 1.1, first=Liveness.ANSWERED))
     assert "node n0 on another machine advertises the loopback address 127.0.0.1" in answer.detail
 
 
@@ -260,7 +295,7 @@ def test_lost_nodes_and_nodes_that_report_no_address_refuse_nobody() -> None:
 def test_an_agent_that_was_admitted_counts_before_its_first_heartbeat() -> None:
     detector = Detector()
     assert detector.verdict(hello("n0", FIRST, network=THERE), 1.0) == "admitted"
-    assert detector.verdict(hello("n1", SECOND, LOOPBACK), 1.0, first=Probe.ANSWERED) == "refused"
+    assert detector.verdict(hello("n1", SECOND, LOOPBACK), 1.0, first=Liveness.ANSWERED) == "refused"
 
 
 @pytest.mark.parametrize("joined", [False, True])
@@ -269,8 +304,8 @@ def test_a_peer_that_has_ended_refuses_nobody(joined: bool) -> None:
     assert detector.verdict(hello("n0", FIRST, LOOPBACK, THERE), 1.0) == "admitted"
     if joined:
         detector.beat("n0", FIRST, 1.1, addresses=LOOPBACK, network=THERE)
-    assert detector.verdict(hello("n1", SECOND), 1.2, first=Probe.SILENT) == "wait"
-    assert detector.verdict(hello("n1", SECOND), 1.2, first=Probe.GONE) == "admitted"
+    assert detector.verdict(hello("n1", SECOND), 1.2, first=Liveness.SILENT) == "wait"
+    assert detector.verdict(hello("n1", SECOND), 1.2, first=Liveness.GONE) == "admitted"
 
 
 def test_nodes_that_were_not_heard_yet_are_waited_for() -> None:
@@ -279,4 +314,4 @@ def test_nodes_that_were_not_heard_yet_are_waited_for() -> None:
         successor.monitor.fold(event)
     assert successor.verdict(hello("n1", SECOND, LOOPBACK), 0.4) == "wait"
     successor.beat("n0", FIRST, 0.45, network=THERE)
-    assert successor.verdict(hello("n1", SECOND, LOOPBACK), 0.46, first=Probe.ANSWERED) == "refused"
+    assert successor.verdict(hello("n1", SECOND, LOOPBACK), 0.46, first=Liveness.ANSWERED) == "refused"

@@ -6,6 +6,7 @@ import asyncio
 
 from fastapi import APIRouter, Response, status
 
+from services.api import present
 from services.api.gateway import Api, Gateway
 from services.api.models import Check, Readiness
 from services.api.tables import NODES
@@ -22,6 +23,8 @@ _HEALTH_TIMEOUT_S = 1.0
 
 _LOG_TIMEOUT_S = 2.0
 """A database that has lost its power answers nothing at all; a busy one may take a second."""
+_NAMED = 5
+"""Unreachable nodes that the check names."""
 
 
 @router.get("/healthz")
@@ -56,14 +59,22 @@ async def _log(api: Gateway) -> Check:
 
 
 async def _nodes(api: Gateway) -> Check:
+    live = api.live.state()
     try:
         async with asyncio.timeout(_LOG_TIMEOUT_S):
-            count = await api.read(lambda views: views.count(NODES, "ready"))
+            views = await api.read(lambda reader: reader.page(NODES, states=["ready"]))
     except UnicronError as err:
         return Check(name="nodes", ok=False, detail=err.detail)
     except TimeoutError:
         return Check(name="nodes", ok=False, detail=f"the projections do not answer within {_LOG_TIMEOUT_S:g} s")
-    return Check(name="nodes", ok=count > 0, detail=f"{count} ready", counters=api.live.state().counters())
+    silent = [view.name for view in views if present.node_state(view, live) == present.UNREACHABLE]
+    count = len(views) - len(silent)
+    detail = f"{count} ready"
+    if silent:
+        detail += f", {len(silent)} unreachable ({', '.join(silent[:_NAMED])}{', ...' if len(silent) > _NAMED else ''})"
+    if silent and live.reachability.cut_off_since is not None:
+        detail += "; the control plane is cut off from all nodes: nothing is replaced"
+    return Check(name="nodes", ok=count > 0, detail=detail, counters=live.counters())
 
 
 async def _service(api: Gateway, name: str) -> Check:

@@ -1,0 +1,62 @@
+"""The agent's side of probes (``shared/probes.py``): it answers those of others, and probes nodes on request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from shared import probes
+from shared.bus import Bus
+from shared.dropped import DroppedMessages
+from shared.errors import Undecodable
+from shared.messages import decode
+from shared.probes import PROBE, PROBE_REQUEST, ProbeReply
+
+
+class ProbeServer:
+    """Listens for probes, and serves requests to probe.
+
+    Args:
+        bus: connected.
+        node: name of this node.
+        incarnation: of this agent.
+        ip: address to listen on: the node's.
+        dropped: counts requests that cannot be read.
+    """
+
+    def __init__(self, bus: Bus, node: str, incarnation: str, ip: str, dropped: DroppedMessages) -> None:
+        self._bus, self._node, self._ip, self._dropped = bus, node, ip, dropped
+        self._line = probes.line(node, incarnation)
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> str:
+        """Listen on a port that the kernel chooses; return ``ip:port``.
+
+        Raises:
+            OSError: the address is none of this machine.
+        """
+        self._server = await asyncio.start_server(self._answer, self._ip, 0)
+        await self._bus.serve(f"{PROBE}.{self._node}", self._probe)
+        return probes.address(self._ip, self._server.sockets[0].getsockname()[1])
+
+    def stop(self) -> None:
+        """Stop to listen: a probe finds the agent absent from now on."""
+        if self._server is not None:
+            self._server.close()
+
+    def _answer(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            writer.write(self._line)
+            writer.close()
+
+    async def _probe(self, data: bytes) -> bytes:
+        """Probe the nodes that a request names. An unreadable request is answered with no outcome: nothing is known."""
+        try:
+            request = decode(PROBE_REQUEST, data)
+        except Undecodable as err:
+            self._dropped.note(PROBE, err)
+            return ProbeReply(node=self._node, outcomes={}).model_dump_json().encode()
+        found = await probes.probe_timed(request.peers, request.timeout_s)
+        outcomes = {node: str(probed.outcome) for node, probed in found.items()}
+        timed = {node: probed.round_trip_s for node, probed in found.items() if probed.round_trip_s is not None}
+        return ProbeReply(node=self._node, outcomes=outcomes, round_trips_s=timed).model_dump_json().encode()

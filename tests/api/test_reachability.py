@@ -1,0 +1,86 @@
+"""Nodes that the detector does not hear, in ``/v1/nodes`` and ``/readyz``."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from services.api.live import Live
+from shared.bus import Bus
+from shared.events import NodeJoined
+from shared.log.journal import Journal
+from shared.reachability import REACHABILITY, STALE_S, Reachability, Unreachable
+from shared.settings import Settings
+from tests.api.kit import Server, serving, until
+
+SINCE = datetime(2025, 3, 1, 13, 5, tzinfo=UTC)
+
+
+async def published(server: Server, bus: Bus, seen: Reachability) -> dict[str, Any]:
+    """Have a detector publish what it sees; return the nodes by name once the gateway shows it."""
+    await bus.publish(REACHABILITY, seen.model_dump_json().encode())
+    names = set(seen.unreachable)
+
+    async def nodes() -> dict[str, Any]:
+        return {node["name"]: node for node in (await server.http.get("/v1/nodes")).json()["items"]}
+
+    async def shown() -> bool:
+        return {name for name, node in (await nodes()).items() if node["state"] == "unreachable"} == names
+
+    await until(shown)
+    return await nodes()
+
+
+async def check(server: Server) -> dict[str, Any]:
+    checks = (await server.http.get("/readyz")).json()["checks"]
+    return next(one for one in checks if one["name"] == "nodes")
+
+
+async def test_unreachable_nodes_are_shown_until_they_are_heard_again(
+    settings: Settings, bus: Bus, journal: Journal
+) -> None:
+    async with serving(settings, bus, journal) as server:
+        for name in ("n0", "n1"):
+            joined = await server.append(
+                NodeJoined, node=name, incarnation=name, agent_pid=1, domain="default", workers=[f"{name}/0"]
+            )
+        await server.projected(joined.position)
+        cut = Unreachable(since=SINCE, reached_by=["@detector", "n0"])
+        nodes = await published(server, bus, Reachability(unreachable={"n1": cut}))
+        assert nodes["n0"]["state"] == "ready"
+        assert nodes["n1"]["reason"] == (
+            "no heartbeat arrives since 2025-03-01 13:05:00 UTC; its ranks are kept: "
+            "its agent is reached by the detector, n0"
+        )
+        assert (await check(server))["ok"]
+        assert (await check(server))["detail"] == "1 ready, 1 unreachable (n1)"
+        for state, names in {"ready": ["n0"], "unreachable": ["n1"], "lost": []}.items():
+            items = (await server.http.get("/v1/nodes", params={"state": state})).json()["items"]
+            assert [node["name"] for node in items] == names
+        both = {name: Unreachable(since=SINCE) for name in ("n0", "n1")}
+        nodes = await published(server, bus, Reachability(unreachable=both, cut_off_since=SINCE))
+        assert all(n["reason"].endswith("the control plane is cut off from all nodes") for n in nodes.values())
+        found = await check(server)
+        assert not found["ok"]
+        assert found["detail"].startswith("0 ready, 2 unreachable (n0, n1); the control plane is cut off")
+        assert {node["state"] for node in (await published(server, bus, Reachability())).values()} == {"ready"}
+        assert (await check(server))["ok"]
+
+
+async def test_what_a_detector_said_before_it_ended_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = Live()
+    seen = Reachability(unreachable={"n1": Unreachable(since=SINCE)})
+    await live.hear_detector(REACHABILITY, seen.model_dump_json().encode())
+    assert live.state().reachability == seen
+    late = time.monotonic() + STALE_S + 1.0
+    monkeypatch.setattr(time, "monotonic", lambda: late)
+    assert live.state().reachability == Reachability()
+
+
+async def test_a_message_that_cannot_be_read_is_counted() -> None:
+    live = Live()
+    await live.hear_detector(REACHABILITY, b'{"unreachable": 3}')
+    assert live.dropped.counters == {"undecodable": 1}

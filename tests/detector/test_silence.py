@@ -1,0 +1,381 @@
+"""Silent nodes: lost, unreachable, or the control plane cut off; each rule, and properties of all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.detector.probing import DETECTOR, ProbeQuestion
+from services.detector.silence import UNANSWERED_S, reachability
+from shared.events import ErrorDetected, TaskFailed, TaskFinished
+from shared.probes import Outcome
+from shared.severities import ErrorKind
+from tests.detector.kit import LIMITS, START, Cluster, at, restart_plan
+from tests.detector.world import TICK_S, World
+
+TIMEOUT_S = LIMITS.node_timeout_s
+
+SOON_S = TIMEOUT_S + 3 * TICK_S
+"""Witnesses delay no loss: two ticks for the clock's grain, one for the answers."""
+
+
+# ---- dead nodes
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 8])
+@pytest.mark.parametrize("how", ["off", "ended", "stopped"])
+def test_one_dead_node_is_found_as_soon_as_its_silence_allows(nodes: int, how: str) -> None:
+    world = World(nodes)
+    setattr(world, how, {"n1"})
+    found = world.run_until_lost(10.0)
+    assert found.keys() == {"n1"}
+    assert TIMEOUT_S - 2 * TICK_S <= found["n1"] <= SOON_S
+    outcome = {"off": "silent", "ended": "absent", "stopped": "mute"}[how]
+    assert set(world.events[-1].evidence["witnesses"].values()) == {outcome}
+
+
+@pytest.mark.parametrize(("nodes", "dead"), [(3, 2), (4, 2), (8, 4), (8, 7)])
+def test_many_dead_nodes_are_found_if_one_is_left_to_witness(nodes: int, dead: int) -> None:
+    world = World(nodes)
+    world.off = set(world.names[:dead])
+    found = world.run_until_lost(10.0)
+    assert found.keys() == world.off
+    assert max(found.values()) <= SOON_S
+    assert world.unreachable() == {}
+
+
+@pytest.mark.parametrize("how", ["ended", "stopped"])
+def test_the_only_node_is_lost_if_its_machine_answers_without_an_agent(how: str) -> None:
+    world = World(1)
+    setattr(world, how, {"n0"})
+    found = world.run_until_lost(10.0)
+    assert found["n0"] <= 2 * TIMEOUT_S
+    assert not world.is_cut_off()
+
+
+def test_the_only_node_whose_machine_is_silent_cannot_be_told_from_a_cut_link() -> None:
+    world = World(1)
+    world.off = {"n0"}
+    assert world.run(2 * TIMEOUT_S) == []
+    assert world.is_cut_off()
+    assert world.unreachable() == {"n0": []}
+    assert world.run(60.0) == []
+
+
+# ---- the control plane cut off
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 8])
+@pytest.mark.parametrize("cut_s", [1.0, 4.0, 30.0])
+def test_a_control_plane_that_is_cut_off_replaces_nobody(nodes: int, cut_s: float) -> None:
+    world = World(nodes)
+    world.cut_control()
+    assert world.run(cut_s) == []
+    long = cut_s > SOON_S
+    assert world.is_cut_off() is long
+    assert set(world.unreachable()) == (set(world.names) if long else set())
+    world.heal()
+    assert world.run(10.0) == []
+    assert not world.is_cut_off()
+    assert world.unreachable() == {}
+    assert world.cleans == []
+    assert len([note for note in world.notes if "adopted" in note]) == (nodes if long else 0)
+
+
+def test_nodes_that_reconnect_one_after_the_other_are_all_adopted() -> None:
+    """Each node that is heard finds the others silent, and witnesses that they are there."""
+    world = World(4)
+    world.cut_control()
+    world.run(8.0)
+    for name in world.names:
+        world.unheard.discard(name)
+        world.cut.discard(frozenset({DETECTOR, name}))
+        assert world.run(6.0) == []
+    assert world.unreachable() == {}
+
+
+def test_a_node_that_died_while_the_control_plane_was_cut_off_is_found_afterwards() -> None:
+    world = World(3)
+    world.cut_control()
+    world.run(8.0)
+    world.off = {"n2"}
+    world.heal()
+    found = world.run_until_lost(10.0)
+    assert found.keys() == {"n2"}
+    assert found["n2"] <= 5.0
+
+
+def test_a_detector_that_starts_while_it_is_cut_off_loses_nobody() -> None:
+    world = World(3)
+    successor = World(3)
+    for node in successor.monitor.state.nodes.values():
+        node.heard_at = node.heartbeat = None
+    successor.monitor.started_at = at(successor.now_s)
+    successor.cut_control()
+    assert successor.run(10.0) == []
+    assert successor.is_cut_off()
+    successor.heal()
+    assert successor.run(5.0) == []
+    assert successor.unreachable() == world.unreachable() == {}
+
+
+def test_a_task_that_finished_while_the_control_plane_was_cut_off_has_not_vanished() -> None:
+    """The node of rank 0, whose signal says that the task has finished, is the last one that is heard again."""
+    world = World(3)
+    world.cut_control()
+    world.run(5.0)
+    world.idle = set(world.names)
+    for name in ("n1", "n2", "n0"):
+        world.unheard.discard(name)
+        world.cut.discard(frozenset({DETECTOR, name}))
+        assert world.run(5.0 if name != "n0" else 1.5) == []
+    finished = world.cluster.finished("n0/0", world.now_s)
+    assert [type(e) for e in world.cluster.signal(finished, world.now_s)] == [TaskFinished]
+    assert world.run(10.0) == []
+
+
+def test_a_rank_that_vanished_while_the_control_plane_was_cut_off_is_found_afterwards() -> None:
+    world = World(3)
+    world.cut_control()
+    world.run(5.0)
+    world.idle = {"n1"}
+    world.heal()
+    [error] = world.run(10.0)
+    assert (error.kind, error.worker) == (ErrorKind.PROCESS_EXIT, "n1/0")
+
+
+# ---- nodes that only the control plane does not hear
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 8])
+def test_a_node_that_witnesses_reach_is_kept_until_they_no_longer_do(nodes: int) -> None:
+    world = World(nodes)
+    world.cut_control("n1")
+    assert world.run(30.0) == []
+    assert set(world.unreachable()) == {"n1"}
+    assert DETECTOR not in world.unreachable()["n1"]
+    assert not world.is_cut_off()
+    world.off = {"n1"}
+    found = world.run_until_lost(10.0)
+    assert found.keys() == {"n1"}
+    assert found["n1"] <= TIMEOUT_S + 1.0
+    assert world.unreachable() == {}
+
+
+def test_a_node_that_the_detector_itself_reaches_is_kept() -> None:
+    world = World(1)
+    world.unheard = {"n0"}
+    assert world.run(30.0) == []
+    assert world.unreachable() == {"n0": [DETECTOR]}
+
+
+def test_one_witness_that_reaches_it_outweighs_others_that_do_not() -> None:
+    world = World(4)
+    world.cut_control("n1")
+    world.cut |= {frozenset({"n1", "n0"}), frozenset({"n1", "n2"})}
+    assert world.run(30.0) == []
+    assert world.unreachable() == {"n1": ["n3"]}
+
+
+def test_a_node_that_nobody_reaches_any_more_is_lost_whoever_is_cut() -> None:
+    world = World(4)
+    world.cut_control("n1")
+    world.cut |= {frozenset({"n1", other}) for other in world.names if other != "n1"}
+    assert world.run_until_lost(10.0).keys() == {"n1"}
+
+
+def test_a_node_that_a_decision_needs_is_lost() -> None:
+    """A rank of its task fails: the plan has to reach all members."""
+    world = World(3)
+    world.cut_control("n1")
+    world.run(10.0)
+    exited = world.cluster.exited("n2/0", world.now_s)
+    [error] = world.cluster.signal(exited, world.now_s)
+    restart_plan("p2", error, world.cluster, "n2/0")
+    [lost] = world.run(0.5)
+    assert (lost.kind, lost.node) == (ErrorKind.NODE_LOST, "n1")
+    assert "task gpt cannot go on" in lost.evidence["reason"]
+
+
+def test_a_node_whose_ranks_break_the_others_collectives_is_lost() -> None:
+    world = World(3)
+    world.cut_control("n1")
+    world.run(10.0)
+    raised = world.cluster.raised("n2/0", world.now_s, "communication")
+    assert world.cluster.signal(raised, world.now_s) == []
+    [lost] = world.run(0.5)
+    assert (lost.kind, lost.node) == (ErrorKind.NODE_LOST, "n1")
+
+
+def test_a_node_that_its_task_waits_for_is_lost() -> None:
+    world = World(3)
+    world.status = {"step": 5, "step_s": 0.5, "steps_timed": 5}
+    world.run(1.0)
+    world.cut_control("n1")
+    assert world.run(10.0) == []
+    world.status = {"step": 5, "phase": "reduce", "progress_age_s": 30.0}
+    [lost] = world.run(0.5)
+    assert (lost.kind, lost.node) == (ErrorKind.NODE_LOST, "n1")
+
+
+def test_a_rank_that_hangs_alone_is_blamed_and_not_the_unreachable_node() -> None:
+    world = World(3)
+    world.status = {"step": 5, "step_s": 0.5, "steps_timed": 5}
+    world.run(1.0)
+    world.cut_control("n1")
+    assert world.run(2.0) == []
+    world.status = {"step": 5, "phase": "compute", "progress_age_s": 30.0}
+    first = world.run(0.5)[0]
+    assert (first.kind, first.worker) == (ErrorKind.HANG, "n0/0")
+
+
+# ---- who can witness
+
+
+def test_a_node_on_the_detectors_machine_is_no_witness_against_others() -> None:
+    """Its link is the one that may be cut."""
+    world = World(3, here={"n0"})
+    world.cut_control("n1", "n2")
+    world.cut |= {frozenset({"n0", "n1"}), frozenset({"n0", "n2"})}
+    world.cluster.fold(TaskFailed(event_id="f", occurred_at=START, task="gpt", generation=1, step=1, reason="bug"))
+    assert world.run(30.0) == []
+    assert world.is_cut_off()
+
+
+def test_a_node_that_ranks_on_the_detectors_machine_need_is_lost() -> None:
+    world = World(2, here={"n0"})
+    world.off = {"n1"}
+    raised = world.cluster.raised("n0/0", world.now_s, "communication")
+    assert world.cluster.signal(raised, world.now_s) == []
+    found = world.run_until_lost(10.0)
+    assert found["n1"] <= 5.0
+
+
+@pytest.mark.parametrize("older", [{"n1"}, {"n0", "n2"}, {"n0", "n1", "n2"}])
+def test_nodes_of_an_older_version_are_lost_by_silence_alone_while_others_speak(older: set[str]) -> None:
+    world = World(3, older=older)
+    world.off = {"n1"}
+    found = world.run_until_lost(10.0)
+    assert found.keys() == {"n1"}
+    assert found["n1"] <= SOON_S
+
+
+def test_a_cluster_of_an_older_version_is_lost_by_silence_alone() -> None:
+    world = World(2, older={"n0", "n1"})
+    world.cut_control()
+    assert world.run_until_lost(10.0).keys() == {"n0", "n1"}
+
+
+def test_nodes_of_an_older_version_are_kept_where_others_may_be_cut_off() -> None:
+    world = World(3, older={"n1"})
+    world.cut_control()
+    assert world.run(30.0) == []
+
+
+def test_a_witness_that_has_not_answered_yet_is_waited_for() -> None:
+    world = World(3, late_s={"n1": 1.0})
+    world.off = {"n2"}
+    found = world.run_until_lost(10.0)
+    assert found.keys() == {"n2"}
+    assert TIMEOUT_S + 0.8 <= found["n2"] <= TIMEOUT_S + 1.4
+
+
+def test_witnesses_that_never_answer_do_not_keep_a_node_for_ever() -> None:
+    cluster = Cluster(2)
+    cluster.listen_until(1.0)
+    events: list[Any] = []
+    for tick in range(10, round(20 / TICK_S)):
+        seconds = tick * TICK_S
+        if tick % 2 == 0:
+            cluster.beat("n0", seconds, probe="n0:1")
+        if tick == 10:
+            cluster.beat("n1", seconds, probe="n1:1")
+        cluster.monitor.echo(at(seconds))
+        decision = cluster.monitor.tick(at(seconds))
+        events += decision.events
+        for question in decision.probes:
+            cluster.monitor.probed(question, {}, at(seconds))
+    [lost] = events
+    assert lost.node == "n1"
+    assert UNANSWERED_S < (lost.detected_at - at(1.0)).total_seconds() < UNANSWERED_S + 2.0
+
+
+def test_witnesses_are_few_and_of_many_domains() -> None:
+    world = World(20)
+    world.off = {"n19"}
+    world.run(0.8)
+    first = world.asked[0].asked_at
+    asked = [q.witness for q in world.asked if q.asked_at == first]
+    assert len(asked) == 6
+    assert DETECTOR in asked
+
+
+def test_nobody_is_asked_while_all_are_heard() -> None:
+    world = World(3)
+    world.run(30.0)
+    assert world.asked == []
+
+
+# ---- properties
+
+HEARD = st.lists(st.frozensets(st.sampled_from(["n0", "n1", "n2"])), min_size=1, max_size=90)
+
+
+class Random:
+    """A monitor of three nodes without a task, whose probes are answered late and in any order, as hypothesis draws."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self.cluster = Cluster(3)
+        self.monitor = self.cluster.monitor
+        ended = TaskFailed(event_id="f", occurred_at=START, task="gpt", generation=1, step=1, reason="a bug")
+        self.cluster.fold(ended)
+        self._data = data
+        self._waiting: list[ProbeQuestion] = []
+        self.lost: set[str] = set()
+        self.tick = 0
+        self.step(frozenset(self.cluster.names), {})
+
+    def step(self, heard: frozenset[str], outcomes: dict[str, list[Outcome | None]]) -> None:
+        """One tick: heartbeats of some nodes, then answers. ``outcomes``: what a witness may find out, by node."""
+        self.tick += 1
+        now = at(self.tick * TICK_S)
+        for name in sorted(heard):
+            self.cluster.beat(name, self.tick * TICK_S, task=None, probe=f"{name}:1", network=name)
+        self.monitor.echo(now)
+        answered = self._data.draw(st.sets(st.integers(0, len(self._waiting) - 1)) if self._waiting else st.just(set()))
+        for index in sorted(answered, reverse=True):
+            question = self._waiting.pop(index)
+            drawn = {peer: self._data.draw(st.sampled_from(outcomes[peer])) for peer in question.peers}
+            self.monitor.probed(question, {p: o for p, o in drawn.items() if o is not None}, now)
+        decision = self.monitor.tick(now)
+        self._waiting += decision.probes
+        self.lost |= {e.node for e in decision.events if isinstance(e, ErrorDetected) and e.node is not None}
+
+
+ANY: list[Outcome | None] = [None, *Outcome]
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.data(), HEARD)
+def test_a_node_that_answers_probes_is_never_lost(data: st.DataObject, heard: list[frozenset[str]]) -> None:
+    random = Random(data)
+    for names in heard:
+        random.step(names - {"n1"}, {"n0": ANY, "n1": [Outcome.REACHED, None], "n2": ANY})
+    assert "n1" not in random.lost
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.data(), HEARD)
+def test_where_no_node_is_heard_and_no_machine_answers_nothing_is_lost(
+    data: st.DataObject, heard: list[frozenset[str]]
+) -> None:
+    random = Random(data)
+    nothing: list[Outcome | None] = [None, Outcome.SILENT]
+    for _ in heard:
+        random.step(frozenset(), dict.fromkeys(random.cluster.names, nothing))
+    assert random.lost == set()
+    silent = random.tick * TICK_S - TICK_S > TIMEOUT_S + TICK_S / 2
+    assert (reachability(random.monitor.state).cut_off_since is not None) is silent
