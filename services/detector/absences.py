@@ -1,7 +1,8 @@
-"""Members of a task whose node reports no process of the task: the end of a rank of which no signal arrived. Pure.
+"""Members of a task whose node reports no such process: the end of a rank of which no signal arrived. Pure.
 
 An agent signals the end of each process (``ProcessExited``), which is the fast way. A signal can be lost with its
-agent, or on the way. So what the log says (a member trains on this worker) is compared with every heartbeat.
+agent, or on the way. So what the log says (a member trains on this worker) is compared with every heartbeat, also
+while a plan is carried out: a survivor that has vanished must not be waited for, and its node is not to blame.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ def update(state: DetectorState, task: MonitoredTask, now: datetime) -> None:
 
     Args:
         state: the detector's.
-        task: trains, with no plan outstanding.
+        task: trains, or has a plan in progress; none of its errors is unanswered.
         now: when the newest heartbeats have arrived, or later.
     """
-    absent = [worker for worker, member in task.members.items() if _is_absent(state, task, member)]
+    absent = [worker for worker in _expected(task) if _is_absent(state, task, task.members[worker])]
     task.absent_since = {worker: task.absent_since.get(worker, now) for worker in absent}
 
 
@@ -65,13 +66,29 @@ def find(state: DetectorState, task: MonitoredTask, listening_since: datetime) -
     )
 
 
+def _expected(task: MonitoredTask) -> list[str]:
+    """Return the members that must have a process now: all, or those that stay in the plan that is carried out."""
+    if task.change is None:
+        return list(task.members)
+    change = task.change
+    if change.action not in ("move", "none"):
+        return []
+    leaving = {*change.release, *change.failed, *change.prepare}
+    kept = {m.worker for m in task.stages()[-1].members} if task.stages() else set(change.survivors)
+    staying = (kept & set(change.survivors)) - leaving
+    return [w for w in task.members if w in staying and task.accepts(w, task.generation)]
+
+
 def _is_absent(state: DetectorState, task: MonitoredTask, member: Member) -> bool:
-    """Return whether the node is there and reports no process of the task on the member's worker."""
+    """Return whether the node is there and reports no process of the task's generation on the member's worker.
+
+    A process of an older generation is not the member: it has never joined, and what it waits for will not come.
+    """
     node = state.nodes.get(member.node)
     if node is None or not node.present or node.heartbeat is None:
         return False
     status = state.status(member.worker)
-    return status is None or status.task != task.name
+    return status is None or status.task != task.name or (status.generation or 0) < task.generation
 
 
 def _confirmed(state: DetectorState, worker: str, since: datetime) -> bool:

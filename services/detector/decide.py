@@ -13,10 +13,22 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
-from services.detector import absences, admission, faults, hangs, isolation, links, probing, silence, status_events
+from services.detector import (
+    absences,
+    admission,
+    faults,
+    hangs,
+    isolation,
+    leftovers,
+    links,
+    probing,
+    silence,
+    status_events,
+)
 from services.detector.admission import Ask, Liveness, Patience
 from services.detector.evolve import evolve
 from services.detector.faults import Fault
+from services.detector.leftovers import Clean as Clean
 from services.detector.probing import ProbeQuestion
 from services.detector.silence import SilenceLimits
 from services.detector.stalls import StallLimits
@@ -42,9 +54,6 @@ SETTLE_S = 0.25
 """The signal of a cause arrives within 50 ms, and on a busy machine within this time. Broken sockets count as a fault
 of their own only after that."""
 
-CLEAN_INTERVAL_S = 1.0
-"""Pause between two requests to a returned node to end the ranks that its absence left behind."""
-
 _RANK_FIELDS = {"state", "phase", "step", "micro_batch", "setup_parts", "progress_age_s", "process_state", "pid"}
 """What the evidence of a fault contains of each rank's status."""
 
@@ -58,19 +67,6 @@ class DetectorLimits:
     progress_interval_s: float
     restart_window_s: float
     stalls: StallLimits
-
-
-@dataclass(frozen=True, slots=True)
-class Clean:
-    """A request to a node: end the ranks of ``task`` on ``workers``, which the node's absence has left behind.
-
-    ``generation``: the newest one that the node's agent can have seen, so that the agent accepts the request.
-    """
-
-    node: str
-    task: str
-    generation: int
-    workers: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +187,11 @@ class Monitor:
         return decision, DepartureAnswer(verdict="left")
 
     def heartbeat(self, heartbeat: Heartbeat, now: datetime) -> Decision:
-        """Take a heartbeat that was received at ``now``."""
+        """Take a heartbeat that was received at ``now``; one that a later one has overtaken is dropped."""
         decision = Decision()
         node = self.state.nodes.get(heartbeat.node)
+        if node is not None and node.has_newer(heartbeat):
+            return decision
         if node is None or node.incarnation != heartbeat.incarnation:
             # Two agents that took turns as the newest one would append each other's loss for ever.
             if not admission.may_join(self.state, heartbeat):
@@ -212,9 +210,14 @@ class Monitor:
         elif node.left:
             return decision
         elif (gone := isolation.cause(self.state, node)) and isolation.may_return(self.state, node.name):
-            if not self._clean(decision, node, heartbeat, now):
+            stale = leftovers.of_returned(heartbeat)
+            decision.cleans += leftovers.requests(self.state, node, stale, now)
+            if not stale:
                 self._decide(decision, status_events.node_joined(heartbeat, gone, now))
-        self.state.nodes[heartbeat.node].receive(heartbeat, now)
+        node = self.state.nodes[heartbeat.node]
+        node.receive(heartbeat, now)
+        if node.present:
+            decision.cleans += leftovers.requests(self.state, node, leftovers.find(self.state, node, now), now)
         for status in heartbeat.workers:
             self._decide(decision, status_events.of_rank(self.state, status, self.limits.progress_interval_s, now))
         return decision
@@ -249,7 +252,11 @@ class Monitor:
             elif not self._broken_sockets(decision, task, now):
                 self._examine(decision, task, hangs.of_training(self.state, task, self.limits.stalls, now), now)
         for task in list(self.state.moving()):
-            self._examine(decision, task, hangs.of_moving(self.state, task, self.limits.stalls, now), now)
+            absences.update(self.state, task, now)
+            if (vanished := absences.find(self.state, task, self.started_at)) is not None:
+                self._fault(decision, task, vanished, now)
+            else:
+                self._examine(decision, task, hangs.of_moving(self.state, task, self.limits.stalls, now), now)
         self._escalate(decision, now)
         decision.probes += isolation.ask(self.state, now)
         return decision
@@ -263,22 +270,6 @@ class Monitor:
     def _lose(self, decision: Decision, node: MonitoredNode, now: datetime, reason: str, **details: Any) -> None:
         limit_s = self.limits.node_timeout_s
         self._decide(decision, faults.node_lost(self.state, node, now=now, reason=reason, limit_s=limit_s, **details))
-
-    def _clean(self, decision: Decision, node: MonitoredNode, heartbeat: Heartbeat, now: datetime) -> bool:
-        """Ask a returned node to end the ranks that survived its absence; return whether it has any."""
-        stale: dict[str, list[str]] = {}
-        for status in heartbeat.workers:
-            if status.task is not None:
-                stale.setdefault(status.task, []).append(status.worker)
-        due = node.cleaned_at is None or (now - node.cleaned_at).total_seconds() >= CLEAN_INTERVAL_S
-        if stale and due:
-            node.cleaned_at = now
-            for name, workers in stale.items():
-                task = self.state.tasks.get(name)
-                # Not the generation of the newest plan: a pause has none, and the node may have seen one before it.
-                generation = task.highest_generation if task is not None else 0
-                decision.cleans.append(Clean(node.name, name, generation, workers))
-        return bool(stale)
 
     # ---- tasks
 

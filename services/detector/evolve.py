@@ -210,6 +210,8 @@ def _moved(state: DetectorState, event: StateMoved) -> None:
         _resumed(task, stage, event)
     if event.phase == "failed":
         task.failed_transition = event
+        if task.ended:
+            task.change = None  # nothing escalates; processes that are left are ended by ``leftovers``
     if event.complete:
         if event.phase == "ended":
             task.members = {}

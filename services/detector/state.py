@@ -37,7 +37,8 @@ class MonitoredNode:
         heard_at: when the detector received its newest heartbeat.
         excused_until: until when a bus that was away explains its silence.
         heartbeat: its newest heartbeat.
-        cleaned_at: when it was last asked to end the ranks that its absence left behind.
+        cleaned_at: when it was last asked to end the ranks that its absence left behind, or that no plan names.
+        leftover_since: workers whose process no plan names, and since when (``leftovers.py``).
         stopped: pid -> the time since which every heartbeat has shown the process stopped (kernel state T).
         reached_at: when the newest question was put that a witness answered with having reached its agent.
         witnesses: who was asked to probe it -> when last.
@@ -57,6 +58,7 @@ class MonitoredNode:
     excused_until: datetime | None = None
     heartbeat: Heartbeat | None = None
     cleaned_at: datetime | None = None
+    leftover_since: dict[str, datetime] = field(default_factory=dict)
     stopped: dict[int, datetime] = field(default_factory=dict)
     reached_at: datetime | None = None
     witnesses: dict[str, datetime] = field(default_factory=dict)
@@ -64,6 +66,12 @@ class MonitoredNode:
     asked_since: datetime | None = None
     unreachable_since: datetime | None = None
     adopted_until: datetime | None = None
+
+    def has_newer(self, heartbeat: Heartbeat) -> bool:
+        """Return whether a later heartbeat of the same agent has been received, or this very one."""
+        newest = self.heartbeat
+        same = newest is not None and newest.incarnation == heartbeat.incarnation
+        return same and newest is not None and newest.sequence >= heartbeat.sequence
 
     def receive(self, heartbeat: Heartbeat, now: datetime) -> None:
         """Take a heartbeat that was received at ``now``."""

@@ -21,9 +21,11 @@ _REFUSED = re.compile(
 
 _SQLITE_REFUSED = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
 
-_UNDEFINED_TABLE, _INSUFFICIENT_PRIVILEGE, _READ_ONLY = "42P01", "42501", "25006"
-"""SQLSTATEs (PostgreSQL, appendix A) of errors that are none of operation to the driver. A standby that is not promoted
-yet is read-only."""
+_UNDEFINED_TABLE, _INSUFFICIENT_PRIVILEGE = "42P01", "42501"
+
+_AWAY = ("25006", "25P03")
+"""SQLSTATEs (PostgreSQL, appendix A) of outages that the driver does not count as operational: a standby that is not
+promoted yet is read-only, and a server has ended a transaction in which its client said nothing for too long."""
 
 
 @contextlib.contextmanager
@@ -58,6 +60,6 @@ def _error(what: str, err: DBAPIError) -> UnicronError | None:
         return Corrupt(text)
     if sqlstate == _INSUFFICIENT_PRIVILEGE or sqlite_code in _SQLITE_REFUSED or _REFUSED.search(text):
         return AccessDenied(text)
-    if isinstance(err, OperationalError) or err.connection_invalidated or sqlstate == _READ_ONLY:
+    if isinstance(err, OperationalError) or err.connection_invalidated or sqlstate in _AWAY:
         return Unavailable(text)
     return None

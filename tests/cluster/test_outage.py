@@ -1,4 +1,4 @@
-"""PostgreSQL or NATS goes away under training: all wait and go on, and a fault meanwhile is healed after it."""
+"""PostgreSQL, NATS or a service goes away under training: all wait and go on, and a fault meanwhile is healed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from cli.stack import SERVICES
+from shared.events import ErrorDetected
 from tests.cluster.bed import Bed
 from tests.cluster.control import until
 from tests.cluster.training import training
@@ -89,3 +91,32 @@ def test_nats_is_killed_and_started_again(lost: bool, bed: Bed, corpus: Path, tm
             bed.control.lose_nats_data()
         bed.control.start_nats()
         until("the api is ready", lambda: bed.client.http.get("/readyz").status_code == 200, BACK_S)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_is_killed_during_a_recovery(name: str, bed: Bed, corpus: Path, tmp_path: Path) -> None:
+    """The detector before it has recorded the fault, or a moment after that; the others once the log has it."""
+    task = f"without-{name}"
+    with one_fault(bed, task, corpus, tmp_path) as before:
+        kill_rank(bed, before)
+        if name != "detector":
+            until_recorded(bed, task)
+        bed.control.kill(name)
+        bed.control.start_service(name)
+
+
+def until_recorded(bed: Bed, task: str) -> None:
+    """Wait until the log has an error of the task."""
+    log = bed.control.open_log()
+    try:
+        position = 0
+
+        def recorded() -> bool:
+            nonlocal position
+            records = log.read(after=position)
+            position = records[-1].position if records else position
+            return any(isinstance(r.event, ErrorDetected) and r.event.task == task for r in records)
+
+        until("the error is in the log", recorded, BACK_S)
+    finally:
+        log.close()

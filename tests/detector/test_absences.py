@@ -11,6 +11,7 @@ from shared.events import ErrorDetected
 from shared.plans import TaskChange
 from shared.severities import ErrorKind, Method, Severity
 from shared.signals import Heartbeat, WorkerStatus
+from tests.agent.kit import stage
 from tests.detector.kit import Cluster, at, complete, only_error, plan, restart_plan
 
 INTERVAL_S = 0.25
@@ -152,3 +153,35 @@ def test_the_same_absence_found_again_after_a_restart_is_the_same_event() -> Non
     first, second = (only_error(run(Cluster(), 9.0, absent=("n2",))) for _ in range(2))
     assert isinstance(first, ErrorDetected)
     assert first.event_id == second.event_id
+
+
+def test_a_process_of_an_older_generation_is_not_the_member() -> None:
+    cluster = Cluster()
+    events: list[Any] = []
+    for quarter in range(1, 9):
+        seconds = quarter * INTERVAL_S
+        for name in cluster.names:
+            cluster.beat(name, seconds, generation=0 if name == "n1" else 1)
+        events += cluster.tick(seconds)
+    assert (only_error(events).worker, only_error(events).evidence["exit"]) == ("n1/0", "vanished")
+
+
+def test_a_survivor_that_vanished_is_found_while_its_plan_is_carried_out() -> None:
+    """Otherwise the plan fails after a while, and its failure is taken for that of the node."""
+    cluster = Cluster()
+    error = only_error(cluster.signal(cluster.exited("n2/0", 1.0), 1.0))
+    restart_plan("p2", error, cluster, "n2/0")
+    found = only_error(run(cluster, 9.0, absent=("n1", "n2"), since_s=1.0))
+    assert (found.worker, found.kind, found.severity) == ("n1/0", ErrorKind.PROCESS_EXIT, Severity.SEV2)
+    assert found.incident != error.incident
+    assert found.evidence["workers"] == ["n1/0"], "not n2/0, which the plan starts again"
+
+
+def test_workers_that_a_plan_gives_up_may_vanish() -> None:
+    cluster = Cluster()
+    kept = cluster.workers[:2]
+    shrink = {"action": "move", "release": ["n2/0"], "target": stage(2, kept)}
+    for rest in (shrink, {"action": "stop"}):
+        change = TaskChange(task="gpt", reason="x", from_generation=1, survivors=cluster.workers, **rest)
+        cluster.fold(plan(f"p{rest['action']}", "cause", change))
+        assert run(cluster, 4.0, absent=("n2",)) == []

@@ -13,6 +13,7 @@ from sqlalchemy import create_engine
 
 from shared.bus import Bus
 from shared.errors import AccessDenied, Corrupt, Unavailable
+from shared.log.driver_errors import database_errors
 from shared.log.journal import Journal
 from shared.log.log import EventLog
 from shared.log.schema import begin_write
@@ -124,14 +125,17 @@ async def test_a_sleep_begins_anew_after_an_outage(journal: Journal, database: P
 async def test_a_writer_that_says_nothing_any_more_keeps_nobody_waiting(
     database: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if the power of its machine had failed between two statements of an append."""
-    monkeypatch.setattr("shared.log.schema.ABANDONED_S", 0.2)
+    """As if the power of its machine had failed between two statements of an append. If it lives, it tries again."""
     log = await asyncio.to_thread(EventLog, database.url)
     engine = create_engine(database.url)
     with engine.connect() as abandoned:
-        begin_write(abandoned)
+        with monkeypatch.context() as short:
+            short.setattr("shared.log.schema.ABANDONED_S", 0.2)
+            begin_write(abandoned)
         async with asyncio.timeout(LIMIT_S):
             await asyncio.to_thread(log.append, [node_joined(1)])
+        with pytest.raises(Unavailable, match="idle-in-transaction"), database_errors("log"):
+            abandoned.exec_driver_sql("SELECT 1")
         abandoned.invalidate()
     engine.dispose()
     log.close()

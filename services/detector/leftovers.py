@@ -1,0 +1,88 @@
+"""Processes that a node should not have, and the requests to end them. Pure.
+
+They were left behind by the node's absence, or no plan names them any more, which every heartbeat is compared for.
+
+The transition service releases the workers that a task gives up. It sends nothing to a node that counts as lost, and a
+release may time out; the process would then have its worker for ever, and go on training a generation that nothing
+counts of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from services.detector.state import DetectorState, MonitoredNode
+from shared.signals import Heartbeat, WorkerStatus
+
+CLEAN_INTERVAL_S = 1.0
+"""Pause between two requests to a node to end ranks that it should not have."""
+
+LEFTOVER_S = 5.0
+"""For how long heartbeats must report such a process. A release takes milliseconds, and a rank that has finished its
+task has 5 s to leave (``services.agent.agent.FINISH_GRACE_S``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clean:
+    """A request to a node: end the ranks of ``task`` on ``workers``, which it should not have.
+
+    They were left behind by the node's absence, or no plan names them any more.
+    ``generation``: the newest one that the node's agent can have seen, so that the agent accepts the request.
+    """
+
+    node: str
+    task: str
+    generation: int
+    workers: list[str]
+
+
+def of_returned(heartbeat: Heartbeat) -> dict[str, list[str]]:
+    """Return task -> workers of all processes of a node that has returned: they survived its absence."""
+    stale: dict[str, list[str]] = {}
+    for status in heartbeat.workers:
+        if status.task is not None:
+            stale.setdefault(status.task, []).append(status.worker)
+    return stale
+
+
+def requests(state: DetectorState, node: MonitoredNode, stale: Mapping[str, list[str]], now: datetime) -> list[Clean]:
+    """Return the requests to end processes of tasks on a node's workers; none if the node was asked a moment ago."""
+    due = node.cleaned_at is None or (now - node.cleaned_at).total_seconds() >= CLEAN_INTERVAL_S
+    if not stale or not due:
+        return []
+    node.cleaned_at = now
+    found = []
+    for name, workers in stale.items():
+        task = state.tasks.get(name)
+        # Not the generation of the newest plan: a pause has none, and the node may have seen one before it.
+        found.append(Clean(node.name, name, task.highest_generation if task is not None else 0, workers))
+    return found
+
+
+def find(state: DetectorState, node: MonitoredNode, now: datetime) -> dict[str, list[str]]:
+    """Return task -> workers of a node, which is not lost, whose process is left over.
+
+    Args:
+        state: the detector's.
+        node: has just sent a heartbeat.
+        now: when the heartbeat was received.
+    """
+    assert node.heartbeat is not None
+    left = [status for status in node.heartbeat.workers if _is_leftover(state, status)]
+    node.leftover_since = {status.worker: node.leftover_since.get(status.worker, now) for status in left}
+    found: dict[str, list[str]] = {}
+    for status in left:
+        if status.task is not None and (now - node.leftover_since[status.worker]).total_seconds() >= LEFTOVER_S:
+            found.setdefault(status.task, []).append(status.worker)
+    return found
+
+
+def _is_leftover(state: DetectorState, status: WorkerStatus) -> bool:
+    """Return whether the worker has a process of a task that has neither a plan nor a generation with the worker.
+
+    A task that the log does not know, as after the restore of an old backup, is left to the operator.
+    """
+    task = state.tasks.get(status.task) if status.task is not None else None
+    return task is not None and not task.unanswered and status.worker not in task.concerned()

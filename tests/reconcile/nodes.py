@@ -1,0 +1,423 @@
+"""The nodes of the simulation: the agent's real core and commands, over processes and a data plane that are modelled.
+
+A *group* is the ranks of one generation that meet in collectives. It trains while all its members are there; a member
+that has died makes the others raise, one that hangs makes them wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+
+from services.agent.commands import Commands
+from services.agent.node import Node
+from services.agent.process import Process
+from shared.changes import Changes
+from shared.commands import Command
+from shared.dropped import DroppedMessages
+from shared.errors import Unavailable
+from shared.signals import Heartbeat, Signal
+from shared.tasks import TaskSpec
+from tests.reconcile.virtual import Network, now, seconds, watched
+from unicron import protocol
+
+STEP_S = 0.2
+JOIN_S = 0.1
+"""Joining a generation, once all members are there."""
+
+JOIN_TIMEOUT_S = 10.0
+"""For how long a rank waits for the other members."""
+
+START_S = 0.4
+HEARTBEAT_S = 0.25
+
+
+@dataclass
+class Rank:
+    """A process of a task. ``mode``: what it does in its generation."""
+
+    agent: Agent
+    process: Process
+    mode: str = "idle"
+    hung: bool = False
+    drain: bool = False
+    stop: bool = False
+    number: int = 0
+    group: Group | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.process.alive
+
+    def say(self, message: protocol.Message) -> None:
+        if self.alive:
+            self.agent.hear(self.process, message)
+
+    def progress(self, phase: str, step: int, duration_s: float | None = None) -> None:
+        assert self.group is not None
+        if not self.hung:
+            self.say(
+                protocol.Progress(
+                    generation=self.group.generation,
+                    rank=self.number,
+                    step=step,
+                    phase=phase,
+                    micro_batch=0,
+                    duration_s=duration_s,
+                )
+            )
+
+    def receive(self, message: protocol.Message) -> None:
+        """Take a message of the agent. A rank that hangs takes none."""
+        if not self.alive or self.hung:
+            return
+        match message:
+            case protocol.Configure():
+                self.drain = self.stop = False
+                self.number, self.mode = message.rank, "joining"
+                self.group = self.agent.cluster.group(self.process.task, message)
+                self.progress("setup", 0)
+                self.group.join(self)
+            case protocol.Hold():
+                self.leave("held")
+                self.say(protocol.Held(generation=message.generation, step=self.agent.cluster.step(self.process.task)))
+            case protocol.Drain():
+                self.drain = True
+                if self.mode != "training":
+                    self.rest()
+            case protocol.Stop():
+                self.stop = True
+                if self.mode != "training":
+                    self.save()
+            case protocol.Quit():
+                self.agent.ended(self.process, 0)
+            case _:
+                pass
+
+    def leave(self, mode: str) -> None:
+        self.mode = mode
+        if self.group is not None:
+            self.group.broken = True
+
+    def rest(self) -> None:
+        self.mode = "waiting"
+        self.say(protocol.Drained(generation=self.process.generation, step=self.agent.cluster.step(self.process.task)))
+
+    def save(self) -> None:
+        step = self.agent.cluster.step(self.process.task)
+        self.say(
+            protocol.Stopped(generation=self.process.generation, rank=self.number, step=step, path=f"/step-{step}")
+        )
+        self.agent.ended(self.process, 0)
+
+    def fail(self, kind: str) -> None:
+        """Raise, and wait for what comes."""
+        if self.mode in ("joining", "training") and not self.hung and self.group is not None:
+            self.mode = "broken"
+            generation, step = self.group.generation, self.agent.cluster.step(self.process.task)
+            self.say(
+                protocol.Raised(
+                    generation=generation,
+                    rank=self.number,
+                    step=step,
+                    kind=kind,
+                    error="Failed",
+                    detail="a peer is gone",
+                    traceback="",
+                )
+            )
+
+
+class Group:
+    """The ranks of one generation of a task."""
+
+    def __init__(self, cluster: Cluster, task: str, configure: protocol.Configure) -> None:
+        self.cluster, self.task, self.generation = cluster, task, configure.generation
+        self.members = [str(worker) for _, worker, _ in configure.members]
+        self.ranks: dict[str, Rank] = {}
+        self.broken = self.trains = False
+        self._run = watched(self._work())
+
+    def join(self, rank: Rank) -> None:
+        self.ranks[rank.process.worker] = rank
+
+    @property
+    def whole(self) -> bool:
+        """Whether every member is there and takes part."""
+        return (
+            not self.broken
+            and set(self.ranks) == set(self.members)
+            and all(rank.alive and rank.group is self for rank in self.ranks.values())
+        )
+
+    async def _work(self) -> None:
+        deadline = seconds() + JOIN_TIMEOUT_S
+        while not self.whole:
+            await asyncio.sleep(0.05)
+            if self.broken or seconds() > deadline:
+                return self._break()
+        await asyncio.sleep(JOIN_S)
+        if await self._wait_for_hung():
+            return self._break()
+        step = self.cluster.step(self.task)
+        for rank in self.ranks.values():
+            rank.mode = "training"
+            rank.say(protocol.Resumed(generation=self.generation, step=step, source="own"))
+        self.trains = True
+        while True:
+            if await self._step():
+                self.trains = False
+                return self._break()
+            if self._at_boundary():
+                self.trains = False
+                return None
+
+    async def _step(self) -> bool:
+        """Do a step; return whether the group broke in it."""
+        step = self.cluster.step(self.task)
+        for rank in self.ranks.values():
+            rank.progress("compute", step + 1)
+        await asyncio.sleep(STEP_S / 2)
+        for rank in self.ranks.values():
+            rank.progress("reduce", step + 1)
+        await asyncio.sleep(STEP_S / 2)
+        if await self._wait_for_hung():
+            return True
+        self.cluster.steps[self.task] = step + 1
+        for rank in self.ranks.values():
+            rank.progress("ended", step + 1, STEP_S)
+        return False
+
+    async def _wait_for_hung(self) -> bool:
+        """Wait while a rank hangs; return whether the group broke."""
+        while self.whole and any(rank.hung for rank in self.ranks.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        return not self.whole
+
+    def _at_boundary(self) -> bool:
+        """Let ranks drain, stop or finish; return whether the group ends."""
+        ranks = list(self.ranks.values())
+        if self.cluster.step(self.task) >= self.cluster.steps_of[self.task]:
+            for rank in ranks:
+                rank.mode = "finished"
+                rank.say(
+                    protocol.Finished(
+                        generation=self.generation,
+                        rank=rank.number,
+                        step=self.cluster.step(self.task),
+                        samples_sha256="s",
+                        parameters_path="p",
+                    )
+                )
+                self.cluster.loop.call_later(0.2, rank.agent.ended, rank.process, 0)
+            return True
+        if not any(rank.drain or rank.stop for rank in ranks):
+            return False
+        for rank in ranks:
+            rank.mode = "waiting"
+            if rank.stop:
+                rank.save()
+            elif rank.drain:
+                rank.rest()
+        return True
+
+    def _break(self) -> None:
+        """The sockets break: who still takes part raises."""
+        self.broken = True
+        for rank in self.ranks.values():
+            if rank.group is self:
+                rank.fail("communication")
+
+
+class Agent:
+    """One incarnation of a node's agent: what ``commands.Host`` asks for, signals and heartbeats."""
+
+    def __init__(self, cluster: Cluster, name: str, incarnation: str, workers: int) -> None:
+        self.cluster, self.name = cluster, name
+        self.node = Node.create(name, incarnation, workers)
+        self.changes = Changes()
+        self.commands = Commands(self.node, self.changes, self, self._notify, DroppedMessages({}))
+        self.ranks: dict[str, Rank] = {}
+        self.signals: list[Signal] = []
+        self._sequence = 0
+        self._due = asyncio.Event()
+        self._tasks = [watched(self._send_signals()), watched(self._beat())]
+        self.ended_for_good = False
+
+    # ---- life
+
+    async def kill(self) -> None:
+        """End the agent and its ranks, without a word."""
+        self.ended_for_good = True
+        for task in self._tasks:
+            task.cancel()
+        for rank in self.ranks.values():
+            rank.process.exit_code = -9
+        await self.commands.stop()
+
+    def _notify(self) -> None:
+        self.changes.notify()
+        self._due.set()
+
+    # ---- commands.Host
+
+    async def launch(self, process: Process, _: TaskSpec) -> None:
+        key = (self.node.incarnation, process.task, process.worker, process.generation)
+        assert key not in self.cluster.launched, f"started twice for one plan: {key}"
+        self.cluster.launched.add(key)
+        await asyncio.sleep(0.01)
+        process.pid = next(self.cluster.pids)
+        self.ranks[process.id] = Rank(self, process)
+        self.cluster.loop.call_later(START_S, self._attached, process)
+        if process.ending:
+            self.ended(process, -9)
+        self._notify()
+
+    def _attached(self, process: Process) -> None:
+        if process.alive:
+            process.attached = True
+            self._notify()
+
+    def send(self, process: Process, message: protocol.Message) -> None:
+        if isinstance(message, protocol.Configure):
+            self.cluster.check_members(process.task, message)
+        rank = self.ranks.get(process.id)
+        if rank is not None:
+            self.cluster.loop.call_later(0.002, rank.receive, message)
+
+    def directory(self, task: str, generation: int) -> str:
+        return f"/{task}/{generation}"
+
+    async def end(self, processes: Iterable[Process]) -> None:
+        ending = [process for process in processes if process.alive]
+        for process in ending:
+            process.ending = True
+            self.cluster.loop.call_later(0.05, self.ended, process, -9)
+        await self.changes.until(lambda: not any(p.alive for p in ending))
+
+    async def open_store(self, task: str, generation: int) -> tuple[str, int]:
+        await asyncio.sleep(0.02)
+        return "store", 1
+
+    def close_stores(self, task: str, before: int | None = None) -> None: ...
+
+    def forget_state(self, task: str) -> None: ...
+
+    # ---- ranks
+
+    def hear(self, process: Process, message: protocol.Message) -> None:
+        if self.ended_for_good:
+            return
+        self.signals += self.node.receive(process, message, at_s=seconds(), now=now())
+        if not isinstance(message, protocol.Progress):
+            self._notify()
+        self.changes.notify()
+
+    def ended(self, process: Process, exit_code: int, *, signalled: bool = True) -> None:
+        """Note the end of a process. ``signalled``: whether its signal is sent."""
+        if not process.alive or self.ended_for_good:
+            return
+        if process.pid is None:
+            return  # the fork server has not answered; ``launch`` goes on
+        signals = self.node.exited(process, exit_code, last_output="", now=now())
+        if signalled:
+            self.signals += signals
+        self._notify()
+
+    # ---- to the control plane
+
+    async def _send_signals(self) -> None:
+        while True:
+            await self.changes.until(lambda: bool(self.signals))
+            signal = self.signals[0]
+            try:
+                await self.cluster.network.request(self.name, lambda s=signal: self.cluster.take_signal(s), 1.0)  # type: ignore[misc]
+            except Unavailable:
+                await asyncio.sleep(0.1)
+                continue
+            self.signals.pop(0)
+
+    async def _beat(self) -> None:
+        while True:
+            self._due.clear()
+            self._sequence += 1
+            heartbeat = Heartbeat(
+                node=self.name,
+                incarnation=self.node.incarnation,
+                agent_pid=1,
+                sequence=self._sequence,
+                sent_at=now(),
+                interval_s=HEARTBEAT_S,
+                workers=self.node.status(at_s=seconds(), process_states={}, schedules={}),
+            )
+            self.cluster.network.post(self.name, lambda h=heartbeat: self.cluster.take_heartbeat(h))  # type: ignore[misc]
+            try:
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._due.wait()
+            except TimeoutError:
+                pass
+
+
+@dataclass
+class Cluster:
+    """All nodes, and the data plane between them."""
+
+    network: Network
+    take_signal: Callable[[Signal], Awaitable[bytes]]
+    take_heartbeat: Callable[[Heartbeat], object]
+    steps_of: dict[str, int]
+    """Task -> its last step."""
+
+    agents: dict[str, Agent] = field(default_factory=dict)
+    steps: dict[str, int] = field(default_factory=dict)
+    launched: set[tuple[str, str, str, int]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.pids = itertools.count(1000)
+        self._incarnations = itertools.count(1)
+        self._groups: dict[tuple[str, int], Group] = {}
+        self._members: dict[tuple[str, int], list[list[object]]] = {}
+
+    def step(self, task: str) -> int:
+        return self.steps.get(task, 0)
+
+    def group(self, task: str, configure: protocol.Configure) -> Group:
+        key = task, configure.generation
+        if key not in self._groups:
+            self._groups[key] = Group(self, task, configure)
+        return self._groups[key]
+
+    def check_members(self, task: str, configure: protocol.Configure) -> None:
+        members = [list(member) for member in configure.members]
+        known = self._members.setdefault((task, configure.generation), members)
+        assert known == members, f"generation {configure.generation} of {task} configured twice: {known}, {members}"
+
+    def training(self, task: str, generation: int, workers: Iterable[str]) -> bool:
+        """Return whether a generation of exactly these workers trains."""
+        group = self._groups.get((task, generation))
+        return group is not None and group.trains and group.whole and set(group.members) == set(workers)
+
+    def processes(self, task: str) -> set[str]:
+        """Return the workers that have a process of the task."""
+        return {p.worker for agent in self.agents.values() for p in agent.node.of_task(task)}
+
+    def start_agent(self, name: str, workers: int) -> None:
+        incarnation = f"{name}-{next(self._incarnations)}"
+        self.agents[name] = Agent(self, name, incarnation, workers)
+
+    async def command(self, node: str, command: Command) -> bytes:
+        """Carry out a command at whatever agent the node has now."""
+        agent = self.agents.get(node)
+        if agent is None or agent.ended_for_good:
+            raise Unavailable("nobody listens")
+        try:
+            return await agent.commands.serve(command.model_dump_json(by_alias=True).encode())
+        except asyncio.CancelledError:
+            raise Unavailable("the agent ended") from None
+
+    def living(self) -> list[Rank]:
+        """Return the ranks that live, in the order of their start."""
+        return [rank for name in sorted(self.agents) for rank in self.agents[name].ranks.values() if rank.alive]

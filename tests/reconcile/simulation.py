@@ -1,0 +1,185 @@
+"""The whole system in simulated time: services, nodes, a network that fails, and faults at given times."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shared.errors import Unavailable
+from shared.events import ClusterConfigured, TaskStopRequested, TaskSubmitted
+from shared.signals import Heartbeat, Signal
+from tests.planner.kit import spec
+from tests.reconcile.nodes import Cluster
+from tests.reconcile.services import Detector, Log, Planner, Service, Transition
+from tests.reconcile.virtual import FAILED, Network, now, seconds, watched
+
+Kind = Literal["exit", "vanish", "hang", "silence", "agent", "detector", "planner", "transition", "stop", "finish"]
+
+WORKERS = {"n0": 2, "n1": 1, "n2": 1}
+
+CALM_S = 3.0
+"""For so long the cluster must stay as it is, to count as settled."""
+
+LIMIT_S = 400.0
+"""Within this time after the network has healed everything has settled. A wait for another task's worker takes up to
+140 s with the limits here (``TransitionLimits.wait_s``), and a node may be given up after that."""
+
+
+@dataclass(frozen=True)
+class ScheduledFault:
+    """``which`` selects the rank, node or task."""
+
+    at_s: float
+    kind: Kind
+    which: int
+    lasts_s: float = 1.0
+
+
+@dataclass(frozen=True)
+class Script:
+    """What happens, until ``healed_s``."""
+
+    seed: int
+    loss: float = 0.0
+    repeat: float = 0.0
+    delay_s: float = 0.0
+    faults: list[ScheduledFault] = field(default_factory=list)
+    healed_s: float = 20.0
+
+
+class Simulation:
+    """One run of a script."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        rng = random.Random(script.seed)
+        self.network = Network(rng, script.loss, script.repeat, script.delay_s)
+        self.log = Log(rng)
+        self.cluster = Cluster(self.network, self._signal, self._heartbeat, {"a": 10**6, "b": 10**6})
+        self.services: dict[str, Service] = {}
+        self._background: list[asyncio.Task[None]] = []
+
+    @property
+    def detector(self) -> Detector | None:
+        found = self.services.get("detector")
+        assert found is None or isinstance(found, Detector)
+        return found
+
+    async def _signal(self, signal: Signal) -> bytes:
+        if self.detector is None:
+            raise Unavailable("no detector")
+        return await self.detector.signal(signal)
+
+    def _heartbeat(self, heartbeat: Heartbeat) -> None:
+        if self.detector is not None:
+            self.detector.heartbeat(heartbeat)
+
+    def _start(self, name: str) -> None:
+        kinds: dict[str, type[Service]] = {"detector": Detector, "planner": Planner, "transition": Transition}
+        self.services[name] = kinds[name](self.log, self.cluster)
+
+    async def run(self) -> str:
+        """Run the script and wait until all has settled; return what has not settled, empty if all has."""
+        FAILED.clear()
+        try:
+            return await self._run()
+        finally:
+            for service in self.services.values():
+                service.end()
+            for agent in self.cluster.agents.values():
+                await agent.kill()
+            for task in self._background:
+                task.cancel()
+
+    async def _run(self) -> str:
+        parameters = {"mtbf_node_s": 1e6, "throughput_hysteresis": 0.2, "transition_prior_s": 2.0}
+        rates = {"worker_flop_per_s": 5e9, "price_per_worker_hour": 2.0, "currency": "USD"}
+        self.log.append([ClusterConfigured(event_id="configured", occurred_at=now(), **parameters, **rates)])  # type: ignore[arg-type]
+        for name in ("planner", "detector", "transition"):
+            self._start(name)
+        for node, workers in WORKERS.items():
+            self.cluster.start_agent(node, workers)
+        for name, most in (("a", 3), ("b", 2)):
+            task = spec(name, workers={"min": 1, "max": most}, max_restarts=20, checkpoint={"every": 10})
+            self.log.append([TaskSubmitted(event_id=f"submit-{name}", occurred_at=now(), task=name, spec=task)])
+        for fault in self.script.faults:
+            self._background.append(watched(self._inject(fault)))
+        await asyncio.sleep(self.script.healed_s)
+        self.network.heal()
+        await asyncio.gather(*self._background)
+        deadline, calm_since = seconds() + LIMIT_S, seconds()
+        while True:
+            await asyncio.sleep(0.25)
+            if FAILED:
+                raise FAILED[0]
+            unsettled = self.unsettled()
+            if unsettled:
+                calm_since = seconds()
+            if seconds() - calm_since > CALM_S or seconds() > deadline:
+                return unsettled
+
+    # ---- faults
+
+    async def _inject(self, fault: ScheduledFault) -> None:
+        await asyncio.sleep(fault.at_s)
+        ranks, nodes = self.cluster.living(), sorted(WORKERS)
+        rank = ranks[fault.which % len(ranks)] if ranks else None
+        node, task = nodes[fault.which % len(nodes)], "ab"[fault.which % 2]
+        match fault.kind:
+            case "exit" | "vanish" if rank is not None:
+                rank.agent.ended(rank.process, -9, signalled=fault.kind == "exit")
+            case "hang" if rank is not None and rank.mode == "training":
+                rank.hung = True
+            case "silence":
+                self.network.cut.add(node)
+                await asyncio.sleep(fault.lasts_s)
+                self.network.cut.discard(node)
+            case "agent":
+                await self.cluster.agents[node].kill()
+                await asyncio.sleep(fault.lasts_s)
+                if self.cluster.agents[node].ended_for_good:
+                    self.cluster.start_agent(node, WORKERS[node])
+            case "detector" | "planner" | "transition" if fault.kind in self.services:
+                self.services.pop(fault.kind).end()
+                await asyncio.sleep(fault.lasts_s)
+                self._start(fault.kind)
+            case "stop":
+                request = TaskStopRequested(event_id=f"stop-{fault.at_s}-{task}", occurred_at=now(), task=task)
+                self.log.append([request])
+            case "finish":
+                self.cluster.steps_of[task] = self.cluster.step(task) + 1
+            case _:
+                pass
+
+    # ---- whether all has settled
+
+    def unsettled(self) -> str:
+        """Return what is not as it should be, in words; empty if nothing is left to do."""
+        detector, planner, mover = (self.services.get(name) for name in ("detector", "planner", "transition"))
+        assert isinstance(detector, Detector)
+        assert isinstance(planner, Planner)
+        assert isinstance(mover, Transition)
+        if any(service.position < len(self.log.records) for service in self.services.values()):
+            return "the log has not been read"
+        if lost := [node.name for node in detector.monitor.state.nodes.values() if node.lost is not None]:
+            return f"nodes {lost} are healthy and count as lost"
+        for name, task in planner.fold.state.tasks.items():
+            watched, part = detector.monitor.state.tasks[name], mover.state.parts.get(name)
+            there = self.cluster.processes(name)
+            if part is not None and part.active:
+                return f"{name}: the transition service carries out {part.plan}: {sorted(part.runs)}"
+            if task.life == "ended" or not task.members:
+                if there:
+                    return f"{name}: {task.life}, and has processes on {sorted(there)}"
+                if task.life != "ended" and not task.queued:
+                    return f"{name}: {task.life} without workers and without a reason"
+                continue
+            if task.change is not None or watched.change is not None or watched.unanswered:
+                return f"{name}: plan {task.plan} is outstanding: {watched.change}, {watched.unanswered}"
+            if there != set(task.members):
+                return f"{name}: processes on {sorted(there)}, planned on {sorted(task.members)}"
+            if not self.cluster.training(name, watched.generation, task.members):
+                return f"{name}: generation {watched.generation} on {task.members} does not train"
+        return ""
