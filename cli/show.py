@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import quote
 
 from cli.options import Format, Output, Server, TaskName
 from cli.output import clock, print_fields, print_json, print_table
+
+
+def _failure(failure: dict[str, Any] | None) -> str | None:
+    """Return the newest checkpoint that could not be written, in words."""
+    if failure is None:
+        return None
+    return f"step {failure['step']}, {clock(failure['at'])}, {failure['worker']}: {failure['reason']}"
 
 
 def show(task: TaskName, server: Server = None, output: Output = Format.TEXT) -> None:
@@ -27,6 +35,9 @@ def show(task: TaskName, server: Server = None, output: Output = Format.TEXT) ->
             ("throughput_flop_per_s", shown["throughput_flop_per_s"]),
             ("waf_flop_per_s", shown["waf_flop_per_s"]),
             ("checkpoint", shown["checkpoint"]),
+            ("saved_step", shown["saved_step"]),
+            ("checkpoint_failure", _failure(shown["checkpoint_failure"])),
+            ("stop_refused", shown["stop_refused"] and shown["stop_refused"]["reason"]),
             ("submitted_at", clock(shown["submitted_at"])),
             ("started_at", clock(shown["started_at"])),
             ("ended_at", clock(shown["ended_at"])),

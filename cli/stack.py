@@ -1,8 +1,9 @@
 """The embedded stack: nats-server, the services and some node agents as child processes of this one.
 
 Every child (``cli/child.py``) has a session of its own, so that Ctrl-C reaches this process alone. The stack then stops
-the children in order: first the detector, which would take the end of the others for faults, last the api and the bus,
-which the others need. If this process is killed, each child gets a parent-death signal.
+the children in order: first planner and transition, which would move tasks as one node after the other leaves; then the
+agents, whose departures the detector records; last the api and the bus, which the others need. If this process is
+killed, each child gets a parent-death signal.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class Stack:
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
-        order = [["detector"], ["transition", "planner"], self.node_names, ["api"]]
+        order = [["transition", "planner"], self.node_names, ["detector"], ["api"]]
         for names in order:
             await asyncio.gather(*(self._children[n].end() for n in names if n in self._children))
         await self.nats.stop()

@@ -197,6 +197,21 @@ END_POLL_S = 0.5
 """Time between two looks at a task whose end a verb waits for: training takes minutes to weeks."""
 
 
+def wait_for_stop(server: str | None, name: str) -> Record:
+    """Return a task that was asked to stop once it has ended, or has refused since its state cannot be saved."""
+
+    async def wait() -> Record:
+        async with WaitingClient(server, poll_s=END_POLL_S) as client:
+
+            async def answered() -> Record | None:
+                task = await client.task(name)
+                return task if task["state"] in ENDED or task["stop_refused"] else None
+
+            return await client.until(f"{name} stops", answered)
+
+    return asyncio.run(wait())
+
+
 def wait_for_end(server: str | None, name: str) -> Record:
     """Return a task once it has ended, with success or without (for verbs, which have no event loop)."""
 

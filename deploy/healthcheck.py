@@ -28,7 +28,7 @@ async def ask(service: str, settings: Settings) -> dict[str, Any]:
         ValueError: the answer is not JSON.
     """
     client = await nats.connect(
-        settings.nats_url,
+        settings.nats_servers,
         token=settings.nats_token or None,
         allow_reconnect=False,
         # nats-py tries a server that refuses 60 times by default, 2 s apart; the next probe is the next attempt.

@@ -18,12 +18,13 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from shared import cancellation
-from shared.errors import NoReceiver, Unavailable
+from shared.errors import AccessDenied, NoReceiver, Unavailable
 
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 10.0
-"""Time for the first connection: the server may be starting at the same time. Later the client reconnects for ever."""
+"""Time for the first connection: the server may be starting at the same time. Later the client reconnects for ever.
+Services and agents have a setting for it (``connect_timeout_s``)."""
 
 RECONNECT_WAIT_S = 0.1
 """Pause between attempts to reconnect: below the interval of heartbeats, so that an interruption is not taken for a
@@ -71,17 +72,27 @@ class Bus:
         self._name = name
         self._trouble = ""
         self._closed = asyncio.Event()
+        self._refused = asyncio.Event()
+        """Set when a server has refused the token."""
         self._closing = False
         self._requests: set[asyncio.Task[None]] = set()
         self._lost = asyncio.Event()
         """Set when the present connection breaks; each connection has a new one."""
 
     @classmethod
-    async def connect(cls, url: str, *, token: str = "", name: str) -> Bus:
-        """Connect to the server at ``url``; ``name`` appears in the server's monitoring.
+    async def connect(cls, url: str, *, token: str = "", name: str, timeout_s: float | None = None) -> Bus:
+        """Connect.
+
+        Args:
+            url: of the server, or of several, separated by commas: the first that answers, in random order. When the
+                connection breaks, the next one that answers.
+            token: the servers'.
+            name: appears in the server's monitoring.
+            timeout_s: how long a server that does not answer is waited for; None: ``CONNECT_TIMEOUT_S``.
 
         Raises:
-            Unavailable: no server answers, or the server refuses the token.
+            Unavailable: no server answers.
+            AccessDenied: a server refuses the token.
         """
         client = _Client()
         bus = cls(client, name)
@@ -89,7 +100,7 @@ class Bus:
         # client only sleeps for it.
         connecting = asyncio.create_task(
             client.connect(
-                url,
+                url.split(","),
                 token=token or None,
                 name=name,
                 error_cb=bus._on_error,
@@ -103,17 +114,22 @@ class Bus:
                 max_outstanding_pings=PINGS_OUTSTANDING,
             )
         )
+        refused = asyncio.create_task(bus._refused.wait())
         try:
-            await asyncio.wait({connecting}, timeout=CONNECT_TIMEOUT_S)
+            limit_s = CONNECT_TIMEOUT_S if timeout_s is None else timeout_s
+            await asyncio.wait({connecting, refused}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             if connecting.done():
                 connecting.result()
                 return bus
         except (OSError, nats.errors.Error) as err:
             raise Unavailable(f"no NATS server at {url}: {err}") from err
         finally:
+            await cancellation.end(refused)
             await cancellation.end(connecting)
             if not client.is_connected:
                 await bus.close()
+        if bus._refused.is_set():
+            raise AccessDenied(f"the NATS server at {url} refuses the token: {bus._trouble}")
         raise Unavailable(f"no NATS server at {url}: {bus._trouble}")
 
     @property
@@ -216,7 +232,8 @@ class Bus:
     async def serve(self, subject: str, handle: Callable[[bytes], Awaitable[bytes]]) -> None:
         """Reply to requests with the return value of ``handle``; requests are handled concurrently.
 
-        Exceptions of ``handle`` are logged with their traceback; the requester gets no reply.
+        Exceptions of ``handle`` are logged with their traceback; the requester gets no reply. For ``Unavailable``,
+        there is no traceback.
         """
 
         async def answer(message: Msg) -> None:
@@ -224,6 +241,8 @@ class Bus:
                 reply = await handle(message.data)
                 if message.reply:
                     await message.respond(reply)
+            except Unavailable as err:  # an outage, which is logged where it is noticed; who asked asks again
+                logger.debug("bus: no answer to a request on %s: %s", message.subject, err.detail)
             except Exception:
                 logger.exception("bus: answering a request on %s failed", message.subject)
 
@@ -275,6 +294,8 @@ class Bus:
         # Only this callback reports a publish to a forbidden subject, a slow consumer or a lost connection. An error
         # that repeats at every attempt to reconnect is logged once; the reset after a refused token is not logged.
         text = f"{type(err).__name__} {err}".strip()
+        if isinstance(err, nats.errors.AuthorizationError) or "authorization violation" in text.lower():
+            self._refused.set()
         if text == self._trouble or (isinstance(err, OSError) and "uthorization" in self._trouble):
             return
         self._trouble = text

@@ -32,6 +32,8 @@ class FailureCode(StrEnum):
     """A part of the node that the command needs (the fork server, a store) does not answer."""
     UNDECODABLE = "undecodable"
     """The agent cannot read the command: the sender is of another version. Treated like ``INTERNAL``."""
+    CHECKPOINT_FAILED = "checkpoint-failed"
+    """The state cannot be saved, so the ranks have not stopped. They train on, and no worker is to blame."""
     INTERNAL = "internal"
     """An error of the agent itself."""
 

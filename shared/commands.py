@@ -102,10 +102,15 @@ class ConfigureTask(CommandBase):
 
 
 class StopTask(CommandBase):
-    """Finish the present step, write a checkpoint and exit; reply when the processes are gone."""
+    """Finish the present step, write a checkpoint and exit; reply when the processes are gone.
+
+    If the checkpoint cannot be written the ranks train on, and the reply has the code ``checkpoint-failed``.
+    ``lose_steps``: whether to exit also without a checkpoint.
+    """
 
     kind: Literal["stop"] = "stop"
     workers: list[str]
+    lose_steps: bool = False
 
 
 class ReleaseTask(CommandBase):

@@ -12,6 +12,7 @@
         NewerVersion        written by a newer version of Unicron   409, exit 4
       Unavailable           a service or the bus does not answer    503, exit 5
         NoReceiver          nobody listens for a request            503, exit 5
+        AccessDenied        the database or the bus refuses         503, exit 5
       Corrupt               a log or a plan that fails its checks   500, exit 6
 
 ``code`` is stable: scripts and problem+json documents name it. The failures of commands and plans have codes of their
@@ -127,6 +128,12 @@ class Unavailable(UnicronError):
 
 class NoReceiver(Unavailable):
     """Nobody has subscribed to the subject of a request: whoever did has ended, or is cut off from the bus."""
+
+
+class AccessDenied(Unavailable):
+    """The database or the bus refuses: a wrong password or token, no such database. Who starts does not wait for it."""
+
+    code = "access-denied"
 
 
 class Corrupt(UnicronError):

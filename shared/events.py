@@ -116,10 +116,28 @@ class TaskSubmitted(TaskEvent):
 
 
 class TaskStopRequested(TaskEvent):
-    """A user asked for the task to stop at the next step boundary."""
+    """A user asked for the task to stop at the next step boundary, with a checkpoint.
+
+    ``lose_steps``: whether it is to stop also if the checkpoint cannot be written.
+    """
 
     type: Literal["task.stop-requested"] = "task.stop-requested"
     schema_version: Literal[1] = 1
+    lose_steps: bool = False
+
+
+class TaskStopRefused(TaskEvent):
+    """The task has not stopped as asked, since its state could not be saved; it trains on.
+
+    ``plan``: the one that was to stop it. ``reason``: why the checkpoint of ``step`` could not be written, in words.
+    """
+
+    type: Literal["task.stop-refused"] = "task.stop-refused"
+    schema_version: Literal[1] = 1
+    generation: int
+    step: int
+    plan: str
+    reason: str
 
 
 class TaskStarving(TaskEvent):
@@ -158,8 +176,25 @@ class TaskCheckpointed(TaskEvent):
     path: str
 
 
+class TaskCheckpointFailed(TaskEvent):
+    """The checkpoint of ``step`` could not be written, for a reason that is new since the last one that was.
+
+    No node is to blame, and training goes on. ``worker``: the worker that reported it. ``reason``: in words.
+    """
+
+    type: Literal["task.checkpoint-failed"] = "task.checkpoint-failed"
+    schema_version: Literal[1] = 1
+    generation: int
+    step: int
+    worker: str
+    reason: str
+
+
 class TaskStopped(TaskEvent):
-    """The task stopped at a user's request. ``path``: its checkpoint; empty if the task never ran."""
+    """The task stopped at a user's request, at ``step``.
+
+    ``path``: its checkpoint; empty if the task never ran, or if ``lose_steps`` was asked for and it was not saved.
+    """
 
     type: Literal["task.stopped"] = "task.stopped"
     schema_version: Literal[1] = 1
@@ -209,6 +244,18 @@ class NodeJoined(NodeEvent):
     domain: str
     workers: list[str]
     hardware: str = "cpu"
+
+
+class NodeLeft(NodeEvent):
+    """A node left in order: its agent was asked to end. That is no error, and the node counts as no failure.
+
+    ``incarnation``: of the agent that ended. ``reason``: in words.
+    """
+
+    type: Literal["node.left"] = "node.left"
+    schema_version: Literal[1] = 1
+    incarnation: str
+    reason: str
 
 
 class ErrorDetected(ClusterEvent):
@@ -305,13 +352,16 @@ Event = Annotated[
     ClusterConfigured
     | TaskSubmitted
     | TaskStopRequested
+    | TaskStopRefused
     | TaskStarving
     | TaskProgressed
     | TaskCheckpointed
+    | TaskCheckpointFailed
     | TaskStopped
     | TaskFinished
     | TaskFailed
     | NodeJoined
+    | NodeLeft
     | ErrorDetected
     | PlanDecided
     | StateMoved,

@@ -15,7 +15,7 @@ from shared.model import Model, canonical_json
 
 
 class Trigger(StrEnum):
-    """Why a plan was made. The last three values extend the triggers of the Unicron paper: no error caused them."""
+    """Why a plan was made. The last four values extend the triggers of the Unicron paper: no error caused them."""
 
     ERROR = "error"
     NODE_JOINED = "node-joined"
@@ -23,6 +23,8 @@ class Trigger(StrEnum):
     TASK_SUBMITTED = "task-submitted"
     STOP_REQUESTED = "stop-requested"
     TASK_STARVING = "task-starving"
+    STOP_REFUSED = "stop-refused"
+    NODE_LEFT = "node-left"
 
 
 class Response(StrEnum):

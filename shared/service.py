@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -24,6 +25,7 @@ from shared.errors import Unavailable, UnicronError
 from shared.log.journal import Journal
 from shared.log.log import EventLog
 from shared.model import Model
+from shared.outages import LOG, Outages
 from shared.parent import die_with_parent
 from shared.settings import Settings, read_settings
 
@@ -37,11 +39,15 @@ PARENT_DEATH_VARIABLE = "UNICRON_PARENT_DEATH"
 
 
 class Health(Model):
-    """The reply to a health request. ``ready``: the service works. ``counters``: numbers by name."""
+    """The reply to a health request.
+
+    ``ready``: the service works. ``detail``: why it does not. ``counters``: numbers by name.
+    """
 
     name: str = ""
     pid: int = 0
     ready: bool = False
+    detail: str = ""
     counters: dict[str, int] = Field(default_factory=dict)
 
 
@@ -61,6 +67,7 @@ class Context:
     journal: Journal
     stop: asyncio.Event
     name: str = ""
+    outages: Outages = field(default_factory=Outages)
     is_ready: bool = field(default=False, init=False)
     counters: dict[str, int] = field(default_factory=dict, init=False)
 
@@ -71,8 +78,9 @@ class Context:
             print("ready", flush=True)
 
     async def health(self, _: bytes = b"") -> bytes:
-        """Return the reply to a health request: JSON with name, pid, ``ready`` and counters."""
-        health = Health(name=self.name, pid=os.getpid(), ready=self.is_ready, counters=self.counters)
+        """Return the reply to a health request: JSON of ``Health``."""
+        detail = self.outages.detail or ("" if self.is_ready else "starting")
+        health = Health(name=self.name, pid=os.getpid(), ready=not detail, detail=detail, counters=self.counters)
         return health.model_dump_json().encode()
 
 
@@ -136,15 +144,16 @@ async def _run(name: str, main: Main, settings: Settings, with_journal: bool) ->
 
 async def _work(name: str, main: Main, settings: Settings, stop: asyncio.Event, with_journal: bool) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        bus = await Bus.connect(settings.nats_url, token=settings.nats_token, name=name)
+        limit_s = settings.connect_timeout_s
+        bus = await Bus.connect(settings.nats_url, token=settings.nats_token, name=name, timeout_s=limit_s)
         stack.push_async_callback(bus.close)
-        journal: Journal = _NoJournal()
-        if with_journal:
-            log = await asyncio.to_thread(EventLog, settings.log_database_url)
-            stack.callback(log.close)
-            journal = await stack.enter_async_context(Journal(log, bus))
-        context = Context(settings, bus, journal, stop, name)
+        context = Context(settings, bus, _NoJournal(), stop, name)
         await bus.serve(f"{HEALTH}.{name}", context.health)
+        if with_journal:
+            opening = functools.partial(EventLog, settings.log_database_url)
+            log = await context.outages.outlast(LOG, opening, limit_s=limit_s, starting=True)
+            stack.callback(log.close)
+            context.journal = await stack.enter_async_context(Journal(log, bus, context.outages))
         await _until_done(main(context), bus)
 
 

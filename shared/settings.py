@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -101,7 +102,12 @@ class Settings(BaseSettings):
 
     run_dir: Path = Path(".unicron")
     nats_url: str = "nats://127.0.0.1:4222"
+    """Where NATS is: ``nats://HOST:PORT``, or ``tls://``; several servers of one NATS cluster are separated by
+    commas."""
     nats_token: str = ""
+    connect_timeout_s: Seconds = 60.0
+    """How long a service or an agent that starts waits for NATS and for the log's database. They may be starting, or
+    failing over, which takes half a minute; after this time it ends, so that a wrong address shows."""
     log_url: str = ""
     """SQLAlchemy URL of the log; empty: SQLite at ``<run_dir>/log.db``."""
 
@@ -184,6 +190,20 @@ class Settings(BaseSettings):
     """In ``currency``."""
     currency: str = "USD"
 
+    @field_validator("nats_url")
+    @classmethod
+    def _check_nats_url(cls, value: str) -> str:
+        servers = [server.strip() for server in value.split(",")]
+        if wrong := [server for server in servers if not _is_nats_url(server)]:
+            text = f"{wrong[0]!r} is not nats://HOST:PORT or tls://HOST:PORT; several are separated by commas"
+            raise PydanticCustomError("nats-url", "{text}", {"text": text})
+        return ",".join(servers)
+
+    @property
+    def nats_servers(self) -> list[str]:
+        """URL of each NATS server."""
+        return self.nats_url.split(",")
+
     @model_validator(mode="after")
     def _check_orders(self) -> Self:
         problems = [problem for order in ORDERS if (problem := order.problem(self)) is not None]
@@ -210,6 +230,14 @@ def read_settings(**given: Any) -> Settings:
     except ValidationError as err:
         problems = [problem for item in err.errors(include_url=False) for problem in _problems(item)]
         raise InvalidInput(f"settings refused: {_text(problems)}", problems) from err
+
+
+def _is_nats_url(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+        return url.scheme in ("nats", "tls") and bool(url.hostname) and url.port != 0
+    except ValueError:  # a port that is no number
+        return False
 
 
 def _problems(item: Any) -> list[dict[str, Any]]:

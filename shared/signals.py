@@ -116,6 +116,13 @@ class RankCheckpointed(RankSignal):
     path: str
 
 
+class RankCheckpointFailed(RankSignal):
+    """A checkpoint of ``step`` could not be written; training goes on. ``reason``: in words, from the rank."""
+
+    kind: Literal["rank-checkpoint-failed"] = "rank-checkpoint-failed"
+    reason: str
+
+
 class RankStopped(RankSignal):
     """The task stopped at a step boundary on request (sent for rank 0). ``path``: its checkpoint."""
 
@@ -133,7 +140,8 @@ class RankFinished(RankSignal):
 
 
 Signal = Annotated[
-    ProcessExited | RankRaised | RankCheckpointed | RankStopped | RankFinished, Field(discriminator="kind")
+    ProcessExited | RankRaised | RankCheckpointed | RankCheckpointFailed | RankStopped | RankFinished,
+    Field(discriminator="kind"),
 ]
 SIGNAL: TypeAdapter[Signal] = TypeAdapter(Signal)
 

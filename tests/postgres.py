@@ -1,10 +1,26 @@
-"""Where a PostgreSQL server for tests is."""
+"""A PostgreSQL server for tests, where one can be had."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import pwd
 import shutil
+import signal
+import subprocess
+import tempfile
+import time
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+import psycopg
+
+from shared.parent import die_with_parent
+
+START_S = 30.0
+"""A server starts in a fraction of a second; the machine may be busy. After a kill it first recovers."""
 
 PROGRAMS = ("postgres", "initdb", "psql")
 
@@ -18,3 +34,99 @@ def find_binaries() -> Path | None:
     if wheel is not None and wheel.submodule_search_locations:
         found.append(Path(wheel.submodule_search_locations[0]) / "pginstall" / "bin")
     return next((path for path in found if all((path / name).exists() for name in PROGRAMS)), None)
+
+
+class PostgresServer:
+    """A server of its own on a Unix socket, that can be killed and started again; a context manager.
+
+    ``url``: SQLAlchemy URL of its database ``postgres``. ``folder``: of its socket.
+    """
+
+    def __init__(self) -> None:
+        binaries = find_binaries()
+        assert binaries is not None, "the caller looks for them"
+        self._binaries, self._who = binaries, _unprivileged()
+        self._server: subprocess.Popen[bytes] | None = None
+        # Not under pytest's folder: the server's user could not enter it. Short, for the socket's path.
+        self.folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
+        self.url = f"postgresql+psycopg://postgres@/postgres?host={self.folder}"
+
+    def __enter__(self) -> Self:
+        try:
+            if self._who:
+                shutil.chown(self.folder, self._who["user"])
+            data = ["-D", str(self.folder / "data"), "-U", "postgres"]
+            self._run("initdb", *data, "--auth=trust", "--no-sync", "--encoding=UTF8")
+            self.start()
+        except BaseException:
+            shutil.rmtree(self.folder)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._server is not None:
+            self._server.send_signal(signal.SIGINT)
+            self._server.wait(START_S)
+        shutil.rmtree(self.folder)
+
+    def start(self) -> None:
+        """Start the server on the data that it has; return when it answers.
+
+        Not to be called in a thread: the server ends with the thread that has started it.
+        """
+        command = ["-D", str(self.folder / "data"), "-k", str(self.folder), "-h", "", "-F"]
+        server: subprocess.Popen[bytes] = subprocess.Popen(
+            [str(self._binaries / "postgres"), *command],
+            cwd=self.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=_end_with_us,
+            **self._who,
+        )
+        self._server = server
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                psycopg.connect(f"host={self.folder} user=postgres dbname=postgres").close()
+                return
+            except psycopg.OperationalError:
+                assert server.poll() is None, "the PostgreSQL server ended"
+                assert time.monotonic() < deadline, "the PostgreSQL server does not answer"
+                time.sleep(0.02)
+
+    def kill(self) -> None:
+        """Kill the server and the processes of its connections; return when they have ended."""
+        server, self._server = self._server, None
+        assert server is not None
+        children = psutil.Process(server.pid).children()
+        server.kill()
+        for child in children:
+            child.kill()
+        server.wait(START_S)
+        # The kernel's memory that they share is free only then.
+        psutil.wait_procs(children, START_S)
+
+    def execute(self, statement: str) -> None:
+        """Run a statement as the database's owner, in a session of its own."""
+        with psycopg.connect(f"host={self.folder} user=postgres dbname=postgres", autocommit=True) as connection:
+            connection.execute(statement.encode())
+
+    def _run(self, program: str, *arguments: str) -> None:
+        command = [str(self._binaries / program), *arguments]
+        subprocess.run(command, check=True, capture_output=True, cwd=self.folder, **self._who)
+
+
+def _unprivileged() -> dict[str, Any]:
+    """PostgreSQL refuses to run as root: whom to run it as instead."""
+    if os.geteuid() != 0:
+        return {}
+    names = {entry.pw_name for entry in pwd.getpwall()}
+    user = next(name for name in ("postgres", "nobody") if name in names)
+    return {"user": user}
+
+
+def _end_with_us() -> None:
+    die_with_parent(signal.SIGQUIT)

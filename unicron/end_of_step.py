@@ -23,7 +23,7 @@ class Agreement(NamedTuple):
     """What the ranks agreed on beside the account of the step."""
 
     request: int
-    """The largest request of any rank: ``NOTHING``, ``DRAIN`` or ``STOP`` (``unicron.link.agent_link``)."""
+    """The largest request of any rank: one of ``NOTHING``, ``DRAIN``, ... of ``unicron.link.agent_link``."""
     statuses: list[int]
     """The largest of what each rank reported, place by place."""
 

@@ -8,8 +8,8 @@ training has the number of the task's *generation*, and both sides ignore messag
 Ranks outlive their agent, so the two sides may be of different versions. Both ignore fields that they do not know, and
 drop a line that is not readable; the connection stays.
 
-Standard library only: the node agent imports this module too, and of ``unicron`` only this one and
-``unicron.environment``.
+Standard library only, like ``unicron.message_fields``: the node agent imports this module too, and of ``unicron`` only
+this one and ``unicron.environment``.
 
     rank -> agent                              agent -> rank
     Hello         attach                       Configure  join a generation: rebuild groups, receive state, train
@@ -19,17 +19,19 @@ Standard library only: the node agent imports this module too, and of ``unicron`
     Resumed       first step of a generation   Quit       exit now, keep nothing
     Raised        exception, broken collective Incompatible  the process is of a version that the agent does not read
     Checkpointed  a checkpoint is complete
+    CheckpointFailed  a checkpoint could not be written
     Stopped       stopped at a boundary
+    StopRefused   the state cannot be saved: trains on
     Finished      the last step is done
 """
 
 from __future__ import annotations
 
 import json
-import math
-import types
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+from unicron.message_fields import UNREADABLE, field_types, read_field
 
 VERSION = 2
 """Version of the protocol, sent in ``Hello``: one higher with every change that an older reader would misread. A new
@@ -37,9 +39,6 @@ field has a default, and its message means the same to a reader that ignores the
 
 READABLE = frozenset({2})
 """Versions that this program reads."""
-
-MAX_INTEGER = 1 << 53
-"""Largest integer in a message: readers of JSON agree up to here (RFC 8259, section 6)."""
 
 MAX_LINE_BYTES = 1 << 20
 """Longest accepted line. The largest field is a traceback, at most 16 KiB (``unicron.link.reporting``)."""
@@ -181,6 +180,21 @@ class Checkpointed(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFailed(Message):
+    """A checkpoint of this generation could not be written; training goes on.
+
+    Sent by the ranks whose part failed, and by rank 0 where the parts together are not a checkpoint. An agent that does
+    not know the message drops it.
+    """
+
+    name: ClassVar[str] = "checkpoint-failed"
+    generation: int
+    rank: int
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped(Message):
     """The rank has stopped at a step boundary as requested; the process then exits with 0."""
 
@@ -190,6 +204,18 @@ class Stopped(Message):
     step: int
     path: str
     """The checkpoint; empty: none was written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRefused(Message):
+    """The state cannot be saved, so the task has not stopped as requested. All its ranks say so, and train on."""
+
+    name: ClassVar[str] = "stop-refused"
+    generation: int
+    rank: int
+    step: int
+    reason: str
+    """Why, on a rank that knows it; otherwise that a peer knows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,10 +282,15 @@ class Drain(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop(Message):
-    """Finish the step that all ranks agree on, write a checkpoint, answer ``Stopped`` and exit with 0."""
+    """Finish the step that all ranks agree on, write a checkpoint, answer ``Stopped`` and exit with 0.
+
+    If the checkpoint cannot be written: answer ``StopRefused`` and go on, unless steps may be lost.
+    """
 
     name: ClassVar[str] = "stop"
     generation: int
+    lose_steps: bool = False
+    """Whether to stop also without a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +318,9 @@ _MESSAGES: dict[str, type[Message]] = {
         Resumed,
         Raised,
         Checkpointed,
+        CheckpointFailed,
         Stopped,
+        StopRefused,
         Finished,
         Configure,
         Hold,
@@ -322,9 +355,10 @@ def decode(line: bytes) -> Message:
     kind = _MESSAGES.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ProtocolError(f"not a known message: {line[:200]!r}", _printable(name))
-    known = {item: _read(data[item], of, kind) for item, of in _TYPES[kind.name].items() if item in data}
+    free = kind in _FREE_TEXT
+    known = {item: read_field(data[item], of, free_text=free) for item, of in _TYPES[kind.name].items() if item in data}
     for field_name, value in known.items():
-        if value is _UNREADABLE:
+        if value is UNREADABLE:
             raise ProtocolError(f"{kind.name}: field {field_name} has another type: {line[:200]!r}", kind.name)
     try:
         return kind(**known)
@@ -332,64 +366,11 @@ def decode(line: bytes) -> Message:
         raise ProtocolError(f"{kind.name}: {err}", kind.name) from err
 
 
-_UNREADABLE = object()
-"""In place of a value of another type than its field's."""
-
-_FREE_TEXT = (Raised,)
+_FREE_TEXT = (Raised, CheckpointFailed, StopRefused)
 """Messages whose texts may quote anything, also lone surrogates, which UTF-8 cannot encode; the agent replaces them."""
 
-
-def _field_types(kind: type[Message]) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    return {item.name: hints[item.name] for item in fields(kind)}
-
-
-_TYPES = {name: _field_types(kind) for name, kind in _MESSAGES.items()}
+_TYPES = {name: field_types(kind) for name, kind in _MESSAGES.items()}
 """Message -> field -> type."""
-
-
-def _read(value: Any, of: Any, kind: type[Message]) -> Any:
-    """Return a value as a field of type ``of`` has it, or ``_UNREADABLE``."""
-    origin, arguments = get_origin(of), get_args(of)
-    if origin in (Union, types.UnionType):
-        return _read_optional(value, arguments, kind)
-    if origin in (list, dict):
-        return _read_all(value, origin, arguments[-1], kind)
-    if of is Any:
-        return value
-    if of is str:
-        return value if isinstance(value, str) and (kind in _FREE_TEXT or _encodable(value)) else _UNREADABLE
-    if of is bool or isinstance(value, bool):
-        return value if of is bool and isinstance(value, bool) else _UNREADABLE
-    if of is int:
-        return value if isinstance(value, int) and 0 <= value <= MAX_INTEGER else _UNREADABLE
-    small = isinstance(value, int) and abs(value) <= MAX_INTEGER
-    return value if small or _finite(value) else _UNREADABLE
-
-
-def _read_optional(value: Any, arguments: tuple[Any, ...], kind: type[Message]) -> Any:
-    if value is None or (float in arguments and isinstance(value, float) and not math.isfinite(value)):
-        return None
-    return _read(value, next(a for a in arguments if a is not type(None)), kind)
-
-
-def _read_all(value: Any, container: Any, of: Any, kind: type[Message]) -> Any:
-    """Return a list, or a mapping with text for keys, whose values are all of type ``of``; or ``_UNREADABLE``."""
-    if not isinstance(value, container):
-        return _UNREADABLE
-    keys, values = (list(value), list(value.values())) if isinstance(value, dict) else ([], value)
-    read = [_read(item, of, kind) for item in values]
-    if any(item is _UNREADABLE for item in read) or not all(isinstance(k, str) and _encodable(k) for k in keys):
-        return _UNREADABLE
-    return dict(zip(keys, read, strict=True)) if isinstance(value, dict) else read
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, float) and math.isfinite(value)
-
-
-def _encodable(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _printable(name: object) -> str:

@@ -15,13 +15,13 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from unicron.checkpoint.export import export
-from unicron.checkpoint.writer import Writer
-from unicron.errors import Interrupted, UnicronError
+from unicron.checkpoint.writer import Outcomes, Writer
+from unicron.errors import Interrupted
 from unicron.faults import FaultInjector
 from unicron.join.joining import Build, Joiner, JoinResult, own_share
 from unicron.link import reporting
-from unicron.link.agent_link import DRAIN, STOP, AgentLink
-from unicron.protocol import Checkpointed, Configure, Finished, Resumed, Stopped
+from unicron.link.agent_link import DRAIN, NOTHING, STOP, STOP_UNSAVED, AgentLink
+from unicron.protocol import Checkpointed, CheckpointFailed, Configure, Finished, Resumed, Stopped
 from unicron.snapshot.snapshots import Snapshots
 from unicron.state.rank_state import RankState
 from unicron.step import Step
@@ -61,7 +61,7 @@ class Training:
         self.link = link
         self.total_steps = steps
         self.micro_batches = micro_batches
-        self.request = 0
+        self.request = NOTHING
         self.checkpoint_every = checkpoint_every
         self.faults = FaultInjector()
         self.snapshots = Snapshots(memory_every, link.wait)
@@ -133,7 +133,7 @@ class Training:
         applied = self.rank_state.applied
         due = self.checkpoint_every > 0 and applied % self.checkpoint_every == 0
         self._checkpoint_due = self._checkpoint_due or due
-        if self.request == STOP and not self._attempt(self._checkpoint_and_stop):
+        if self.request >= STOP and not self._attempt(self._checkpoint_and_stop):
             return False
         # One at a time: where the file system is slower than the interval, training does not wait for it.
         if self._checkpoint_due and self._writer.idle and not self._attempt(self._begin_checkpoint):
@@ -213,10 +213,18 @@ class Training:
         self._writer.begin(self.rank_state, self._checkpoint_path())
         self.faults.reached_checkpoint(self.rank_state.applied)
 
-    def _report_published(self) -> Callable[[int, Path], None]:
-        """Return what reports to the agent that a checkpoint of this generation is published."""
-        link, number = self.link, self.configure.generation
-        return lambda step, path: link.send(Checkpointed(generation=number, step=step, path=str(path)))
+    def _outcomes(self) -> Outcomes:
+        """Return what reports the outcome of a checkpoint of this generation to the agent."""
+        link, number, rank = self.link, self.configure.generation, self.configure.rank
+
+        def published(step: int, path: Path) -> None:
+            link.send(Checkpointed(generation=number, step=step, path=str(path)))
+
+        def failed(step: int, reason: str) -> None:
+            reason = reason[: reporting.DETAIL_CHARACTERS]
+            link.send(CheckpointFailed(generation=number, rank=rank, step=step, reason=reason))
+
+        return Outcomes(published, failed)
 
     def statuses(self) -> tuple[int, ...]:
         """Return what this rank reports at the end of a step: the statuses of its checkpoint and of its snapshot.
@@ -228,20 +236,26 @@ class Training:
     def agreed(self, statuses: list[int]) -> None:
         """Act on the worst of what all ranks reported. The state may change once this returns."""
         checkpoint, snapshot, due = statuses
-        self._writer.agreed(checkpoint, self._report_published())
+        self._writer.agreed(checkpoint, self._outcomes())
         self.snapshots.wait_copied()
         self.snapshots.agreed(snapshot)
         self._checkpoint_due = bool(due)
 
     def _checkpoint_and_stop(self) -> None:
-        """Write the checkpoint that a stop leaves behind, and wait for it."""
+        """Write the checkpoint that a stop leaves behind, wait for it, and stop; without it if steps may be lost."""
         self.link.progress(self.rank_state.applied, "checkpoint")
-        self._writer.complete(self._report_published())
+        self._complete_checkpoint()
         self._begin_checkpoint()
         path = self._checkpoint_path()
-        if not self._writer.complete(self._report_published()):
-            raise UnicronError(f"the checkpoint of step {self.rank_state.applied} could not be written")
-        self._report_stop(str(path))
+        reason = self._complete_checkpoint()
+        if not reason or self.request == STOP_UNSAVED:
+            self._report_stop("" if reason else str(path))
+        self.request = NOTHING
+        self.link.refuse_stop(self.rank_state.applied, reason[: reporting.DETAIL_CHARACTERS])
+
+    def _complete_checkpoint(self) -> str:
+        """Wait for the checkpoint in progress, if any; return why it was given up, empty if it was not."""
+        return self._writer.complete(self._outcomes(), self.link.wait)
 
     def _report_stop(self, path: str) -> NoReturn:
         link = self.link
@@ -252,7 +266,7 @@ class Training:
         """Write the result and report that the task is finished."""
         configure, state = self.configure, self.rank_state
         self.link.progress(state.applied, "checkpoint")
-        self._writer.complete(self._report_published())
+        self._complete_checkpoint()
         path = Path(configure.directory) / "result" / "parameters.safetensors"
         export(state.model, path)
         is_first = configure.rank == 0

@@ -1,21 +1,27 @@
 """The address of this node: under which IP address, on which interface and in which network stack peers reach it.
 
-By itself it is the local end of the agent's connection to NATS: where NATS is reached, the other nodes are.
+By itself it is the local end of the agent's connection to NATS: where NATS is reached, the other nodes are. If that is
+the server on this machine, reached by a loopback address, the way to another server of the setting counts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import psutil
 
 from shared.errors import InvalidInput, UnreachableAddress
 from shared.network import network_stack
 from shared.settings import Settings
+
+_DISCARD_PORT = 9
+"""RFC 863. Any port would do: nothing is sent."""
 
 Interfaces = Mapping[str, Sequence[str]]
 """Interface -> its IP addresses, without zones."""
@@ -46,27 +52,30 @@ def find(settings: Settings, local: str, server: str) -> NodeAddress:
     """Return this node's address.
 
     Args:
-        settings: ``address`` and ``store_host``; empty: found here.
+        settings: ``address`` and ``store_host``; empty: found here. ``nats_url``.
         local: IP address of the local end of the connection to NATS; empty if unknown.
         server: IP address of the other end.
 
     Raises:
         InvalidInput: a setting is no address of this machine, or the address is neither given nor known.
-        UnreachableAddress: a loopback address is given, and NATS is on another machine.
+        UnreachableAddress: a loopback address is given, and a NATS server is on another machine.
     """
     present = interfaces()
     if not (settings.address or local):
         raise _invalid("address", "", "the connection to NATS shows no address of this machine; set UNICRON_ADDRESS")
+    remote = _remote(settings, server, present)
+    if local and remote and ipaddress.ip_address(local).is_loopback:
+        local = route(remote) or local
     ip = _own("address", settings.address or local, present)
     store_host = settings.store_host or ip
     found = NodeAddress(
         ip, _interface(ip, present), store_host, _own("store_host", store_host, present), network_stack()
     )
-    if server and not _is_own(server, present):
+    if remote:
         for setting, given in found.by_setting.items():
             if ipaddress.ip_address(given).is_loopback:
                 raise UnreachableAddress(
-                    f"{given} is a loopback address and NATS is at {server}, on another machine: set "
+                    f"{given} is a loopback address and NATS is at {remote}, on another machine: set "
                     f"UNICRON_{setting.upper()} to an address that the other nodes reach, or leave it out",
                     [{"field": setting, "value": given, "problem": "a loopback address beside remote peers"}],
                 )
@@ -80,6 +89,16 @@ def interfaces() -> dict[str, list[str]]:
         ips = [a for a in addresses if a.family in (socket.AF_INET, socket.AF_INET6)]
         found[name] = [plain(a.address) for a in sorted(ips, key=lambda a: a.family is not socket.AF_INET)]
     return found
+
+
+def route(ip: str) -> str:
+    """Return the address of this machine from which the kernel would send to ``ip``; empty if there is no way."""
+    with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((ip, _DISCARD_PORT))  # of a datagram socket: chooses the address, and sends nothing
+        except OSError:
+            return ""
+        return plain(str(probe.getsockname()[0]))
 
 
 def socket_environment(interface: str, given: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -99,6 +118,22 @@ def socket_environment(interface: str, given: Mapping[str, str] | None = None) -
 def plain(address: str) -> str:
     """Return an IP address without its zone (``%eth0``)."""
     return address.partition("%")[0]
+
+
+def _remote(settings: Settings, server: str, present: Interfaces) -> str:
+    """Return the IP address of a NATS server on another machine; empty if all are on this one, or unknown.
+
+    Args:
+        settings: ``nats_url``.
+        server: IP address of the server that the agent is connected to; empty if unknown.
+        present: the addresses of this machine.
+    """
+    known = [server] if server else []
+    if len(settings.nats_servers) > 1:
+        for url in settings.nats_servers:
+            with contextlib.suppress(InvalidInput):  # a server whose name is not known at this moment
+                known += _resolve("nats_url", urlsplit(url).hostname or "")
+    return next((ip for ip in known if not _is_own(ip, present)), "")
 
 
 def _own(setting: str, value: str, present: Interfaces) -> str:

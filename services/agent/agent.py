@@ -19,6 +19,7 @@ from typing import Any
 from services.agent import fork_server, hardware
 from services.agent.address import NodeAddress, socket_environment
 from services.agent.commands import Commands
+from services.agent.departure import Leaving
 from services.agent.fork_server import Forked, ForkServer
 from services.agent.heartbeats import Heartbeats
 from services.agent.node import Node
@@ -90,6 +91,7 @@ class Agent:
         self._clock = SteadyClock()
         self._changes = Changes()
         self._signals = SignalQueue(bus, self._dropped)
+        self._leaving = Leaving(bus, self._signals, settings.node, incarnation)
         self._heartbeats = Heartbeats(
             bus, self.node, address, settings, os.getpid(), self._clock, self._dropped.counters
         )
@@ -137,6 +139,10 @@ class Agent:
     def keep_snapshots(self) -> None:
         """Have ``stop`` leave the node's snapshots: on the same machine they are those of this agent's successor."""
         self._successor = True
+
+    async def leave(self, reason: str) -> None:
+        """Announce that the node leaves in order, before ``stop``: the end of its processes is no fault then."""
+        await self._leaving.leave(reason)
 
     async def stop(self) -> None:
         """End ranks, stores and fork server."""

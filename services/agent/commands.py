@@ -272,11 +272,16 @@ class Commands:
         processes = self._all(command.task, command.workers)
         idle = [p for p in processes if not p.configured]
         for process in processes:
+            process.stop_refused = None
             if process.configured:
-                self._host.send(process, protocol.Stop(generation=process.generation))
+                stop = protocol.Stop(generation=process.generation, lose_steps=command.lose_steps)
+                self._host.send(process, stop)
         if idle:
             await self._host.end(idle)  # they have no state to save
-        await self._until(command, processes, lambda p: not p.alive and (p.ending or p.finished))
+        await self._until(command, processes, _has_answered_stop)
+        if refusals := [p.stop_refused for p in processes if p.stop_refused is not None]:
+            reason = refusals[0].reason.encode("utf-8", "replace").decode()
+            raise Refused(FailureCode.CHECKPOINT_FAILED, reason, processes)
         self._close_stores_if_last(command)
         return {"workers": {p.worker: WorkerResult(pid=p.pid, step=p.step) for p in processes}}
 
@@ -357,3 +362,8 @@ class Commands:
     def _fence_text(self, command: Command) -> str:
         fence = self._node.fences[command.task]
         return f"generation {command.generation} of {command.task}; {fence.generation} is the newest"
+
+
+def _has_answered_stop(process: Process) -> bool:
+    """Return whether a process has exited as requested, or has reported that its state cannot be saved."""
+    return process.stop_refused is not None or (not process.alive and (process.ending or process.finished))

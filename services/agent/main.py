@@ -36,6 +36,8 @@ async def serve(context: Context) -> None:
         agent.keep_snapshots()
         raise
     finally:
+        if context.stop.is_set():
+            await agent.leave("its agent was asked to end")
         await agent.stop()
 
 

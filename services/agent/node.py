@@ -18,6 +18,7 @@ from shared.messages import MAX_SECONDS
 from shared.signals import (
     ProcessExited,
     RankCheckpointed,
+    RankCheckpointFailed,
     RankFinished,
     RankRaised,
     RankStopped,
@@ -164,9 +165,13 @@ class Node:
                 return [self._raised(process, process.raised, now)]
             case protocol.Checkpointed():
                 return [self._checkpointed(process, message, now)]
+            case protocol.CheckpointFailed():
+                return [self._checkpoint_failed(process, message, now)]
             case protocol.Stopped():
                 process.stopped, process.ending, process.step = message, True, message.step
                 return [self._stopped(process, message, now)] if message.rank == 0 else []
+            case protocol.StopRefused():
+                process.stop_refused, process.step = message, message.step
             case protocol.Finished():
                 process.finished, process.step = True, message.step
                 return [self._finished(process, message, now)] if message.rank == 0 else []
@@ -220,6 +225,10 @@ class Node:
     def _checkpointed(self, process: Process, message: protocol.Checkpointed, now: datetime) -> Signal:
         about = self._about(process, now, generation=message.generation, step=message.step)
         return RankCheckpointed(**about, path=message.path)
+
+    def _checkpoint_failed(self, process: Process, message: protocol.CheckpointFailed, now: datetime) -> Signal:
+        about = self._about(process, now, generation=message.generation, step=message.step)
+        return RankCheckpointFailed(**about, reason=_encodable(message.reason))
 
     def _stopped(self, process: Process, message: protocol.Stopped, now: datetime) -> Signal:
         about = self._about(process, now, generation=message.generation, step=message.step)
@@ -307,7 +316,10 @@ def _refuses_to_start(process: Process, message: protocol.Raised) -> bool:
 
 def _storable(message: protocol.Raised) -> protocol.Raised:
     """Return the message without lone surrogates: an error may quote any text, but UTF-8 cannot encode them."""
-    error, detail, traceback = (
-        text.encode("utf-8", "replace").decode() for text in (message.error, message.detail, message.traceback)
-    )
+    error, detail, traceback = map(_encodable, (message.error, message.detail, message.traceback))
     return replace(message, error=error, detail=detail, traceback=traceback)
+
+
+def _encodable(text: str) -> str:
+    """Return a text without lone surrogates."""
+    return text.encode("utf-8", "replace").decode()

@@ -42,6 +42,7 @@ class Process:
         resumed: what the process reported when it resumed in this generation.
         raised: the error that the process reported in this generation.
         stopped: what the process reported when it stopped as asked.
+        stop_refused: what it reported to the newest request to stop, if its state could not be saved.
     """
 
     id: str
@@ -70,6 +71,7 @@ class Process:
     resumed: protocol.Resumed | None = None
     raised: protocol.Raised | None = None
     stopped: protocol.Stopped | None = None
+    stop_refused: protocol.StopRefused | None = None
 
     @property
     def alive(self) -> bool:

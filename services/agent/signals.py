@@ -46,6 +46,10 @@ class SignalQueue:
         self._waiting.extend(signals)
         self._changes.notify()
 
+    async def answered(self) -> None:
+        """Wait until every signal has been answered."""
+        await self._changes.until(lambda: not self._waiting)
+
     async def run(self) -> None:
         """Send until cancelled."""
         while True:
@@ -66,3 +70,4 @@ class SignalQueue:
             # A full queue may have dropped the signal meanwhile.
             if self._waiting and self._waiting[0] is signal:
                 self._waiting.popleft()
+                self._changes.notify()

@@ -21,7 +21,8 @@ the N that the plan does without, A = workers that are new to the task):
     training     from resumed or restored until the next plan, minus all of the above
 
 ``resumed`` is replaced by ``restored`` where nothing was interrupted. A task that a plan moves without a fault has
-only ``S x (restored - drained)`` and A's part. Moves that no incident caused (a start, growth) are ``planned``.
+only ``S x (restored - drained)`` and A's part. Moves that no incident caused (a start, growth, a node that left)
+are ``planned``, recomputed steps included.
 """
 
 from __future__ import annotations
@@ -90,7 +91,11 @@ def _span(
 
 
 def _recompute(impact: Impact, incident: str, as_of: datetime) -> Iterator[Claim]:
-    """Yield the claims on recomputed steps; the first of them ends at ``restored``, as the target's first step."""
+    """Yield the claims on recomputed steps; the first of them ends at ``restored``, as the target's first step.
+
+    Steps that a planned stop has cost belong to no incident, so their time is ``planned``.
+    """
+    part = Part.RECOMPUTE if incident else Part.PLANNED
     if impact.restored_at is None or impact.steps_recomputed <= 0 or impact.step_s <= 0.0:
         return
     start_s = impact.restored_at.timestamp() - impact.step_s
@@ -98,7 +103,7 @@ def _recompute(impact: Impact, incident: str, as_of: datetime) -> Iterator[Claim
     rate = impact.waf_flop_per_s / len(impact.before) if impact.before else 0.0
     for worker in impact.after:
         if end_s > start_s:
-            yield Claim(worker, start_s, end_s, Part.RECOMPUTE, impact.task, incident, rate)
+            yield Claim(worker, start_s, end_s, part, impact.task, incident, rate)
 
 
 def failure_claims(impact: Impact, incident: IncidentTimes, *, first: bool, as_of: datetime) -> list[Claim]:

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from services.api.store import Store
 from shared.errors import Unavailable
 from shared.events import Recorded
 from shared.log.journal import Journal
+from shared.outages import LOG
 
 logger = logging.getLogger(__name__)
+
+PROJECTIONS = "the projections"
+"""Part of the text in the health: their database may be another one than the log's."""
 
 _BATCH = 500
 """Records folded in one transaction while catching up."""
@@ -31,25 +36,30 @@ class Feed:
 
     async def catch_up(self) -> None:
         """Fold the records that the log has now; projections of another log (an older run's file) are dropped first."""
-        self.position, head = await asyncio.to_thread(self._store.head)
+        log = self._journal.log
+        self.position, head = await self._journal.outages.outlast(PROJECTIONS, self._store.head)
         if self.position:
-            last = await asyncio.to_thread(self._journal.log.read, after=self.position - 1, limit=1)
+            last = await self._journal.outages.outlast(LOG, lambda: log.read(after=self.position - 1, limit=1))
             if not last or last[0].hash != head:
                 logger.warning("the projections belong to another log: folding from the start")
-                await asyncio.to_thread(self._store.reset)
+                await self._journal.outages.outlast(PROJECTIONS, self._store.reset)
                 self.position = 0
-        while records := await asyncio.to_thread(self._journal.log.read, after=self.position, limit=_BATCH):
-            self.position = await asyncio.to_thread(self._store.fold, records)
+        while records := await self._journal.outages.outlast(LOG, lambda: log.read(after=self.position, limit=_BATCH)):
+            self.position = await self._folded(records)
 
     async def follow(self) -> None:
         """Fold every further record; runs until cancelled."""
         await self._journal.follow(self._fold, consumer="api", after=self.position)
 
     async def _fold(self, recorded: Recorded) -> None:
-        position = await asyncio.to_thread(self._store.fold, [recorded])
+        position = await self._folded([recorded])
         async with self._changed:
             self.position = position
             self._changed.notify_all()
+
+    async def _folded(self, records: Sequence[Recorded]) -> int:
+        """Fold records, which has no effect a second time, and return the position."""
+        return await self._journal.outages.outlast(PROJECTIONS, lambda: self._store.fold(records))
 
     async def wait_beyond(self, position: int, *, timeout_s: float) -> bool:
         """Wait until a record behind ``position`` has been folded, or the feed is closed; False after the time-out."""

@@ -30,8 +30,8 @@ from services.api.store import Store, ViewReader
 from services.api.tables import CLUSTER, TASKS
 from services.api.views import ClusterView, TaskView
 from shared.bus import Bus
-from shared.errors import Conflict, InvalidInput
-from shared.events import TaskStopRequested, TaskSubmitted, derived_id
+from shared.errors import Conflict, InvalidInput, Unavailable
+from shared.events import Event, Recorded, TaskStopRequested, TaskSubmitted, derived_id
 from shared.log.journal import Journal
 from shared.model import utc_now
 from shared.settings import Settings
@@ -40,6 +40,9 @@ from shared.tasks import ENDED, TaskSpec, TaskState, refused
 READ_YOUR_WRITES_S = 10.0
 """How long an answer to a write waits for the projections. They follow within milliseconds; a busy disk may take
 seconds."""
+
+APPEND_LIMIT_S = 5.0
+"""How long a write waits for a log that goes away meanwhile: mostly long enough to learn whether it was recorded."""
 
 _ATTEMPTS = 5
 """How often a command is tried in all, where other events of its task are logged at the same time."""
@@ -119,7 +122,7 @@ class Gateway:
             )
             version = known.version if known is not None else 0
             try:
-                (recorded,) = await self.journal.append([event], expected={event.stream: version})
+                recorded = await self._append(event, version)
             except Conflict:
                 await self._catch_up()
                 continue
@@ -130,8 +133,12 @@ class Gateway:
             f"task {spec.name!r} keeps changing (or the idempotency key was used for another task); try again"
         )
 
-    async def stop(self, name: str) -> TaskView:
-        """Log the request to stop a task; a further request changes nothing.
+    async def stop(self, name: str, *, lose_steps: bool = False) -> TaskView:
+        """Log the request to stop a task; a further request changes nothing, unless now steps may be lost.
+
+        Args:
+            name: of the task.
+            lose_steps: whether it is to stop also if its state cannot be saved.
 
         Raises:
             NotFound: there is no such task.
@@ -139,19 +146,34 @@ class Gateway:
         """
         for _ in range(_ATTEMPTS):
             task = await self.task(name)
-            if task.state is TaskState.STOPPING:
+            if task.state is TaskState.STOPPING and (task.lose_steps or not lose_steps):
                 return task
             if task.state in ENDED:
                 raise Conflict(f"task {name!r} has ended: {task.state.value}", state=task.state.value)
-            event = TaskStopRequested(event_id=str(uuid.uuid4()), occurred_at=utc_now(), task=name)
+            event = TaskStopRequested(
+                event_id=str(uuid.uuid4()), occurred_at=utc_now(), task=name, lose_steps=lose_steps
+            )
             try:
-                (recorded,) = await self.journal.append([event], expected={event.stream: task.version})
+                recorded = await self._append(event, task.version)
             except Conflict:
                 await self._catch_up()
                 continue
             await self.feed.reach(recorded.position, timeout_s=READ_YOUR_WRITES_S)
             return await self.task(name)
         raise Conflict(f"task {name!r} keeps changing; try again")
+
+    async def _append(self, event: Event, version: int) -> Recorded:
+        """Append what a user asked for, if the stream has this version.
+
+        Raises:
+            Conflict: it has another version.
+            Unavailable: the log is away.
+        """
+        try:
+            (recorded,) = await self.journal.append([event], expected={event.stream: version}, limit_s=APPEND_LIMIT_S)
+        except Unavailable as err:
+            raise Unavailable(f"{err.detail}; the request may have been recorded: look at the task first") from err
+        return recorded
 
     async def _catch_up(self) -> None:
         """Wait until the projections contain the event because of which an append was refused."""

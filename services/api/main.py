@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 import sys
@@ -22,7 +23,7 @@ from fastapi import FastAPI
 from fastapi.responses import RedirectResponse
 
 from services.api import problems
-from services.api.feed import Feed
+from services.api.feed import PROJECTIONS, Feed
 from services.api.gateway import Gateway
 from services.api.live import Live
 from services.api.routers import costs, events, health, incidents, nodes, planning, plans, tasks
@@ -123,7 +124,9 @@ async def _first(*tasks: asyncio.Task[Any]) -> None:
 async def serve(context: Context) -> None:
     """Run the gateway until cancelled."""
     settings = context.settings
-    store = await asyncio.to_thread(Store, projections_url(settings))
+    opening = functools.partial(Store, projections_url(settings))
+    limit_s = settings.connect_timeout_s
+    store = await context.journal.outages.outlast(PROJECTIONS, opening, limit_s=limit_s, starting=True)
     feed, live = Feed(store, context.journal), Live(context.counters)
     try:
         await feed.catch_up()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import BaseModel, Field, PlainSerializer
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
 from services.api.views import Milestone, PlanState, Result
 from shared.plans import Layout, Response, Trigger
@@ -43,8 +43,37 @@ class Rank(BaseModel):
     state: str
 
 
+class CheckpointFailure(BaseModel):
+    """A checkpoint that could not be written. ``worker``: the one that reported it."""
+
+    step: int
+    worker: str
+    reason: str
+    at: Time
+
+
+class StopRefusal(BaseModel):
+    """Why a task has not stopped as asked: the checkpoint of ``step`` could not be written."""
+
+    step: int
+    reason: str
+    at: Time
+
+
+class StopOptions(BaseModel):
+    """How to stop a task. ``lose_steps``: also if its state cannot be saved."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    lose_steps: bool = False
+
+
 class Task(BaseModel):
-    """A task. ``step``: updates applied. ``throughput_flop_per_s``: model FLOP/s of all workers; ``waf``: weighted."""
+    """A task. ``step``: updates applied. ``throughput_flop_per_s``: model FLOP/s of all workers; ``waf``: weighted.
+
+    ``checkpoint``, ``saved_step``: the newest checkpoint. ``checkpoint_failure``: the newest that could not be written,
+    until one is written. ``stop_refused``: the answer to the newest request to stop, if that was refused.
+    """
 
     name: str
     id: str
@@ -63,6 +92,9 @@ class Task(BaseModel):
     waf_flop_per_s: float
     plan: str | None
     checkpoint: str | None
+    saved_step: int
+    checkpoint_failure: CheckpointFailure | None
+    stop_refused: StopRefusal | None
     submitted_at: Time
     started_at: Time | None
     ended_at: Time | None
@@ -147,7 +179,7 @@ class NodeWorker(BaseModel):
 
 
 class Node(BaseModel):
-    """A node. ``state``: ready, lost or isolated; ``unreachable``: ready, and the detector does not hear it now."""
+    """A node. ``state``: ready, lost, isolated or left; ``unreachable``: ready, and not heard now."""
 
     name: str
     state: str

@@ -15,9 +15,11 @@ _RESPONSES = {
 
 _TRIGGERS = {
     Trigger.NODE_JOINED: "a node that joined",
+    Trigger.NODE_LEFT: "a node that left in order",
     Trigger.TASK_ENDED: "the end of a task",
     Trigger.TASK_SUBMITTED: "a task that was submitted",
     Trigger.STOP_REQUESTED: "the request to stop a task",
+    Trigger.STOP_REFUSED: "a task that was not stopped, since its state could not be saved",
     Trigger.TASK_STARVING: "a task that has waited too long for workers",
 }
 

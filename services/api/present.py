@@ -6,12 +6,14 @@ from datetime import UTC
 
 from services.api.live import LiveState
 from services.api.models import (
+    CheckpointFailure,
     Incident,
     IncidentCost,
     Node,
     NodeWorker,
     PlanSummary,
     Rank,
+    StopRefusal,
     Task,
 )
 from services.api.views import IncidentView, NodeView, PlanView, TaskView
@@ -53,6 +55,9 @@ def task(view: TaskView, live: LiveState) -> Task:
         waf_flop_per_s=throughput * view.spec.weight,
         plan=view.plan or None,
         checkpoint=view.checkpoint or None,
+        saved_step=view.checkpoint_step,
+        checkpoint_failure=_checkpoint_failure(view),
+        stop_refused=StopRefusal(**view.stop_refused.model_dump()) if view.stop_refused is not None else None,
         submitted_at=view.submitted_at,
         started_at=view.started_at,
         ended_at=view.ended_at,
@@ -60,6 +65,11 @@ def task(view: TaskView, live: LiveState) -> Task:
         traceback=view.traceback or None,
         spec=view.spec,
     )
+
+
+def _checkpoint_failure(view: TaskView) -> CheckpointFailure | None:
+    failure = view.checkpoint_failure
+    return CheckpointFailure(**failure.model_dump()) if failure is not None else None
 
 
 def _rank(member: Member, view: TaskView, live: LiveState) -> Rank:

@@ -18,6 +18,11 @@ logger = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"
 
 
+RETRY_AFTER_S = 2
+"""When a client may ask again for what is unavailable: services notice within this time that the log or the bus is back
+(``shared.outages.LONGEST_PAUSE_S``)."""
+
+
 class TooLarge(InvalidInput):
     """A body above the limit."""
 
@@ -35,7 +40,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(UnicronError)
     async def _unicron(_: Request, err: UnicronError) -> JSONResponse:
-        return problem_response(err.problem())
+        return problem_response(err.problem(), {"Retry-After": str(RETRY_AFTER_S)} if err.status == 503 else None)
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, err: HTTPException) -> JSONResponse:

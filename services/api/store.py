@@ -13,17 +13,21 @@ from typing import Any, cast
 
 from sqlalchemy import Engine, event, func, text
 from sqlalchemy import create_engine as sqlalchemy_engine
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.engine import make_url
 from sqlmodel import Session, SQLModel, col, select
 
 from services.api.projections.evolve import evolve
 from services.api.tables import CLUSTER, INCIDENTS, NODES, PLANS, TASKS, Kind, PositionRow, Tables, V
 from services.api.views import SCHEMA_VERSION, Views
-from shared.errors import NotFound, Unavailable
+from shared.errors import NotFound
 from shared.events import Recorded
+from shared.log.driver_errors import database_errors
+from shared.log.schema import with_timeouts
 
 _BUSY_TIMEOUT_MS = 10_000
 """How long SQLite waits for another process's lock; the fold's transactions take milliseconds."""
+
+_WHAT = "projections"
 
 
 class _TableMap(MutableMapping[str, V]):
@@ -124,12 +128,13 @@ class Store:
 
     def __init__(self, url: str) -> None:
         self._sqlite = url.startswith("sqlite")
-        self._engine: Engine = sqlalchemy_engine(
-            url, connect_args={"check_same_thread": False} if self._sqlite else {}, pool_pre_ping=not self._sqlite
-        )
+        self._engine: Engine
         if self._sqlite:
+            self._engine = sqlalchemy_engine(url, connect_args={"check_same_thread": False})
             event.listen(self._engine, "connect", _set_pragmas)
-        with self._errors():
+        else:
+            self._engine = sqlalchemy_engine(with_timeouts(make_url(url)), pool_pre_ping=True)
+        with database_errors(_WHAT):
             self._create()
 
     def _create(self) -> None:
@@ -144,15 +149,9 @@ class Store:
 
     def reset(self) -> None:
         """Drop everything; the next fold starts at position 0."""
-        Tables.metadata.drop_all(self._engine)
-        Tables.metadata.create_all(self._engine)
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except SQLAlchemyError as err:
-            raise Unavailable(f"the projections' database: {type(err).__name__}: {err}") from err
+        with database_errors(_WHAT):
+            Tables.metadata.drop_all(self._engine)
+            Tables.metadata.create_all(self._engine)
 
     def position(self) -> int:
         """Return the position up to which the log has been folded."""
@@ -160,7 +159,7 @@ class Store:
 
     def head(self) -> tuple[int, str]:
         """Return the position up to which the log has been folded, and the hash of its record."""
-        with self._errors(), Session(self._engine) as session:
+        with database_errors(_WHAT), Session(self._engine) as session:
             row = session.get(PositionRow, 1)
             return (row.position, row.head) if row else (0, "")
 
@@ -169,7 +168,7 @@ class Store:
 
         Records at or below the saved position are skipped, so a repeated delivery has no effect.
         """
-        with self._errors(), Session(self._engine) as session, session.begin():
+        with database_errors(_WHAT), Session(self._engine) as session, session.begin():
             row = session.get(PositionRow, 1)
             position = row.position if row else 0
             head = row.head if row else ""
@@ -194,7 +193,7 @@ class Store:
         Raises:
             Unavailable: the database does not answer.
         """
-        with self._errors(), Session(self._engine) as session:
+        with database_errors(_WHAT), Session(self._engine) as session:
             if self._sqlite:
                 session.execute(text("BEGIN"))  # the driver begins a transaction for writes only
             else:

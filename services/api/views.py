@@ -15,7 +15,7 @@ from shared.plans import Layout, Member, Response, Stage, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, TaskState
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Raised whenever a document or the fold changes; the projections are then folded again from position 0."""
 
 SHORTEST_STEP_S = 1e-6
@@ -30,6 +30,23 @@ class Result(Model):
     parameters_path: str
 
 
+class CheckpointFailure(Model):
+    """A checkpoint that could not be written. ``worker``: the one that reported it."""
+
+    step: int
+    worker: str
+    reason: str
+    at: datetime
+
+
+class StopRefusal(Model):
+    """Why a task has not stopped as asked: the checkpoint of ``step`` could not be written."""
+
+    step: int
+    reason: str
+    at: datetime
+
+
 class TaskView(Model):
     """A task.
 
@@ -40,8 +57,10 @@ class TaskView(Model):
     trains (or last trained). ``planned``: workers of the newest plan. ``strength``: workers that the task had before a
     fault took some; with fewer it is degraded. ``plan``: the plan that is not done with the task, if any.
     ``training_plan``: the plan under which the task trains now. ``pausing``: the newest plan takes the task's workers;
-    the task is to resume later. ``checkpoint``: the newest published one, of step ``checkpoint_step``. ``step_s``: the
-    newest measured step time in seconds; 0 until one was measured.
+    the task is to resume later. ``checkpoint``: the newest published one, of step ``checkpoint_step``.
+    ``checkpoint_failure``: the newest that could not be written; None once one was written after it. ``stop_refused``:
+    the answer to the newest request to stop, if that was refused. ``lose_steps``: whether the task is to stop also
+    without a checkpoint. ``step_s``: the newest measured step time in seconds; 0 until one was measured.
     """
 
     name: str
@@ -71,6 +90,9 @@ class TaskView(Model):
     loss: float | None = None
     checkpoint: str = ""
     checkpoint_step: int = 0
+    checkpoint_failure: CheckpointFailure | None = None
+    stop_refused: StopRefusal | None = None
+    lose_steps: bool = False
     result: Result | None = None
     traceback: str = ""
     started_at: datetime | None = None
@@ -186,7 +208,7 @@ class PlanView(Model):
 
 
 class NodeView(Model):
-    """A node. ``state``: ready, lost (heartbeats stopped) or isolated (SEV1)."""
+    """A node. ``state``: ready, lost (heartbeats stopped), isolated (SEV1) or left (its agent was asked to end)."""
 
     name: str
     position: int

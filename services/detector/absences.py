@@ -68,7 +68,7 @@ def find(state: DetectorState, task: MonitoredTask, listening_since: datetime) -
 def _is_absent(state: DetectorState, task: MonitoredTask, member: Member) -> bool:
     """Return whether the node is there and reports no process of the task on the member's worker."""
     node = state.nodes.get(member.node)
-    if node is None or node.lost is not None or node.heartbeat is None:
+    if node is None or not node.present or node.heartbeat is None:
         return False
     status = state.status(member.worker)
     return status is None or status.task != task.name

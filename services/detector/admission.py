@@ -90,6 +90,8 @@ def judge(
         if rival not in answers:
             return Ask(rival)
         if answers[rival] is Liveness.ANSWERED:
+            if node is not None and node.left and rival == node.incarnation:
+                return _wait(f"the agent of node {hello.node} has left, and is still ending its processes")
             return _in_use(hello.node)
     if admitted is not None and _is_pending(admitted, hello, answers, patience, now):
         return _wait(f"an agent that was admitted as {hello.node} does not answer")
@@ -125,7 +127,7 @@ def _held(node: MonitoredNode, hello: Hello, answers: Mapping[str, Liveness], pa
     An agent of the same machine that has no connection to NATS has ended: its successor joins at once. On another
     machine the agent may be cut off from NATS: the name is free once the node is lost.
     """
-    if node.incarnation == hello.incarnation or node.lost is not None:
+    if node.incarnation == hello.incarnation or not node.present:
         return False
     if answers.get(node.incarnation) is Liveness.SILENT:
         return True
@@ -173,7 +175,7 @@ def _peers(state: DetectorState, name: str) -> Iterator[_Peer | None]:
             hello = admitted.hello
             yield _Peer(other, hello.incarnation, hello.network, hello.addresses, _loopback(hello.addresses))
     for node in state.nodes.values():
-        if node.name != name and node.lost is None:
+        if node.name != name and node.present:
             beat = node.heartbeat
             if beat is None:
                 yield None

@@ -21,6 +21,8 @@ from services.detector.silence import SilenceLimits
 from services.detector.stalls import StallLimits
 from services.detector.state import Admitted, DetectorState, MonitoredNode, MonitoredTask, Suspicion
 from shared.admission import Answer, Hello
+from shared.codes import FailureCode
+from shared.departure import Departure, DepartureAnswer
 from shared.events import Event
 from shared.probes import Outcome
 from shared.signals import (
@@ -152,7 +154,7 @@ class Monitor:
         decision = Decision()
         task = self.state.tasks.get(signal.task)
         node = self.state.nodes.get(signal.node)
-        if task is None or (node is not None and node.lost and node.incarnation == signal.incarnation):
+        if task is None or (node is not None and not node.present and node.incarnation == signal.incarnation):
             return decision
         if node is not None and signal.incarnation in node.past:
             return decision
@@ -162,7 +164,7 @@ class Monitor:
             case RankRaised():
                 self._raised(decision, task, signal, now)
             case _ if task.is_current(signal.generation):
-                event = status_events.of_signal(signal, now)
+                event = status_events.of_signal(task, signal, now)
                 # A repeated signal may have another time, and the log refuses another content under a known id.
                 if event is not None and event.event_id not in task.recorded:
                     self._decide(decision, event)
@@ -179,6 +181,14 @@ class Monitor:
             self.state.admitted[hello.node] = Admitted(hello, now)
         return answer
 
+    def departure(self, departure: Departure, now: datetime) -> tuple[Decision, DepartureAnswer]:
+        """Take an agent's announcement that it leaves; return the answer, for when the decision is in the log."""
+        decision = Decision()
+        node = self.state.nodes.get(departure.node)
+        if node is not None and node.present and node.incarnation == departure.incarnation:
+            self._decide(decision, status_events.node_left(node, departure.reason, now))
+        return decision, DepartureAnswer(verdict="left")
+
     def heartbeat(self, heartbeat: Heartbeat, now: datetime) -> Decision:
         """Take a heartbeat that was received at ``now``."""
         decision = Decision()
@@ -188,7 +198,7 @@ class Monitor:
             if not admission.may_join(self.state, heartbeat):
                 decision.revokes.append(Revoke(heartbeat.node, heartbeat.incarnation))
                 return decision
-            if node is not None and node.lost is None:
+            if node is not None and node.present:
                 self._lose(decision, node, now, "a new incarnation of the agent")
             if not isolation.may_return(self.state, heartbeat.node):
                 return decision
@@ -198,9 +208,11 @@ class Monitor:
             decision.notes += silence.heard(self.state, node, now)
         if node is None or node.incarnation != heartbeat.incarnation:
             self._decide(decision, status_events.node_joined(heartbeat, heartbeat.incarnation, now))
-        elif (left := isolation.cause(self.state, node)) and isolation.may_return(self.state, node.name):
+        elif node.left:
+            return decision
+        elif (gone := isolation.cause(self.state, node)) and isolation.may_return(self.state, node.name):
             if not self._clean(decision, node, heartbeat, now):
-                self._decide(decision, status_events.node_joined(heartbeat, left, now))
+                self._decide(decision, status_events.node_joined(heartbeat, gone, now))
         self.state.nodes[heartbeat.node].receive(heartbeat, now)
         for status in heartbeat.workers:
             self._decide(decision, status_events.of_rank(self.state, status, self.limits.progress_interval_s, now))
@@ -304,6 +316,10 @@ class Monitor:
             if task.ended or task.unanswered:
                 task.failed_transition = None
             if (moved := task.failed_transition) is None:
+                continue
+            if moved.code is FailureCode.CHECKPOINT_FAILED:
+                task.failed_transition = None
+                self._decide(decision, status_events.stop_refused(task, moved, now))
                 continue
             fault = self._after_inquiry(decision, task, faults.of_transition(self.state, task, moved), now)
             if fault is not None:

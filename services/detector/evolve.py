@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from services.detector import isolation
+from services.detector import checkpoint_failures, isolation
 from services.detector.state import DetectorState, Isolation, MonitoredNode, MonitoredTask, Occurrence
 from shared.events import (
     ErrorDetected,
     EventBase,
     NodeJoined,
+    NodeLeft,
     PlanDecided,
     StateMoved,
     TaskCheckpointed,
+    TaskCheckpointFailed,
     TaskFailed,
     TaskFinished,
     TaskProgressed,
     TaskStopped,
+    TaskStopRefused,
     TaskSubmitted,
 )
 from shared.evidence import Evidence
@@ -54,6 +57,20 @@ def _node_joined(state: DetectorState, event: NodeJoined) -> None:
     )
 
 
+def _node_left(state: DetectorState, event: NodeLeft) -> None:
+    """Note a node that left. The ends of its ranks, and what their peers report of them, are no faults."""
+    node = state.nodes.get(event.node)
+    if node is None or node.incarnation != event.incarnation:
+        return
+    node.left, node.unreachable_since = True, None
+    for task in state.tasks.values():
+        workers = task.workers_on(event.node)
+        if workers:
+            _await_answer(task, event.event_id)
+        for worker in workers:
+            task.cover(worker, task.newest_generation())
+
+
 def _submitted(state: DetectorState, event: TaskSubmitted) -> None:
     """Add a task. Of an ended task with the same name, only the generations and the recorded results stay."""
     old = state.tasks.get(event.task)
@@ -76,7 +93,15 @@ def _progressed(state: DetectorState, event: TaskProgressed) -> None:
 
 
 def _checkpointed(state: DetectorState, event: TaskCheckpointed) -> None:
-    _task(state, event.task).recorded[event.event_id] = event.generation
+    task = _task(state, event.task)
+    task.recorded[event.event_id] = event.generation
+    task.checkpoint_failures.clear()
+
+
+def _checkpoint_failed(state: DetectorState, event: TaskCheckpointFailed) -> None:
+    task = _task(state, event.task)
+    task.recorded[event.event_id] = event.generation
+    task.checkpoint_failures.add(checkpoint_failures.kind_of(event.reason))
 
 
 def _stopped(state: DetectorState, event: TaskStopped) -> None:
@@ -85,6 +110,12 @@ def _stopped(state: DetectorState, event: TaskStopped) -> None:
     # A paused task has saved its state, and goes on when there are workers for it.
     pausing = task.change is not None and task.change.action == "pause"
     _leave(task, ended=not pausing)
+
+
+def _stop_refused(state: DetectorState, event: TaskStopRefused) -> None:
+    task = _task(state, event.task)
+    if task.plan == event.plan:
+        task.change = task.failed_transition = None  # its members train on
 
 
 def _finished(state: DetectorState, event: TaskFinished) -> None:
@@ -113,18 +144,24 @@ def _error(state: DetectorState, event: ErrorDetected) -> None:
         _leave_out(state, event, event.node, evidence)
         for name, part in evidence.tasks.items():
             task = _task(state, name)
-            _await_answer(task, event)
+            _await_answer(task, event.event_id)
             for worker in part.workers:
                 task.cover(worker, part.generation)
     if event.task is None:
         return
     task = _task(state, event.task)
-    _await_answer(task, event)
+    _await_answer(task, event.event_id)
     generation = event.generation if event.generation is not None else task.generation
     if event.worker is not None:
         task.cover(event.worker, generation)
     if evidence.failure is not None:
         task.occurrences.append(Occurrence(evidence.failure, event.detected_at, generation))
+
+
+def _await_answer(task: MonitoredTask, event_id: str) -> None:
+    """Note an event that a plan has to answer. It explains broken collectives and a failed transition, if any."""
+    task.unanswered.add(event_id)
+    task.suspicion = task.failed_transition = task.inquiry = None
 
 
 def _note_breaks(state: DetectorState, event: ErrorDetected, evidence: Evidence) -> None:
@@ -144,12 +181,6 @@ def _leave_out(state: DetectorState, event: ErrorDetected, name: str, evidence: 
     node = state.nodes.get(name)
     if node is not None and evidence.incarnation in (None, node.incarnation):
         node.lost, node.unreachable_since = event.event_id, None
-
-
-def _await_answer(task: MonitoredTask, event: ErrorDetected) -> None:
-    """Note an error that a plan has to answer. It explains broken collectives and a failed transition, if any."""
-    task.unanswered.add(event.event_id)
-    task.suspicion = task.failed_transition = task.inquiry = None
 
 
 def _planned(state: DetectorState, event: PlanDecided) -> None:
@@ -205,10 +236,13 @@ _OF_NODES = (ErrorKind.NODE_LOST, ErrorKind.BROKEN_LINK)
 
 _FOLDS: dict[type[EventBase], Callable[[DetectorState, Any], None]] = {
     NodeJoined: _node_joined,
+    NodeLeft: _node_left,
     TaskSubmitted: _submitted,
     TaskProgressed: _progressed,
     TaskCheckpointed: _checkpointed,
+    TaskCheckpointFailed: _checkpoint_failed,
     TaskStopped: _stopped,
+    TaskStopRefused: _stop_refused,
     TaskFinished: _finished,
     TaskFailed: _failed,
     ErrorDetected: _error,

@@ -308,7 +308,7 @@ def lost_ranks(state: DetectorState, node: MonitoredNode) -> dict[str, LostRanks
     """Return the part of each task on a node, for the tasks that have one."""
     lost: dict[str, LostRanks] = {}
     for task in state.tasks.values():
-        workers = [] if task.ended else sorted(w for w in task.concerned() if w.startswith(f"{node.name}/"))
+        workers = task.workers_on(node.name)
         if workers:
             lost[task.name] = LostRanks(
                 workers=workers,

@@ -144,7 +144,7 @@ def _peers(state: DetectorState, name: str) -> list[str]:
         peer
         for peer, node in state.nodes.items()
         if peer != name
-        and node.lost is None
+        and node.present
         and peer not in state.isolated
         and probing.can_probe(state, peer)
         and _kind(state, peer) == _kind(state, name)

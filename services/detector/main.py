@@ -27,6 +27,7 @@ from shared.bus import Bus
 from shared.changes import Changes
 from shared.clock import SteadyClock
 from shared.commands import COMMANDS, REPLY, ReleaseTask
+from shared.departure import DEPARTURE, DEPARTURES, DepartureAnswer
 from shared.dropped import DroppedMessages
 from shared.errors import NoReceiver, Unavailable, Undecodable, UnicronError
 from shared.events import Recorded
@@ -52,12 +53,10 @@ ALIVE_TIMEOUT_S = 0.5
 """Time-out of the question whether an agent lives. An agent answers within milliseconds; without an answer the new
 agent asks again."""
 
-PROBE_REPLY_S = 0.4
+PROBE_REPLY_S = 1.0
 """Time for a request to probe and for its reply, beside the probe's own time-out: a round trip with a delay of 0.2 s in
-each direction. A witness that answers later knows nothing that the next question would not find out."""
-
-RETRY_S = 0.1
-"""Pause before an append is repeated to a log that did not answer."""
+each direction, and the repetition of a segment that was lost. With less, a witness in such a network that waits for the
+whole time-out of a probe would answer too late, and could never say that a node is silent."""
 
 CONSUMER = "detector"
 """Name of the detector's consumer of the log's stream."""
@@ -105,7 +104,7 @@ class DetectorService:
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Fold the log, then work until cancelled. ``ready`` is called when the signals of agents are received."""
-        self._last = await asyncio.to_thread(self._journal.log.last_position)
+        self._last = await self._journal.last_position()
         following = asyncio.create_task(self._journal.follow(self._record, consumer=CONSUMER, after=0))
         try:
             await self._caught_up(following)
@@ -116,6 +115,7 @@ class DetectorService:
             await self._bus.subscribe(f"{HEARTBEATS}.*", self._heartbeat)
             await self._bus.serve(SIGNALS, self._signal)
             await self._bus.serve(HELLO, self._hello)
+            await self._bus.serve(DEPARTURES, self._departure)
             ready()
             ticking = asyncio.create_task(self._tick())
             try:
@@ -166,8 +166,7 @@ class DetectorService:
         A signal that the core fails on is dropped: without a reply the agent would repeat it for ever, and its other
         signals would wait. Errors of log and bus are raised: there is no reply then, and the agent repeats the signal.
         """
-        position = await asyncio.to_thread(self._journal.log.last_position)
-        await self._moved_on.until(lambda: self._position >= position)
+        await self._folded_log()
         try:
             async with self._one_input:
                 await self._carry_out(self.monitor.signal(signal, self._clock.now()))
@@ -177,6 +176,23 @@ class DetectorService:
             logger.exception("signal %s of %s was dropped", signal.kind, signal.node)
             return refusal(f"internal error of the detector: {type(err).__name__}")
         return ACCEPTED
+
+    async def _folded_log(self) -> None:
+        """Wait until all that the log has now has been folded."""
+        position = await asyncio.to_thread(self._journal.log.last_position)
+        await self._moved_on.until(lambda: self._position >= position)
+
+    async def _departure(self, data: bytes) -> bytes:
+        try:
+            departure = decode(DEPARTURE, data)
+        except Undecodable as err:
+            self._dropped.note(err.node or DEPARTURES, err)
+            return DepartureAnswer(verdict="refused", detail=err.detail).model_dump_json().encode()
+        await self._folded_log()
+        async with self._one_input:
+            decision, answer = self.monitor.departure(departure, self._clock.now())
+            await self._carry_out(decision)
+        return answer.model_dump_json().encode()
 
     async def _heartbeat(self, subject: str, data: bytes) -> None:
         received_at = self._clock.now()
@@ -258,17 +274,12 @@ class DetectorService:
 
     async def _append(self, decision: Decision) -> None:
         """Append. The events have been folded already: if they cannot reach the log, this process must end."""
-        while True:
-            try:
-                await self._journal.append(decision.events)
-                return
-            except Unavailable as err:
-                logger.error("the log cannot be written: %s", err.detail)
-                await asyncio.sleep(RETRY_S)
-            except Exception as err:
-                if not self._fatal.done():
-                    self._fatal.set_exception(err)
-                raise
+        try:
+            await self._journal.append(decision.events)
+        except Exception as err:
+            if not self._fatal.done():
+                self._fatal.set_exception(err)
+            raise
 
     async def _revoke(self, revoke: Revoke) -> None:
         """Tell an agent that its node's name belongs to another one. It is told again with its next heartbeat."""

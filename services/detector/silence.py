@@ -169,7 +169,7 @@ def heard(state: DetectorState, node: MonitoredNode, now: datetime) -> list[str]
     The node was never given up: its ranks train on, and nothing is cleaned. If the control plane was cut off, the other
     nodes get time to reconnect, too.
     """
-    if node.unreachable_since is None or node.lost is not None:
+    if node.unreachable_since is None or not node.present:
         return []
     silent_s = (now - node.unreachable_since).total_seconds()
     grace = timedelta(seconds=RECONNECT_GRACE_S)
@@ -177,14 +177,14 @@ def heard(state: DetectorState, node: MonitoredNode, now: datetime) -> list[str]
     if state.cut_off_since is not None:
         state.cut_off_since = None
         for other in state.nodes.values():
-            if other.lost is None:
+            if other.present:
                 other.excused_until = now + grace
     return [f"node {node.name} is heard again after {silent_s:.1f} s: it is adopted with the ranks that it has"]
 
 
 def reachability(state: DetectorState) -> Reachability:
     """Return which nodes are unreachable, for people."""
-    silent = {n.name: n.unreachable_since for n in state.nodes.values() if n.lost is None}
+    silent = {n.name: n.unreachable_since for n in state.nodes.values() if n.present}
     return Reachability(
         unreachable={
             name: Unreachable(since=since, reached_by=sorted(_reached_by(state, name, since)))
@@ -203,7 +203,7 @@ def _reached_by(state: DetectorState, name: str, since: datetime) -> list[str]:
 def _look(state: DetectorState, limits: SilenceLimits, listening_since: datetime, now: datetime) -> _Now:
     silent_s = {}
     for node in state.nodes.values():
-        if node.lost is None:
+        if node.present:
             since = max(node.silent_since or listening_since, listening_since)
             silent_s[node.name] = (now - since).total_seconds()
     speaking = {name for name in silent_s if _speaks(state.nodes[name], limits, now)}

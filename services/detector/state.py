@@ -33,6 +33,7 @@ class MonitoredNode:
         joined: id of its newest join event.
         past: the incarnations before it.
         lost: id of the error event that declared it lost; None while it counts as alive.
+        left: whether its agent has left in order. Heartbeats that still come from that agent mean nothing.
         heard_at: when the detector received its newest heartbeat.
         excused_until: until when a bus that was away explains its silence.
         heartbeat: its newest heartbeat.
@@ -51,6 +52,7 @@ class MonitoredNode:
     joined: str
     past: frozenset[str] = frozenset()
     lost: str | None = None
+    left: bool = False
     heard_at: datetime | None = None
     excused_until: datetime | None = None
     heartbeat: Heartbeat | None = None
@@ -70,6 +72,11 @@ class MonitoredNode:
         self.asked_since = None
         stopped = [w.pid for w in heartbeat.workers if w.pid is not None and w.process_state in STOPPED]
         self.stopped = {pid: self.stopped.get(pid, now) for pid in stopped}
+
+    @property
+    def present(self) -> bool:
+        """Whether the node takes part in the cluster: neither lost nor left."""
+        return self.lost is None and not self.left
 
     @property
     def silent_since(self) -> datetime | None:
@@ -181,10 +188,11 @@ class MonitoredTask:
         step: updates applied.
         covered: worker -> the generation up to which a failure of the worker belongs to a known incident.
         occurrences: the failures of the task so far.
-        unanswered: ids of the task's error events that no plan has answered yet.
+        unanswered: ids of the events (errors, nodes that left) that concern the task and no plan has answered yet.
         failed_transition: the event that the outstanding plan could not be carried out, until an error event follows.
         suspicion: broken collectives without a known cause.
         recorded: event id -> generation of the checkpoints, stops and results that the log has.
+        checkpoint_failures: kinds of the failures of checkpoints that the log has since the last one that was written.
         setup_s: the longest time that its ranks have taken to join a generation, seconds.
         durations_s: durations of the recent steps of this generation, seconds.
         timed: how many steps of this generation were timed.
@@ -217,6 +225,7 @@ class MonitoredTask:
     failed_transition: StateMoved | None = None
     suspicion: Suspicion | None = None
     recorded: dict[str, int] = field(default_factory=dict)
+    checkpoint_failures: set[str] = field(default_factory=set)
     setup_s: float | None = None
     # Telemetry and its summaries
     durations_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
@@ -250,6 +259,10 @@ class MonitoredTask:
             workers |= {m.worker for stage in self.stages() for m in stage.members}
             self._concerned = change, frozenset(workers)
         return self._concerned[1]
+
+    def workers_on(self, node: str) -> list[str]:
+        """Return the workers of a node that matter to the task now, sorted; none once the task has ended."""
+        return [] if self.ended else sorted(w for w in self.concerned() if w.startswith(f"{node}/"))
 
     def accepts(self, worker: str, generation: int) -> bool:
         """Return whether a failure of the worker's process of this generation is news for the task."""
@@ -331,8 +344,8 @@ class DetectorState:
                 yield task
 
     def stopped_s(self, worker: str, now: datetime) -> float:
-        """Return for how many seconds the worker's process has been seen stopped; 0 if its node is lost."""
+        """Return for how many seconds the worker's process has been seen stopped; 0 if its node is lost or left."""
         node, status = self.nodes.get(worker.rpartition("/")[0]), self.status(worker)
-        if node is None or node.lost is not None or status is None:
+        if node is None or not node.present or status is None:
             return 0.0
         return node.stopped_s(status.pid, now)

@@ -1,22 +1,35 @@
-"""Events of progress that is no error: a node joined; a task progressed, saved a checkpoint, stopped or finished."""
+"""Events that are no error: of nodes that join or leave, and of tasks: rates, checkpoints, stops, results."""
 
 from __future__ import annotations
 
 import statistics
 from datetime import datetime
 
+from services.detector import checkpoint_failures
 from services.detector.faults import SERVICE
-from services.detector.state import DetectorState, MonitoredTask
+from services.detector.state import DetectorState, MonitoredNode, MonitoredTask
 from shared.events import (
     Event,
     NodeJoined,
+    NodeLeft,
+    StateMoved,
     TaskCheckpointed,
+    TaskCheckpointFailed,
     TaskFinished,
     TaskProgressed,
     TaskStopped,
+    TaskStopRefused,
     derived_id,
 )
-from shared.signals import Heartbeat, RankCheckpointed, RankFinished, RankStopped, Signal, WorkerStatus
+from shared.signals import (
+    Heartbeat,
+    RankCheckpointed,
+    RankCheckpointFailed,
+    RankFinished,
+    RankStopped,
+    Signal,
+    WorkerStatus,
+)
 
 TIMED_STEPS = 2
 """Timed steps of a generation before its rate is recorded: the first step includes work that is done once."""
@@ -39,6 +52,17 @@ def node_joined(heartbeat: Heartbeat, cause: str, now: datetime) -> NodeJoined:
         domain=heartbeat.domain,
         hardware=heartbeat.hardware,
         workers=[w.worker for w in heartbeat.workers],
+    )
+
+
+def node_left(node: MonitoredNode, reason: str, now: datetime) -> NodeLeft:
+    """Return the event of a node that leaves in order. A node joins once before it leaves."""
+    return NodeLeft(
+        event_id=derived_id(node.joined, SERVICE, "left"),
+        occurred_at=now,
+        node=node.name,
+        incarnation=node.incarnation,
+        reason=reason,
     )
 
 
@@ -87,8 +111,31 @@ def task_progressed(task: MonitoredTask, loss: float | None, now: datetime) -> T
     )
 
 
-def of_signal(signal: Signal, now: datetime) -> Event | None:
-    """Return the event of a signalled checkpoint, stop or result; None for other signals."""
+def stop_refused(task: MonitoredTask, moved: StateMoved, now: datetime) -> TaskStopRefused:
+    """Return the event of a task that could not be saved, and so was not stopped.
+
+    Args:
+        task: the task.
+        moved: how the plan to stop it failed.
+        now: the time.
+    """
+    return TaskStopRefused(
+        event_id=derived_id(moved.event_id, SERVICE, "stop-refused"),
+        occurred_at=now,
+        task=task.name,
+        generation=task.generation,
+        step=max(task.step, moved.step),
+        plan=moved.plan,
+        # The part for people: in front of it are the failure's code and phase.
+        reason=moved.detail.split(": ", 2)[-1],
+    )
+
+
+def of_signal(task: MonitoredTask, signal: Signal, now: datetime) -> Event | None:
+    """Return the event of a signalled checkpoint, stop or result; None for other signals.
+
+    None also for the failure of a checkpoint of a kind that the log has already.
+    """
     at = min(signal.occurred_at, now)
     # The id derives from the thing itself, so that signals of several agents about it make one event.
     cause = f"{signal.task}/{signal.generation}/{signal.step}"
@@ -101,6 +148,16 @@ def of_signal(signal: Signal, now: datetime) -> Event | None:
                 generation=signal.generation,
                 step=signal.step,
                 path=signal.path,
+            )
+        case RankCheckpointFailed() if checkpoint_failures.is_new(task, signal.reason):
+            return TaskCheckpointFailed(
+                event_id=derived_id(f"{cause}/{signal.worker}/{signal.reason}", SERVICE, "checkpoint-failed"),
+                occurred_at=at,
+                task=signal.task,
+                generation=signal.generation,
+                step=signal.step,
+                worker=signal.worker,
+                reason=signal.reason,
             )
         case RankStopped():
             return TaskStopped(

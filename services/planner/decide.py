@@ -6,6 +6,7 @@
     submitted, ended, node  the solver divides the cluster anew
     starving                the solver divides the cluster anew, with the starving task before running ones
     stop requested          the task drains, writes a checkpoint and ends
+    stop refused            its state could not be saved: the task goes on, or ends without it if a user wants that
 
 Every trigger is answered, if only by a plan that changes nothing.
 """
@@ -26,11 +27,13 @@ from shared.events import (
     Event,
     EventBase,
     NodeJoined,
+    NodeLeft,
     PlanDecided,
     TaskFailed,
     TaskFinished,
     TaskStarving,
     TaskStopped,
+    TaskStopRefused,
     TaskStopRequested,
     TaskSubmitted,
     derived_id,
@@ -109,6 +112,8 @@ def _draft(state: State, event: EventBase) -> _Draft | None:
             return _ask(state, _Draft(Trigger.TASK_SUBMITTED), f"task {event.task} was submitted")
         case TaskStopRequested():
             return _stop(state, event)
+        case TaskStopRefused():
+            return _stop_refused(state, event)
         case TaskStarving():
             return _starving(state, event)
         case TaskFinished() | TaskFailed() | TaskStopped():
@@ -117,6 +122,10 @@ def _draft(state: State, event: EventBase) -> _Draft | None:
             draft = _Draft(Trigger.NODE_JOINED)
             _leave_again(state, draft)
             return _ask(state, draft, f"node {event.node} joined")
+        case NodeLeft():
+            draft = _Draft(Trigger.NODE_LEFT)
+            _leave_again(state, draft)
+            return _ask(state, draft, f"node {event.node} left: {event.reason}")
         case ErrorDetected():
             return _error(state, event)
         case _:
@@ -130,6 +139,17 @@ def _stop(state: State, event: TaskStopRequested) -> _Draft:
         return draft
     _stop_task(state, draft, task, "its stop was requested")
     return _ask(state, draft, f"task {task.name} stopped") if draft.changes and draft.stopped else draft
+
+
+def _stop_refused(state: State, event: TaskStopRefused) -> _Draft:
+    draft = _Draft(Trigger.STOP_REFUSED)
+    task = state.tasks.get(event.task)
+    if task is None or task.life == "ended" or task.change is not None or task.plan != event.plan:
+        return draft
+    if task.life == "stopping":
+        _stop_task(state, draft, task, "its stop was requested, saved or not")
+        return draft
+    return _ask(state, draft, f"task {task.name} goes on, since its state cannot be saved")
 
 
 def _starving(state: State, event: TaskStarving) -> _Draft:

@@ -13,13 +13,14 @@ from services.planner.admission import present_wait
 from services.planner.blame import blamed_node, blamed_task, blamed_workers, is_stale
 from services.planner.corrections import forget_rates, measure
 from services.planner.execution import execute_phase, form_stage, make_plan
-from services.planner.nodes import count_incident, join_node, lose_node, lose_workers
+from services.planner.nodes import count_incident, join_node, leave_node, lose_node, lose_workers
 from services.planner.state import State, Task
 from shared.events import (
     ClusterConfigured,
     ErrorDetected,
     EventBase,
     NodeJoined,
+    NodeLeft,
     PlanDecided,
     StateMoved,
     TaskCheckpointed,
@@ -28,6 +29,7 @@ from shared.events import (
     TaskProgressed,
     TaskStarving,
     TaskStopped,
+    TaskStopRefused,
     TaskStopRequested,
     TaskSubmitted,
 )
@@ -66,9 +68,19 @@ def _submitted(state: State, event: TaskSubmitted, at: datetime) -> State:
 
 def _stop_requested(state: State, event: TaskStopRequested, at: datetime) -> State:
     task = state.tasks.get(event.task)
-    if task is None or task.life != "active":
+    if task is None or task.life == "ended":
         return state
-    return state.with_changed(event.task, life="stopping")
+    return state.with_changed(event.task, life="stopping", lose_steps=task.lose_steps or event.lose_steps)
+
+
+def _stop_refused(state: State, event: TaskStopRefused, at: datetime) -> State:
+    """Take a task that could not be saved back to training, on the workers that it has; or stop it in another way."""
+    task = state.tasks.get(event.task)
+    if task is None or task.life == "ended" or task.change is None or task.plan != event.plan:
+        return state
+    if task.lose_steps:
+        return state.with_changed(event.task, change=None)
+    return state.with_changed(event.task, life="active", change=None, members=task.live_owners)
 
 
 def _starving(state: State, event: TaskStarving, at: datetime) -> State:
@@ -140,9 +152,11 @@ _FOLDS: dict[type[EventBase], Callable[[State, Any, datetime], State]] = {
     TaskFinished: _ended,
     TaskFailed: _ended,
     TaskStopped: _stopped,
+    TaskStopRefused: _stop_refused,
     TaskProgressed: _progressed,
     TaskCheckpointed: _checkpointed,
     NodeJoined: join_node,
+    NodeLeft: leave_node,
     ErrorDetected: _error,
     PlanDecided: make_plan,
     StateMoved: _moved,

@@ -20,6 +20,7 @@ from shared.events import (
     Event,
     EventBase,
     NodeJoined,
+    NodeLeft,
     PlanDecided,
     Recorded,
     StateMoved,
@@ -27,6 +28,7 @@ from shared.events import (
     TaskFinished,
     TaskStarving,
     TaskStopped,
+    TaskStopRefused,
     TaskStopRequested,
     TaskSubmitted,
 )
@@ -40,11 +42,13 @@ a float64 sum of n terms is off by at most n x 1.1e-16 of their magnitudes, so t
 TRIGGERS: dict[type[EventBase], Trigger] = {
     TaskSubmitted: Trigger.TASK_SUBMITTED,
     TaskStopRequested: Trigger.STOP_REQUESTED,
+    TaskStopRefused: Trigger.STOP_REFUSED,
     TaskStarving: Trigger.TASK_STARVING,
     TaskFinished: Trigger.TASK_ENDED,
     TaskFailed: Trigger.TASK_ENDED,
     TaskStopped: Trigger.TASK_ENDED,
     NodeJoined: Trigger.NODE_JOINED,
+    NodeLeft: Trigger.NODE_LEFT,
     ErrorDetected: Trigger.ERROR,
 }
 """The trigger that a plan names, by the type of its cause."""

@@ -186,7 +186,7 @@ async def serve(context: Context, clock: Clock = utc_now) -> None:
     Raises:
         Conflict: a newer planner has decided in the log.
     """
-    records = await asyncio.to_thread(lambda: list(context.journal.log.read_all()))
+    records = await context.journal.read_all()
     check_decider(records)
     configured = [r.event for r in records if isinstance(r.event, ClusterConfigured)]
     now = configuration(context.settings, event_id=str(uuid.uuid4()), clock=clock)

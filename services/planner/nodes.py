@@ -1,4 +1,4 @@
-"""Nodes in the fold of the log: how they join and are lost, and which processes are lost with them."""
+"""Nodes in the fold of the log: how they join, leave and are lost, and which processes are lost with them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime
 
 from services.planner.blame import blamed_node
 from services.planner.state import Node, State, node_of, without
-from shared.events import ErrorDetected, NodeJoined
+from shared.events import ErrorDetected, NodeJoined, NodeLeft
 from shared.severities import Severity
 
 
@@ -54,6 +54,17 @@ def lose_node(state: State, name: str, event: ErrorDetected, at: datetime) -> St
     gone = node.model_copy(update={"usable": False, "since": at, "reason": f"{event.kind.value} ({event.incident})"})
     state = state.model_copy(update={"nodes": {**state.nodes, name: gone}, "losses": state.losses + 1})
     return lose_workers(state, node.workers)
+
+
+def leave_node(state: State, event: NodeLeft, at: datetime) -> State:
+    """Return the state after a node has left in order. That is no failure: the estimate of failures does not change."""
+    node = state.nodes.get(event.node)
+    if node is None or node.incarnation != event.incarnation:
+        return state
+    if node.usable:
+        state = _with_usable_time(state, node, at)
+    gone = node.model_copy(update={"usable": False, "since": at, "reason": f"left: {event.reason}"})
+    return lose_workers(state.model_copy(update={"nodes": {**state.nodes, node.name: gone}}), node.workers)
 
 
 def lose_workers(state: State, workers: Iterable[str], name: str | None = None) -> State:

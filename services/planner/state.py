@@ -70,7 +70,7 @@ class Task(Model):
 
     Attributes:
         spec: what was submitted.
-        life: ``stopping`` from the request to stop until the task has stopped.
+        life: ``stopping`` from the request to stop until the task has stopped, or its state could not be saved.
         generation: the newest number given to one of its stages. It only rises, also over resubmission.
         members: workers planned for the task, in rank order; empty while it is queued, pausing or stopping.
         owners: workers whose process is known to have the task's state, in rank order. A process that is to take the
@@ -93,6 +93,7 @@ class Task(Model):
             its state from storage has none.
         trained: the hardware and layout of its newest generations.
         measured: throughput corrections: measured is 1.1 ** exponent times the modelled throughput.
+        lose_steps: whether a user wants it to stop also if its state cannot be saved.
     """
 
     spec: TaskSpec
@@ -120,6 +121,7 @@ class Task(Model):
     ranks: dict[str, int] = Field(default_factory=dict)
     trained: dict[int, HardwareLayout] = Field(default_factory=dict)
     measured: dict[HardwareLayout, int] = Field(default_factory=dict)
+    lose_steps: bool = False
 
     @property
     def name(self) -> str:

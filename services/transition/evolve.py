@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from services.transition.moved_events import moved_phase
-from services.transition.phases import ENDINGS, before, kept, to_release
+from services.transition.phases import ENDINGS, before, kept, to_release, to_stop
 from services.transition.state import (
     Failure,
     Input,
@@ -30,6 +30,7 @@ from shared.events import (
     ErrorDetected,
     Event,
     NodeJoined,
+    NodeLeft,
     PlanDecided,
     StateMoved,
     TaskCheckpointed,
@@ -37,6 +38,7 @@ from shared.events import (
     TaskFinished,
     TaskProgressed,
     TaskStopped,
+    TaskStopRequested,
     TaskSubmitted,
 )
 from shared.plans import TaskChange
@@ -65,6 +67,9 @@ def fold_moved(state: State, event: StateMoved) -> State:
     state = _moved_step(state, event)
     part = replace(part, moved=part.moved | {event.phase})
     if event.phase == "failed":
+        if event.code is FailureCode.CHECKPOINT_FAILED:
+            # They have not stopped: the task trains on.
+            state = state.with_leaving(event.task, drop=to_stop(part))
         return state.with_part(part.ended(Outcome.FAILED))
     occupied = state.occupied.get(event.task, frozenset())
     for phase in Phase:
@@ -99,6 +104,8 @@ def _logged(state: State, event: Event) -> State:
             return _submitted(state, event)
         case TaskProgressed(task=task, step=step) | TaskCheckpointed(task=task, step=step):
             return state.with_step(task, step)
+        case TaskStopRequested(task=task, lose_steps=True):
+            return replace(state, may_lose=state.may_lose | {task})
         case TaskFinished() | TaskFailed():
             return _task_ended(state, event.task)
         case TaskStopped():
@@ -109,6 +116,8 @@ def _logged(state: State, event: Event) -> State:
             return _node_lost(state, event.node) if event.kind is ErrorKind.NODE_LOST and event.node else state
         case NodeJoined():
             return _node_joined(state, event)
+        case NodeLeft(node=node, incarnation=incarnation):
+            return _node_lost(state, node) if state.incarnations.get(node) == incarnation else state
         case _:
             return state
 
@@ -142,7 +151,8 @@ def _submitted(state: State, event: TaskSubmitted) -> State:
         # A task that reuses the name of an ended one starts without processes.
         state = state.with_occupied(task, ()).with_leaving(task, drop=state.leaving.get(task, ()))
     specs, steps = {**state.specs, task: event.spec}, {**state.steps, task: event.step}
-    return replace(state, specs=specs, steps=steps, ended=state.ended - {task})
+    ended, may_lose = state.ended - {task}, state.may_lose - {task}
+    return replace(state, specs=specs, steps=steps, ended=ended, may_lose=may_lose)
 
 
 def _task_ended(state: State, task: str) -> State:
@@ -169,7 +179,7 @@ def _node_joined(state: State, event: NodeJoined) -> State:
 
 
 def _node_lost(state: State, node: str) -> State:
-    """Fold a lost node: its processes are gone, and nobody waits for its replies."""
+    """Fold a node that is lost or has left: its processes are gone, and nobody waits for its replies."""
     state = _vacated(replace(state, lost=state.lost | {node}), node)
     for part in state.parts.values():
         gone = [cid for cid, send in part.outstanding().items() if send.node == node]
@@ -211,7 +221,9 @@ def _phase_replied(state: State, part: Part, phase: Phase, event: Replied) -> St
         if reply.code is FailureCode.FENCED:
             return state.with_part(part.ended(Outcome.SUPERSEDED))
         code = reply.code or FailureCode.REFUSED
-        failure = Failure(phase, code, f"{send.node}: {reply.detail}", _to_blame(send.workers, reply))
+        # A task's checkpoint is the matter of all its nodes.
+        where = "" if code is FailureCode.CHECKPOINT_FAILED else f"{send.node}: "
+        failure = Failure(phase, code, f"{where}{reply.detail}", _to_blame(send.workers, reply))
         return state.with_part(part.with_failure(failure))
     part = part.with_run(phase, replace(run, replies=(*run.replies, reply)))
     return _phase_done(state.with_part(part), part, phase, send.workers)

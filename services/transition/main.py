@@ -92,7 +92,7 @@ class Transition:
 
     async def _run(self, tasks: asyncio.TaskGroup) -> None:
         journal = self._context.journal
-        last = await asyncio.to_thread(journal.log.last_position)
+        last = await journal.last_position()
         tasks.create_task(journal.follow(self._logged, consumer="transition", after=0), name="follow")
         if last == 0:
             self._context.ready()
@@ -130,7 +130,7 @@ class Transition:
                 tasks.create_task(self._wait(effect), name=f"timer {effect.name}")
 
     async def _wait(self, timer: Timer) -> None:
-        await asyncio.sleep(timer.after_s)
+        await self._context.journal.sleep(timer.after_s)
         await self._inputs.put(TimerFired(timer.plan, timer.task, timer.name, self._clock()))
 
     async def _request(self, send: Send) -> None:

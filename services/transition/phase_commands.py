@@ -105,7 +105,11 @@ def _drain(state: State, part: Part, phase: Phase) -> list[Send]:
 
 
 def _stop(state: State, part: Part, phase: Phase) -> list[Send]:
-    return _per_node(state, part, phase, to_stop(part), lambda base, mine: StopTask(**base, workers=mine))
+    # A pause makes room for other tasks in any case: it cannot be refused.
+    lose = part.task in state.may_lose or part.change.action == "pause"
+    return _per_node(
+        state, part, phase, to_stop(part), lambda base, mine: StopTask(**base, workers=mine, lose_steps=lose)
+    )
 
 
 def _release(state: State, part: Part, phase: Phase) -> list[Send]:

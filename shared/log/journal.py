@@ -6,12 +6,16 @@
 The stream reports new events quickly; the table is the truth. A follower handles a message only if the message
 continues the hash chain exactly at the follower's position, and otherwise reads the table (``log``). Every service has
 one journal.
+
+A database that goes away is waited for (``shared.outages``): an append whose outcome is unknown is repeated, which
+appends nothing twice, and a follower goes on behind the record that it handled last.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,10 +30,11 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from shared import cancellation
 from shared.bus import Bus
-from shared.errors import Unavailable, UnicronError
+from shared.errors import Corrupt, Unavailable, UnicronError
 from shared.events import Event, Recorded
 from shared.log.log import EventLog
 from shared.log.relay import STREAM, SUBJECT, Relay, decode
+from shared.outages import LOG, Outages
 
 logger = logging.getLogger(__name__)
 
@@ -59,10 +64,16 @@ class Journal:
     """The log and its relay; an async context manager that relays in the background from ``start`` to ``close``.
 
     ``close`` leaves log and bus open: the caller that opened them closes them.
+
+    Args:
+        log: for calls that do not wait for a database that is away.
+        bus: connected.
+        outages: where the waits of this journal are noted.
     """
 
-    def __init__(self, log: EventLog, bus: Bus) -> None:
+    def __init__(self, log: EventLog, bus: Bus, outages: Outages | None = None) -> None:
         self.log = log
+        self.outages = outages if outages is not None else Outages()
         self._bus = bus
         self._relay = Relay(log, bus)
         self._appended = asyncio.Event()
@@ -97,14 +108,50 @@ class Journal:
         """Close."""
         await self.close()
 
-    async def append(self, events: Sequence[Event], *, expected: Mapping[str, int] | None = None) -> list[Recorded]:
+    async def append(
+        self, events: Sequence[Event], *, expected: Mapping[str, int] | None = None, limit_s: float | None = None
+    ) -> list[Recorded]:
         """Append to the log (``EventLog.append`` has meaning and errors) and start a relay.
 
         The relay is not waited for: an event counts from the commit on, with or without NATS.
+
+        Args:
+            events: to append.
+            expected: stream -> version the stream must have now.
+            limit_s: how long a database that is away is waited for; None: without limit.
+
+        Raises:
+            Unavailable: the limit has passed; whether the events were appended is not known.
         """
-        records = await asyncio.to_thread(self.log.append, events, expected=expected)
+        append = functools.partial(self.log.append, events, expected=expected)
+        records = await self.outages.outlast(LOG, append, limit_s=limit_s)
         self._appended.set()
         return records
+
+    async def last_position(self) -> int:
+        """Return the position of the last event; 0 when the log is empty. A database that is away is waited for."""
+        return await self.outages.outlast(LOG, self.log.last_position)
+
+    async def read_all(self) -> list[Recorded]:
+        """Return every record in order. A database that is away is waited for.
+
+        Raises:
+            Corrupt: a record cannot be read back.
+            NewerVersion: a newer version of the program wrote a record.
+        """
+        return await self.outages.outlast(LOG, lambda: list(self.log.read_all()))
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep until the log has been there for so many seconds without a break, as far as this process knows.
+
+        For who waits for an event of another service, which cannot append without the log either.
+        """
+        while True:
+            count = self.outages.count
+            await asyncio.sleep(seconds)
+            await self.last_position()
+            if self.outages.count == count:
+                return
 
     async def relay(self) -> int:
         """Relay now and return the stream's last sequence.
@@ -118,8 +165,8 @@ class Journal:
         """Call ``handle`` with every record after position ``after``, once each, in order, until cancelled.
 
         The records of the table come first, then those that a durable JetStream consumer delivers, one message at a
-        time, acknowledged after ``handle`` has returned. Following goes on after restarts of the server and rebuilds of
-        the stream.
+        time, acknowledged after ``handle`` has returned. Following goes on after restarts of the database and of the
+        bus, and after rebuilds of the stream.
 
         Args:
             handle: called with each record; its exception ends the following and is raised here.
@@ -128,8 +175,10 @@ class Journal:
 
         Raises:
             Unavailable: the bus was closed.
+            Corrupt: the log has lost a record that ``handle`` got: it was restored from a backup, or the server that
+                took over after a failure lacks it. Who follows must start anew.
         """
-        follower = _Follower(self.log, self._bus, handle, consumer, after)
+        follower = _Follower(self, self._bus, handle, consumer, after)
         await follower.run()
 
     async def _keep_relaying(self) -> None:
@@ -154,8 +203,8 @@ class Journal:
 class _Follower:
     """One run of ``follow``: its position in the log, and the consumer from which it pulls."""
 
-    def __init__(self, log: EventLog, bus: Bus, handle: Handle, consumer: str, after: int) -> None:
-        self._log = log
+    def __init__(self, journal: Journal, bus: Bus, handle: Handle, consumer: str, after: int) -> None:
+        self._journal = journal
         self._bus = bus
         self._handle = handle
         # Names of consumers are parts of subjects: no dots, spaces, wildcards or slashes.
@@ -184,10 +233,28 @@ class _Follower:
     async def _catch_up(self) -> bool:
         """Handle the records of the table; return whether there were any."""
         start = self._position
-        while records := await asyncio.to_thread(self._log.read, after=self._position, limit=_READ):
+        while records := await self._read():
             for record in records:
                 await self._advance(record)
         return self._position > start
+
+    async def _read(self) -> list[Recorded]:
+        """Return the next records of the table.
+
+        The record at this position is read with them: it shows that the log is still the one that was followed.
+        """
+        first = max(self._position - 1, 0)
+        log = self._journal.log
+        records = await self._journal.outages.outlast(LOG, lambda: log.read(after=first, limit=_READ + 1))
+        if self._position == 0:
+            return records
+        if not records or self._hash not in ("", records[0].hash):
+            raise Corrupt(
+                f"the log no longer has the event at position {self._position} as it was read: it was restored from a "
+                "backup, or the server that took over lacks it"
+            )
+        self._hash = records[0].hash
+        return records[1:]
 
     async def _take(self, message: Msg) -> None:
         record = decode(message.data)

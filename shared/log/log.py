@@ -23,7 +23,8 @@ from sqlalchemy import Connection, func, insert, select
 
 from shared.errors import Conflict, InvalidInput, UnicronError, VersionConflict
 from shared.events import EVENT, Event, Recorded
-from shared.log.schema import COLUMNS, TABLE, Database, begin_write, checkpoint, database_errors
+from shared.log.driver_errors import database_errors
+from shared.log.schema import COLUMNS, TABLE, Database, begin_write, checkpoint
 from shared.log.unreadable import unreadable
 from shared.model import Clock, canonical_json, utc_now
 
@@ -68,6 +69,7 @@ class EventLog:
     Raises:
         NotFound: read-only, and there is no such file.
         Corrupt: the database is damaged or is not a log.
+        AccessDenied: the database refuses.
         Unavailable: the database does not answer.
     """
 
@@ -85,7 +87,9 @@ class EventLog:
         """Append events in one transaction and return them with their places, in the order given.
 
         An event whose id is in the log already is not appended again: its record is returned. ``expected`` is checked
-        unless there is nothing new to append.
+        unless there is nothing new to append. So after ``Unavailable``, when it is not known whether the transaction
+        was committed, the same call can be made again: it takes the writer's lock, for which an earlier transaction
+        that still commits is waited for, and reads the log for the ids first.
 
         Args:
             events: any number of events; none is allowed.
@@ -95,6 +99,7 @@ class EventLog:
             VersionConflict: a stream has another version; nothing was appended.
             Conflict: an event id is in the log with different content (both upcast); nothing was appended.
             InvalidInput: an event cannot be stored (a naive time, text that is not Unicode).
+            Unavailable: the database does not answer; whether the events were appended is not known.
         """
         if self._read_only:
             raise Conflict(f"{self._what} was opened read-only")

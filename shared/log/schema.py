@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import (
@@ -27,11 +26,12 @@ from sqlalchemy import (
     inspect,
 )
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import QueuePool
 from sqlmodel import Field, SQLModel
 
 from shared.errors import Corrupt, InvalidInput, NotFound, Unavailable
+from shared.log.driver_errors import database_errors
 
 APPLICATION_ID = 0x554E4943
 """``UNIC`` in ASCII, in the header of an SQLite file (PRAGMA application_id): marks the file as an event log."""
@@ -42,6 +42,21 @@ ADVISORY_LOCK = 0x554E49434C4F47
 BUSY_TIMEOUT_S = 30.0
 """How long SQLite waits for another writer. An append has the lock for a few milliseconds; on a disk that stalls it may
 be seconds, and an error would lose a decision."""
+
+ABANDONED_S = 30.0
+"""How long PostgreSQL leaves an append open whose writer says nothing. The writer's machine may have lost its power
+while it had the lock, and without this limit no other service could append until the kernel gives up the connection,
+after hours. A living writer needs milliseconds between two statements."""
+
+_POSTGRESQL_CONNECTION = {
+    "connect_timeout": "5",
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+}
+"""Parameters of libpq, unless the URL has them: a server that is gone without a word (no power, a cut link) is noticed
+after about 10 s (``tcp_user_timeout`` is in milliseconds), where the kernel's own limits are minutes to hours."""
 
 
 class LogRow(SQLModel, table=True):
@@ -95,35 +110,11 @@ _POSTGRESQL_TRIGGERS = [
 ]
 
 
-@contextlib.contextmanager
-def database_errors(what: str) -> Any:
-    """Turn the driver's errors into this project's.
-
-    Args:
-        what: the database in words, for the message.
-
-    Raises:
-        Corrupt: the file is not a database, or is damaged.
-        Unavailable: the database cannot be reached, or is locked for too long.
-    """
-    try:
-        yield
-    except OperationalError as err:
-        text = str(err.orig)
-        if "malformed" in text:
-            raise Corrupt(f"{what}: {text}") from err
-        raise Unavailable(f"{what}: {text}") from err
-    except DatabaseError as err:
-        text = str(err.orig)
-        if "not a database" in text or "malformed" in text:
-            raise Corrupt(f"{what}: {text}") from err
-        raise
-
-
 def begin_write(connection: Connection) -> None:
     """Take the writer's lock for the rest of the transaction. SQLite takes it with BEGIN IMMEDIATE."""
     if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})")
+        limit = f"set_config('idle_in_transaction_session_timeout', '{round(ABANDONED_S * 1000)}', true)"
+        connection.exec_driver_sql(f"SELECT {limit}, pg_advisory_xact_lock({ADVISORY_LOCK})")
 
 
 class Database:
@@ -137,6 +128,7 @@ class Database:
         InvalidInput: not a URL of SQLite or PostgreSQL.
         NotFound: read-only, and there is no such file.
         Corrupt: the database is not a log.
+        AccessDenied: the database refuses.
         Unavailable: the database does not answer.
     """
 
@@ -250,7 +242,14 @@ def _postgresql(url: str) -> URL:
         raise InvalidInput(f"not a database URL: {url!r}") from err
     if parsed.get_backend_name() != "postgresql":
         raise InvalidInput(f"a log is sqlite:///PATH or postgresql+psycopg://..., not {url!r}")
-    return parsed
+    return with_timeouts(parsed)
+
+
+def with_timeouts(url: URL) -> URL:
+    """Return a URL of PostgreSQL with the limits after which a server counts as gone, except those that it has."""
+    return url.update_query_dict(
+        {name: value for name, value in _POSTGRESQL_CONNECTION.items() if name not in url.query}
+    )
 
 
 def _sqlite_connect(path: Path, mode: str) -> Callable[[], sqlite3.Connection]:

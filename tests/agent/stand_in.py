@@ -34,6 +34,7 @@ from unicron.protocol import (
     Resumed,
     Stop,
     Stopped,
+    StopRefused,
     decode,
     encode,
 )
@@ -95,6 +96,9 @@ class Rank:
             case Drain():
                 self.training = False
                 self.send(Drained(generation=self.generation, step=self.step))
+            case Stop() if self.behaviour == "cannot-save" and not message.lose_steps:
+                reason = "no room" if self.rank == 0 else ""
+                self.send(StopRefused(generation=self.generation, rank=self.rank, step=self.step, reason=reason))
             case Stop():
                 path = "/checkpoint" if self.rank == 0 else ""
                 self.send(Stopped(generation=self.generation, rank=self.rank, step=self.step, path=path))

@@ -18,6 +18,7 @@ REMOTE = "198.51.100.200"
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with these interfaces, whose own name stands for a loopback address first."""
     names = {"m7": ["127.0.1.1", "198.51.100.7"], "only-loopback": ["127.0.1.1"], "elsewhere": [REMOTE]}
+    names |= {"bus-here": ["127.0.1.1", "198.51.100.7"], "bus-there": [REMOTE], "localhost": ["127.0.0.1"]}
 
     def resolve(host: str, *_: object, **__: object) -> list[tuple[object, ...]]:
         try:
@@ -30,6 +31,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(address, "interfaces", lambda: PRESENT)
     monkeypatch.setattr("socket.getaddrinfo", resolve)
+    monkeypatch.setattr(address, "route", {REMOTE: "198.51.100.71"}.__getitem__)
 
 
 def find(*, local: str = "198.51.100.7", server: str = REMOTE, **settings: str) -> address.NodeAddress:
@@ -68,6 +70,24 @@ def test_a_loopback_connection_gives_the_loopback_interface(local: str) -> None:
 
 def test_a_machine_that_reaches_nats_by_its_own_address_may_have_a_loopback_address() -> None:
     assert find(address="127.0.0.1", server="198.51.100.7").ip == "127.0.0.1"
+
+
+@pytest.mark.parametrize("local", ["127.0.0.1", "127.0.1.1"])
+def test_of_several_servers_the_one_on_this_machine_gives_no_loopback_address(local: str) -> None:
+    found = find(local=local, server=local, nats_url="nats://unknown:4222,nats://bus-here:4222,nats://bus-there:4222")
+    assert (found.ip, found.interface) == ("198.51.100.71", "ib0")
+    assert found.store_host == "198.51.100.71"
+
+
+def test_several_servers_on_this_machine_give_the_loopback_address() -> None:
+    assert (
+        find(local="127.0.0.1", server="127.0.0.1", nats_url="nats://bus-here:1,nats://localhost:2").ip == "127.0.0.1"
+    )
+
+
+def test_a_loopback_address_with_one_of_several_servers_on_another_machine_is_refused() -> None:
+    with pytest.raises(UnreachableAddress, match=REMOTE):
+        find(server="127.0.0.1", nats_url="nats://localhost:4222,nats://bus-there:4222", address="127.0.0.1")
 
 
 @pytest.mark.parametrize("setting", ["address", "store_host"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.agent.node import Node
 from services.agent.process import Process
-from shared.signals import ProcessExited, RankFinished, RankRaised, RankStopped, Signal
+from shared.signals import ProcessExited, RankCheckpointFailed, RankFinished, RankRaised, RankStopped, Signal
 from unicron import protocol
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -141,6 +141,15 @@ def test_a_process_can_refuse_its_task_before_it_is_configured() -> None:
 def test_a_refusal_of_an_older_generation_is_ignored() -> None:
     made, process = configured(generation=3)
     assert receive(made, process, raised_before_joining("refused")) == []
+
+
+def test_a_failed_checkpoint_is_signalled_and_changes_nothing() -> None:
+    made, process = configured(rank=1)
+    message = protocol.CheckpointFailed(generation=2, rank=1, step=5, reason="no room in \udcff")
+    (signal,) = receive(made, process, message)
+    assert isinstance(signal, RankCheckpointFailed)
+    assert (signal.generation, signal.rank, signal.step, signal.reason) == (2, 1, 5, "no room in ?")
+    assert (process.raised, process.ending) == (None, False)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

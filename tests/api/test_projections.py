@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from services.api.views import PlanState
-from shared.events import NodeJoined, TaskCheckpointed, TaskFailed, TaskFinished, TaskStopped, TaskStopRequested
+from shared.events import (
+    NodeJoined,
+    TaskCheckpointed,
+    TaskCheckpointFailed,
+    TaskFailed,
+    TaskFinished,
+    TaskStopped,
+    TaskStopRequested,
+)
 from shared.plans import Problem, Response, Solution, TaskChange, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskState
@@ -323,6 +331,19 @@ def test_success_and_failure_keep_what_the_user_needs(story: Story) -> None:
     story.at(83).plan("p1", change, trigger=Trigger.TASK_ENDED)
     story.at(84).moved("p1", "bad", "ended", 1, complete=True)
     assert story.views().tasks["bad"].state is TaskState.FAILED
+
+
+def test_a_failed_checkpoint_shows_until_one_is_written(story: Story) -> None:
+    story.running()
+    story.at(40).add(TaskCheckpointed, task="gpt", generation=1, step=30, path="/c30")
+    story.at(41).add(TaskCheckpointFailed, task="gpt", generation=1, step=40, worker="n0/0", reason="full")
+    task = story.views().tasks["gpt"]
+    assert (task.state, task.checkpoint_step) == (TaskState.RUNNING, 30)
+    failure = task.checkpoint_failure
+    assert failure is not None
+    assert (failure.step, failure.worker, failure.reason, failure.at) == (40, "n0/0", "full", story.time(41))
+    story.at(42).add(TaskCheckpointed, task="gpt", generation=1, step=50, path="/c50")
+    assert story.views().tasks["gpt"].checkpoint_failure is None
 
 
 def test_a_resubmitted_task_starts_afresh(story: Story) -> None:

@@ -200,6 +200,16 @@ async def test_stopping_is_accepted_once_and_idempotent(api: Server) -> None:
     assert sum(isinstance(event, TaskStopRequested) for event in events) == 1
 
 
+async def test_a_stop_may_be_asked_for_again_if_steps_may_now_be_lost(api: Server) -> None:
+    await api.http.post("/v1/tasks", json=api.spec())
+    asked = [{}, {"lose_steps": True}, {"lose_steps": True}, {"lose_steps": False}]
+    responses = [await api.http.post("/v1/tasks/gpt/stop", json=body) for body in asked]
+    assert [response.status_code for response in responses] == [202] * 4
+    events = [recorded.event for recorded in api.journal.log.read()]
+    assert [event.lose_steps for event in events if isinstance(event, TaskStopRequested)] == [False, True]
+    refused(await api.http.post("/v1/tasks/gpt/stop", json={"loose_steps": True}), 422, "invalid-input")
+
+
 async def test_lists_have_pages_and_filters(api: Server) -> None:
     for name in ("a", "b", "c"):
         await api.http.post("/v1/tasks", json=api.spec(name))

@@ -16,7 +16,7 @@ import yaml
 
 from cli.events import line, records
 from shared.bus import Bus
-from shared.events import TaskFailed, TaskFinished, TaskStopped, TaskStopRequested
+from shared.events import TaskFailed, TaskFinished, TaskStopped, TaskStopRefused, TaskStopRequested
 from shared.log.journal import Journal
 from shared.settings import Settings
 from tests.api.kit import Server, Story, serving, spec_dict, until
@@ -121,8 +121,35 @@ async def test_stop_waits_until_the_task_has_stopped(api: Server, unicron: Unicr
     await until(asked)
     await api.append(TaskStopped, task="other", generation=1, step=7, path="/c")
     outcome = await waiting
-    assert (outcome.code, outcome.out) == (0, "other: stopped at step 7\n")
+    shown = "other: stopped at step 7, saved in /c: stopped as asked, saved at step 7\n"
+    assert (outcome.code, outcome.out) == (0, shown)
     assert (await unicron("stop", "other")).code == 4
+
+
+async def test_stop_says_what_cannot_be_saved(api: Server, unicron: Unicron) -> None:
+    await api.http.post("/v1/tasks", json=api.spec())
+    waiting = asyncio.ensure_future(unicron("stop", "gpt", "--wait"))
+
+    async def asked() -> bool:
+        return isinstance(api.journal.log.read()[-1].event, TaskStopRequested)
+
+    await until(asked)
+    await api.append(TaskStopRefused, task="gpt", generation=1, step=7, plan="", reason="no room")
+    outcome = await waiting
+    assert outcome.code == 1
+    assert outcome.out.startswith("gpt: running: not stopped, since its state cannot be saved: no room; --discard")
+    assert (await unicron("stop", "gpt", "--discard")).out == "gpt: stopping\n"
+    event = api.journal.log.read()[-1].event
+    assert isinstance(event, TaskStopRequested)
+    assert event.lose_steps
+    assert (await api.http.get("/v1/tasks/gpt")).json()["stop_refused"] is None
+    await api.append(TaskStopped, task="gpt", generation=1, step=9, path="")
+
+    async def stopped() -> bool:
+        reason = (await api.http.get("/v1/tasks/gpt")).json()["reason"]
+        return bool(reason == "stopped as asked, not saved: there is no checkpoint, and 9 steps are lost")
+
+    await until(stopped)
 
 
 @pytest.fixture

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
+import shutil
 import sys
 import time
 import urllib.parse
@@ -12,6 +14,8 @@ from collections.abc import Callable, Mapping
 import httpx
 
 from cli.stack import SERVICES
+from shared.log.log import EventLog
+from shared.log.relay import STREAM
 from shared.nats_server import find_binary
 from tests.cluster import relay
 from tests.cluster.holder import DISK
@@ -130,6 +134,20 @@ class Control:
         ]
         self._until_succeeds(healthy, "nats", process)
 
+    def lose_nats_data(self) -> None:
+        """Remove the store of NATS, which does not run."""
+        shutil.rmtree(self.machine.path(NATS))
+
+    def relayed(self) -> int:
+        """Return how many events the log's stream has, which are all from the first on."""
+        url = "http://127.0.0.1:8222/jsz?streams=true"
+        program = f"import urllib.request as r; print(r.urlopen({url!r}, timeout=3).read().decode())"
+        report = json.loads(self.machine.run([sys.executable, "-c", program], output="jsz.json"))
+        streams = [s for account in report.get("account_details", ()) for s in account.get("stream_detail", ())]
+        states = [stream["state"] for stream in streams if stream["name"] == STREAM]
+        assert all(state["messages"] == state["last_seq"] for state in states)
+        return sum(state["messages"] for state in states)
+
     # ---- PostgreSQL
 
     @property
@@ -140,9 +158,21 @@ class Control:
     def start_postgres(self) -> None:
         """Start PostgreSQL on the data that it has; return when it answers."""
         command = [str(self._binaries / "postgres"), "-D", POSTGRES, "-k", DISK, "-h", "*"]
-        process = self._running["postgres"] = self.machine.start(command, output="postgres.log", not_root=True)
         query = [str(self._binaries / "psql"), "-h", DISK, "-U", "postgres", "-c", "SELECT 1"]
-        self._until_succeeds(query, "postgres", process)
+
+        def answers() -> bool:
+            process = self._running.get("postgres")
+            # The processes of a killed server have its memory until they have noticed; a new one does not start before.
+            if process is None or self.machine.exit_code(process) is not None:
+                self._running["postgres"] = self.machine.start(command, output="postgres.log", not_root=True)
+            attempt = self.machine.start(query, output="postgres-probe.log")
+            return self.machine.wait(attempt, START_S) == 0
+
+        until("postgres is ready", answers, START_S)
+
+    def open_log(self) -> EventLog:
+        """Return the log, opened by the test for reading."""
+        return EventLog(f"postgresql+psycopg://postgres@/unicron?host={self.machine.path(DISK)}", read_only=True)
 
     def _make_database_cluster(self) -> None:
         command = [str(self._binaries / "initdb"), "-D", POSTGRES, "-U", "postgres", "--encoding=UTF8", "--no-sync"]

@@ -9,6 +9,7 @@ from typing import Any
 
 from services.detector.decide import Clean, DetectorLimits, Monitor
 from services.detector.stalls import StallLimits
+from shared.departure import Departure
 from shared.events import ErrorDetected, Event, PlanDecided, StateMoved, TaskSubmitted
 from shared.plans import Layout, Response, TaskChange, Trigger
 from shared.signals import Heartbeat, ProcessExited, RankCheckpointed, RankFinished, RankRaised, Signal, WorkerStatus
@@ -117,9 +118,9 @@ class Cluster:
             sent_at=at(seconds),
             interval_s=0.25,
             probe=status.pop("probe", ""),
-            hardware=status.pop("hardware", "cpu"),
             network=status.pop("network", ""),
             domain=status.pop("domain", "default"),
+            hardware=status.pop("hardware", "cpu"),
             workers=[WorkerStatus.model_validate({**fields, **status})],
         )
         decision = self.monitor.heartbeat(heartbeat, at(seconds))
@@ -128,6 +129,13 @@ class Cluster:
     def signal(self, signal: Signal, seconds: float) -> list[Any]:
         """A signal that the monitor gets at a time."""
         return list(self.monitor.signal(signal, at(seconds)).events)
+
+    def depart(self, node: str, seconds: float, **fields: Any) -> list[Any]:
+        """A departure that the monitor gets at a time; it is answered with ``left``."""
+        departure = Departure(**{"node": node, "incarnation": f"first {node}", "reason": "asked to end", **fields})
+        decision, answer = self.monitor.departure(departure, at(seconds))
+        assert answer.verdict == "left"
+        return list(decision.events)
 
     def listen_until(self, seconds: float) -> None:
         """Let time pass in which the monitor receives its own message, and nothing else happens."""

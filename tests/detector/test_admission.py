@@ -10,6 +10,7 @@ import pytest
 from services.detector.admission import Ask, Liveness
 from services.detector.decide import Monitor, Revoke
 from shared.admission import Answer, Hello
+from shared.departure import Departure
 from shared.events import ErrorDetected, NodeJoined, TaskCheckpointed
 from shared.probes import Outcome
 from shared.signals import Heartbeat, WorkerStatus
@@ -74,6 +75,15 @@ class Detector:
         for tenth in range(round(seconds * 10) + 1):
             self.monitor.echo(at(tenth / 10))
             self.monitor.tick(at(tenth / 10))
+
+
+def test_the_name_of_a_node_that_left_is_free_once_its_agent_has_ended() -> None:
+    detector = Detector()
+    detector.beat("n0", FIRST, 1.0)
+    departure = Departure(node="n0", incarnation=FIRST, reason="asked to end")
+    detector.monitor.departure(departure, at(1.0))
+    assert detector.verdict(hello("n0", SECOND, network=THERE), 1.1, first=Liveness.ANSWERED) == "wait"
+    assert detector.verdict(hello("n0", SECOND, network=THERE), 1.2, first=Liveness.GONE) == "admitted"
 
 
 def refused(answer: Answer | Ask) -> Answer:

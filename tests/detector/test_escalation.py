@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from shared.codes import FailureCode
+from shared.events import TaskStopRefused
 from shared.plans import Response, TaskChange
 from shared.severities import ErrorKind, Severity
 from tests.agent.kit import stage
@@ -109,3 +111,27 @@ def test_a_superseded_plan_cannot_fail_any_more() -> None:
     second = only_error(cluster.signal(cluster.exited("n2/0", 1.2), 1.2))
     restart_plan("p3", second, cluster, "n2/0", generation=3)
     assert cluster.fold(moved("p2", 2, "failed", failed_workers=["n2/0"])).events == []
+
+
+def test_a_task_that_cannot_be_saved_is_no_error() -> None:
+    cluster = Cluster()
+    change = TaskChange(task="gpt", reason="asked", action="stop", from_generation=1, survivors=cluster.workers)
+    cluster.fold(plan("p2", "asked", change, response=Response.RECONFIGURE))
+    detail = "checkpoint-failed: stop: OSError: [Errno 28] No space left on device: '/c'"
+    failed = moved("p2", 1, "failed", code=FailureCode.CHECKPOINT_FAILED, detail=detail)
+    (refused,) = cluster.fold(failed).events
+    assert isinstance(refused, TaskStopRefused)
+    assert (refused.plan, refused.reason) == ("p2", "OSError: [Errno 28] No space left on device: '/c'")
+    # Its members train on, and are watched like those of any task.
+    task = cluster.monitor.state.tasks["gpt"]
+    assert (task.change, task.failed_transition, list(task.members)) == (None, None, cluster.workers)
+    assert only_error(cluster.signal(cluster.exited("n1/0", 2.0), 2.0)).kind is ErrorKind.PROCESS_EXIT
+
+
+def test_the_fault_of_a_stopping_rank_comes_before_the_refusal() -> None:
+    cluster = Cluster()
+    change = TaskChange(task="gpt", reason="asked", action="stop", from_generation=1, survivors=cluster.workers)
+    cluster.fold(plan("p2", "asked", change, response=Response.RECONFIGURE))
+    only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
+    failed = moved("p2", 1, "failed", code=FailureCode.CHECKPOINT_FAILED, detail="checkpoint-failed: stop: full")
+    assert cluster.fold(failed).events == []

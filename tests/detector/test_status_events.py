@@ -7,10 +7,11 @@ from typing import Any
 from services.detector.status_events import node_joined
 from shared.events import (
     TaskCheckpointed,
+    TaskCheckpointFailed,
     TaskFinished,
     TaskProgressed,
 )
-from shared.signals import Heartbeat, RankCheckpointed, RankFinished
+from shared.signals import Heartbeat, RankCheckpointed, RankCheckpointFailed, RankFinished
 from tests.detector.kit import START, Cluster, at, moved, only_error, restart_plan
 
 
@@ -59,6 +60,29 @@ def test_a_checkpoint_is_recorded_once_although_its_repeat_has_another_time() ->
         later = saved.model_copy(update={"generation": generation})
         assert len(cluster.signal(later, 3.0)) == 1
         assert cluster.signal(later, 3.1) == []
+
+
+def test_of_a_run_of_failed_checkpoints_the_log_has_each_kind_once() -> None:
+    cluster = Cluster()
+
+    def failed(worker: str, now: float, step: int, reason: str) -> list[str]:
+        about = {**cluster._about(worker, now, step), "reason": reason}
+        events = cluster.signal(RankCheckpointFailed.model_validate(about), now)
+        assert all(isinstance(event, TaskCheckpointFailed) for event in events)
+        return [f"{event.worker} {event.step} {event.reason}" for event in events]
+
+    full = "OSError: [Errno 28] No space left on device: '/c/.step-{}.partial'"
+    assert failed("n0/0", 1.0, 20, full.format(20)) == [f"n0/0 20 {full.format(20)}"]
+    assert failed("n0/0", 1.0, 20, full.format(20)) == []  # the signal is repeated
+    assert failed("n1/0", 1.1, 20, full.format(20)) == []  # another rank, the same failure
+    assert failed("n0/0", 2.0, 25, full.format(25)) == []  # the next checkpoint
+    assert failed("n0/0", 3.0, 30, "gone") == ["n0/0 30 gone"]
+    assert failed("n0/0", 4.0, 35, full.format(35)) == []
+    saved = {**cluster._about("n0/0", 5.0, 40), "path": "/c"}
+    assert len(cluster.signal(RankCheckpointed.model_validate(saved), 5.0)) == 1
+    assert failed("n0/0", 6.0, 45, full.format(45)) == [f"n0/0 45 {full.format(45)}"]
+    random = [failed("n0/0", 7.0, 50, f"cannot write {chr(ord('a') + n)}") for n in range(26)]
+    assert 1 < sum(len(events) for events in random) < 10  # whatever the reasons are, the log stays short
 
 
 def test_progress_is_summarised_when_a_rate_is_known_and_then_at_intervals() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.e2e.kit import Client, Pace, processes_of, small_task
+from tests.e2e.kit import Client, Pace, Record, processes_of, small_task
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -52,10 +52,10 @@ def start(run_dir: Path) -> tuple[subprocess.Popen[str], str]:
     return process, line.split()[1]
 
 
-def events(url: str) -> int:
-    """Return the number of events in the log."""
+def events(url: str) -> list[Record]:
+    """Return the records of the log."""
     with Client(url) as client:
-        return len(client.items("/v1/events"))
+        return client.items("/v1/events")
 
 
 def until_gone(run_dir: Path, limit_s: float = 20.0) -> None:
@@ -110,17 +110,17 @@ def by_hand(run_dir: Path, url: str, spec: Path, corpus: Path) -> None:
     assert report["chain_ok"]
     assert report["mismatches"] == []
     assert report["verified"] == report["plans"] > 0
-    before = events(url)
+    before = len(events(url))
     spec.write_text(yaml.safe_dump(small_task("bad", corpus, steps=0, colour="red")))
     cli("submit", str(spec), server=url, code=2)
-    assert events(url) == before
+    assert len(events(url)) == before
 
 
 def test_up_stop_up_again_and_sudden_death(run_dir: Path, corpus: Path, tmp_path: Path) -> None:
     """All by hand; Ctrl-C stops everything; the next stack goes on; the stack's own death leaves nothing either.
 
-    A task that was running when the stack stopped goes on from its checkpoint in the next one. Killed, a stack takes
-    every process with it that it started, ranks included.
+    A task that was running when the stack stopped goes on from its checkpoint in the next one, and no node counts as
+    lost. Killed, a stack takes every process with it that it started, ranks included.
     """
     process, url = start(run_dir)
     try:
@@ -138,6 +138,9 @@ def test_up_stop_up_again_and_sudden_death(run_dir: Path, corpus: Path, tmp_path
         with Client(url) as client:
             task = client.until_state("again", "succeeded")
             assert task["result"]["steps"] == 40
+            nodes = [r["type"] for r in events(url) if r["stream"] == "node/n0"]
+            assert nodes == ["node.joined", "node.left", "node.joined"]
+            assert client.items("/v1/incidents") == []
             client.submit(small_task("orphan", corpus, steps=10_000))
             client.until_step("orphan", 2)
     finally:

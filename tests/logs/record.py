@@ -57,7 +57,7 @@ EVENT_TYPES = {
     "plan.decided",
     "state.moved",
 }
-"""What the course ``every-event`` must leave in its log."""
+"""What the course ``every-event`` must leave in its log. Later types have courses of their own."""
 
 FAILING_SCRIPT = '''\
 """Raises the same exception at the same step in every process."""
@@ -209,7 +209,7 @@ class Cluster:
 def running(python: Path, run_dir: Path, **settings: object) -> Iterator[Cluster]:
     """Start ``unicron up`` with two nodes of two workers; it has stopped when the context ends."""
     corpus = run_dir / "corpus.txt"
-    run_dir.mkdir(parents=True)
+    run_dir.mkdir(parents=True, exist_ok=True)
     corpus.write_text("".join(f"Line {i} of a text that a small model may learn.\n" for i in range(4000)))
     environment = {**os.environ, **{f"UNICRON_{name.upper()}": str(value) for name, value in settings.items()}}
     arguments: list[str | Path] = ["up", "--run-dir", run_dir, "--port", "0", "--nodes", "2", "--workers-per-node", "2"]
@@ -281,7 +281,22 @@ def every_event(python: Path, run_dir: Path) -> None:
             other.wait(timeout=WAIT_S)
 
 
-COURSES: dict[str, Callable[[Path, Path], None]] = {"demo": demo, "every-event": every_event}
+def planned_stop(python: Path, run_dir: Path) -> None:
+    """Record a stack that is stopped while a task trains, and started again."""
+    with running(python, run_dir) as cluster:
+        cluster.submit("steady", steps=100_000, checkpoint={"every": 20})
+        cluster.reaches("steady", 50)
+    with running(python, run_dir) as cluster:
+        cluster.reaches("steady", 20)
+        cluster.stop("steady")
+        cluster.ends("steady", "stopped")
+
+
+COURSES: dict[str, Callable[[Path, Path], None]] = {
+    "demo": demo,
+    "every-event": every_event,
+    "planned-stop": planned_stop,
+}
 
 
 def rows_of(log: Path) -> list[Answer]:

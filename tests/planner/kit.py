@@ -16,6 +16,7 @@ from shared.events import (
     ErrorDetected,
     Event,
     NodeJoined,
+    NodeLeft,
     PlanDecided,
     Recorded,
     StateMoved,
@@ -25,6 +26,7 @@ from shared.events import (
     TaskProgressed,
     TaskStarving,
     TaskStopped,
+    TaskStopRefused,
     TaskStopRequested,
     TaskSubmitted,
     derived_id,
@@ -137,13 +139,24 @@ class World:
             )
         )
 
+    def leave(self, node: str, incarnation: str | None = None) -> PlanDecided:
+        known = self.state.nodes[node].incarnation
+        return self.must(NodeLeft(**self.base(), node=node, incarnation=incarnation or known, reason="asked to end"))
+
     def submit(self, name: str = "a", *, saved: str = "", step: int = 0, **fields: Any) -> PlanDecided:
         return self.must(
             TaskSubmitted(**self.base(), task=name, spec=spec(name, **fields), checkpoint=saved, step=step)
         )
 
-    def stop(self, name: str = "a") -> PlanDecided:
-        return self.must(TaskStopRequested(**self.base(), task=name))
+    def stop(self, name: str = "a", *, lose_steps: bool = False) -> PlanDecided:
+        return self.must(TaskStopRequested(**self.base(), task=name, lose_steps=lose_steps))
+
+    def refuse_stop(self, plan: PlanDecided, name: str = "a") -> PlanDecided:
+        generation = self.task(name).generation
+        refused = TaskStopRefused(
+            **self.base(), task=name, generation=generation, step=5, plan=plan.plan, reason="full"
+        )
+        return self.must(refused)
 
     def stopped(self, name: str = "a", step: int = 5, path: str = "stop-checkpoint") -> PlanDecided | None:
         generation = self.task(name).generation
@@ -274,9 +287,9 @@ def sources(stage: Stage | None) -> list[str]:
     return [m.source for m in stage.members]
 
 
-def running(nodes: int = 2, workers: int = 2, **fields: Any) -> World:
+def running(nodes: int = 2, workers: int = 2, *, mtbf_node_s: float = 1e6, **fields: Any) -> World:
     """A world in which task ``a`` runs on all workers it may have."""
-    world = World()
+    world = World(mtbf_node_s=mtbf_node_s)
     for index in range(nodes):
         world.join(f"n{index}", workers)
     world.complete(world.submit("a", **fields))

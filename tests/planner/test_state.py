@@ -7,7 +7,7 @@ from tests.planner.kit import running
 PRINTED = [
     "spec", "life", "generation", "members", "holders", "occupied", "lost", "broken", "plan", "planned_at", "change",
     "stands_since", "stood_s", "queued", "wait", "step", "step_s", "checkpoint", "checkpoint_step", "pool", "layout",
-    "held", "ranks", "trained", "measured",
+    "held", "ranks", "trained", "measured", "lose_steps",
 ]  # fmt: skip
 
 

@@ -292,3 +292,51 @@ def test_a_stopping_task_that_keeps_workers_frees_none_yet() -> None:
     plan = world.exit("n0/0", task="a")
     assert [change.task for change in plan.changes] == ["a"]
     assert plan.problem is None
+
+
+def test_a_task_that_cannot_be_saved_goes_on_with_the_workers_that_it_has() -> None:
+    world = running()
+    before = world.task()
+    asked_to_stop = world.stop()
+    plan = world.refuse_stop(asked_to_stop)
+    assert (plan.trigger, plan.response, plan.changes) == (Trigger.STOP_REFUSED, Response.NONE, [])
+    after = world.task()
+    assert (after.life, after.members, after.generation) == ("active", before.members, before.generation)
+    assert (after.change, after.owners, after.broken) == (None, before.owners, False)
+    # It is a task like any other: it takes part in the next plan, and can be asked again.
+    world.join("n9")
+    assert len(world.task().members) > len(before.members)
+    assert change_of(world.stop()).action == "stop"
+
+
+def test_its_workers_stay_its_own_while_others_wait() -> None:
+    world = running(workers=1)
+    world.submit("b", weight=5.0, workers={"min": 2})
+    plan = world.refuse_stop(world.stop())
+    assert plan.changes == []
+    assert len(world.task().members) == 2
+    assert world.task("b").members == ()
+
+
+def test_a_stop_that_may_lose_steps_is_tried_again_when_one_that_may_not_is_refused() -> None:
+    world = running()
+    first = world.stop()
+    assert world.stop(lose_steps=True).changes == []  # the first may succeed
+    plan = world.refuse_stop(first)
+    assert change_of(plan).action == "stop"
+    assert (change_of(plan).survivors, world.task().life) == (change_of(first).survivors, "stopping")
+
+
+def test_a_late_refusal_changes_nothing() -> None:
+    world = running()
+    first = world.stop()
+    lost = world.task().owners[1]
+    second = world.exit(lost)
+    assert change_of(second).action == "stop"
+    before = world.task()
+    assert world.refuse_stop(first).changes == []
+    assert world.task() == before
+    world.stopped()
+    ended = world.task()
+    assert world.refuse_stop(second).changes == []
+    assert world.task() == ended

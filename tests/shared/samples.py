@@ -13,10 +13,13 @@ from shared.events import (
     ErrorDetected,
     Event,
     NodeJoined,
+    NodeLeft,
     PlanDecided,
     StateMoved,
+    TaskCheckpointFailed,
     TaskFailed,
     TaskProgressed,
+    TaskStopRefused,
     TaskStopRequested,
     TaskSubmitted,
 )
@@ -96,8 +99,28 @@ _json: st.SearchStrategy[Any] = st.recursive(
 )
 
 events: st.SearchStrategy[Event] = st.one_of(
-    st.builds(TaskStopRequested, event_id=_ids, occurred_at=_times, task=_names),
+    st.builds(TaskStopRequested, event_id=_ids, occurred_at=_times, task=_names, lose_steps=st.booleans()),
+    st.builds(
+        TaskStopRefused,
+        event_id=_ids,
+        occurred_at=_times,
+        task=_names,
+        generation=_counts,
+        step=_counts,
+        plan=_names,
+        reason=_text,
+    ),
     st.builds(TaskSubmitted, event_id=_ids, occurred_at=_times, task=_names, spec=_names.map(spec)),
+    st.builds(
+        TaskCheckpointFailed,
+        event_id=_ids,
+        occurred_at=_times,
+        task=_names,
+        generation=_counts,
+        step=_counts,
+        worker=_names.map("{}/0".format),
+        reason=_text,
+    ),
     st.builds(
         TaskProgressed,
         event_id=_ids,
@@ -146,4 +169,5 @@ events: st.SearchStrategy[Event] = st.one_of(
     ),
     st.builds(plan, number=_counts, throughput=st.dictionaries(st.integers(0, 64), _finite, max_size=5)),
     st.builds(node_joined, number=st.integers(0, 10**6), node=_names),
+    st.builds(NodeLeft, event_id=_ids, occurred_at=_times, node=_names, incarnation=_text, reason=_text),
 )

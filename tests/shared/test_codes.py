@@ -17,6 +17,7 @@ SPELLING = {
     "not-found",
     "unavailable",
     "undecodable",
+    "checkpoint-failed",
     "internal",
     "timeout",
     "invalid-reply",

@@ -95,3 +95,29 @@ def test_names_of_nodes_follow_the_pattern_of_task_names(name: str) -> None:
         read_settings(node=name)
     assert caught.value.extra["errors"][0]["field"] == "node"
     assert not is_name(name)
+
+
+@pytest.mark.parametrize(
+    ("given", "servers"),
+    [
+        ("nats://one:4222", ["nats://one:4222"]),
+        (
+            "nats://one:4222, tls://two:4223,nats://[::1]:4222",
+            ["nats://one:4222", "tls://two:4223", "nats://[::1]:4222"],
+        ),
+    ],
+)
+def test_nats_may_have_several_servers(given: str, servers: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNICRON_NATS_URL", given)
+    assert read_settings().nats_servers == servers
+
+
+@pytest.mark.parametrize("wrong", ["", "one:4222", "http://one:4222", "nats://", "nats://one:port", "nats://one:70000"])
+def test_a_server_that_is_none_is_refused_by_name(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNICRON_NATS_URL", f"nats://right:4222,{wrong}")
+    with pytest.raises(InvalidInput) as caught:
+        read_settings()
+    (problem,) = caught.value.extra["errors"]
+    assert problem["field"] == "nats_url"
+    assert repr(wrong) in problem["problem"]
+    assert "nats://HOST:PORT" in problem["problem"]

@@ -38,6 +38,7 @@ from shared.events import (
     ErrorDetected,
     Event,
     NodeJoined,
+    NodeLeft,
     PlanDecided,
     Recorded,
     StateMoved,
@@ -221,6 +222,19 @@ class Drive:
                 node=node,
                 task=task,
                 step=step,
+            )
+        )
+
+    def leave(self, node: str) -> None:
+        """The node leaves in order."""
+        incarnation = self.state.incarnations[node]
+        self.log(
+            NodeLeft(
+                event_id=f"left-{len(self.records)}",
+                occurred_at=self.at,
+                node=node,
+                incarnation=incarnation,
+                reason="asked to end",
             )
         )
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from services.transition.state import Outcome, TimerName
 from shared.codes import FailureCode
-from shared.commands import HoldTask
-from tests.transition.drive import Drive, change, restart_change, stage
+from shared.commands import HoldTask, StopTask
+from shared.events import TaskStopRequested
+from tests.transition.drive import TWO, Drive, change, restart_change, stage
 
 
 def test_ranks_that_do_not_hold_are_named() -> None:
@@ -139,10 +142,11 @@ def test_a_fenced_part_ends_without_an_event() -> None:
     assert d.outcomes == {("p", "a"): Outcome.SUPERSEDED}
 
 
-def test_node_lost_on_the_way_waits_for_the_next_plan() -> None:
+@pytest.mark.parametrize("goes", [Drive.lose, Drive.leave])
+def test_node_lost_on_the_way_waits_for_the_next_plan(goes: Callable[[Drive, str], None]) -> None:
     d = Drive()
     d.plan("p", restart_change())
-    d.lose("n1")
+    goes(d, "n1")
     assert "hold@n1" not in d.kinds()
     (timer,) = d.timers
     d.fire(timer)
@@ -188,3 +192,32 @@ def test_the_first_failure_gives_the_code() -> None:
     d.reply(d.one("hold", node="n0"), ok=False, code="internal")
     assert d.moved[-1].code is FailureCode.UNAVAILABLE
     assert d.moved[-1].detail.startswith("unavailable: prepare: n2: ; internal: hold: n0: ")
+
+
+def test_ranks_that_cannot_save_have_not_stopped() -> None:
+    """Nobody is to blame, no command is left, and the next plan may count on their processes."""
+    d = Drive()
+    d.plan("p", change(action="stop", survivors=TWO, release=TWO))
+    stop = d.one("stop", node="n1")
+    assert isinstance(stop.command, StopTask)
+    assert not stop.command.lose_steps
+    all_workers = {"n1/0": {"step": 7}}
+    d.reply(stop, ok=False, code="checkpoint-failed", detail="no room", workers=all_workers)
+    (failed,) = d.moved
+    assert (failed.phase, failed.code, failed.failed_workers) == ("failed", FailureCode.CHECKPOINT_FAILED, [])
+    assert failed.detail == "checkpoint-failed: stop: no room"
+    assert not d.waiting
+    d.plan("p2", change(survivors=TWO, target=stage(2, TWO)))
+    assert [phase for phase in d.phases() if phase == "failed"] == ["failed"]
+    assert d.kinds() == ["drain@n0", "drain@n1", "open-store@n0"]
+
+
+def test_steps_are_lost_only_by_a_pause_or_on_request() -> None:
+    d = Drive()
+    d.plan("p", change(action="pause", survivors=TWO, release=TWO))
+    assert all(isinstance(s.command, StopTask) and s.command.lose_steps for s in d.open("stop"))
+    asked = Drive()
+    asked.log(TaskStopRequested(event_id="x", occurred_at=asked.at, task="a", lose_steps=True))
+    asked.plan("p", change(action="stop", survivors=TWO, release=TWO))
+    assert len(asked.open("stop")) == 2
+    assert all(isinstance(s.command, StopTask) and s.command.lose_steps for s in asked.open("stop"))

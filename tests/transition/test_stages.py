@@ -143,9 +143,10 @@ def test_held_processes_go_on_from_the_checkpoint_without_draining() -> None:
     assert d.phases() == ["held", "prepared", "restored"]
 
 
-def test_node_lost_with_survivors_and_nothing_to_add() -> None:
+@pytest.mark.parametrize("goes", [Drive.lose, Drive.leave])
+def test_node_lost_with_survivors_and_nothing_to_add(goes: Callable[[Drive, str], None]) -> None:
     d = Drive()
-    d.lose("n2")
+    goes(d, "n2")
     d.plan(
         "p",
         change(action="none", survivors=TWO, failed=["n2/0"], hold=True, interrupted=stage(2, TWO, interrupted=True)),

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -202,15 +202,48 @@ class Agent:
     async def hold(self, workers: list[str]) -> None:
         """Hold the current generation on some workers and wait until they are out of it."""
         generation = self.generation
-        for worker in workers:
-            self.send(worker, Hold(generation=generation))
+        self.send_all(workers, Hold(generation=generation))
         await self.until(lambda: all(self.of(Held, worker, generation) for worker in workers))
 
     async def drain(self, workers: list[str]) -> None:
+        """Drain some workers at a step boundary and wait until they have left the generation."""
         generation = self.generation
-        for worker in workers:
-            self.send(worker, Drain(generation=generation))
+        self.send_all(workers, Drain(generation=generation))
         await self.until(lambda: all(self.of(Drained, worker, generation) for worker in workers))
+
+    def send_all(self, workers: list[str], message: Message) -> None:
+        """Send a message to workers, and have those go on that are stopped (``stopped``)."""
+        for worker in workers:
+            self.send(worker, message)
+        for worker in workers:
+            self.kill(worker, signal.SIGCONT)
+
+    async def stopped(self, worker: str) -> None:
+        """Wait until a worker's injected fault of kind ``hang`` has stopped it.
+
+        A task of which one member is stopped does not come to its end before the test has done what it is about.
+        """
+        pid = self.pids[worker]
+        await self.until(lambda: any(e["event"] == "stopped" and e["pid"] == pid for e in self.events))
+
+    async def in_step(self, workers: Iterable[str], step: int, phase: str = "") -> None:
+        """Wait until workers are in a step, or in a phase of it."""
+        names = list(workers)
+        await self.until(lambda: all(self._has_come(worker, step, phase) for worker in names))
+
+    def _has_come(self, worker: str, step: int, phase: str) -> bool:
+        reported = self.phases(worker)
+        return (step, phase) in reported if phase else any(at >= step for at, _ in reported)
+
+    async def lose(self, worker: str, step: int, phase: str = "") -> None:
+        """Kill a member that its injected fault (``hang``) has stopped, once the others are in its step.
+
+        What a killed process sent last may not arrive. Others that still need it are left in the step before.
+        """
+        await self.stopped(worker)
+        await self.in_step((w for w in self.members if w != worker), step, phase)
+        self.kill(worker)
+        await self.until(lambda: worker in self.exits)
 
     async def finished(self, count: int) -> Finished:
         """Wait until the task is done and its processes have ended; return rank 0's message."""

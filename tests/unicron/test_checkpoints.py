@@ -52,8 +52,8 @@ async def test_without_a_whole_checkpoint_the_task_does_not_begin_anew(tmp_path:
 async def test_a_fault_while_a_checkpoint_is_written_leaves_none_of_it(tmp_path: Path, spec_file: SpecFile) -> None:
     spec = spec_file(steps=12, checkpoint={"every": 4})
     async with agent(tmp_path / "run") as a:
-        await begin(a, spec, ["w0", "w1", "w2"], "2:4:checkpoint:kill")
-        await a.until(lambda: "w2" in a.exits)
+        await begin(a, spec, ["w0", "w1", "w2"], "2:4:checkpoint:hang")
+        await a.lose("w2", 5)
         survivors = ["w0", "w1"]
         await a.hold(survivors)
         first = tmp_path / "run" / "generation-1" / "checkpoints"

@@ -75,9 +75,9 @@ async def test_an_example_gives_the_same_result_alone_under_torchrun_and_through
     async with agent(tmp_path / "run") as a:
         spec = spec_file(script=str(script), exact=False, **fields)
         workers = ["w0", "w1"]
-        await asyncio.gather(*(a.fork(w, spec, {"UNICRON_FAIL_AT": "1:5:2:kill"}) for w in workers))
+        await asyncio.gather(*(a.fork(w, spec, {"UNICRON_FAIL_AT": "1:5:2:hang"}) for w in workers))
         await a.configure(dict.fromkeys(workers, "initial"))
-        await a.until(lambda: "w1" in a.exits)
+        await a.lose("w1", 5)
         await a.hold(["w0"])
         (resumed,) = await a.resumed(await a.configure({"w0": "live"}, stage="interrupted"))
         assert resumed.step == 5

@@ -200,13 +200,13 @@ async def test_a_users_own_loop_heals_and_keeps_its_own_packages(tmp_path: Path,
     (project / "script.py").write_text(SCRIPT)
     spec = spec_file(script=str(project / "script.py"), steps=10, batch={"global": 6}, exact=False)
     results = []
-    for fail_at in ("", "1:5:1:kill"):
+    for fail_at in ("", "1:5:1:hang"):
         async with agent(tmp_path / f"run{fail_at[:1]}") as a:
             workers = ["w0", "w1", "w2"]
             await asyncio.gather(*(a.fork(w, spec, {"UNICRON_FAIL_AT": fail_at}) for w in workers))
             await a.configure(dict.fromkeys(workers, "initial"))
             if fail_at:
-                await a.until(lambda: "w1" in a.exits)
+                await a.lose("w1", 5)
                 await a.hold(["w0", "w2"])
                 resumed = await a.resumed(await a.configure({"w0": "live", "w2": "live"}, stage="interrupted"))
                 assert [r.step for r in resumed] == [5, 5]
@@ -221,12 +221,13 @@ async def test_a_users_own_loop_heals_and_keeps_its_own_packages(tmp_path: Path,
 async def test_a_rank_attaches_to_the_agents_successor(tmp_path: Path, spec_file: SpecFile) -> None:
     spec = spec_file(steps=12)
     async with agent(tmp_path / "run") as a:
-        await a.fork("w0", spec)
+        await a.fork("w0", spec, {"UNICRON_FAIL_AT": "0:4:0:hang"})
         await a.configure({"w0": "initial"})
-        await a.resumed(1)
+        await a.stopped("w0")
         a._server.close()
         a.writers["w0"].close()
         a._server = await asyncio.start_unix_server(a._attach, "\0" + a.address[1:])
+        a.kill("w0", signal.SIGCONT)
         await a.until(lambda: len(a.of(Hello, "w0")) == 2)
         finished = await a.finished(1)
         assert max(m.step for m in a.of(Progress) if m.phase == "ended") == 12

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.unicron.conftest import SpecFile
-from tests.unicron.harness import Agent, agent
+from tests.unicron.harness import agent
 from tests.unicron.test_snapshots import Nodes
 from tests.unicron.test_transfer import check_result
-from unicron.protocol import Progress, Resumed
+from unicron.protocol import Resumed
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -24,23 +23,12 @@ COPIED_ONCE = {"every": 0, "memory_every": STEP - 1}
 """With steps this short a copy may not be due because the one before is not yet stored: of this one there is none."""
 
 
-def has_come(a: Agent, worker: str, alone: bool) -> bool:
-    """Whether a rank is in the step or, where it is a replica of its own, has done its share of it."""
-    return any(m.step == STEP and (m.phase == "reduce" or not alone) for m in a.of(Progress, worker))
-
-
 async def lose_node(nodes: Nodes, worker: str, at: str, *, tensor: int = 1) -> None:
     """Train until a worker stops in the step, all copies of the state before it are stored, and it is lost."""
-    rank = list(nodes.nodes).index(worker)
-    await nodes.fork(f"{rank}:{STEP}:{at}:sleep")
-    await nodes.agent.configure(dict.fromkeys(nodes.nodes, "initial"), tensor=tensor)
+    await nodes.train_to(worker, STEP, at, tensor=tensor)
     others = [other for other in nodes.nodes if other != worker]
-    alone = tensor == 1
-    await nodes.agent.until(lambda: all(has_come(nodes.agent, other, alone) for other in others))
-    # Files tell nobody when they are whole.
-    async with asyncio.timeout(30.0):
-        while nodes.stored() < STEP - 1:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    # A rank that is a replica of its own has done its share of the step.
+    await nodes.agent.in_step(others, STEP, "reduce" if tensor == 1 else "")
     nodes.agent.kill(worker)
     shutil.rmtree(nodes.folder(nodes.nodes[worker]))
     await nodes.agent.hold(others)

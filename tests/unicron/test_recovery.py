@@ -41,12 +41,9 @@ async def test_survivors_finish_the_step_and_the_lost_rank_comes_back(
     workers = ["w0", "w1", "w2", "w3"]
     async with agent(tmp_path / "run") as a:
         survivors = ["w0", "w1", "w3"]
-        await begin(a, spec, workers, f"2:3:{at}:{'sleep' if at == 'update' else 'kill'}")
-        if at == "update":
-            # What a killed process sent last may not arrive: the others must have all of the reduction first.
-            await a.until(lambda: {w for w in survivors if (3, "ended") in a.phases(w)} == set(survivors))
-            a.kill("w2")
-        await a.until(lambda: "w2" in a.exits)
+        await begin(a, spec, workers, f"2:3:{at}:hang")
+        # A rank lost behind the last collective: the others must have all of the reduction first.
+        await a.lose("w2", 3, "ended" if at == "update" else "")
         assert a.exits["w2"][1] == -signal.SIGKILL
         pids = dict(a.pids)
         await a.hold(survivors)
@@ -77,12 +74,14 @@ async def test_survivors_finish_the_step_and_the_lost_rank_comes_back(
 async def test_shrink_grow_and_shrink_again(tmp_path: Path, spec_file: SpecFile) -> None:
     spec = spec_file(steps=14, dropout=0.1)
     async with agent(tmp_path / "run") as a:
-        await begin(a, spec, ["w0", "w1"])
-        await a.resumed(1)
+        await begin(a, spec, ["w0", "w1"], "1:3:0:hang")
+        await a.stopped("w1")
         await a.drain(["w0", "w1"])
-        await asyncio.gather(a.fork("w2", spec), a.fork("w3", spec), a.fork("w4", spec))
+        stops = {"UNICRON_FAIL_AT": "2:9:0:hang:always"}
+        await asyncio.gather(a.fork("w2", spec, stops), a.fork("w3", spec), a.fork("w4", spec))
         grown = {"w0": "live", "w1": "live", "w2": "take", "w3": "take", "w4": "take"}
         await a.resumed(await a.configure(grown))
+        await a.stopped("w2")
         a.kill("w0")
         a.kill("w3")
         await a.hold(["w1", "w2", "w4"])
@@ -95,8 +94,8 @@ async def test_ranks_are_renumbered_in_checkpoints_and_results_too(tmp_path: Pat
     """The lowest rank is lost: from then on another one writes what one rank writes for all."""
     spec = spec_file(steps=8, checkpoint={"every": 3})
     async with agent(tmp_path / "run") as a:
-        await begin(a, spec, ["w0", "w1", "w2"], "0:5:1:kill")
-        await a.until(lambda: "w0" in a.exits)
+        await begin(a, spec, ["w0", "w1", "w2"], "0:5:1:hang")
+        await a.lose("w0", 5)
         survivors = ["w1", "w2"]
         await a.hold(survivors)
         await a.resumed(await a.configure(dict.fromkeys(survivors, "live"), stage="interrupted"))
@@ -157,8 +156,8 @@ async def test_retry_in_place(tmp_path: Path, spec_file: SpecFile) -> None:
     spec = spec_file(steps=8)
     async with agent(tmp_path / "run") as a:
         workers = ["w0", "w1", "w2"]
-        await begin(a, spec, workers)
-        await a.resumed(1)
+        await begin(a, spec, workers, "1:4:0:hang")
+        await a.stopped("w1")
         await a.hold(workers)
         await a.resumed(await a.configure(dict.fromkeys(workers, "live"), stage="interrupted"))
         finished = await a.finished(3)
@@ -187,10 +186,9 @@ async def test_restart_from_a_checkpoint(tmp_path: Path, spec_file: SpecFile) ->
 async def test_stop_writes_a_checkpoint_that_a_later_run_resumes(tmp_path: Path, spec_file: SpecFile) -> None:
     spec = spec_file(steps=20)
     async with agent(tmp_path / "run") as a:
-        await begin(a, spec, ["w0", "w1"])
-        await a.resumed(1)
-        for worker in ("w0", "w1"):
-            a.send(worker, Stop(generation=1))
+        await begin(a, spec, ["w0", "w1"], "1:4:0:hang")
+        await a.stopped("w1")
+        a.send_all(["w0", "w1"], Stop(generation=1))
         await a.until(lambda: len(a.of(Stopped)) == 2 and {"w0", "w1"} <= set(a.exits))
         assert [a.exits[w][1] for w in ("w0", "w1")] == [0, 0]
         one, other = a.of(Stopped)

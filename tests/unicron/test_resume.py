@@ -38,10 +38,10 @@ async def begin(a: Agent, spec: Path, fail_at: str, env: dict[str, str] | None =
     await a.configure(dict.fromkeys(WORKERS, "initial"))
 
 
-async def lose(a: Agent, worker: str = "w1") -> None:
-    """Wait for the end of a worker's process, and hold the others."""
-    await a.until(lambda: worker in a.exits)
-    await a.hold([w for w in a.members if w != worker])
+async def lose(a: Agent, step: int, phase: str = "") -> None:
+    """Kill w1, which its fault has stopped, once the others are in a step, and hold these."""
+    await a.lose("w1", step, phase)
+    await a.hold(["w0", "w2"])
 
 
 async def check_result(a: Agent, spec: Path, finished: Finished, *, exact: bool) -> None:
@@ -108,10 +108,8 @@ async def test_a_rank_is_lost_inside_a_micro_batch(tmp_path: Path, spec_file: Sp
     assert isinstance(mode, dict)
     spec = specified(spec_file, mode, steps=3)
     async with agent(tmp_path / "run") as a:
-        await begin(a, spec, f"1:2:{at}:kill")
-        # The others have computed all of theirs.
-        await a.until(lambda: {m.rank for m in a.of(Progress) if m.step == 2 and m.phase == "reduce"} == {0, 2})
-        await lose(a)
+        await begin(a, spec, f"1:2:{at}:hang")
+        await lose(a, 2, "reduce")  # the others have computed all of theirs
         resumed = await a.resumed(await a.configure({"w0": "live", "w2": "live"}, stage="interrupted"))
         assert (resumed[0].step, computed(resumed)) == (2, 4)
         finished = await a.finished(2)
@@ -139,6 +137,7 @@ async def test_a_half_applied_update_is_no_state(tmp_path: Path, spec_file: Spec
     async with agent(tmp_path / "run") as a:
         await begin(a, spec, "1:2:apply:communication")
         await a.until(a.errors)
+        await a.in_step(["w0", "w2"], 2, "ended")
         await a.hold(WORKERS)
         resumed = await a.resumed(await a.configure(dict.fromkeys(WORKERS, "live"), stage="interrupted"))
         assert sorted(r.source for r in resumed) == ["live", "own", "own"]
@@ -150,8 +149,8 @@ async def test_a_half_applied_update_is_no_state(tmp_path: Path, spec_file: Spec
 async def test_a_rank_is_lost_during_a_checkpoint(tmp_path: Path, spec_file: SpecFile) -> None:
     spec = spec_file(steps=5, checkpoint={"every": 2})
     async with agent(tmp_path / "run") as a:
-        await begin(a, spec, "1:2:checkpoint:kill")
-        await lose(a)
+        await begin(a, spec, "1:2:checkpoint:hang")
+        await lose(a, 3)
         assert not a.of(Checkpointed)
         resumed = await a.resumed(await a.configure({"w0": "live", "w2": "live"}, stage="interrupted"))
         # Nobody waits for a checkpoint: the others are in the next step when they hear of the loss.
@@ -169,8 +168,8 @@ async def test_a_task_that_begins_anew_has_the_initial_state(
     """Without a checkpoint the survivors start from the initial parameters and empty optimizer state."""
     spec = spec_file(steps=4, exact=True, parallel={"distributed_optimizer": distributed_optimizer})
     async with agent(tmp_path / "run") as a:
-        await begin(a, spec, "1:3:1:kill")
-        await lose(a)
+        await begin(a, spec, "1:3:1:hang")
+        await lose(a, 3)
         resumed = await a.resumed(await a.configure({"w0": "initial", "w2": "initial"}, fault_step=2))
         assert {(r.step, r.source, r.steps_recomputed) for r in resumed} == {(1, "initial", 2)}
         finished = await a.finished(2)

@@ -148,18 +148,19 @@ async def test_an_optimizer_that_counts_steps_of_a_group_and_replaces_its_tensor
     source: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
     """A process that receives the state goes on with the count of steps and the newest tensors."""
-    spec = spec_file(script=script(tmp_path, optimizer="GroupAdam(model.parameters(), {})"))
+    optimizer = "GroupAdam(model.parameters(), {})"
+    spec = spec_file(script=script(tmp_path, optimizer=optimizer), checkpoint={"every": 0, "memory_every": 3})
     async with agent(tmp_path / "run") as a:
         nodes = Nodes(a, spec, shared_memory, {"w0": "n0", "w1": "n1"})
         if source == "live":
-            await nodes.fork("1:4:1:kill")
+            await nodes.fork("1:4:1:hang")
             await a.configure({"w0": "initial", "w1": "initial"})
-            await a.until(lambda: "w1" in a.exits)
+            await a.lose("w1", 4)
             await a.hold(["w0"])
             await nodes.fork_one("w2", "n2")
             resumed = await a.resumed(await a.configure({"w0": "live", "w2": "take"}))
         else:
-            applied = await nodes.lose("1:4:1:kill", "w1")
+            applied = await nodes.lose("w1", 4)
             shutil.rmtree(nodes.folder("n1"))
             resumed = await nodes.restore(applied)
             assert {r.source for r in resumed} == {"memory", "peer-memory"}
@@ -183,6 +184,7 @@ async def test_an_update_counts_as_completed_though_the_block_fails_after_it(
         await asyncio.gather(*(a.fork(worker, spec) for worker in ("w0", "w1")))
         await a.configure({"w0": "initial", "w1": "initial"})
         await a.until(lambda: a.of(Raised, "w0"))
+        await a.in_step(["w1"], 3, "ended")
         await a.hold(["w0", "w1"])
         await a.configure({"w0": "live", "w1": "live"}, stage="interrupted")
         await a.finished(2)

@@ -18,6 +18,9 @@ from unicron.errors import TornSnapshot
 from unicron.protocol import Checkpointed, Progress, Resumed
 from unicron.snapshot import files
 
+COPIED_AT_6 = {"every": 0, "memory_every": 6}
+"""With steps this short a copy of each step may be left out because the one before is not yet stored."""
+
 pytestmark = pytest.mark.timeout(120)
 
 
@@ -37,14 +40,21 @@ class Nodes:
         env = {"UNICRON_NODE": node, "UNICRON_DOMAIN": node, "UNICRON_MEMORY": str(self.folder(node))}
         await self.agent.fork(worker, self.spec, env | ({"UNICRON_FAIL_AT": fail_at} if fail_at else {}))
 
-    async def lose(self, fail_at: str, first: str, *, tensor: int = 1, pipeline: int = 1) -> int:
-        """Train until the fault has ended one worker, and end the others; return the newest step that was applied."""
-        await self.fork(fail_at)
+    async def train_to(self, worker: str, step: int, at: str, *, tensor: int = 1, pipeline: int = 1) -> None:
+        """Train until a worker stops in a step, the others are in it, and all copies of the step before are stored."""
+        await self.fork(f"{list(self.nodes).index(worker)}:{step}:{at}:sleep")
         await self.agent.configure(dict.fromkeys(self.nodes, "initial"), tensor=tensor, pipeline=pipeline)
-        await self.agent.until(lambda: first in self.agent.exits)
-        for worker in self.nodes:
-            if worker != first:
-                self.agent.kill(worker)
+        await self.agent.in_step(self.nodes, step)
+        # Files tell nobody when they are whole.
+        async with asyncio.timeout(30.0):
+            while self.stored() < step - 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    async def lose(self, worker: str, step: int, *, tensor: int = 1) -> int:
+        """Train until a worker stops in a step, and kill all; return the newest step that was applied."""
+        await self.train_to(worker, step, "0", tensor=tensor)
+        for name in self.nodes:
+            self.agent.kill(name)
         await self.agent.until(lambda: set(self.nodes) <= set(self.agent.exits))
         return max(int(m.step) for m in self.agent.of(Progress) if m.phase == "ended")
 
@@ -64,15 +74,15 @@ class Nodes:
         return max((step for step, found in held.items() if found == everything), default=0)
 
     def stored(self) -> int:
-        """Return the newest step of which every rank has made its copy, and two nodes hold each piece; 0: none."""
-        answer = 0
+        """Return the newest step that every rank has copied, and that two nodes hold, if there are two; 0: none."""
+        answer, alone = 0, len(set(self.nodes.values())) == 1
         for step, found in self._copies().items():
             nodes: dict[tuple[Any, ...], set[str]] = {}
             for node, copy in found:
                 for piece in copy.chunks:
                     nodes.setdefault(piece, set()).add(node)
             twice = all(len(owners) > 1 for owners in nodes.values())
-            if twice and len({copy.rank for _, copy in found}) == len(self.nodes):
+            if (alone or twice) and len({copy.rank for _, copy in found}) == len(self.nodes):
                 answer = max(answer, step)
         return answer
 
@@ -94,12 +104,12 @@ class Nodes:
 async def test_all_ranks_lost_the_newest_copies_are_nearer_than_the_checkpoint(
     tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
-    spec = spec_file(steps=16, checkpoint={"every": 4})
+    spec = spec_file(steps=16, checkpoint={"every": 4, "memory_every": 13})
     async with agent(tmp_path / "run") as a:
         nodes = Nodes(a, spec, shared_memory, {"w0": "n0", "w1": "n0", "w2": "n1"})
-        applied = await nodes.lose("0:14:1:kill", "w0")
+        applied = await nodes.lose("w0", 14)
         newest = nodes.newest()
-        assert newest >= a.of(Checkpointed)[-1].step
+        assert newest > a.of(Checkpointed)[-1].step
         resumed = await nodes.restore(applied)
         assert {(r.step, r.steps_recomputed) for r in resumed} == {(newest + 1, applied - newest)}
         assert {r.source for r in resumed} <= {"memory", "peer-memory"}
@@ -107,10 +117,10 @@ async def test_all_ranks_lost_the_newest_copies_are_nearer_than_the_checkpoint(
 
 
 async def test_a_lost_nodes_part_comes_from_its_peer(tmp_path: Path, spec_file: SpecFile, shared_memory: Path) -> None:
-    spec = spec_file(steps=10)
+    spec = spec_file(steps=10, checkpoint=COPIED_AT_6)
     async with agent(tmp_path / "run") as a:
         nodes = Nodes(a, spec, shared_memory, {"w0": "n0", "w1": "n1", "w2": "n2"})
-        applied = await nodes.lose("1:7:0:kill", "w1")
+        applied = await nodes.lose("w1", 7)
         shutil.rmtree(nodes.folder("n1"))
         newest = nodes.newest()
         resumed = await nodes.restore(applied)
@@ -124,10 +134,10 @@ async def test_a_damaged_copy_is_never_used(
     damage: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
     """One node holds the only copies: without one of its ranks' newest, the state before it is taken, or none."""
-    spec = spec_file(steps=10)
+    spec = spec_file(steps=10, checkpoint=COPIED_AT_6)
     async with agent(tmp_path / "run") as a:
         nodes = Nodes(a, spec, shared_memory, {"w0": "n0", "w1": "n0"})
-        newest = await nodes.lose("1:7:0:kill", "w1")
+        newest = await nodes.lose("w1", 7)
         for path in nodes.folder("n0").glob("1-1-*.copy"):
             content = bytearray(path.read_bytes())
             at = 8 if damage == "torn" else len(content) // 2  # the header's mark, or a value
@@ -142,10 +152,10 @@ async def test_a_damaged_copy_is_never_used(
 async def test_a_task_that_begins_anew_does_not_use_what_another_left(
     tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
-    spec = spec_file(steps=8)
+    spec = spec_file(steps=8, checkpoint={"every": 0, "memory_every": 4})
     async with agent(tmp_path / "run") as a:
         nodes = Nodes(a, spec, shared_memory, {"w0": "n0", "w1": "n1"})
-        await nodes.lose("1:5:0:kill", "w1")
+        await nodes.lose("w1", 5)
         resumed = await nodes.restore(0)
         assert {(r.source, r.step) for r in resumed} == {("initial", 1)}
         await check_result(a, spec, await a.finished(2))
@@ -155,10 +165,10 @@ async def test_copies_of_one_layout_are_taken_in_another(
     tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
     """A tensor-parallel pair's copies, one node's lost, are put together for two replicas of the whole model."""
-    spec = spec_file(steps=10)
+    spec = spec_file(steps=10, checkpoint=COPIED_AT_6)
     async with agent(tmp_path / "run") as a:
         nodes = Nodes(a, spec, shared_memory, {"w0": "n0", "w1": "n1"})
-        applied = await nodes.lose("1:7:0:kill", "w1", tensor=2)
+        applied = await nodes.lose("w1", 7, tensor=2)
         shutil.rmtree(nodes.folder("n0"))
         newest = nodes.newest()
         resumed = await nodes.restore(applied)

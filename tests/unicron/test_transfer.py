@@ -11,7 +11,7 @@ import pytest
 from tests.unicron.conftest import TWO_LAYERS, SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent, reference_of
 from unicron.environment import ROUND_BYTES
-from unicron.protocol import Checkpointed, Finished, Held, Progress, Raised
+from unicron.protocol import Checkpointed, Finished, Held, Raised
 
 TOLERANCE = 1e-5
 pytestmark = pytest.mark.timeout(180)
@@ -19,15 +19,18 @@ pytestmark = pytest.mark.timeout(180)
 Layout = tuple[int, int, int]
 """(processes, tensor, pipeline)"""
 
+SMALL_ROUNDS = {ROUND_BYTES: "20000"}
+"""Has the state move in several rounds. All members of a generation need the same."""
+
 
 def workers(layout: Layout) -> list[str]:
     return [f"w{i}" for i in range(layout[0])]
 
 
-async def begin(a: Agent, spec: Path, layout: Layout, fail_at: Sequence[str] = ()) -> None:
-    """Fork the workers of a layout, each with the injected fault of its rank, and begin to train."""
-    faults = {fault.split(":")[0]: {"UNICRON_FAIL_AT": fault, ROUND_BYTES: "20000"} for fault in fail_at}
-    await asyncio.gather(*(a.fork(w, spec, faults.get(str(rank), {})) for rank, w in enumerate(workers(layout))))
+async def begin(a: Agent, spec: Path, layout: Layout, *fail_at: str, small_rounds: bool = False) -> None:
+    """Fork the workers of a layout, each with the injected faults of its rank, and begin to train."""
+    env = ({"UNICRON_FAIL_AT": ",".join(fail_at)} if fail_at else {}) | (SMALL_ROUNDS if small_rounds else {})
+    await asyncio.gather(*(a.fork(worker, spec, env) for worker in workers(layout)))
     await a.configure(dict.fromkeys(workers(layout), "initial"), tensor=layout[1], pipeline=layout[2])
 
 
@@ -64,8 +67,8 @@ async def test_a_healthy_task_changes_its_layout(
 ) -> None:
     spec = spec_file(steps=10, model=TWO_LAYERS, parallel={"distributed_optimizer": distributed_optimizer})
     async with agent(tmp_path / "run") as a:
-        await begin(a, spec, before)
-        await a.resumed(1)
+        await begin(a, spec, before, "1:4:0:hang")
+        await a.stopped("w1")
         await relayout(a, spec, workers(before)[: after[0]], after)
         finished = await a.finished(after[0])
         await check_result(a, spec_file(steps=10, model=TWO_LAYERS), finished)
@@ -80,14 +83,8 @@ async def test_whole_replicas_finish_the_step_and_all_survivors_join_the_next_la
     whole, spare, lost = (["w0", "w1"], "w2", "w3") if tensor == 2 else (["w0", "w2"], "w1", "w3")
     spec = spec_file(steps=8, model=TWO_LAYERS)
     async with agent(tmp_path / "run") as a:
-        await begin(a, spec, (4, tensor, pipeline), [f"3:3:{at}:kill"])
-        await a.until(lambda: lost in a.exits)
-
-        # The others may still be at the end of the step before, if the machine is busy, or have micro-batches to do.
-        def has_come(worker: str) -> bool:
-            return any(m.step == 3 and (at != "reduce" or m.phase == "reduce") for m in a.of(Progress, worker))
-
-        await a.until(lambda: all(has_come(worker) for worker in (*whole, spare)))
+        await begin(a, spec, (4, tensor, pipeline), f"3:3:{at}:hang")
+        await a.lose(lost, 3, "reduce" if at == "reduce" else "")
         await a.hold([*whole, spare])
         generation = await a.configure(
             dict.fromkeys(whole, "live"), stage="interrupted", tensor=tensor, pipeline=pipeline
@@ -105,12 +102,12 @@ async def test_whole_replicas_finish_the_step_and_all_survivors_join_the_next_la
 async def test_the_state_survives_a_transfer_that_broke(tmp_path: Path, spec_file: SpecFile) -> None:
     """Two replicas are split over two tensor-parallel ranks each; a process dies meanwhile, and one goes on alone."""
     spec = spec_file(steps=6)
-    env = {ROUND_BYTES: "20000"}
     async with agent(tmp_path / "run") as a:
-        await begin(a, spec, (2, 1, 1), ["0:3:reduce:communication", "1:3:move:1:kill"])
+        await begin(a, spec, (2, 1, 1), "0:3:reduce:communication", "1:3:move:1:kill", small_rounds=True)
         await a.until(lambda: a.of(Raised, "w0"))
+        await a.in_step(["w1"], 3)
         await a.hold(["w0", "w1"])
-        await asyncio.gather(a.fork("w2", spec, env), a.fork("w3", spec, env))
+        await asyncio.gather(a.fork("w2", spec, SMALL_ROUNDS), a.fork("w3", spec, SMALL_ROUNDS))
         await a.configure({"w0": "live", "w2": "take", "w1": "live", "w3": "take"}, tensor=2)
         await a.until(lambda: "w1" in a.exits)
         await a.hold(["w0"])
@@ -127,17 +124,16 @@ async def test_a_distributed_optimizer_and_the_step_survive_the_loss_of_a_newcom
     Another third replica joins. The gradients of the interrupted step stay on the two ranks that have them.
     """
     spec = spec_file(steps=8, parallel={"distributed_optimizer": True})
-    env = {ROUND_BYTES: "20000"}
     async with agent(tmp_path / "run") as a:
-        await begin(a, spec, (2, 1, 1), ["0:3:reduce:communication", "1:9:0:kill"])
+        await begin(a, spec, (2, 1, 1), "0:3:reduce:communication", small_rounds=True)
         await a.until(lambda: a.of(Raised, "w0"))
-        await a.until(lambda: [m for m in a.of(Progress, "w1") if (m.step, m.phase) == (3, "reduce")])
+        await a.in_step(["w1"], 3, "reduce")
         await a.hold(["w0", "w1"])
-        await a.fork("w2", spec, env | {"UNICRON_FAIL_AT": "2:1:move:1:kill:always"})
+        await a.fork("w2", spec, SMALL_ROUNDS | {"UNICRON_FAIL_AT": "2:1:move:1:kill:always"})
         await a.configure({"w0": "live", "w1": "live", "w2": "take"})
         await a.until(lambda: "w2" in a.exits)
         await a.hold(["w0", "w1"])
-        await a.fork("w3", spec, env)
+        await a.fork("w3", spec, SMALL_ROUNDS)
         members = {"w0": "live", "w3": "take", "w1": "live"}
         resumed = await a.resumed(await a.configure(members, stage="interrupted"))
         assert {(r.step, r.steps_recomputed, r.computed) for r in resumed} == {(3, 0, 0)}
@@ -149,8 +145,9 @@ async def test_a_checkpoint_is_read_where_a_part_of_the_state_is_lost(tmp_path: 
     spec = spec_file(steps=16, checkpoint={"every": 3}, parallel={"distributed_optimizer": True})
     async with agent(tmp_path / "run") as a:
         # A second checkpoint begins only once all ranks have written the first, which rank 0 then publishes.
-        await begin(a, spec, (2, 1, 1), ["1:4:checkpoint:kill"])
-        await a.until(lambda: "w1" in a.exits)
+        await begin(a, spec, (2, 1, 1), "1:4:checkpoint:hang")
+        await a.stopped("w1")
+        await a.lose("w1", max(step for step, _ in a.phases("w1")) + 1)
         await a.hold(["w0"])
         (saved,) = await a.until(lambda: a.of(Checkpointed))
         (held,) = a.of(Held)
@@ -199,6 +196,7 @@ async def test_an_update_counts_whose_parameters_were_not_gathered(tmp_path: Pat
     async with agent(tmp_path / "run") as a:
         await begin(a, spec, (3, 1, 1))
         await a.until(lambda: a.of(Raised, "w1"))
+        await a.in_step(["w0", "w2"], 3, "update")
         await a.hold(names)
         resumed = await a.resumed(await a.configure(dict.fromkeys(names, "live"), stage="interrupted"))
         assert {(r.step, r.source) for r in resumed} == {(4, "live")}

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,13 +24,25 @@ import torch.distributed as dist
 from unicron import device
 from unicron.checkpoint import archive, plain
 from unicron.checkpoint.archive import Manifest
+from unicron.errors import UnicronError
+from unicron.link.waiting import Wait
 from unicron.megatron.distributed_checkpoint import SavePlanner, WriteResults, state_dict
 from unicron.megatron.model import is_megatron
+from unicron.state import transfer
 from unicron.state.rank_state import RankState
 
 WRITTEN, WRITING, FAILED = 0, 1, 2
 """The status of a rank's part of the checkpoint in progress (``WRITTEN`` also if there is none); the worst of all ranks
 counts."""
+
+
+class Outcomes(NamedTuple):
+    """What is called, on the writer's thread, with the outcome of a checkpoint."""
+
+    published: Callable[[int, Path], None]
+    """On rank 0, with step and path, once the checkpoint is published."""
+    failed: Callable[[int, str], None]
+    """With step and reason, on the ranks that know why there is no checkpoint."""
 
 
 @dataclass(slots=True)
@@ -57,6 +70,8 @@ class Writer:
         self._part: _Part | None = None
         self._publication: Future[None] | None = None
         self._protected: list[Path] = []
+        self._reason = ""
+        """Why the newest checkpoint was given up, where this rank knows it."""
 
     @property
     def status(self) -> int:
@@ -104,15 +119,16 @@ class Writer:
             write_file = plain.plan(rank_state, position, folder)
             write, describe = (lambda: ([], write_file())), (lambda parts: [])
         part = _Part(path, step, digest, write, describe)
+        self._reason = ""
         part.written = self._thread.submit(_write_part, part, dist.get_rank())
         self._part = part
 
-    def agreed(self, status: int, published: Callable[[int, Path], None]) -> Future[None] | None:
+    def agreed(self, status: int, outcomes: Outcomes) -> Future[None] | None:
         """Act on the worst status of all ranks.
 
         Args:
             status: that status.
-            published: called with step and path, on rank 0's thread, once the checkpoint is published.
+            outcomes: called with the outcome.
 
         Returns:
             The publication in progress, on rank 0.
@@ -123,22 +139,24 @@ class Writer:
         self._part = None
         if status == FAILED:
             cause = part.written.exception() if part.written is not None and part.written.done() else None
-            print(f"unicron: checkpoint {part.path} is given up: {cause or 'a peer failed'}", file=sys.stderr)
+            if cause is not None:
+                self._give_up(part, cause, outcomes)
             self._thread.submit(shutil.rmtree, archive.partial_path(part.path), ignore_errors=True)
             return None
         if dist.get_rank() != 0:
             return None
-        self._publication = self._thread.submit(self._publish, part, dist.get_world_size(), published)
+        self._publication = self._thread.submit(self._publish, part, dist.get_world_size(), outcomes)
         return self._publication
 
-    def complete(self, published: Callable[[int, Path], None]) -> bool:
+    def complete(self, outcomes: Outcomes, wait: Wait) -> str:
         """Wait until the checkpoint in progress is published, if there is one; all ranks call it.
 
         Args:
-            published: as for ``agreed``.
+            outcomes: as for ``agreed``.
+            wait: waits for a collective.
 
         Returns:
-            Whether it was (True also if there is none): the same on all ranks.
+            Why it was not, in words, the same on all ranks; empty if it was, or if there is none.
 
         Raises:
             RuntimeError: a collective failed.
@@ -146,26 +164,28 @@ class Writer:
         if self._publication is not None:
             self._publication.exception()  # waits: this may be the end of the process
         if self._part is None:
-            return True
+            return ""
         assert self._part.written is not None
         self._part.written.exception()  # waits
         worst = torch.tensor(self.status, device=device.current())
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
-        publication = self.agreed(int(worst), published)
-        failed = int(worst) != WRITTEN
+        publication = self.agreed(int(worst), outcomes)
         if publication is not None:
-            failed = publication.exception() is not None  # waits
-        verdict = torch.tensor(int(failed), device=device.current())
-        dist.all_reduce(verdict, op=dist.ReduceOp.MAX)
-        return int(verdict) == 0
+            publication.exception()  # waits
+        return next((reason for reason in transfer.gather(self._reason, wait) if reason), "")
 
-    def _publish(self, part: _Part, world_size: int, published: Callable[[int, Path], None]) -> None:
+    def _publish(self, part: _Part, world_size: int, outcomes: Outcomes) -> None:
         folder = archive.partial_path(part.path)
         try:
             results: list[WriteResults] = []
             files: dict[str, tuple[int, str]] = {}
             for rank in range(world_size):
                 record = folder / _record(rank)
+                if not record.exists():
+                    raise UnicronError(
+                        f"rank {rank} has written its part, and rank 0 does not see it in {part.path.parent}: "
+                        "the nodes do not share this directory"
+                    )
                 rank_results, rank_files = pickle.loads(record.read_bytes())
                 results.append(rank_results)
                 files |= rank_files
@@ -173,10 +193,17 @@ class Writer:
             files |= {name: archive.checksum(folder / name) for name in part.describe(results)}
             archive.publish(part.path, Manifest(step=part.step, digest=part.digest, files=files))
         except Exception as err:
-            print(f"unicron: checkpoint {part.path} is given up: {type(err).__name__}: {err}", file=sys.stderr)
+            self._give_up(part, err, outcomes)
             raise
-        published(part.step, part.path)
+        outcomes.published(part.step, part.path)
         archive.retire(part.path, self._keep, [*self._protected, part.path])
+
+    def _give_up(self, part: _Part, error: BaseException, outcomes: Outcomes) -> None:
+        """Say why there is no checkpoint, in the rank's output and to the agent."""
+        reason = str(error) if isinstance(error, UnicronError) else f"{type(error).__name__}: {error}"
+        self._reason = reason
+        print(f"unicron: checkpoint {part.path} is given up: {reason}", file=sys.stderr, flush=True)
+        outcomes.failed(part.step, reason)
 
 
 def _record(rank: int) -> str:

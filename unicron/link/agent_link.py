@@ -32,6 +32,7 @@ from unicron.protocol import (
     Progress,
     Quit,
     Stop,
+    StopRefused,
 )
 
 FLUSH_S = 1.0
@@ -41,8 +42,9 @@ STUCK_S = 0.3
 """How long after its sockets were shut a collective is given up. Measured: a collective ends within 20 ms of that, but
 for about 1 of 100 under stress whose failure gloo does not pass on, and which waits until its time-out."""
 
-NOTHING, DRAIN, STOP = 0, 1, 2
-"""What is requested of a task at the next step boundary. Where the ranks' requests differ, the largest one counts."""
+NOTHING, DRAIN, STOP, STOP_UNSAVED = 0, 1, 2, 3
+"""What is requested of a task at the next step boundary; ``STOP_UNSAVED``: to stop also if the state cannot be saved.
+Where the ranks' requests differ, the largest one counts."""
 
 EXIT_ORPHANED = 75
 """Exit code of a process whose agent did not come back (EX_TEMPFAIL of sysexits.h)."""
@@ -72,7 +74,7 @@ class AgentLink:
         self._held_generation = 0
         """The newest generation that the agent holds; all older ones are held too."""
         self._unanswered_hold = 0
-        self._request = NOTHING
+        self._requests: set[int] = set()
         self._unanswered_request = NOTHING
         self._last_answer: Message | None = None
         """The last answer given since a generation was joined: an agent's successor gets it again."""
@@ -112,8 +114,8 @@ class AgentLink:
 
     @property
     def request(self) -> int:
-        """What the agent requests for the next step boundary: ``NOTHING``, ``DRAIN`` or ``STOP``."""
-        return self._request
+        """What the agent requests for the next step boundary: ``NOTHING``, ``DRAIN``, ``STOP`` or ``STOP_UNSAVED``."""
+        return max(tuple(self._requests), default=NOTHING)
 
     # The training thread: messages.
 
@@ -179,11 +181,12 @@ class AgentLink:
             The generation, or None where the agent asks the process to stop.
         """
         with self._changed:
-            self._request = NOTHING
+            self._requests.clear()
             if drained:
                 self._answer(Drained(generation=self._generation, step=step))
             # A drain is answered now. A stop during a step that a fault broke gives way to the answer to the fault.
-            if self._unanswered_request == (DRAIN if drained else STOP):
+            unanswered = self._unanswered_request
+            if unanswered == DRAIN if drained else unanswered >= STOP:
                 self._unanswered_request = NOTHING
         self.progress(step + 1, "waiting")
         with self._changed:
@@ -192,7 +195,7 @@ class AgentLink:
                 if configure is not None:
                     return configure
                 self._answer_waiting(step, drained=drained)
-                if self._unanswered_request == STOP:
+                if self._unanswered_request >= STOP:
                     return None
                 self._changed.wait()
 
@@ -204,7 +207,8 @@ class AgentLink:
         self._configure = None
         self._generation, self._rank = configure.generation, configure.rank
         self._unanswered_hold, self._last_answer = 0, None
-        self._request = self._unanswered_request = NOTHING
+        self._requests.clear()
+        self._unanswered_request = NOTHING
         return configure
 
     def _answer_waiting(self, step: int, *, drained: bool) -> None:
@@ -223,6 +227,18 @@ class AgentLink:
         self.send(message)
 
     # The training thread: in a generation.
+
+    def refuse_stop(self, step: int, reason: str) -> None:
+        """Report that the task has not stopped, since its state cannot be saved. Other requests stay requested.
+
+        Args:
+            step: updates applied so far.
+            reason: why, in words.
+        """
+        with self._changed:
+            self._requests.discard(STOP)
+            self._unanswered_request = self.request
+        self.send(StopRefused(generation=self._generation, rank=self._rank, step=step, reason=reason))
 
     def check(self) -> None:
         """Leave the step if the generation is held.
@@ -313,8 +329,8 @@ class AgentLink:
                     self._held_generation = max(self._held_generation, message.generation)
                     self._unanswered_hold = message.generation
                 case Drain() | Stop() if message.generation >= self._generation:
-                    request = DRAIN if isinstance(message, Drain) else STOP
-                    self._request = max(self._request, request)
+                    request = _request_of(message)
+                    self._requests.add(request)
                     self._unanswered_request = max(self._unanswered_request, request)
             self._changed.notify_all()
 
@@ -327,6 +343,12 @@ class AgentLink:
     def _orphaned(self) -> None:
         print("unicron: the node agent did not come back; this process ends", file=sys.stderr, flush=True)
         os._exit(EXIT_ORPHANED)
+
+
+def _request_of(message: Drain | Stop) -> int:
+    if isinstance(message, Drain):
+        return DRAIN
+    return STOP_UNSAVED if message.lose_steps else STOP
 
 
 _current: AgentLink | None = None

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from services.api.projections import incidents, milestones, nodes, plans, tasks
 from services.api.projections.documents import change_task
-from services.api.views import ClusterView, Views
+from services.api.views import CheckpointFailure, ClusterView, Views
 from shared.events import (
     ClusterConfigured,
     ErrorDetected,
     NodeJoined,
+    NodeLeft,
     PlanDecided,
     Recorded,
     StateMoved,
     TaskCheckpointed,
+    TaskCheckpointFailed,
     TaskFailed,
     TaskFinished,
     TaskProgressed,
     TaskStopped,
+    TaskStopRefused,
     TaskStopRequested,
     TaskSubmitted,
 )
-from shared.tasks import TaskState
 
 
 def evolve(views: Views, recorded: Recorded) -> None:
@@ -34,15 +36,22 @@ def evolve(views: Views, recorded: Recorded) -> None:
         case TaskSubmitted():
             tasks.submitted(views, recorded, event)
         case TaskStopRequested():
-            change_task(views, event.task, state=TaskState.STOPPING, reason="asked to stop")
+            tasks.stop_requested(views, event)
+        case TaskStopRefused():
+            tasks.stop_refused(views, event)
         case TaskProgressed():
             tasks.progressed(views, event)
         case TaskCheckpointed():
-            change_task(views, event.task, checkpoint=event.path, checkpoint_step=event.step)
+            change_task(views, event.task, checkpoint=event.path, checkpoint_step=event.step, checkpoint_failure=None)
+        case TaskCheckpointFailed():
+            failure = CheckpointFailure(step=event.step, worker=event.worker, reason=event.reason, at=event.occurred_at)
+            change_task(views, event.task, checkpoint_failure=failure)
         case TaskStopped() | TaskFinished() | TaskFailed():
             tasks.ended(views, event)
         case NodeJoined():
             nodes.joined(views, recorded, event)
+        case NodeLeft():
+            nodes.left(views, event)
         case ErrorDetected():
             incidents.detected(views, recorded, event)
             nodes.failed(views, event)

@@ -1,9 +1,9 @@
-"""The fold's part for nodes: joining, and loss or isolation by an error."""
+"""The fold's part for nodes: joining, leaving, and loss or isolation by an error."""
 
 from __future__ import annotations
 
 from services.api.views import NodeView, Views
-from shared.events import ErrorDetected, NodeJoined, Recorded
+from shared.events import ErrorDetected, NodeJoined, NodeLeft, Recorded
 from shared.severities import ErrorKind, Severity
 
 
@@ -19,6 +19,13 @@ def joined(views: Views, recorded: Recorded, event: NodeJoined) -> None:
         workers=event.workers,
         joined_at=recorded.recorded_at,
     )
+
+
+def left(views: Views, event: NodeLeft) -> None:
+    """Mark a node as left, unless another incarnation has joined since."""
+    node = views.nodes.get(event.node)
+    if node is not None and node.incarnation == event.incarnation:
+        views.nodes[node.name] = node.model_copy(update={"state": "left", "reason": event.reason})
 
 
 def failed(views: Views, event: ErrorDetected) -> None:

@@ -5,9 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from services.api.projections.documents import change_impact, change_task, close_plan
-from services.api.views import SHORTEST_STEP_S, Result, TaskView, Views
-from shared.events import Recorded, TaskFailed, TaskFinished, TaskProgressed, TaskStopped, TaskSubmitted
-from shared.tasks import TaskState
+from services.api.views import SHORTEST_STEP_S, Result, StopRefusal, TaskView, Views
+from shared.events import (
+    Recorded,
+    TaskFailed,
+    TaskFinished,
+    TaskProgressed,
+    TaskStopped,
+    TaskStopRefused,
+    TaskStopRequested,
+    TaskSubmitted,
+)
+from shared.tasks import ENDED, TaskState
 
 
 def submitted(views: Views, recorded: Recorded, event: TaskSubmitted) -> None:
@@ -43,6 +52,50 @@ def progressed(views: Views, event: TaskProgressed) -> None:
     )
 
 
+def stop_requested(views: Views, event: TaskStopRequested) -> None:
+    """Note that a user wants the task to stop."""
+    task = views.tasks.get(event.task)
+    if task is None or task.state in ENDED:
+        return
+    change_task(
+        views,
+        event.task,
+        state=TaskState.STOPPING,
+        reason="asked to stop",
+        stop_refused=None,
+        lose_steps=task.lose_steps or event.lose_steps,
+    )
+
+
+def stop_refused(views: Views, event: TaskStopRefused) -> None:
+    """Take a task that could not be saved back to training, unless it is to stop in any case."""
+    task = views.tasks.get(event.task)
+    if task is None or task.state is not TaskState.STOPPING or task.plan != event.plan or task.lose_steps:
+        return
+    close_plan(views, task.plan, event.task, event.occurred_at)
+    change_task(
+        views,
+        event.task,
+        state=TaskState.RUNNING,
+        reason=f"not stopped, since its state cannot be saved: {event.reason}",
+        stop_refused=StopRefusal(step=event.step, reason=event.reason, at=event.occurred_at),
+        plan="",
+        planned=[member.worker for member in task.members],
+        strength=len(task.members),
+    )
+
+
+def _stopped_reason(task: TaskView, event: TaskStopped) -> str:
+    """Return how a task has stopped, and what is left of it, in words."""
+    step, saved_step = max(task.step, event.step), event.step if event.path else task.checkpoint_step
+    if step == 0:
+        return "stopped as asked, before its first step"
+    if step == saved_step:
+        return f"stopped as asked, saved at step {saved_step}"
+    saved = f"the newest checkpoint is of step {saved_step}" if saved_step else "there is no checkpoint"
+    return f"stopped as asked, not saved: {saved}, and {step - saved_step} steps are lost"
+
+
 def ended(views: Views, event: TaskStopped | TaskFinished | TaskFailed) -> None:
     """End a task, its training time, and what an outstanding plan had left to do for it.
 
@@ -60,7 +113,7 @@ def ended(views: Views, event: TaskStopped | TaskFinished | TaskFailed) -> None:
     changes: dict[str, Any] = {"ended_at": event.occurred_at, "step": event.step, "training_plan": ""}
     match event:
         case TaskStopped():
-            changes |= {"state": TaskState.STOPPED, "reason": "stopped as asked"}
+            changes |= {"state": TaskState.STOPPED, "reason": _stopped_reason(task, event)}
         case TaskFinished():
             result = Result(
                 steps=event.step, samples_sha256=event.samples_sha256, parameters_path=event.parameters_path

@@ -12,12 +12,16 @@ from fastapi.responses import StreamingResponse
 from services.api.gateway import Api, Gateway
 from services.api.models import EventRecord, Page
 from services.api.routers.parameters import MAX_LIMIT, PROBLEMS, Limit
+from shared.errors import Unavailable
 from shared.events import Recorded
 
 router = APIRouter(prefix="/v1/events", tags=["events"], responses=PROBLEMS)
 
 KEEP_ALIVE_S = 15.0
 """A comment is sent after this time without an event: proxies drop silent connections, usually after 60 s."""
+
+RETRY_S = 1.0
+"""Pause before a stream reads a log again that is away. Its client stays connected."""
 
 After = Annotated[int | None, Query(ge=0, lt=2**63, description="only events behind this position")]
 
@@ -62,7 +66,12 @@ async def _stream(api: Gateway, position: int) -> AsyncIterator[str]:
     """Yield events behind ``position``. ``id`` is the position, from which a client that reconnects continues."""
     yield ": unicron events\n\n"
     while not api.feed.closed:
-        records = await asyncio.to_thread(api.journal.log.read, after=position, limit=MAX_LIMIT)
+        try:
+            records = await asyncio.to_thread(api.journal.log.read, after=position, limit=MAX_LIMIT)
+        except Unavailable:
+            yield ": waiting for the log\n\n"
+            await asyncio.sleep(RETRY_S)
+            continue
         for record in records:
             shown = show(record)
             yield f"id: {shown.position}\nevent: {shown.type}\ndata: {shown.model_dump_json()}\n\n"

@@ -21,6 +21,8 @@ SERVICES = ("detector", "planner", "transition")
 _HEALTH_TIMEOUT_S = 1.0
 """An answer takes milliseconds; container platforms give a probe about a second by default."""
 
+_LOG_TIMEOUT_S = 2.0
+"""A database that has lost its power answers nothing at all; a busy one may take a second."""
 _NAMED = 5
 """Unreachable nodes that the check names."""
 
@@ -37,7 +39,7 @@ async def readyz(response: Response, api: Api) -> Readiness:
     checks = await asyncio.gather(_log(api), _nodes(api), *(_service(api, name) for name in SERVICES))
     counters = api.live.dropped.counters
     bus = Check(
-        name="bus", ok=api.bus.connected, detail="" if api.bus.connected else "not connected", counters=counters
+        name="bus", ok=api.bus.connected, detail="" if api.bus.connected else "waiting for the bus", counters=counters
     )
     readiness = Readiness(ready=bus.ok and all(check.ok for check in checks), checks=[bus, *checks])
     if not readiness.ready:
@@ -47,18 +49,24 @@ async def readyz(response: Response, api: Api) -> Readiness:
 
 async def _log(api: Gateway) -> Check:
     try:
-        position = await asyncio.to_thread(api.journal.log.last_position)
+        async with asyncio.timeout(_LOG_TIMEOUT_S):
+            position = await asyncio.to_thread(api.journal.log.last_position)
     except UnicronError as err:
         return Check(name="log", ok=False, detail=err.detail)
+    except TimeoutError:
+        return Check(name="log", ok=False, detail=f"no answer within {_LOG_TIMEOUT_S:g} s")
     return Check(name="log", ok=True, detail=f"position {position}, projected {api.feed.position}")
 
 
 async def _nodes(api: Gateway) -> Check:
     live = api.live.state()
     try:
-        views = await api.read(lambda reader: reader.page(NODES, states=["ready"]))
+        async with asyncio.timeout(_LOG_TIMEOUT_S):
+            views = await api.read(lambda reader: reader.page(NODES, states=["ready"]))
     except UnicronError as err:
         return Check(name="nodes", ok=False, detail=err.detail)
+    except TimeoutError:
+        return Check(name="nodes", ok=False, detail=f"the projections do not answer within {_LOG_TIMEOUT_S:g} s")
     silent = [view.name for view in views if present.node_state(view, live) == present.UNREACHABLE]
     count = len(views) - len(silent)
     detail = f"{count} ready"
@@ -70,6 +78,8 @@ async def _nodes(api: Gateway) -> Check:
 
 
 async def _service(api: Gateway, name: str) -> Check:
+    if not api.bus.connected:
+        return Check(name=name, ok=False, detail="not known: the bus is away")
     subject = f"{HEALTH}.{name}"
     try:
         health = decode(HEALTH_REPLY, await api.bus.request(subject, b"", timeout_s=_HEALTH_TIMEOUT_S))
@@ -78,4 +88,5 @@ async def _service(api: Gateway, name: str) -> Check:
         return Check(name=name, ok=False, detail=f"its answer is not readable: {err.detail}")
     except UnicronError as err:
         return Check(name=name, ok=False, detail=err.detail)
-    return Check(name=name, ok=health.ready, detail="" if health.ready else "starting", counters=health.counters)
+    detail = "" if health.ready else health.detail or "starting"
+    return Check(name=name, ok=health.ready, detail=detail, counters=health.counters)

@@ -13,6 +13,8 @@ from services.api.routers.parameters import PROBLEMS, Cursor, Limit, page
 from services.api.store import ViewReader
 from services.api.tables import NODES, TASKS
 
+NodeState = Literal["ready", "lost", "isolated", "left", "unreachable"]
+
 router = APIRouter(prefix="/v1/nodes", tags=["nodes"], responses=PROBLEMS)
 
 
@@ -21,9 +23,7 @@ async def nodes(
     api: Api,
     limit: Limit = 100,
     cursor: Cursor = 0,
-    state: Annotated[
-        list[Literal["ready", "lost", "isolated", "unreachable"]] | None, Query(description="only these states")
-    ] = None,
+    state: Annotated[list[NodeState] | None, Query(description="only these states")] = None,
 ) -> Page[Node]:
     """List nodes in the order in which they first joined.
 

@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 from services.api import present
 from services.api.gateway import Api, Gateway
 from services.api.logs import read_lines
-from services.api.models import Page, Stopping, Task
+from services.api.models import Page, StopOptions, Stopping, Task
 from services.api.routers.bodies import read_body
 from services.api.routers.parameters import PROBLEMS, Cursor, Limit, page
 from services.api.store import ViewReader
@@ -93,9 +93,12 @@ async def task(name: Name, api: Api) -> Task:
 
 
 @router.post("/{name}/stop", status_code=status.HTTP_202_ACCEPTED)
-async def stop(name: Name, api: Api) -> Stopping:
-    """Stop a task after its present step, with a checkpoint from which a later submission of the name resumes."""
-    view = await api.stop(name)
+async def stop(name: Name, api: Api, options: StopOptions | None = None) -> Stopping:
+    """Stop a task after its present step, with a checkpoint from which a later submission of the name resumes.
+
+    A task whose checkpoint cannot be written trains on, and shows why (``stop_refused``), unless ``lose_steps`` is set.
+    """
+    view = await api.stop(name, lose_steps=options is not None and options.lose_steps)
     return Stopping(name=view.name, state=view.state, reason=view.reason)
 
 

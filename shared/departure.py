@@ -1,0 +1,36 @@
+"""Messages by which a node leaves the cluster in order: core NATS between an agent and the detector.
+
+An agent that is asked to end announces its departure before it ends its processes. The detector answers once the event
+(``node.left``) is in the log. From then on the end of the node's processes is no fault.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from shared.messages import REASON_CHARACTERS, Message, MessageId
+from shared.names import Name
+
+DEPARTURES = "unicron.departures"
+"""Subject of departures (request and reply)."""
+
+
+class Departure(Message):
+    """The sender's node leaves. ``reason``: in words, for people."""
+
+    node: Name
+    incarnation: MessageId
+    reason: Annotated[str, Field(max_length=REASON_CHARACTERS)]
+
+
+class DepartureAnswer(Message):
+    """The detector's answer. ``left``: the log says so, or has nothing of this agent. ``detail``: why, for people."""
+
+    verdict: Literal["left", "refused"]
+    detail: str = ""
+
+
+DEPARTURE: TypeAdapter[Departure] = TypeAdapter(Departure)
+DEPARTURE_ANSWER: TypeAdapter[DepartureAnswer] = TypeAdapter(DepartureAnswer)

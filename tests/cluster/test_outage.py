@@ -1,0 +1,91 @@
+"""PostgreSQL or NATS goes away under training: all wait and go on, and a fault meanwhile is healed after it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.bed import Bed
+from tests.cluster.control import until
+from tests.cluster.training import training
+from tests.e2e.kit import Record, pids, rank
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+DECIDING = {"detector", "planner", "transition"}
+
+BACK_S = 60.0
+"""Generous: services look every two seconds at most."""
+
+
+@contextmanager
+def one_fault(bed: Bed, name: str, corpus: Path, folder: Path) -> Iterator[Record]:
+    """Train a task; during the body its rank 1 is killed, which is one incident and costs no other process.
+
+    No event is lost or doubled: the log is whole, each fault has one error event and one plan, the bus has every event.
+    """
+    with training(bed, name, corpus, folder) as before:
+        yield before
+        incident = bed.client.until_restored("process-exit", task=name)
+        victim = rank(before, 1)
+        assert (incident["severity"], incident["worker"]) == ("SEV2", victim["worker"])
+        assert incident["steps_recomputed"] == 0
+        after = pids(bed.client.task(name))
+        assert {worker for worker, pid in pids(before).items() if after[worker] != pid} == {victim["worker"]}
+    assert [i["id"] for i in bed.client.incidents(name)] == [incident["id"]]
+    assert bed.control.ended() == {}
+    log = bed.control.open_log()
+    try:
+        records = list(log.read_all())
+        assert log.verify().ok
+    finally:
+        log.close()
+    types = Counter(r.event.type for r in records if getattr(r.event, "incident", None) == incident["id"])
+    assert (types["error.detected"], types["plan.decided"]) == (1, 1)
+    until("the bus has every event", lambda: bed.control.relayed() >= len(records), BACK_S)
+
+
+def kill_rank(bed: Bed, before: Record) -> None:
+    victim = rank(before, 1)
+    bed.nodes[victim["node"]].kill(victim["pid"])
+
+
+def waiting_for_the_log(bed: Bed) -> set[str]:
+    """Return the services that say so."""
+    return {name for name, check in checks(bed).items() if check["detail"].startswith("waiting for the log: ")}
+
+
+def checks(bed: Bed) -> dict[str, Record]:
+    """Return the checks of the readiness by name."""
+    return {check["name"]: check for check in bed.client.http.get("/readyz").json()["checks"]}
+
+
+def test_postgres_is_killed_and_started_again(bed: Bed, corpus: Path, tmp_path: Path) -> None:
+    with one_fault(bed, "log-away", corpus, tmp_path) as before:
+        bed.control.kill("postgres")
+        kill_rank(bed, before)
+        # The detector has the signal of the exit, and the others their next look at the log.
+        until("the services say so", lambda: waiting_for_the_log(bed) == DECIDING, BACK_S)
+        refused = bed.client.http.get("/v1/tasks")
+        assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
+        assert int(refused.headers["retry-after"]) > 0
+        assert bed.control.ended() == {}
+        bed.control.start_postgres()
+        until("the api is ready", lambda: bed.client.http.get("/readyz").status_code == 200, BACK_S)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["kept", "lost"])
+def test_nats_is_killed_and_started_again(lost: bool, bed: Bed, corpus: Path, tmp_path: Path) -> None:
+    """Without its store too: the log's table has every event."""
+    with one_fault(bed, f"bus-away-{'lost' if lost else 'kept'}", corpus, tmp_path) as before:
+        bed.control.kill("nats")
+        kill_rank(bed, before)
+        until("the api says so", lambda: checks(bed)["bus"]["detail"] == "waiting for the bus", BACK_S)
+        if lost:
+            bed.control.lose_nats_data()
+        bed.control.start_nats()
+        until("the api is ready", lambda: bed.client.http.get("/readyz").status_code == 200, BACK_S)
