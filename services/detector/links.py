@@ -27,9 +27,9 @@ from shared.events import ErrorDetected
 from shared.evidence import Evidence
 from shared.probes import PROBE_TIMEOUT_S, Outcome
 
-ANSWER_S = PROBE_TIMEOUT_S + 0.5
-"""How long answers are waited for: the time-out of a probe, and the way of question and answer over NATS, which takes
-milliseconds, and 0.4 s with a delay of 0.2 s in each direction."""
+ANSWER_S = PROBE_TIMEOUT_S + 1.1
+"""How long answers are waited for: the time-out of a probe, the way of question and answer over NATS
+(``services.detector.main.PROBE_REPLY_S``), and a tick."""
 
 FRESH_S = 2 * ANSWER_S
 """Age at which an inquiry says nothing about now. While ranks wait on in a slow network, their nodes are asked again at

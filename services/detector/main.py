@@ -53,9 +53,10 @@ ALIVE_TIMEOUT_S = 0.5
 """Time-out of the question whether an agent lives. An agent answers within milliseconds; without an answer the new
 agent asks again."""
 
-PROBE_REPLY_S = 0.4
+PROBE_REPLY_S = 1.0
 """Time for a request to probe and for its reply, beside the probe's own time-out: a round trip with a delay of 0.2 s in
-each direction. A witness that answers later knows nothing that the next question would not find out."""
+each direction, and the repetition of a segment that was lost. With less, a witness in such a network that waits for the
+whole time-out of a probe would answer too late, and could never say that a node is silent."""
 
 CONSUMER = "detector"
 """Name of the detector's consumer of the log's stream."""
