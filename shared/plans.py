@@ -15,7 +15,7 @@ from shared.model import Model, canonical_json
 
 
 class Trigger(StrEnum):
-    """Why a plan was made. The last four values extend the triggers of the Unicron paper: no error caused them."""
+    """Why a plan was made. The last values extend the triggers of the Unicron paper: no error caused them."""
 
     ERROR = "error"
     NODE_JOINED = "node-joined"
@@ -24,6 +24,9 @@ class Trigger(StrEnum):
     STOP_REQUESTED = "stop-requested"
     TASK_STARVING = "task-starving"
     NODE_LEFT = "node-left"
+    NODE_DRAINING = "node-draining"
+    NODE_DRAINED = "node-drained"
+    NODE_RETURNED = "node-returned"
 
 
 class Response(StrEnum):

@@ -121,7 +121,7 @@ class Gateway:
             try:
                 (recorded,) = await self.journal.append([event], expected={event.stream: version})
             except Conflict:
-                await self._catch_up()
+                await self.catch_up()
                 continue
             self.live.forget(spec.name)
             await self.feed.reach(recorded.position, timeout_s=READ_YOUR_WRITES_S)
@@ -147,13 +147,13 @@ class Gateway:
             try:
                 (recorded,) = await self.journal.append([event], expected={event.stream: task.version})
             except Conflict:
-                await self._catch_up()
+                await self.catch_up()
                 continue
             await self.feed.reach(recorded.position, timeout_s=READ_YOUR_WRITES_S)
             return await self.task(name)
         raise Conflict(f"task {name!r} keeps changing; try again")
 
-    async def _catch_up(self) -> None:
+    async def catch_up(self) -> None:
         """Wait until the projections contain the event because of which an append was refused."""
         position = await asyncio.to_thread(self.journal.log.last_position)
         await self.feed.reach(position, timeout_s=READ_YOUR_WRITES_S)

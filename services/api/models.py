@@ -8,9 +8,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import BaseModel, Field, PlainSerializer
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
-from services.api.views import Milestone, PlanState, Result
+from services.api.views import Milestone, NodeState, PlanState, Result
 from shared.plans import Layout, Response, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, TaskState
@@ -147,16 +147,30 @@ class NodeWorker(BaseModel):
 
 
 class Node(BaseModel):
-    """A node. ``state``: ready, lost, isolated or left."""
+    """A node. ``reason``: of a state other than ready."""
 
     name: str
-    state: str
+    state: NodeState
     reason: str
     agent_pid: int
     domain: str
     workers: list[NodeWorker]
     joined_at: Time
     last_heartbeat_at: Time | None
+
+
+class NodeRequest(BaseModel):
+    """What a user asks of a node. ``reason``: in words, for other people."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reason: str = Field(default="", max_length=200)
+
+
+class DrainRequest(NodeRequest):
+    """``timeout_s``: how long tasks may take to move away; null: the setting ``drain_timeout_s``."""
+
+    timeout_s: float | None = Field(default=None, ge=0, le=86_400)
 
 
 class TaskCost(BaseModel):

@@ -12,6 +12,7 @@ from services.api.models import (
     Rank,
     Task,
 )
+from services.api.projections.nodes import AGENT_LIVES
 from services.api.views import IncidentView, NodeView, PlanView, TaskView
 from shared.plans import Member
 from shared.signals import WorkerStatus
@@ -98,7 +99,7 @@ def node(view: NodeView, live: LiveState, tasks: list[TaskView]) -> Node:
     }
     workers = []
     for worker in view.workers:
-        status = live.worker(worker) if view.state == "ready" else None
+        status = live.worker(worker) if view.state in AGENT_LIVES else None
         workers.append(_worker(worker, view, status, assigned.get(worker)))
     return Node(
         name=view.name,
@@ -113,8 +114,8 @@ def node(view: NodeView, live: LiveState, tasks: list[TaskView]) -> Node:
 
 
 def _worker(worker: str, node: NodeView, status: WorkerStatus | None, assigned: tuple[str, int] | None) -> NodeWorker:
-    if node.state != "ready":
-        return NodeWorker(worker=worker, task=None, rank=None, state=node.state)
+    if node.state not in AGENT_LIVES:
+        return NodeWorker(worker=worker, task=None, rank=None, state=node.state.value)
     if status is not None:
         return NodeWorker(worker=worker, task=status.task, rank=status.rank, state=status.state)
     task_name, rank = assigned if assigned is not None else (None, None)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, status
 
-from services.api import present
-from services.api.gateway import Api
-from services.api.models import Node, Page
+from services.api import node_requests, present
+from services.api.gateway import Api, Gateway
+from services.api.models import DrainRequest, Node, NodeRequest, Page
 from services.api.routers.parameters import PROBLEMS, Cursor, Limit, page
 from services.api.store import ViewReader
 from services.api.tables import NODES, TASKS
-
-NodeState = Literal["ready", "lost", "isolated", "left"]
+from services.api.views import NodeState, NodeView
 
 router = APIRouter(prefix="/v1/nodes", tags=["nodes"], responses=PROBLEMS)
 
@@ -41,3 +40,27 @@ async def node(name: str, api: Api) -> Node:
     """Show a node."""
     live = api.live.state()
     return await api.read(lambda views: present.node(views.find(NODES, name), live, views.page(TASKS)))
+
+
+@router.post("/{name}/cordon")
+async def cordon(name: str, api: Api, request: NodeRequest | None = None) -> Node:
+    """Place no new work on a node; what runs there stays."""
+    return await _shown(api, await node_requests.cordon(api, name, (request or NodeRequest()).reason))
+
+
+@router.post("/{name}/drain", status_code=status.HTTP_202_ACCEPTED)
+async def drain(name: str, api: Api, request: DrainRequest | None = None) -> Node:
+    """Empty a node: tasks move away at a step boundary; what cannot within the time saves its state and waits."""
+    asked = request or DrainRequest()
+    return await _shown(api, await node_requests.drain(api, name, asked.reason, asked.timeout_s))
+
+
+@router.post("/{name}/return")
+async def put_back(name: str, api: Api) -> Node:
+    """Use a cordoned, drained or isolated node again, once its agent has passed its self-test."""
+    return await _shown(api, await node_requests.put_back(api, name))
+
+
+async def _shown(api: Gateway, view: NodeView) -> Node:
+    live = api.live.state()
+    return await api.read(lambda views: present.node(view, live, views.page(TASKS)))
