@@ -84,6 +84,14 @@ async def test_a_node_is_cordoned_once_and_stays_so(api: Server) -> None:
     assert (await api.http.get("/v1/nodes/n0")).json()["state"] == "cordoned"
 
 
+async def test_closed_nodes_keep_the_api_ready(api: Server) -> None:
+    """Otherwise a stack all of whose nodes are cordoned could not be started again."""
+    await join(api)
+    await ask(api, "cordon")
+    checks = {check["name"]: check for check in (await api.http.get("/readyz")).json()["checks"]}
+    assert (checks["nodes"]["ok"], checks["nodes"]["detail"]) == (True, "0 ready, 1 closed to new work")
+
+
 async def test_a_node_is_drained(api: Server, bus: Bus) -> None:
     await join(api)
     assert (await ask(api, "drain", timeout_s=7.0, reason="new kernel"))["state"] == "draining"

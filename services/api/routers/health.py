@@ -8,7 +8,10 @@ from fastapi import APIRouter, Response, status
 
 from services.api.gateway import Api, Gateway
 from services.api.models import Check, Readiness
+from services.api.projections.nodes import AGENT_LIVES
+from services.api.store import ViewReader
 from services.api.tables import NODES
+from services.api.views import NodeState
 from shared.errors import Undecodable, UnicronError
 from shared.messages import decode
 from shared.service import HEALTH, HEALTH_REPLY
@@ -50,11 +53,18 @@ async def _log(api: Gateway) -> Check:
 
 
 async def _nodes(api: Gateway) -> Check:
+    def count(views: ViewReader) -> tuple[int, int]:
+        return views.count(NODES, NodeState.READY.value), sum(
+            views.count(NODES, state.value) for state in AGENT_LIVES - {NodeState.READY}
+        )
+
     try:
-        count = await api.read(lambda views: views.count(NODES, "ready"))
+        ready, closed = await api.read(count)
     except UnicronError as err:
         return Check(name="nodes", ok=False, detail=err.detail)
-    return Check(name="nodes", ok=count > 0, detail=f"{count} ready", counters=api.live.state().counters())
+    # With closed nodes only, tasks can be submitted, and wait.
+    detail = f"{ready} ready" + (f", {closed} closed to new work" if closed else "")
+    return Check(name="nodes", ok=ready + closed > 0, detail=detail, counters=api.live.state().counters())
 
 
 async def _service(api: Gateway, name: str) -> Check:
