@@ -23,3 +23,4 @@ Output = Annotated[
     Format, typer.Option("--output", "-o", help="text, or json: standard output has JSON and nothing else.")
 ]
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="The task's name.")]
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]

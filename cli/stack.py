@@ -112,7 +112,8 @@ class Stack:
         for name, module in SERVICES.items():
             self._children[name] = Child(name, module, self._environment(), self.run_dir)
         for node in self.node_names:
-            environment = self._environment(UNICRON_NODE=node)
+            # A planned stop of all nodes moves nothing: there is nowhere to move to.
+            environment = self._environment(UNICRON_NODE=node, UNICRON_DRAIN_TIMEOUT_S="0")
             self._children[node] = Child(node, "services.agent.main", environment, self.run_dir)
         # The log's first opener creates its table; the others find it.
         await self._start(self._children["detector"])
@@ -234,7 +235,8 @@ class Stack:
             except UnicronError as err:
                 answer = err.detail
                 return False
-            found = {node["name"] for node in nodes if node["state"] == "ready"}
+            # A node that was cordoned in an earlier life of the stack still is.
+            found = {node["name"] for node in nodes if node["state"] in ("ready", "cordoned")}
             answer = f"nodes {sorted(found)} of {self.node_names}"
             return found >= set(self.node_names)
 

@@ -220,3 +220,18 @@ def wait_for_end(server: str | None, name: str) -> Record:
             return await client.until_ended(name)
 
     return asyncio.run(wait())
+
+
+def wait_until_drained(server: str | None, name: str) -> Record:
+    """Return a node once it is no longer draining, as a rule because it is drained (for verbs)."""
+
+    async def wait() -> Record:
+        async with WaitingClient(server, poll_s=END_POLL_S) as client:
+
+            async def drained() -> Record | None:
+                node: Record = await client.get(f"/v1/nodes/{quote(name, safe='')}")
+                return node if node["state"] != "draining" else None
+
+            return await client.until(f"{name} is drained", drained)
+
+    return asyncio.run(wait())

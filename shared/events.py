@@ -3,82 +3,33 @@
 An event is a fact that a decision used or made. Telemetry (heartbeats, single steps) stays out of the log; the events
 here summarise it. The id of an event that follows from another event is derived from that event's id (``derived_id``),
 so handling a cause twice appends its effect once. Events of older schema versions are upcast when they are parsed
-(``shared.upcast``). ``shared.log`` stores events; every service folds them.
+(``shared.upcast``). ``shared.log`` stores events; every service folds them. ``event_base.py`` has what all events have,
+``node_events.py`` the events of nodes; both are imported from here.
 """
 
 from __future__ import annotations
 
-import uuid
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
 
 from shared.codes import ReceivedCode
-from shared.model import Model, canonical_json
+from shared.event_base import ClusterEvent, TaskEvent
+from shared.event_base import EventBase as EventBase
+from shared.event_base import NodeEvent as NodeEvent
+from shared.event_base import derived_id as derived_id
+from shared.model import Model
+from shared.node_events import NodeCordoned as NodeCordoned
+from shared.node_events import NodeDrained as NodeDrained
+from shared.node_events import NodeDraining as NodeDraining
+from shared.node_events import NodeJoined as NodeJoined
+from shared.node_events import NodeLeft as NodeLeft
+from shared.node_events import NodeReturned as NodeReturned
 from shared.plans import Problem, Response, Solution, TaskChange, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec
 from shared.upcast import upcast
-
-_NAMESPACE = uuid.UUID("6d9f2f1c-7a3e-5a52-9a55-3f0a3c1b7e10")
-"""Namespace of derived ids (UUID version 5): any fixed UUID; another one would change the id of every derived event."""
-
-
-def derived_id(cause: str, service: str, index: int | str = 0) -> str:
-    """Return the id of the ``index``-th event that ``service`` derives from ``cause``."""
-    return str(uuid.uuid5(_NAMESPACE, f"{cause}/{service}/{index}"))
-
-
-class EventBase(Model):
-    """What all events have. Each event type fixes ``schema_version``: the version of its shape.
-
-    ``occurred_at``: when the event happened, in UTC; the log adds the time at which it was recorded.
-    """
-
-    event_id: str
-    schema_version: int
-    occurred_at: datetime
-
-    @property
-    def stream(self) -> str:
-        """The name of the event's stream. A stream's version is the number of events in it."""
-        raise NotImplementedError
-
-    def canonical(self) -> str:
-        """Return the canonical JSON of the event, which is stored, hashed and compared."""
-        return canonical_json(self.model_dump(mode="json", by_alias=True))
-
-
-class ClusterEvent(EventBase):
-    """An event of the cluster as a whole."""
-
-    @property
-    def stream(self) -> str:
-        """The cluster's stream."""
-        return "cluster"
-
-
-class TaskEvent(EventBase):
-    """An event of one task."""
-
-    task: str
-
-    @property
-    def stream(self) -> str:
-        """The task's stream."""
-        return f"task/{self.task}"
-
-
-class NodeEvent(EventBase):
-    """An event of one node."""
-
-    node: str
-
-    @property
-    def stream(self) -> str:
-        """The node's stream."""
-        return f"node/{self.node}"
 
 
 class ClusterConfigured(ClusterEvent):
@@ -232,34 +183,6 @@ class TaskFailed(TaskEvent):
     incident: str = ""
 
 
-class NodeJoined(NodeEvent):
-    """A node, or a new incarnation of a node, offers workers.
-
-    ``domain``: the failure domain of the node, for example its rack. ``hardware``: the kind of its workers, which names
-    a profile of the throughput model.
-    """
-
-    type: Literal["node.joined"] = "node.joined"
-    schema_version: Literal[1] = 1
-    incarnation: str
-    agent_pid: int
-    domain: str
-    workers: list[str]
-    hardware: str = "cpu"
-
-
-class NodeLeft(NodeEvent):
-    """A node left in order: its agent was asked to end. That is no error, and the node counts as no failure.
-
-    ``incarnation``: of the agent that ended. ``reason``: in words.
-    """
-
-    type: Literal["node.left"] = "node.left"
-    schema_version: Literal[1] = 1
-    incarnation: str
-    reason: str
-
-
 class ErrorDetected(ClusterEvent):
     """The detector found a fault. An incident has one error event, and a further one for each escalation.
 
@@ -363,6 +286,10 @@ Event = Annotated[
     | TaskFinished
     | TaskFailed
     | NodeJoined
+    | NodeCordoned
+    | NodeDraining
+    | NodeDrained
+    | NodeReturned
     | NodeLeft
     | ErrorDetected
     | PlanDecided

@@ -15,7 +15,7 @@ from shared.model import Model, canonical_json
 
 
 class Trigger(StrEnum):
-    """Why a plan was made. The last four values extend the triggers of the Unicron paper: no error caused them."""
+    """Why a plan was made. The last values extend the triggers of the Unicron paper: no error caused them."""
 
     ERROR = "error"
     NODE_JOINED = "node-joined"
@@ -25,6 +25,9 @@ class Trigger(StrEnum):
     TASK_STARVING = "task-starving"
     STOP_REFUSED = "stop-refused"
     NODE_LEFT = "node-left"
+    NODE_DRAINING = "node-draining"
+    NODE_DRAINED = "node-drained"
+    NODE_RETURNED = "node-returned"
 
 
 class Response(StrEnum):

@@ -55,11 +55,21 @@ HEALTH_REPLY: TypeAdapter[Health] = TypeAdapter(Health)
 
 
 @dataclass
+class Ending:
+    """How a process ends that was asked to (SIGTERM, SIGINT).
+
+    ``cancels``: whether the first request cancels the service's work. A further request always does.
+    """
+
+    cancels: bool = True
+
+
+@dataclass
 class Context:
     """What a service gets from the frame.
 
-    ``stop``: set when the process was asked to end. ``counters``: numbers by name that the service reports with its
-    health.
+    ``stop``: set when the process was asked to end; ``ending``: what that does. ``counters``: numbers by name that the
+    service reports with its health.
     """
 
     settings: Settings
@@ -67,6 +77,7 @@ class Context:
     journal: Journal
     stop: asyncio.Event
     name: str = ""
+    ending: Ending = field(default_factory=Ending)
     outages: Outages = field(default_factory=Outages)
     is_ready: bool = field(default=False, init=False)
     counters: dict[str, int] = field(default_factory=dict, init=False)
@@ -102,7 +113,7 @@ def run(name: str, main: Main, *, journal: bool = True) -> int:
 
     Args:
         name: the service's name on the bus and in its log lines.
-        main: the service's own work. SIGTERM and SIGINT set ``Context.stop`` and cancel it.
+        main: the service's own work. SIGTERM and SIGINT set ``Context.stop`` and cancel it (``Ending``).
         journal: whether the process opens the event log (node agents do not).
     """
     _log_to_stderr(name)
@@ -120,19 +131,20 @@ def run(name: str, main: Main, *, journal: bool = True) -> int:
 
 
 async def _run(name: str, main: Main, settings: Settings, with_journal: bool) -> int:
-    stop = asyncio.Event()
+    stop, ending = asyncio.Event(), Ending()
     work: asyncio.Task[None] | None = None
 
     def on_signal(signum: signal.Signals) -> None:
         logger.info("%s: stopping", signum.name)
+        cancels = ending.cancels or stop.is_set()
         stop.set()
-        if work is not None:
+        if work is not None and cancels:
             work.cancel()
 
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, on_signal, signum)
-    work = asyncio.create_task(_work(name, main, settings, stop, with_journal), name=name)
+    work = asyncio.create_task(_work(name, main, settings, stop, ending, with_journal), name=name)
     try:
         await work
     except asyncio.CancelledError:
@@ -142,12 +154,14 @@ async def _run(name: str, main: Main, settings: Settings, with_journal: bool) ->
     return 0
 
 
-async def _work(name: str, main: Main, settings: Settings, stop: asyncio.Event, with_journal: bool) -> None:
+async def _work(
+    name: str, main: Main, settings: Settings, stop: asyncio.Event, ending: Ending, with_journal: bool
+) -> None:
     async with contextlib.AsyncExitStack() as stack:
         limit_s = settings.connect_timeout_s
         bus = await Bus.connect(settings.nats_url, token=settings.nats_token, name=name, timeout_s=limit_s)
         stack.push_async_callback(bus.close)
-        context = Context(settings, bus, _NoJournal(), stop, name)
+        context = Context(settings, bus, _NoJournal(), stop, name, ending)
         await bus.serve(f"{HEALTH}.{name}", context.health)
         if with_journal:
             opening = functools.partial(EventLog, settings.log_database_url)

@@ -173,6 +173,11 @@ class Settings(BaseSettings):
     orphan_grace_s: Seconds = 5.0
     """How long ranks outlive their agent."""
 
+    drain_timeout_s: float = Field(default=60.0, ge=0, le=86_400)
+    """How long tasks may take to move away from a node that is drained; what is left then saves its state and gives up
+    its workers. A move waits for the step in progress and for processes elsewhere, whose imports take 5-10 s. An agent
+    that is asked to end leaves after twice this time at the latest; 0: it leaves at once."""
+
     mtbf_node_s: Seconds = 20 * 86_400.0
     """Mean time between failures of a node until the log has failures: of the order of one failure per node in three
     weeks (Llama 3 405B: 419 interruptions in 54 days on 2,048 nodes is one per 264 node-days; Unicron's trace-b has

@@ -28,6 +28,7 @@ from services.agent.probe import ProbeServer
 from services.agent.proc import process_state, scheduled
 from services.agent.process import Process
 from services.agent.rank_server import RankServer, socket_name
+from services.agent.self_test import SelfTests
 from services.agent.signals import SignalQueue
 from services.agent.snapshot_folders import SWEEP_INTERVAL_S, SnapshotFolders, node_folder
 from services.agent.stores import ID_PREFIX, Stores
@@ -38,6 +39,7 @@ from shared.clock import SteadyClock
 from shared.commands import COMMANDS
 from shared.dropped import DroppedMessages
 from shared.errors import Unavailable
+from shared.self_test import SELF_TEST
 from shared.settings import Settings
 from shared.tasks import TaskSpec
 from unicron import environment, protocol
@@ -107,6 +109,8 @@ class Agent:
         """Process id -> handle of each living rank."""
         self._probes = ProbeServer(bus, settings.node, incarnation, address.ip, self._dropped)
         self._stores = Stores(address.store_host, address.store_ip, self._files, self._server)
+        folders = [settings.run_dir.resolve() / "nodes" / settings.node, settings.memory_dir]
+        self._self_tests = SelfTests(self.node, address.store_ip, folders, self._server, self._dropped)
         self._background: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._stopping = False
@@ -121,6 +125,7 @@ class Agent:
         await self._bus.serve(f"{COMMANDS}.{self._settings.node}", self._commands.serve)
         await self._file_server.start()
         self._heartbeats.probe = await self._probes.start()
+        await self._bus.serve(f"{SELF_TEST}.{self._settings.node}", self._self_tests.serve)
         self._heartbeats.hardware = kind = await asyncio.to_thread(hardware.kind, self._settings.hardware)
         self._spawn(self._signals.run(), vital=True)
         self._spawn(self._heartbeats.run(), vital=True)
@@ -142,6 +147,11 @@ class Agent:
     def keep_snapshots(self) -> None:
         """Have ``stop`` leave the node's snapshots: on the same machine they are those of this agent's successor."""
         self._successor = True
+
+    async def drain(self, reason: str) -> None:
+        """Have tasks move away from the node, for ``drain_timeout_s``, and leave; at 0 there is nothing to wait for."""
+        if self._settings.drain_timeout_s > 0.0:
+            await self._leaving.drain(reason, self._settings.drain_timeout_s)
 
     async def leave(self, reason: str) -> None:
         """Announce that the node leaves in order, before ``stop``: the end of its processes is no fault then."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
+from collections.abc import Coroutine
+from typing import Any
 
 from services.agent import address
 from services.agent.admission import Admission
@@ -15,6 +17,9 @@ from shared.cancellation import end
 from shared.errors import InvalidInput, NameInUse
 from shared.service import Context, run
 from shared.settings import Settings
+
+ASKED = "its agent was asked to end"
+"""Why a node leaves."""
 
 
 async def serve(context: Context) -> None:
@@ -31,26 +36,36 @@ async def serve(context: Context) -> None:
     try:
         await agent.start()
         context.ready()
-        await _first(agent, admission)
+        context.ending.cancels = False
+        await _first(agent.run(), admission.run(), _drained(context.stop, agent))
     except NameInUse:
         agent.keep_snapshots()
         raise
     finally:
         if context.stop.is_set():
-            await agent.leave("its agent was asked to end")
+            await agent.leave(ASKED)
         await agent.stop()
 
 
-async def _first(agent: Agent, admission: Admission) -> None:
-    """Wait until cancelled, or raise what ends the agent first: an error of its own, or the loss of its name."""
-    running, admitted = asyncio.create_task(agent.run()), asyncio.create_task(admission.run())
+async def _drained(stop: asyncio.Event, agent: Agent) -> None:
+    """Wait until the agent was asked to end, and its node is drained. A second request to end cancels this."""
+    await stop.wait()
+    await agent.drain(ASKED)
+
+
+async def _first(*work: Coroutine[Any, Any, None]) -> None:
+    """Wait until cancelled or until the first of these ends; raise its error.
+
+    An agent ends with an error of its own, with the loss of its name, or when it was asked to.
+    """
+    tasks = [asyncio.create_task(one) for one in work]
     try:
-        done, _ = await asyncio.wait({running, admitted}, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:
-        await end(running)
-        await end(admitted)
+        for task in tasks:
+            await end(task)
 
 
 def _check_name(settings: Settings) -> None:

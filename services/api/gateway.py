@@ -139,7 +139,7 @@ class Gateway:
             try:
                 recorded = await self._append(event, version)
             except Conflict:
-                await self._catch_up()
+                await self.catch_up()
                 continue
             self.live.forget(spec.name)
             await self.feed.reach(recorded.position, timeout_s=READ_YOUR_WRITES_S)
@@ -180,7 +180,7 @@ class Gateway:
             try:
                 recorded = await self._append(event, task.version)
             except Conflict:
-                await self._catch_up()
+                await self.catch_up()
                 continue
             await self.feed.reach(recorded.position, timeout_s=READ_YOUR_WRITES_S)
             return await self.task(name)
@@ -199,7 +199,7 @@ class Gateway:
             raise Unavailable(f"{err.detail}; the request may have been recorded: look at the task first") from err
         return recorded
 
-    async def _catch_up(self) -> None:
+    async def catch_up(self) -> None:
         """Wait until the projections contain the event because of which an append was refused."""
         position = await asyncio.to_thread(self.journal.log.last_position)
         await self.feed.reach(position, timeout_s=READ_YOUR_WRITES_S)

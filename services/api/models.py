@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
-from services.api.views import Milestone, PlanState, Result
+from services.api.views import Milestone, NodeState, PlanState, Result
 from shared.plans import Layout, Response, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, TaskState
@@ -178,17 +178,35 @@ class NodeWorker(BaseModel):
     state: str
 
 
+ShownNodeState = NodeState | Literal["unreachable"]
+"""State of a node: that of the log, or ``unreachable``: ready by the log, and not heard by the detector now."""
+
+
 class Node(BaseModel):
-    """A node. ``state``: ready, lost, isolated or left; ``unreachable``: ready, and not heard now."""
+    """A node. ``reason``: of a state other than ready."""
 
     name: str
-    state: str
+    state: ShownNodeState
     reason: str
     agent_pid: int
     domain: str
     workers: list[NodeWorker]
     joined_at: Time
     last_heartbeat_at: Time | None
+
+
+class NodeRequest(BaseModel):
+    """What a user asks of a node. ``reason``: in words, for other people."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reason: str = Field(default="", max_length=200)
+
+
+class DrainRequest(NodeRequest):
+    """``timeout_s``: how long tasks may take to move away; null: the setting ``drain_timeout_s``."""
+
+    timeout_s: float | None = Field(default=None, ge=0, le=86_400)
 
 
 class TaskCost(BaseModel):

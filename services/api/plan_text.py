@@ -16,6 +16,9 @@ _RESPONSES = {
 _TRIGGERS = {
     Trigger.NODE_JOINED: "a node that joined",
     Trigger.NODE_LEFT: "a node that left in order",
+    Trigger.NODE_DRAINING: "a node that is to be emptied",
+    Trigger.NODE_DRAINED: "a node that is empty",
+    Trigger.NODE_RETURNED: "a node that is to be used again",
     Trigger.TASK_ENDED: "the end of a task",
     Trigger.TASK_SUBMITTED: "a task that was submitted",
     Trigger.STOP_REQUESTED: "the request to stop a task",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC
+from typing import Final
 
 from services.api.live import LiveState
 from services.api.models import (
@@ -13,16 +14,18 @@ from services.api.models import (
     NodeWorker,
     PlanSummary,
     Rank,
+    ShownNodeState,
     StopRefusal,
     Task,
 )
+from services.api.projections.nodes import AGENT_LIVES
 from services.api.views import IncidentView, NodeView, PlanView, TaskView
 from shared.plans import Member
 from shared.reachability import Reachability
 from shared.signals import WorkerStatus
 from shared.tasks import ENDED, TaskState
 
-UNREACHABLE = "unreachable"
+UNREACHABLE: Final = "unreachable"
 """State of a node that is ready by the log, and that the detector does not hear."""
 
 _TRAINS = frozenset({TaskState.RUNNING, TaskState.DEGRADED, TaskState.TRANSITIONING, TaskState.STOPPING})
@@ -114,7 +117,7 @@ def node(view: NodeView, live: LiveState, tasks: list[TaskView]) -> Node:
     }
     workers = []
     for worker in view.workers:
-        status = live.worker(worker) if view.state == "ready" else None
+        status = live.worker(worker) if view.state in AGENT_LIVES else None
         workers.append(_worker(worker, view, status, assigned.get(worker)))
     state, reason = _node_state(view, live.reachability)
     return Node(
@@ -129,12 +132,12 @@ def node(view: NodeView, live: LiveState, tasks: list[TaskView]) -> Node:
     )
 
 
-def node_state(view: NodeView, live: LiveState) -> str:
+def node_state(view: NodeView, live: LiveState) -> ShownNodeState:
     """Return a node's state: that of the log, or ``unreachable`` if the detector does not hear a node that is ready."""
     return _node_state(view, live.reachability)[0]
 
 
-def _node_state(view: NodeView, seen: Reachability) -> tuple[str, str]:
+def _node_state(view: NodeView, seen: Reachability) -> tuple[ShownNodeState, str]:
     """Return a node's state and the reason for it."""
     found = seen.unreachable.get(view.name)
     if found is None or view.state != "ready":
@@ -149,8 +152,8 @@ def _node_state(view: NodeView, seen: Reachability) -> tuple[str, str]:
 
 
 def _worker(worker: str, node: NodeView, status: WorkerStatus | None, assigned: tuple[str, int] | None) -> NodeWorker:
-    if node.state != "ready":
-        return NodeWorker(worker=worker, task=None, rank=None, state=node.state)
+    if node.state not in AGENT_LIVES:
+        return NodeWorker(worker=worker, task=None, rank=None, state=node.state.value)
     if status is not None:
         return NodeWorker(worker=worker, task=status.task, rank=status.rank, state=status.state)
     task_name, rank = assigned if assigned is not None else (None, None)

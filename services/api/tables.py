@@ -93,5 +93,5 @@ INCIDENTS = Kind(
     IncidentRow, IncidentView, "incident", lambda v: "closed" if v.restored_at else "open", lambda v: v.tasks
 )
 PLANS = Kind(PlanRow, PlanView, "plan", lambda v: v.state.value, lambda v: sorted({*v.impacts, *v.queued}))
-NODES = Kind(NodeRow, NodeView, "node named", lambda v: v.state, lambda v: [])
+NODES = Kind(NodeRow, NodeView, "node named", lambda v: v.state.value, lambda v: [])
 CLUSTER = Kind(ClusterRow, ClusterView, "cluster", lambda v: "", lambda v: [])

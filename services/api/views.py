@@ -15,7 +15,7 @@ from shared.plans import Layout, Member, Response, Stage, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, TaskState
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Raised whenever a document or the fold changes; the projections are then folded again from position 0."""
 
 SHORTEST_STEP_S = 1e-6
@@ -213,12 +213,36 @@ class PlanView(Model):
     milestones: list[Milestone] = Field(default_factory=list)
 
 
+class NodeState(StrEnum):
+    """The state of a node."""
+
+    READY = "ready"
+    CORDONED = "cordoned"
+    """A user wants no new work on it; what runs there stays."""
+    DRAINING = "draining"
+    """Tasks are moving away."""
+    DRAINED = "drained"
+    """No task has a process on it, and none gets one."""
+    ISOLATED = "isolated"
+    """A fault of its processes went on after they had been restarted (SEV1)."""
+    LOST = "lost"
+    """No heartbeats."""
+    LEFT = "left"
+    """Its agent was asked to end."""
+
+
 class NodeView(Model):
-    """A node. ``state``: ready, lost (heartbeats stopped), isolated (SEV1) or left (its agent was asked to end)."""
+    """A node.
+
+    ``version``: of its stream, for expected-version appends. ``cordoned``: a user wants no new work on it, whatever its
+    state; that holds over incarnations.
+    """
 
     name: str
     position: int
-    state: str = "ready"
+    version: int
+    state: NodeState = NodeState.READY
+    cordoned: bool = False
     reason: str = ""
     incarnation: str
     agent_pid: int

@@ -16,6 +16,7 @@ from typing import Any
 from services.detector import (
     absences,
     admission,
+    drains,
     faults,
     hangs,
     isolation,
@@ -179,11 +180,20 @@ class Monitor:
         return answer
 
     def departure(self, departure: Departure, now: datetime) -> tuple[Decision, DepartureAnswer]:
-        """Take an agent's announcement that it leaves; return the answer, for when the decision is in the log."""
+        """Take an agent's announcement that it leaves; return the answer, for when the decision is in the log.
+
+        An agent that leaves once its node is drained asks again until that is so.
+        """
         decision = Decision()
         node = self.state.nodes.get(departure.node)
-        if node is not None and node.present and node.incarnation == departure.incarnation:
-            self._decide(decision, status_events.node_left(node, departure.reason, now))
+        if node is None or not node.present or node.incarnation != departure.incarnation:
+            return decision, DepartureAnswer(verdict="left")
+        if departure.drain_s > 0.0 and not node.drained:
+            if node.draining is None:
+                self._decide(decision, drains.began(node, departure, now))
+            there = ", ".join(drains.tasks_on(self.state, node.name))
+            return decision, DepartureAnswer(verdict="wait", detail=there)
+        self._decide(decision, status_events.node_left(node, departure.reason, now))
         return decision, DepartureAnswer(verdict="left")
 
     def heartbeat(self, heartbeat: Heartbeat, now: datetime) -> Decision:
@@ -234,8 +244,13 @@ class Monitor:
         return Decision()
 
     def tick(self, now: datetime) -> Decision:
-        """Find the faults that time shows: silent nodes, vanished and hanging ranks, broken sockets without a cause."""
+        """Find the faults that time shows: silent nodes, vanished and hanging ranks, broken sockets without a cause.
+
+        What the log shows of drains does not depend on what is heard.
+        """
         decision = Decision()
+        for node in list(self.state.nodes.values()):
+            self._decide(decision, drains.progress(self.state, node, now))
         if self._deaf(now):
             return decision
         limits = SilenceLimits(

@@ -10,8 +10,11 @@ from services.detector.state import DetectorState, Isolation, MonitoredNode, Mon
 from shared.events import (
     ErrorDetected,
     EventBase,
+    NodeDrained,
+    NodeDraining,
     NodeJoined,
     NodeLeft,
+    NodeReturned,
     PlanDecided,
     StateMoved,
     TaskCheckpointed,
@@ -69,6 +72,25 @@ def _node_left(state: DetectorState, event: NodeLeft) -> None:
             _await_answer(task, event.event_id)
         for worker in workers:
             task.cover(worker, task.newest_generation())
+
+
+def _node_draining(state: DetectorState, event: NodeDraining) -> None:
+    node = state.nodes.get(event.node)
+    if node is not None:
+        node.draining, node.planned, node.drained = event, False, False
+
+
+def _node_drained(state: DetectorState, event: NodeDrained) -> None:
+    node = state.nodes.get(event.node)
+    if node is not None:
+        node.drained = True
+
+
+def _node_returned(state: DetectorState, event: NodeReturned) -> None:
+    node = state.nodes.get(event.node)
+    if node is not None and node.incarnation == event.incarnation:
+        node.draining, node.planned, node.drained = None, False, False
+        state.isolated.pop(event.node, None)
 
 
 def _submitted(state: DetectorState, event: TaskSubmitted) -> None:
@@ -185,6 +207,9 @@ def _leave_out(state: DetectorState, event: ErrorDetected, name: str, evidence: 
 
 def _planned(state: DetectorState, event: PlanDecided) -> None:
     state.plan_causes[event.plan] = event.cause
+    for node in state.nodes.values():
+        if node.draining is not None and node.draining.event_id == event.cause:
+            node.planned = True
     for task in state.tasks.values():
         task.unanswered.discard(event.cause)
     for change in event.changes:
@@ -239,6 +264,9 @@ _OF_NODES = (ErrorKind.NODE_LOST, ErrorKind.BROKEN_LINK)
 _FOLDS: dict[type[EventBase], Callable[[DetectorState, Any], None]] = {
     NodeJoined: _node_joined,
     NodeLeft: _node_left,
+    NodeDraining: _node_draining,
+    NodeDrained: _node_drained,
+    NodeReturned: _node_returned,
     TaskSubmitted: _submitted,
     TaskProgressed: _progressed,
     TaskCheckpointed: _checkpointed,

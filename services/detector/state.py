@@ -14,7 +14,7 @@ from statistics import pstdev
 from services.detector.pairs import Pair
 from services.detector.stalls import STOPPED
 from shared.admission import Hello
-from shared.events import ErrorDetected, StateMoved
+from shared.events import ErrorDetected, NodeDraining, StateMoved
 from shared.plans import Layout, Member, Stage, TaskChange
 from shared.probes import Outcome
 from shared.signals import Heartbeat, RankRaised, WorkerStatus
@@ -33,6 +33,9 @@ class MonitoredNode:
         joined: id of its newest join event.
         past: the incarnations before it.
         lost: id of the error event that declared it lost; None while it counts as alive.
+        draining: the newest request to empty it; None if there is none, or it was returned.
+        planned: whether a plan has answered that request.
+        drained: whether the log has that it is empty.
         left: whether its agent has left in order. Heartbeats that still come from that agent mean nothing.
         heard_at: when the detector received its newest heartbeat.
         excused_until: until when a bus that was away explains its silence.
@@ -54,6 +57,9 @@ class MonitoredNode:
     past: frozenset[str] = frozenset()
     lost: str | None = None
     left: bool = False
+    draining: NodeDraining | None = None
+    planned: bool = False
+    drained: bool = False
     heard_at: datetime | None = None
     excused_until: datetime | None = None
     heartbeat: Heartbeat | None = None

@@ -19,6 +19,10 @@ Replica = list[Cell | None]
 """The cells of a data-parallel replica by pipeline stage; None: still to be found."""
 
 
+class NoRoom(ValueError):
+    """The workers that are free are fewer than a task is to have."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
     """A task that is to be placed on ``count`` workers, a multiple of ``tensor * pipeline``.
@@ -29,6 +33,7 @@ class PlacementRequest:
         tensor: tensor-parallel size.
         pipeline: pipeline-parallel size.
         keep: usable workers that the task has, in the order in which they are to stay.
+        reserved: those of ``keep`` that no other task may get, on cordoned nodes; given up last.
         owners: workers whose process has the task's state.
         ranks: the task's last members by rank, if their tensor and pipeline sizes were the same; else empty.
     """
@@ -38,6 +43,7 @@ class PlacementRequest:
     tensor: int = 1
     pipeline: int = 1
     keep: Sequence[str] = ()
+    reserved: Collection[str] = frozenset()
     owners: Collection[str] = frozenset()
     ranks: Sequence[str] = ()
 
@@ -270,7 +276,7 @@ class CellChooser:
         best = min(within, key=len) if within else self._fewest([n for nodes in by_domain.values() for n in nodes])
         found = tuple(worker for _, workers in best for worker in workers)
         if len(found) < self._request.tensor:
-            raise ValueError(f"task {self._request.name}: the workers that are free are fewer than it is to have")
+            raise NoRoom(f"task {self._request.name}: the workers that are free are fewer than it is to have")
         for node, workers in best:
             self._remove(node, workers)
         self._count(best[0][0])

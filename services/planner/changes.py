@@ -73,6 +73,11 @@ def _coordinates(layout: Layout, rank: int) -> _Coordinates:
     return _Coordinates(tensor, data, pipeline)
 
 
+def keeps_state(task: Task, staying: Collection[str]) -> bool:
+    """Return whether those of ``staying`` have the whole state of the newest step in their memory."""
+    return _covers(task, staying)
+
+
 def _covers(task: Task, staying: Collection[str]) -> bool:
     """Return whether those of ``staying`` that are ``current`` have the whole state."""
     layout = task.state_layout

@@ -4,6 +4,7 @@
     SEV2                    restart of the process on its node; the survivors finish the step meanwhile
     SEV1                    the node is isolated; the solver divides the cluster anew
     submitted, ended, node  the solver divides the cluster anew
+    node is drained         the same, without its workers; a task whose state cannot move saves it and waits
     starving                the solver divides the cluster anew, with the starving task before running ones
     stop requested          the task drains, writes a checkpoint and ends
     stop refused            its state could not be saved: the task goes on, or ends without it if a user wants that
@@ -20,14 +21,18 @@ from datetime import datetime
 from services.planner.admission import present_wait
 from services.planner.blame import blamed_node, blamed_task, is_stale
 from services.planner.changes import can_save, end, leave, move
+from services.planner.closed_nodes import has_processes, has_to_save
 from services.planner.reconfigure import Reconfiguration, Solve, reconfigure, same_workers
 from services.planner.state import State, Task
 from shared.events import (
     ErrorDetected,
     Event,
     EventBase,
+    NodeDrained,
+    NodeDraining,
     NodeJoined,
     NodeLeft,
+    NodeReturned,
     PlanDecided,
     TaskFailed,
     TaskFinished,
@@ -119,17 +124,36 @@ def _draft(state: State, event: EventBase) -> _Draft | None:
         case TaskFinished() | TaskFailed() | TaskStopped():
             return _task_ended(state, event)
         case NodeJoined():
-            draft = _Draft(Trigger.NODE_JOINED)
-            _leave_again(state, draft)
-            return _ask(state, draft, f"node {event.node} joined")
+            return _node(state, Trigger.NODE_JOINED, f"node {event.node} joined")
         case NodeLeft():
-            draft = _Draft(Trigger.NODE_LEFT)
-            _leave_again(state, draft)
-            return _ask(state, draft, f"node {event.node} left: {event.reason}")
+            return _node(state, Trigger.NODE_LEFT, f"node {event.node} left: {event.reason}")
+        case NodeDrained():
+            return _node(state, Trigger.NODE_DRAINED, f"node {event.node} is drained")
+        case NodeReturned():
+            return _node(state, Trigger.NODE_RETURNED, f"node {event.node} was returned")
+        case NodeDraining():
+            return _draining(state, event)
         case ErrorDetected():
             return _error(state, event)
         case _:
             return None
+
+
+def _node(state: State, trigger: Trigger, why: str) -> _Draft:
+    draft = _Draft(trigger)
+    _leave_again(state, draft)
+    return _ask(state, draft, why)
+
+
+def _draining(state: State, event: NodeDraining) -> _Draft:
+    """Answer a drain: tasks move, except for those that cannot, or whose time is over: these save and wait."""
+    draft = _Draft(Trigger.NODE_DRAINING)
+    there = [task for _, task in sorted(state.tasks.items()) if has_processes(task, event.node)]
+    saving = [t for t in there if t.life == "active" and not t.leaving and (event.save or has_to_save(state, t))]
+    for task in saving:
+        why = f"not gone after {event.timeout_s:g} s" if event.save else "its state cannot move"
+        draft.changes.append(leave(state, task, "pause", f"node {event.node} is drained; {why}"))
+    return draft if event.save else _ask(state, draft, f"node {event.node} is drained")
 
 
 def _stop(state: State, event: TaskStopRequested) -> _Draft:
@@ -217,7 +241,10 @@ def _leave_again(state: State, draft: _Draft) -> None:
 
 
 def _ask(state: State, draft: _Draft, why: str) -> _Draft:
-    """Set the question to the solver. Tasks that the draft stops at once have ended in its state."""
+    """Set the question to the solver. In its state, what the draft stops at once has ended, what it pauses leaves."""
+    for change in draft.changes:
+        if change.action == "pause":
+            state = state.with_changed(change.task, change=change, members=())
     for task in draft.stopped:
         ended = task.model_copy(update={"life": "ended", "members": (), "owners": (), "broken": False, "lost": ()})
         state = state.model_copy(update={"tasks": {**state.tasks, task.name: ended}})

@@ -13,14 +13,26 @@ from services.planner.admission import present_wait
 from services.planner.blame import blamed_node, blamed_task, blamed_workers, is_stale
 from services.planner.corrections import forget_rates, measure
 from services.planner.execution import execute_phase, form_stage, make_plan
-from services.planner.nodes import count_incident, join_node, leave_node, lose_node, lose_workers
+from services.planner.nodes import (
+    cordon_node,
+    count_incident,
+    drain_node,
+    join_node,
+    leave_node,
+    lose_node,
+    lose_workers,
+    return_node,
+)
 from services.planner.state import State, Task
 from shared.events import (
     ClusterConfigured,
     ErrorDetected,
     EventBase,
+    NodeCordoned,
+    NodeDraining,
     NodeJoined,
     NodeLeft,
+    NodeReturned,
     PlanDecided,
     StateMoved,
     TaskCheckpointed,
@@ -157,6 +169,9 @@ _FOLDS: dict[type[EventBase], Callable[[State, Any, datetime], State]] = {
     TaskCheckpointed: _checkpointed,
     NodeJoined: join_node,
     NodeLeft: leave_node,
+    NodeCordoned: cordon_node,
+    NodeDraining: drain_node,
+    NodeReturned: return_node,
     ErrorDetected: _error,
     PlanDecided: make_plan,
     StateMoved: _moved,

@@ -19,8 +19,11 @@ from shared.events import (
     ErrorDetected,
     Event,
     EventBase,
+    NodeDrained,
+    NodeDraining,
     NodeJoined,
     NodeLeft,
+    NodeReturned,
     PlanDecided,
     Recorded,
     StateMoved,
@@ -49,6 +52,9 @@ TRIGGERS: dict[type[EventBase], Trigger] = {
     TaskStopped: Trigger.TASK_ENDED,
     NodeJoined: Trigger.NODE_JOINED,
     NodeLeft: Trigger.NODE_LEFT,
+    NodeDraining: Trigger.NODE_DRAINING,
+    NodeDrained: Trigger.NODE_DRAINED,
+    NodeReturned: Trigger.NODE_RETURNED,
     ErrorDetected: Trigger.ERROR,
 }
 """The trigger that a plan names, by the type of its cause."""

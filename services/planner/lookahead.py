@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 
+from services.planner.cells import NoRoom
 from services.planner.decide import asked, decide
 from services.planner.evolve import evolve
 from services.planner.next_events import NodeClasses, node_join, node_joins, node_loss, task_ends, task_failures
@@ -145,17 +146,25 @@ def foreseen(
         known = [found for found in counts if found is not None]
         if len(known) == len(pools):
             planned = _planned(after, event, at, pools, known)
-            yield from hits.of(planned, classes.of(planned), lambda hit: node_loss(hit.node, at))
+            if planned is not None:
+                yield from hits.of(planned, classes.of(planned), lambda hit: node_loss(hit.node, at))
 
 
-def _planned(state: State, event: Event, at: datetime, pools: PoolInputs, counts: list[Counts]) -> State:
-    """Return the state once the plan for the event is made from the counts of each pool."""
+def _planned(state: State, event: Event, at: datetime, pools: PoolInputs, counts: list[Counts]) -> State | None:
+    """Return the state once the plan for the event is made from the counts of each pool.
+
+    None: these counts cannot be placed beside a cordoned node, and the plan solves another problem.
+    """
     assignment = {
         task.name: count
         for inputs, found in zip(pools, counts, strict=True)
         for task, count in zip(inputs.tasks, found.best, strict=True)
     }
     solution = Solution(label="best", assignment=assignment, objective=0.0, terms=[])
-    for decided in decide(state, event, at, lambda _: (solution, []), digest=False):
+    try:
+        answered = decide(state, event, at, lambda _: (solution, []), digest=False)
+    except NoRoom:
+        return None
+    for decided in answered:
         state = evolve(state, decided, at)
     return state

@@ -28,11 +28,16 @@ class TaskShare(NamedTuple):
 
 
 class NodeClass(NamedTuple):
-    """Usable nodes of one kind and size on which the same tasks have equal shares. ``node``: one of the nodes."""
+    """Usable nodes of one kind and size on which the same tasks have equal shares. ``node``: one of the nodes.
+
+    ``cordoned``, ``draining``: whether the nodes are closed to new work.
+    """
 
     node: str
     hardware: str
     workers: int
+    cordoned: bool
+    draining: bool
     shares: tuple[TaskShare, ...]
 
 
@@ -51,10 +56,10 @@ class NodeClasses:
                 for node_name, share in self._shares(state.tasks[name]).items():
                     if node_name in shares:
                         shares[node_name].append(share)
-        classes: dict[tuple[str, int, tuple[TaskShare, ...]], NodeClass] = {}
+        classes: dict[tuple[str, int, bool, bool, tuple[TaskShare, ...]], NodeClass] = {}
         for name in sorted(shares):
             node = state.nodes[name]
-            key = (node.hardware, len(node.workers), tuple(shares[name]))
+            key = (node.hardware, len(node.workers), node.cordoned, node.draining, tuple(shares[name]))
             if key not in classes:
                 classes[key] = NodeClass(name, *key)
         return list(classes.values())
@@ -89,7 +94,7 @@ def node_joins(state: State, at: datetime) -> Iterator[NodeJoined]:
     seen: set[tuple[str, int]] = set()
     for node in sorted(state.nodes.values(), key=lambda n: (n.usable, n.name)):
         kind = node.hardware, len(node.workers)
-        if kind not in seen:
+        if kind not in seen and not (node.cordoned and not node.usable):
             seen.add(kind)
             yield node_join(node.model_copy(update={"name": f"{node.name}+"}) if node.usable else node, at)
 

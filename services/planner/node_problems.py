@@ -63,9 +63,9 @@ class NodeProblems:
 
     def of(self, state: State, classes: list[NodeClass], event: Callable[[NodeClass], Event]) -> Iterator[Inputs]:
         """Yield the inputs of each class's problem. Problems that differ in more than numbers are built in full."""
-        templates: dict[tuple[str, int], _Template | None] = {}
+        templates: dict[tuple[str, int, bool, bool], _Template | None] = {}
         for hit in classes:
-            size = hit.hardware, hit.workers
+            size = hit.hardware, hit.workers, hit.cordoned, hit.draining
             if size not in templates:
                 templates[size] = self._template(state, event(hit))
             template = templates[size]
@@ -97,7 +97,8 @@ class NodeProblems:
         if before is None:
             return {}  # the task wants no workers
         times = before.running_s, before.transition_s
-        key = (id(task), share, hit.hardware, hit.workers, id(before.throughput), times, template.problem.workers)
+        kind = hit.hardware, hit.workers, hit.cordoned, hit.draining
+        key = (id(task), share, kind, id(before.throughput), times, template.problem.workers)
         found = self._known.get(key)
         if found is None:
             alone = state.model_copy(update={"tasks": {task.name: task}})

@@ -1,14 +1,15 @@
-"""Nodes in the fold of the log: how they join, leave and are lost, and which processes are lost with them."""
+"""Nodes in the fold of the log: how they join, leave, are lost, closed and returned; which processes go with them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
+from typing import Any
 
 from services.planner.blame import blamed_node
 from services.planner.state import Node, State, node_of, without
-from shared.events import ErrorDetected, NodeJoined, NodeLeft
-from shared.severities import Severity
+from shared.events import ErrorDetected, NodeCordoned, NodeDraining, NodeJoined, NodeLeft, NodeReturned
+from shared.severities import ErrorKind, Severity
 
 
 def join_node(state: State, event: NodeJoined, at: datetime) -> State:
@@ -26,6 +27,7 @@ def join_node(state: State, event: NodeJoined, at: datetime) -> State:
         usable=True,
         since=at,
         hardware=event.hardware,
+        cordoned=old is not None and old.cordoned,
     )
     tasks = {
         name: task.model_copy(update={"occupied": tuple(w for w in task.occupied if node_of(w) != node.name)})
@@ -48,11 +50,15 @@ def _counted(kinds: dict[str, dict[int, int]], old: Node | None, new: Node) -> d
 def lose_node(state: State, name: str, event: ErrorDetected, at: datetime) -> State:
     """Return the state after a usable node was lost or isolated because of an error."""
     node = state.nodes.get(name)
-    if node is None or not node.usable:
+    if node is None:
         return state
+    away = node.away or (event.kind is ErrorKind.NODE_LOST and event.escalates is None)
+    if not node.usable:
+        return _with_node(state, node, away=away)
     state = _with_usable_time(state, node, at)
-    gone = node.model_copy(update={"usable": False, "since": at, "reason": f"{event.kind.value} ({event.incident})"})
-    state = state.model_copy(update={"nodes": {**state.nodes, name: gone}, "losses": state.losses + 1})
+    reason = f"{event.kind.value} ({event.incident})"
+    state = _with_node(state, node, usable=False, since=at, reason=reason, away=away)
+    state = state.model_copy(update={"losses": state.losses + 1})
     return lose_workers(state, node.workers)
 
 
@@ -63,8 +69,33 @@ def leave_node(state: State, event: NodeLeft, at: datetime) -> State:
         return state
     if node.usable:
         state = _with_usable_time(state, node, at)
-    gone = node.model_copy(update={"usable": False, "since": at, "reason": f"left: {event.reason}"})
-    return lose_workers(state.model_copy(update={"nodes": {**state.nodes, node.name: gone}}), node.workers)
+    state = _with_node(state, node, usable=False, since=at, reason=f"left: {event.reason}", away=True)
+    return lose_workers(state, node.workers)
+
+
+def cordon_node(state: State, event: NodeCordoned, at: datetime) -> State:
+    """Return the state after a user wanted no new work on a node."""
+    node = state.nodes.get(event.node)
+    return state if node is None else _with_node(state, node, cordoned=True)
+
+
+def drain_node(state: State, event: NodeDraining, at: datetime) -> State:
+    """Return the state after a node began to be drained. A user's drain is a cordon too."""
+    node = state.nodes.get(event.node)
+    if node is None:
+        return state
+    return _with_node(state, node, draining=True, cordoned=node.cordoned or event.by == "user")
+
+
+def return_node(state: State, event: NodeReturned, at: datetime) -> State:
+    """Return the state after a node was returned. An isolated one is usable again; one that is away has to join."""
+    node = state.nodes.get(event.node)
+    if node is None or node.incarnation != event.incarnation:
+        return state
+    state = _with_node(state, node, cordoned=False, draining=False)
+    if node.usable or node.away:
+        return state
+    return _with_node(state, state.nodes[node.name], usable=True, since=at, reason="")
 
 
 def lose_workers(state: State, workers: Iterable[str], name: str | None = None) -> State:
@@ -89,6 +120,11 @@ def count_incident(state: State, event: ErrorDetected) -> State:
     if name is None or event.severity is Severity.SEV3 or counted:
         return state
     return state.model_copy(update={"incidents": {**state.incidents, name: state.incidents.get(name, 0) + 1}})
+
+
+def _with_node(state: State, node: Node, **changes: Any) -> State:
+    """Return the state with these attributes of a node changed."""
+    return state.model_copy(update={"nodes": {**state.nodes, node.name: node.model_copy(update=changes)}})
 
 
 def _with_usable_time(state: State, node: Node, at: datetime) -> State:

@@ -7,8 +7,8 @@ replicas (p cells, one for each pipeline stage); ranks follow at the end. In thi
 1. A cell is inside a node wherever a node has room for it. Otherwise it crosses as few nodes as possible.
 2. As few workers as possible move. Whole replicas stay. The remaining cells of broken replicas stay at their stages.
    New members come last, so that the lowest ranks have the state. A task that shrinks first gives up workers that
-   lost their process, then those on lemons (nodes of many incidents), then those of the node or domain of which it
-   has most.
+   lost their process, then those that others can use (not on cordoned nodes), then those on lemons (nodes of many
+   incidents), then those of the node or domain of which it has most.
 3. A replica stays within one failure domain, and consecutive stages on the same node or on neighbouring nodes.
 4. Nodes of few incidents are filled first, so that lemons remain as spares.
 5. Replicas go where the task has fewest, by node, then by domain.
@@ -98,7 +98,7 @@ def _best(
     """Return ``data`` of the whole replicas, in their order."""
     if len(whole) == data:
         return whole
-    owners = set(request.owners)
+    owners, reserved = set(request.owners), set(request.reserved)
     on_node: dict[str, int] = {}
     in_domain: dict[str, int] = {}
     keys = []
@@ -108,7 +108,8 @@ def _best(
         domain = nodes[node].domain
         without_state = sum(worker not in owners for worker in workers)
         failed = sum(incidents.get(name, 0) for name in {node_of(worker) for worker in workers})
-        keys.append((without_state, failed, on_node.get(node, 0), in_domain.get(domain, 0), index))
+        for_all = reserved.isdisjoint(workers)
+        keys.append((without_state, for_all, failed, on_node.get(node, 0), in_domain.get(domain, 0), index))
         on_node[node] = on_node.get(node, 0) + 1
         in_domain[domain] = in_domain.get(domain, 0) + 1
     return [whole[index] for index in sorted(key[-1] for key in sorted(keys)[:data])]

@@ -6,6 +6,7 @@ from collections import Counter
 from datetime import datetime, timedelta
 
 from services.planner.admission import admit, called
+from services.planner.closed_nodes import closed_workers, draining_members
 from services.planner.corrections import correction
 from services.planner.pools import pool_sizes, settle
 from services.planner.state import State, Task
@@ -50,11 +51,15 @@ def available_workers(state: State) -> list[str]:
 
 
 def withheld_workers(state: State) -> set[str]:
-    """Return the workers on which a stopping task still has a process, unless they are planned for another task."""
+    """Return the usable workers that no plan may give to a task.
+
+    These are the workers on which a stopping task still has a process, unless they are planned for another task, and
+    those of closed nodes.
+    """
     withheld = {w for task in state.tasks.values() if task.life == "stopping" for w in task.occupied}
     if withheld:
         withheld -= {w for task in state.tasks.values() for w in task.members}
-    return withheld
+    return withheld | closed_workers(state)
 
 
 def horizons_s(state: State, at: datetime) -> dict[str, float]:
@@ -94,7 +99,7 @@ def task_problem(state: State, task: Task, pool: str, workers: int, failure_s: f
         necessary=task.spec.workers.min,
         maximum=maximum,
         current=current,
-        faulted=bool(task.lost) or task.broken,
+        faulted=bool(task.lost) or task.broken or bool(draining_members(state, task)),
         transition_s=cost.transition_s,
         transition_to_s=cost.to_s,
         staying=cost.staying,

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from services.planner.admission import called, queued_reason
-from services.planner.cells import PlacementRequest
+from services.planner.cells import NoRoom, PlacementRequest
 from services.planner.changes import leave, move
+from services.planner.closed_nodes import reserved_workers, without_cordons
 from services.planner.placement import Placed, place
 from services.planner.problem import build_problem, wanting, withheld_workers
-from services.planner.state import State, Task, without
+from services.planner.state import State, Task, node_of, without
 from services.planner.throughput_tables import layout_of
 from shared.planning.waf import touches
 from shared.plans import Problem, Solution, TaskChange
@@ -42,7 +43,17 @@ def reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfigu
     """Return the best assignment for the state, with workers for all tasks that it changes.
 
     Only tasks that are faulted, or whose count the solver changes, are touched. ``why``: what happened, in words.
+
+    The workers of cordoned nodes count for the solver like all others, and can be given to no other task. Where its
+    answer cannot be placed for that reason, tasks leave the cordoned nodes.
     """
+    try:
+        return _reconfigure(state, at, why, solve)
+    except NoRoom:
+        return _reconfigure(without_cordons(state), at, why, solve)
+
+
+def _reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfiguration:
     problem = build_problem(state, at)
     solution, alternatives = solve(problem)
     problems = {task.name: task for task in problem.tasks}
@@ -115,6 +126,7 @@ def _place(state: State, touched: list[Task], problem: Problem, solution: Soluti
         room = {node: workers for node, workers in free.items() if pool in ("", state.nodes[node].hardware)}
         within = {worker for workers in room.values() for worker in workers}
         mine = [task for task in touched if not problem.pools or task.pool == pool]
+        reserved = {task.name: _reserved(state, task, pool) for task in mine}
         layouts = {task.name: layout_of(state, task, solution.assignment[task.name]) for task in mine}
         requests = [
             PlacementRequest(
@@ -122,7 +134,8 @@ def _place(state: State, touched: list[Task], problem: Problem, solution: Soluti
                 count=solution.assignment[task.name],
                 tensor=layouts[task.name].tensor,
                 pipeline=layouts[task.name].pipeline,
-                keep=[w for w in worker_order(state, task, planned) if w in within],
+                keep=[w for w in worker_order(state, task, planned) if w in within or w in reserved[task.name]],
+                reserved=reserved[task.name],
                 owners=frozenset(task.live_owners),
                 ranks=task.members,
             )
@@ -132,12 +145,18 @@ def _place(state: State, touched: list[Task], problem: Problem, solution: Soluti
     return placed
 
 
+def _reserved(state: State, task: Task, pool: str) -> frozenset[str]:
+    """Return the task's workers on cordoned nodes of a pool."""
+    found = reserved_workers(state, task)
+    return frozenset(w for w in found if pool in ("", state.nodes[node_of(w)].hardware))
+
+
 def _free(state: State, names: Collection[str]) -> dict[str, list[str]]:
     """Return, by node, the workers that the named tasks may have: those that no other task keeps."""
     fixed = set[str]().union(*(task.members for task in state.tasks.values() if task.name not in names))
     fixed |= withheld_workers(state)
     found = {}
     for name, node in state.nodes.items():
-        if node.usable and not fixed.issuperset(node.workers):
+        if node.open and not fixed.issuperset(node.workers):
             found[name] = [worker for worker in node.workers if worker not in fixed]
     return found

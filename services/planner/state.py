@@ -37,8 +37,9 @@ class HardwareLayout(NamedTuple):
 class Node(Model):
     """A node. ``hardware``: the kind of its workers.
 
-    ``usable``: false once the node is lost or isolated; only a new incarnation makes it usable again. ``since``: when
-    ``usable`` changed last. ``reason``: why it is not usable.
+    ``usable``: false once the node is lost, isolated or left. ``since``: when ``usable`` changed last. ``reason``: why
+    it is not usable. ``away``: its agent is lost or has left, so only ``node.joined`` makes it usable again.
+    ``cordoned``: a user wants no new work on it; that holds over incarnations. ``draining``: tasks are to leave it.
     """
 
     name: str
@@ -49,6 +50,14 @@ class Node(Model):
     since: datetime
     reason: str = ""
     hardware: str = DEFAULT_HARDWARE
+    away: bool = False
+    cordoned: bool = False
+    draining: bool = False
+
+    @property
+    def open(self) -> bool:
+        """Whether new work may be placed on the node."""
+        return self.usable and not self.cordoned and not self.draining
 
 
 class Wait(Model):

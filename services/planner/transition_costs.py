@@ -16,6 +16,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from services.planner.closed_nodes import draining_members
 from services.planner.state import State, Task, TransitionKind, node_of
 from services.planner.throughput_tables import table_of
 from shared.planning.performance import hardware
@@ -65,7 +66,8 @@ def transition_cost(state: State, task: Task) -> TransitionCost:
     to_s |= dict.fromkeys(table_of(state, task).reloading, on_grid(restore_s + lost_s))
     survivors_s = on_grid(_estimate_s(state, task, "survivors"))
     newcomers_s = on_grid(_estimate_s(state, task, "newcomers"))
-    staying = len(task.members) - len(set(task.lost).intersection(task.members))
+    leaving = {*task.lost, *draining_members(state, task)}
+    staying = len(task.members) - len(leaving.intersection(task.members))
     return TransitionCost(survivors_s, to_s, staying, max(0.0, newcomers_s - survivors_s))
 
 

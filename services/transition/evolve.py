@@ -31,6 +31,7 @@ from shared.events import (
     Event,
     NodeJoined,
     NodeLeft,
+    NodeReturned,
     PlanDecided,
     StateMoved,
     TaskCheckpointed,
@@ -113,11 +114,18 @@ def _logged(state: State, event: Event) -> State:
         case ErrorDetected():
             if event.task is not None and event.step is not None:
                 state = state.with_step(event.task, event.step)
-            return _node_lost(state, event.node) if event.kind is ErrorKind.NODE_LOST and event.node else state
+            if event.kind is not ErrorKind.NODE_LOST or not event.node:
+                return state
+            # An escalation has the kind of the error before; the agent of its node lives.
+            return _node_lost(state if event.escalates else _with_away(state, event.node), event.node)
         case NodeJoined():
             return _node_joined(state, event)
+        case NodeReturned():
+            return _node_returned(state, event)
         case NodeLeft(node=node, incarnation=incarnation):
-            return _node_lost(state, node) if state.incarnations.get(node) == incarnation else state
+            if state.incarnations.get(node) != incarnation:
+                return state
+            return _node_lost(_with_away(state, node), node)
         case _:
             return state
 
@@ -175,7 +183,19 @@ def _node_joined(state: State, event: NodeJoined) -> State:
     if state.incarnations.get(event.node) not in (None, event.incarnation):
         state = _vacated(state, event.node)
     incarnations = {**state.incarnations, event.node: event.incarnation}
-    return replace(state, incarnations=incarnations, lost=state.lost - {event.node})
+    gone = {event.node}
+    return replace(state, incarnations=incarnations, lost=state.lost - gone, away=state.away - gone)
+
+
+def _with_away(state: State, node: str) -> State:
+    return replace(state, away=state.away | {node})
+
+
+def _node_returned(state: State, event: NodeReturned) -> State:
+    """Fold an isolated node that is used again. One that has left, or is lost, has to join."""
+    if event.node in state.away or state.incarnations.get(event.node) != event.incarnation:
+        return state
+    return replace(state, lost=state.lost - {event.node})
 
 
 def _node_lost(state: State, node: str) -> State:

@@ -249,11 +249,11 @@ class State:
     """Everything that decisions use.
 
     ``specs``, ``steps``, ``generations``: a task's specification, newest known step and newest generation. ``ended``:
-    tasks that have ended. ``incarnations``: node -> incarnation of its agent. ``lost``: nodes that are lost or have
-    left. ``occupied``: task -> workers that may have a process of the task. ``leaving``: task -> workers whose process
-    a plan has ended or is ending, without a successor so far. ``may_lose``: tasks that a user wants to stop also if
-    that loses steps. ``parts``: task -> part. ``cancelled``: commands whose replies no longer matter, until ``decide``
-    turns them into effects.
+    tasks that have ended. ``incarnations``: node -> incarnation of its agent. ``lost``: nodes that are sent nothing;
+    ``away``: those of them whose agent is lost or has left. ``occupied``: task -> workers that may have a process of
+    the task. ``leaving``: task -> workers whose process a plan has ended or is ending, without a successor so far.
+    ``may_lose``: tasks that a user wants to stop also if that loses steps. ``parts``: task -> part. ``cancelled``:
+    commands whose replies no longer matter, until ``decide`` turns them into effects.
     """
 
     limits: TransitionLimits = TransitionLimits()
@@ -263,6 +263,7 @@ class State:
     ended: frozenset[str] = frozenset()
     incarnations: Mapping[str, str] = field(default_factory=dict)
     lost: frozenset[str] = frozenset()
+    away: frozenset[str] = frozenset()
     occupied: Mapping[str, frozenset[str]] = field(default_factory=dict)
     leaving: Mapping[str, frozenset[str]] = field(default_factory=dict)
     may_lose: frozenset[str] = frozenset()

@@ -8,7 +8,7 @@ from pathlib import Path
 from shared.admission import HELLO, Answer
 from shared.bus import Bus
 from shared.departure import DEPARTURES, DepartureAnswer
-from shared.events import NodeJoined, NodeLeft
+from shared.events import NodeDraining, NodeJoined, NodeLeft
 from shared.log.journal import Journal
 from shared.settings import Settings
 from tests.agent.kit import WAIT_S, Driver
@@ -32,6 +32,22 @@ async def test_a_node_leaves_with_its_agent(settings: Settings, bus: Bus, journa
     assert isinstance(first, NodeJoined)
     assert isinstance(last, NodeLeft)
     assert (last.node, last.incarnation) == ("n0", first.incarnation)
+
+
+async def test_a_second_request_ends_the_drain(settings: Settings, bus: Bus, journal: Journal, tmp_path: Path) -> None:
+    """No plan empties the node here, so the agent would wait for all of its time."""
+    patient = running(settings, "n0", tmp_path / "agent.log", environment={"UNICRON_DRAIN_TIMEOUT_S": "600"})
+    async with watching(settings, bus, journal) as log, patient as agent:
+        await agent.ready()
+        await log.until(bool)
+        agent.process.terminate()
+        _, draining = await log.until(lambda events: len(events) > 1)
+        assert isinstance(draining, NodeDraining)
+        assert (draining.by, draining.timeout_s, draining.save) == ("agent", 600.0, False)
+        assert (await Driver(bus).prepare()).ok  # the node works meanwhile
+        assert await end(agent) == 0
+        *_, last = await log.until(lambda events: len(events) > 2)
+    assert isinstance(last, NodeLeft)
 
 
 async def test_an_agent_ends_where_no_detector_answers(settings: Settings, bus: Bus, tmp_path: Path) -> None:

@@ -18,8 +18,10 @@ import yaml
 
 from cli.events import line, records
 from shared.bus import Bus
-from shared.events import TaskFailed, TaskFinished, TaskStopped, TaskStopRefused, TaskStopRequested
+from shared.errors import Unavailable
+from shared.events import NodeDrained, TaskFailed, TaskFinished, TaskStopped, TaskStopRefused, TaskStopRequested
 from shared.log.journal import Journal
+from shared.self_test import SELF_TEST, SelfTestResult
 from shared.settings import Settings
 from tests.api.kit import NodeMachines, Server, Story, serving, spec_dict, until
 from tests.cli.conftest import Unicron, call_unicron, end, start_unicron
@@ -202,6 +204,8 @@ VERBS = {
     ("ps",): ("gpt", "running", "95/100"),
     ("show", "gpt"): ("gpt", "running", "95 of 100", "n1/1", "tensor 1, pipeline 1, data 4"),
     ("nodes",): ("n0", "ready", "n1/1", "rank 3"),
+    ("cordon", "n1"): ("n1", "cordoned"),
+    ("drain", "n1"): ("n1", "draining"),
     ("incidents",): ("process-exit", "SEV2", "n1/1", "0.500", "2.500", "7.500", "live"),
     ("plan", "list"): ("start", "p1", "restart"),
     ("plan", "show", "p1"): ("restart", "i1", "resumed", "restored"),
@@ -231,8 +235,44 @@ async def test_text_and_json_of_every_verb(healed: Server) -> None:
     assert json.loads(as_json.out) == {"worker": "n0/0", "generation": 1, "line": "hello"}
 
 
+async def test_a_node_is_returned_once_its_agent_has_tested_itself(healed: Server, bus: Bus) -> None:
+    assert (await call_unicron("cordon", "n1", server=healed.url)).code == 0
+    assert (await call_unicron("return", "n1", server=healed.url)).code == Unavailable.exit_code
+    view = await asyncio.to_thread(lambda: [r.event for r in healed.journal.log.read_all()])
+    (incarnation,) = {event.incarnation for event in view if event.type == "node.joined" and event.node == "n1"}
+
+    async def test(_: bytes) -> bytes:
+        return SelfTestResult(incarnation=incarnation).model_dump_json().encode()
+
+    await bus.serve(f"{SELF_TEST}.n1", test)
+    text = await call_unicron("return", "n1", server=healed.url)
+    assert (text.code, text.out, text.err) == (0, "n1: ready\n", "")
+    as_json = await call_unicron("return", "n1", "-o", "json", server=healed.url)
+    assert json.loads(as_json.out)["state"] == "ready"
+
+
+async def test_a_drain_is_waited_for(healed: Server) -> None:
+    waiting = asyncio.create_task(call_unicron("drain", "n1", "--wait", server=healed.url))
+    async with asyncio.timeout(40):
+        while (await healed.http.get("/v1/nodes/n1")).json()["state"] != "draining":  # noqa: ASYNC110 - asks a server
+            await asyncio.sleep(0.05)
+    await healed.append(NodeDrained, node="n1")
+    outcome = await waiting
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.splitlines()[0] == "n1: drained"
+    assert outcome.out.splitlines()[1].startswith("gpt: running at step 95, on n0 n1")
+
+
 async def test_what_is_not_there_exits_3(unicron: Unicron) -> None:
-    for arguments in (["show", "x"], ["logs", "x"], ["plan", "show", "x"], ["show", "a/../b"]):
+    for arguments in (
+        ["show", "x"],
+        ["logs", "x"],
+        ["cordon", "x"],
+        ["drain", "x"],
+        ["return", "x"],
+        ["plan", "show", "x"],
+        ["show", "a/../b"],
+    ):
         outcome = await unicron(*arguments, "-o", "json")
         assert (outcome.code, outcome.out) == (3, "")
         assert json.loads(outcome.err)["status"] == 404

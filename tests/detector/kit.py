@@ -130,11 +130,11 @@ class Cluster:
         """A signal that the monitor gets at a time."""
         return list(self.monitor.signal(signal, at(seconds)).events)
 
-    def depart(self, node: str, seconds: float, **fields: Any) -> list[Any]:
-        """A departure that the monitor gets at a time; it is answered with ``left``."""
+    def depart(self, node: str, seconds: float, *, verdict: str = "left", **fields: Any) -> list[Any]:
+        """A departure that the monitor gets at a time; ``verdict``: of the answer."""
         departure = Departure(**{"node": node, "incarnation": f"first {node}", "reason": "asked to end", **fields})
         decision, answer = self.monitor.departure(departure, at(seconds))
-        assert answer.verdict == "left"
+        assert answer.verdict == verdict
         return list(decision.events)
 
     def listen_until(self, seconds: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shared.events import NodeJoined, NodeLeft
 from shared.plans import Response
-from tests.detector.kit import Cluster, at, plan
+from tests.detector.kit import Cluster, at, moved, plan, restart_plan
 
 
 def depart_all(cluster: Cluster, seconds: float) -> list[NodeLeft]:
@@ -37,6 +37,15 @@ def test_what_the_ranks_of_a_node_that_leaves_do_is_no_fault() -> None:
         assert cluster.tick(second) == []
     cluster.fold(plan("p2", left.event_id, response=Response.NONE))
     assert cluster.tick(3.5) == []
+
+
+def test_a_plan_that_fails_because_a_node_left_is_no_failed_response() -> None:
+    cluster = Cluster()
+    (error,) = cluster.signal(cluster.exited("n1/0", 1.0), 1.0)
+    restart_plan("p2", error, cluster, "n1/0")
+    cluster.depart("n2", 1.2)
+    failed = moved("p2", 3, "failed", code="node-lost", detail="members on n2", failed_workers=["n2/0"])
+    assert cluster.fold(failed).events == []
 
 
 def test_ranks_of_other_nodes_may_still_fail() -> None:

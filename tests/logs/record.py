@@ -177,6 +177,16 @@ class Cluster:
         self._until(lambda: not self._usable(node), f"node {node} is lost")
         self._until(lambda: self._usable(node), f"node {node} is back")
 
+    def ask_node(self, node: str, what: str, state: str) -> None:
+        """Ask something of a node, and wait until the node is in a state."""
+        print(f"{what} {node}", flush=True)
+        self._client.post(f"/v1/nodes/{node}/{what}").raise_for_status()
+        self._until(lambda: self._node(node)["state"] == state, f"node {node} is {state}")
+
+    def _node(self, node: str) -> Answer:
+        answer: Answer = self._client.get(f"/v1/nodes/{node}").raise_for_status().json()
+        return answer
+
     def add_node(self, node: str, hardware: str) -> psutil.Popen:
         """Start a further agent, of another kind of hardware, as the stack starts its own."""
         agent = self._agent("n0")
@@ -311,11 +321,29 @@ def unsaved(python: Path, run_dir: Path) -> None:
         cluster.ends("unsaved", "stopped")
 
 
+def drained_node(python: Path, run_dir: Path) -> None:
+    """Record a node that is cordoned, returned, drained and returned; one task moves, another one saves and waits."""
+    with running(python, run_dir) as cluster:
+        cluster.submit("moving", steps=100_000, workers={"min": 1, "max": 2}, checkpoint={"every": 20})
+        cluster.reaches("moving", 10)
+        cluster.ask_node("n1", "cordon", "cordoned")
+        cluster.ask_node("n1", "return", "ready")
+        cluster.submit("wide", steps=100_000, workers={"min": 2}, parallel={"distributed_optimizer": True})
+        cluster.reaches("wide", 10)
+        cluster.ask_node("n1", "drain", "drained")
+        cluster.ask_node("n1", "return", "ready")
+        cluster.reaches("wide", 10)
+        for name in ("moving", "wide"):
+            cluster.stop(name)
+            cluster.ends(name, "stopped")
+
+
 COURSES: dict[str, Callable[[Path, Path], None]] = {
     "demo": demo,
     "every-event": every_event,
     "planned-stop": planned_stop,
     "unsaved": unsaved,
+    "drained-node": drained_node,
 }
 
 

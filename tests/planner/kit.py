@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 from services.planner.admission import due
 from services.planner.decide import SERVICE
@@ -15,8 +15,12 @@ from shared.events import (
     ClusterConfigured,
     ErrorDetected,
     Event,
+    NodeCordoned,
+    NodeDrained,
+    NodeDraining,
     NodeJoined,
     NodeLeft,
+    NodeReturned,
     PlanDecided,
     Recorded,
     StateMoved,
@@ -142,6 +146,18 @@ class World:
     def leave(self, node: str, incarnation: str | None = None) -> PlanDecided:
         known = self.state.nodes[node].incarnation
         return self.must(NodeLeft(**self.base(), node=node, incarnation=incarnation or known, reason="asked to end"))
+
+    def cordon(self, node: str) -> None:
+        assert self.log(NodeCordoned(**self.base(), node=node)) is None
+
+    def drain(self, node: str, *, by: Literal["user", "agent"] = "user", save: bool = False) -> PlanDecided:
+        return self.must(NodeDraining(**self.base(), node=node, by=by, timeout_s=60.0, save=save))
+
+    def drained(self, node: str) -> PlanDecided:
+        return self.must(NodeDrained(**self.base(), node=node))
+
+    def put_back(self, node: str) -> PlanDecided:
+        return self.must(NodeReturned(**self.base(), node=node, incarnation=self.state.nodes[node].incarnation))
 
     def submit(self, name: str = "a", *, saved: str = "", step: int = 0, **fields: Any) -> PlanDecided:
         return self.must(

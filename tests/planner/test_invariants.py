@@ -40,6 +40,7 @@ class Planner(RuleBasedStateMachine):
             return
         for change in plan.changes:
             self.newest[change.task] = plan
+            _check_closed(before, self.world.state, change)
             _check_change(before, self.world.state, change)
         _check_state(self.world.state, plan)
 
@@ -57,6 +58,33 @@ class Planner(RuleBasedStateMachine):
     def lose(self, node: str) -> None:
         before = self.world.state
         self.check(before, self.world.lose(node))
+
+    @rule(data=st.data(), how=st.sampled_from(["drain", "save", "drained", "put_back", "leave", "cordon"]))
+    @precondition(lambda self: self.world.state.nodes)
+    def close(self, data: st.DataObject, how: str) -> None:
+        before, world = self.world.state, self.world
+        node = data.draw(st.sampled_from(sorted(before.nodes)))
+        match how:
+            case "drain":
+                self.check(before, world.drain(node, by=data.draw(st.sampled_from(["user", "agent"]))))
+                self.check_empty(node)
+            case "save":
+                self.check(before, world.drain(node, save=True))
+                self.check_empty(node)
+            case "drained":
+                self.check(before, world.drained(node))
+            case "put_back":
+                self.check(before, world.put_back(node))
+            case "leave":
+                self.check(before, world.leave(node))
+                self.check_empty(node)
+            case "cordon":
+                world.cordon(node)
+
+    def check_empty(self, node: str) -> None:
+        """No task that goes on is to have a worker of the node."""
+        for task in self.world.state.tasks.values():
+            assert not any(node_of(worker) == node for worker in task.members)
 
     # ---- tasks
 
@@ -199,6 +227,15 @@ def _check_stage(stage: Stage, after: State) -> None:
         assert ("checkpoint" in sources) == (stage.checkpoint != "")
     else:
         assert "live" in sources
+
+
+def _check_closed(before: State, after: State, change: TaskChange) -> None:
+    """A task gets no worker of a closed node that it did not have."""
+    old = before.tasks.get(change.task)
+    had = {*old.members, *old.owners, *old.occupied} if old is not None else set()
+    for stage in change.stages:
+        for member in stage.members:
+            assert after.nodes[member.node].open or member.worker in had
 
 
 def _check_change(before: State, after: State, change: TaskChange) -> None:

@@ -28,7 +28,7 @@ def history(seed: int) -> World:
         world.join(f"n{index}", source.choice([1, 2, 2, 3]), f"rack{index % 2}", source.choice(kinds))
     names = iter("abcdefgh")
     for _ in range(source.randint(3, 12)):
-        step = source.choice(["submit", "submit", "lose", "join", "exit", "finish", "progress"])
+        step = source.choice(["submit", "submit", "lose", "join", "exit", "finish", "progress", "cordon", "drain"])
         running = [name for name, task in world.state.tasks.items() if task.life == "active" and task.members]
         usable = [name for name, node in world.state.nodes.items() if node.usable]
         plan = None
@@ -42,6 +42,10 @@ def history(seed: int) -> World:
             )
         elif step == "lose" and len(usable) > 1:
             plan = world.lose(source.choice(usable))
+        elif step == "cordon" and usable:
+            world.cordon(source.choice(usable))
+        elif step == "drain" and usable:
+            plan = world.drain(source.choice(usable))
         elif step == "join":
             plan = world.join(f"n{source.randint(0, 7)}", 2, "rack0", source.choice(kinds))
         elif step == "exit" and running:
@@ -110,7 +114,8 @@ def check(table: LookAhead, state: State, event: Event, at: datetime) -> State:
     after = evolve(state, event, at)
     misses = table.misses
     found = decide(after, event, at, table.solve)
-    assert table.misses == misses, event
+    # Tasks that have to leave a cordoned node, since an answer cannot be placed, pose a problem that is not foreseen.
+    assert table.misses == misses or any(node.cordoned and not node.draining for node in state.nodes.values()), event
     assert [e.canonical() for e in found] == [e.canonical() for e in decide(after, event, at)]
     for answer in found:
         after = evolve(after, answer, at)

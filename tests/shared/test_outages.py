@@ -208,7 +208,7 @@ def _refused(url: str) -> bool:
 
 
 async def test_the_health_says_what_is_waited_for(journal: Journal, bus: Bus, database: PostgresServer) -> None:
-    context = Context(Settings(), bus, journal, asyncio.Event(), "thing", journal.outages)
+    context = Context(Settings(), bus, journal, asyncio.Event(), "thing", outages=journal.outages)
 
     async def health() -> Health:
         return HEALTH_REPLY.validate_json(await context.health())

@@ -39,6 +39,7 @@ from shared.events import (
     Event,
     NodeJoined,
     NodeLeft,
+    NodeReturned,
     PlanDecided,
     Recorded,
     StateMoved,
@@ -237,6 +238,12 @@ class Drive:
                 reason="asked to end",
             )
         )
+
+    def put_back(self, node: str) -> None:
+        """A user returns the node."""
+        incarnation = self.state.incarnations[node]
+        event_id = f"returned-{len(self.records)}"
+        self.log(NodeReturned(event_id=event_id, occurred_at=self.at, node=node, incarnation=incarnation))
 
     def lose(self, node: str) -> None:
         self.error(ErrorKind.NODE_LOST, node=node)

@@ -10,7 +10,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from shared.commands import ConfigureTask, OpenStore, Prepare, ReleaseTask, Reply, WorkerResult
+from shared.departure import Departure, DepartureAnswer
 from shared.model import Model
+from shared.self_test import SelfTest, SelfTestResult
 from shared.signals import Heartbeat, ProcessExited, RankCheckpointed, RankFinished, RankRaised, WorkerStatus
 from shared.tasks import parse_spec
 from tests.agent.kit import SPEC, stage
@@ -53,6 +55,11 @@ REPLY_SAMPLES: list[Model] = [
     Reply(command_id="c1", node="n0", ok=True, workers={"n0/0": WorkerResult(pid=7, phases={"rebuild": 0.1})}),
     Reply(command_id="c1", node="n0", ok=False, detail="no"),
 ]
+
+LEAVING_SAMPLES: list[Model] = [Departure(node="n0", incarnation="i", reason="asked to end", drain_s=60.0)]
+LEFT_SAMPLES: list[Model] = [DepartureAnswer(verdict="wait", detail="gpt")]
+TEST_SAMPLES: list[Model] = [SelfTest(empty=True)]
+TESTED_SAMPLES: list[Model] = [SelfTestResult(incarnation="i", problem="no space left")]
 
 ILL: list[Any] = [
     None, True, False, 0, -1, 10**30, 10**400, 1e300, 5e-324, "", " ", "\0", "n\0", "a" * 5000, "../..", "*", ">",

@@ -7,13 +7,14 @@ import logging
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from services.detector.decide import Monitor
 from shared.codes import FailureCode
 from shared.commands import COMMAND, REPLY, Prepare
+from shared.departure import DEPARTURE, DEPARTURE_ANSWER
 from shared.dropped import MAX_LINES, DroppedMessages
 from shared.errors import InvalidInput, Undecodable
 from shared.events import TaskSubmitted
@@ -21,6 +22,7 @@ from shared.log.log import _draft
 from shared.messages import MAX_INTEGER, decode
 from shared.model import Model
 from shared.plans import TaskChange
+from shared.self_test import SELF_TEST_REQUEST, SELF_TEST_RESULT
 from shared.settings import read_settings
 from shared.signals import HEARTBEAT, PHASES, SIGNAL, RankRaised, refusal
 from shared.tasks import TaskSpec, parse_spec
@@ -29,9 +31,13 @@ from tests.detector.kit import LIMITS, START, at, moved, plan
 from tests.versions.kit import (
     COMMAND_SAMPLES,
     ILL,
+    LEAVING_SAMPLES,
+    LEFT_SAMPLES,
     LONE_SURROGATE,
     REPLY_SAMPLES,
     SIGNAL_SAMPLES,
+    TEST_SAMPLES,
+    TESTED_SAMPLES,
     document,
     exchanged,
     extended,
@@ -46,6 +52,10 @@ KINDS: list[tuple[TypeAdapter[Any], list[Model]]] = [
     (SIGNAL, SIGNAL_SAMPLES),
     (COMMAND, COMMAND_SAMPLES),
     (REPLY, REPLY_SAMPLES),
+    (DEPARTURE, LEAVING_SAMPLES),
+    (DEPARTURE_ANSWER, LEFT_SAMPLES),
+    (SELF_TEST_REQUEST, TEST_SAMPLES),
+    (SELF_TEST_RESULT, TESTED_SAMPLES),
 ]
 SAMPLES = [(adapter, sample) for adapter, samples in KINDS for sample in samples]
 
@@ -198,7 +208,12 @@ def running() -> Monitor:
     return monitor
 
 
-@given(st.lists(st.sampled_from(KINDS[:2]).flatmap(lambda k: st.tuples(st.just(k[0]), ill_formed(k[1]))), max_size=8))
+READ = [*KINDS[:2], (DEPARTURE, LEAVING_SAMPLES)]
+"""What the detector reads and decides on."""
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
+@given(st.lists(st.sampled_from(READ).flatmap(lambda k: st.tuples(st.just(k[0]), ill_formed(k[1]))), max_size=8))
 def test_whatever_the_detector_reads_gives_events_that_the_log_can_store(
     drawn: list[tuple[TypeAdapter[Any], bytes]],
 ) -> None:
@@ -209,8 +224,10 @@ def test_whatever_the_detector_reads_gives_events_that_the_log_can_store(
             message = decode(adapter, data)
         except Undecodable:
             continue
-        take = monitor.heartbeat if adapter is HEARTBEAT else monitor.signal
-        decision = take(message, at(second))
+        if adapter is DEPARTURE:
+            decision, _ = monitor.departure(message, at(second))
+        else:
+            decision = (monitor.heartbeat if adapter is HEARTBEAT else monitor.signal)(message, at(second))
         for event in [*decision.events, *monitor.tick(at(second + 0.5)).events]:
             _draft(event)
             assert event.event_id not in ids

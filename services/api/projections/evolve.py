@@ -8,8 +8,12 @@ from services.api.views import CheckpointFailure, ClusterView, Views
 from shared.events import (
     ClusterConfigured,
     ErrorDetected,
+    NodeCordoned,
+    NodeDrained,
+    NodeDraining,
     NodeJoined,
     NodeLeft,
+    NodeReturned,
     PlanDecided,
     Recorded,
     StateMoved,
@@ -52,6 +56,14 @@ def evolve(views: Views, recorded: Recorded) -> None:
             nodes.joined(views, recorded, event)
         case NodeLeft():
             nodes.left(views, event)
+        case NodeCordoned():
+            nodes.cordoned(views, event)
+        case NodeDraining():
+            nodes.draining(views, event)
+        case NodeDrained():
+            nodes.drained(views, event)
+        case NodeReturned():
+            nodes.returned(views, event)
         case ErrorDetected():
             incidents.detected(views, recorded, event)
             nodes.failed(views, event)
@@ -59,5 +71,8 @@ def evolve(views: Views, recorded: Recorded) -> None:
             plans.decided(views, recorded, event)
         case StateMoved():
             milestones.moved(views, event)
-    if recorded.stream.startswith("task/"):
-        change_task(views, recorded.stream.removeprefix("task/"), version=recorded.stream_version)
+    kind, _, name = recorded.stream.partition("/")
+    if kind == "task":
+        change_task(views, name, version=recorded.stream_version)
+    elif kind == "node" and (node := views.nodes.get(name)) is not None:
+        views.nodes[name] = node.model_copy(update={"version": recorded.stream_version})

@@ -1,18 +1,39 @@
-"""The fold's part for nodes: joining, leaving, and loss or isolation by an error."""
+"""The fold's part for nodes: joining, leaving, loss or isolation by an error, and what users want of them."""
 
 from __future__ import annotations
 
-from services.api.views import NodeView, Views
-from shared.events import ErrorDetected, NodeJoined, NodeLeft, Recorded
+from typing import Any
+
+from services.api.views import NodeState, NodeView, Views
+from shared.events import (
+    ErrorDetected,
+    NodeCordoned,
+    NodeDrained,
+    NodeDraining,
+    NodeJoined,
+    NodeLeft,
+    NodeReturned,
+    Recorded,
+)
 from shared.severities import ErrorKind, Severity
+
+AGENT_LIVES = frozenset({NodeState.READY, NodeState.CORDONED, NodeState.DRAINING, NodeState.DRAINED})
+"""States of nodes that take part in the cluster."""
+
+AWAY = frozenset({NodeState.LOST, NodeState.LEFT})
+"""States of nodes without an agent."""
 
 
 def joined(views: Views, recorded: Recorded, event: NodeJoined) -> None:
-    """Add a node, or set one that joins again to ready; it keeps its place in the list."""
+    """Add a node, or set one that joins again to ready or cordoned; it keeps its place in the list."""
     known = views.nodes.get(event.node)
+    cordoned = known is not None and known.cordoned
     views.nodes[event.node] = NodeView(
         name=event.node,
         position=known.position if known else recorded.position,
+        version=recorded.stream_version,
+        state=NodeState.CORDONED if cordoned else NodeState.READY,
+        cordoned=cordoned,
         incarnation=event.incarnation,
         agent_pid=event.agent_pid,
         domain=event.domain,
@@ -25,14 +46,48 @@ def left(views: Views, event: NodeLeft) -> None:
     """Mark a node as left, unless another incarnation has joined since."""
     node = views.nodes.get(event.node)
     if node is not None and node.incarnation == event.incarnation:
-        views.nodes[node.name] = node.model_copy(update={"state": "left", "reason": event.reason})
+        _change(views, event.node, state=NodeState.LEFT, reason=event.reason)
+
+
+def cordoned(views: Views, event: NodeCordoned) -> None:
+    """Mark a node as cordoned; what it does otherwise stays."""
+    node = views.nodes.get(event.node)
+    if node is not None:
+        shown = {"state": NodeState.CORDONED, "reason": event.reason} if node.state is NodeState.READY else {}
+        _change(views, event.node, cordoned=True, **shown)
+
+
+def draining(views: Views, event: NodeDraining) -> None:
+    """Mark a node as draining."""
+    node = views.nodes.get(event.node)
+    if node is None:
+        return
+    shown = {"state": NodeState.DRAINING, "reason": event.reason} if node.state in AGENT_LIVES else {}
+    _change(views, event.node, cordoned=node.cordoned or event.by == "user", **shown)
+
+
+def drained(views: Views, event: NodeDrained) -> None:
+    """Mark a draining node as drained."""
+    node = views.nodes.get(event.node)
+    if node is not None and node.state is NodeState.DRAINING:
+        _change(views, event.node, state=NodeState.DRAINED)
+
+
+def returned(views: Views, event: NodeReturned) -> None:
+    """Mark a node as ready, unless its agent is away."""
+    node = views.nodes.get(event.node)
+    if node is not None and node.incarnation == event.incarnation:
+        shown = {} if node.state in AWAY else {"state": NodeState.READY, "reason": ""}
+        _change(views, event.node, cordoned=False, **shown)
 
 
 def failed(views: Views, event: ErrorDetected) -> None:
-    """Mark the node of a SEV1 error as lost or isolated."""
-    node = views.nodes.get(event.node or "")
-    if node is not None and event.severity is Severity.SEV1:
-        lost = event.kind is ErrorKind.NODE_LOST
+    """Mark the node of a SEV1 error as lost or isolated. An escalation has the kind of the error before."""
+    if event.node is not None and event.node in views.nodes and event.severity is Severity.SEV1:
+        lost = event.kind is ErrorKind.NODE_LOST and event.escalates is None
         reason = f"{event.kind.value} ({event.method.value}), incident {event.incident}"
-        state = "lost" if lost else "isolated"
-        views.nodes[node.name] = node.model_copy(update={"state": state, "reason": reason})
+        _change(views, event.node, state=NodeState.LOST if lost else NodeState.ISOLATED, reason=reason)
+
+
+def _change(views: Views, name: str, **changes: Any) -> None:
+    views.nodes[name] = views.nodes[name].model_copy(update=changes)

@@ -9,7 +9,10 @@ from fastapi import APIRouter, Response, status
 from services.api import present
 from services.api.gateway import Api, Gateway
 from services.api.models import Check, Readiness
+from services.api.projections.nodes import AGENT_LIVES
+from services.api.store import ViewReader
 from services.api.tables import NODES
+from services.api.views import NodeState, NodeView
 from shared.errors import Undecodable, UnicronError
 from shared.messages import decode
 from shared.service import HEALTH, HEALTH_REPLY
@@ -60,21 +63,28 @@ async def _log(api: Gateway) -> Check:
 
 async def _nodes(api: Gateway) -> Check:
     live = api.live.state()
+
+    def read(views: ViewReader) -> tuple[list[NodeView], int]:
+        return views.page(NODES, states=["ready"]), sum(
+            views.count(NODES, state.value) for state in AGENT_LIVES - {NodeState.READY}
+        )
+
     try:
         async with asyncio.timeout(_LOG_TIMEOUT_S):
-            views = await api.read(lambda reader: reader.page(NODES, states=["ready"]))
+            logged, closed = await api.read(read)
     except UnicronError as err:
         return Check(name="nodes", ok=False, detail=err.detail)
     except TimeoutError:
         return Check(name="nodes", ok=False, detail=f"the projections do not answer within {_LOG_TIMEOUT_S:g} s")
-    silent = [view.name for view in views if present.node_state(view, live) == present.UNREACHABLE]
-    count = len(views) - len(silent)
-    detail = f"{count} ready"
+    silent = [view.name for view in logged if present.node_state(view, live) == present.UNREACHABLE]
+    ready = len(logged) - len(silent)
+    # With closed nodes only, tasks can be submitted, and wait.
+    detail = f"{ready} ready" + (f", {closed} closed to new work" if closed else "")
     if silent:
         detail += f", {len(silent)} unreachable ({', '.join(silent[:_NAMED])}{', ...' if len(silent) > _NAMED else ''})"
     if silent and live.reachability.cut_off_since is not None:
         detail += "; the control plane is cut off from all nodes: nothing is replaced"
-    return Check(name="nodes", ok=count > 0, detail=detail, counters=live.counters())
+    return Check(name="nodes", ok=ready + closed > 0, detail=detail, counters=live.counters())
 
 
 async def _service(api: Gateway, name: str) -> Check:

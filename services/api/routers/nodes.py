@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, status
 
-from services.api import present
-from services.api.gateway import Api
-from services.api.models import Node, Page
+from services.api import node_requests, present
+from services.api.gateway import Api, Gateway
+from services.api.models import DrainRequest, Node, NodeRequest, Page, ShownNodeState
 from services.api.routers.parameters import PROBLEMS, Cursor, Limit, page
 from services.api.store import ViewReader
 from services.api.tables import NODES, TASKS
-
-NodeState = Literal["ready", "lost", "isolated", "left", "unreachable"]
+from services.api.views import NodeState, NodeView
 
 router = APIRouter(prefix="/v1/nodes", tags=["nodes"], responses=PROBLEMS)
 
@@ -23,7 +22,7 @@ async def nodes(
     api: Api,
     limit: Limit = 100,
     cursor: Cursor = 0,
-    state: Annotated[list[NodeState] | None, Query(description="only these states")] = None,
+    state: Annotated[list[ShownNodeState] | None, Query(description="only these states")] = None,
 ) -> Page[Node]:
     """List nodes in the order in which they first joined.
 
@@ -32,7 +31,7 @@ async def nodes(
     live = api.live.state()
     wanted: set[str] = set(state or [])
     # The log knows nodes that are unreachable as ready.
-    logged = sorted({"ready" if name == present.UNREACHABLE else name for name in wanted})
+    logged = sorted({NodeState.READY if name == present.UNREACHABLE else name for name in wanted})
 
     def answer(views: ViewReader) -> Page[Node]:
         found = views.page(NODES, after=cursor, limit=limit + 1, states=logged)
@@ -48,3 +47,27 @@ async def node(name: str, api: Api) -> Node:
     """Show a node."""
     live = api.live.state()
     return await api.read(lambda views: present.node(views.find(NODES, name), live, views.page(TASKS)))
+
+
+@router.post("/{name}/cordon")
+async def cordon(name: str, api: Api, request: NodeRequest | None = None) -> Node:
+    """Place no new work on a node; what runs there stays."""
+    return await _shown(api, await node_requests.cordon(api, name, (request or NodeRequest()).reason))
+
+
+@router.post("/{name}/drain", status_code=status.HTTP_202_ACCEPTED)
+async def drain(name: str, api: Api, request: DrainRequest | None = None) -> Node:
+    """Empty a node: tasks move away at a step boundary; what cannot within the time saves its state and waits."""
+    asked = request or DrainRequest()
+    return await _shown(api, await node_requests.drain(api, name, asked.reason, asked.timeout_s))
+
+
+@router.post("/{name}/return")
+async def put_back(name: str, api: Api) -> Node:
+    """Use a cordoned, drained or isolated node again, once its agent has passed its self-test."""
+    return await _shown(api, await node_requests.put_back(api, name))
+
+
+async def _shown(api: Gateway, view: NodeView) -> Node:
+    live = api.live.state()
+    return await api.read(lambda views: present.node(view, live, views.page(TASKS)))

@@ -1,0 +1,28 @@
+"""``unicron return``."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import typer
+
+from cli.options import Format, NodeName, Output, Server
+from cli.output import print_json
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command("return")
+def return_node(node: NodeName, server: Server = None, output: Output = Format.TEXT) -> None:
+    """Use a cordoned, drained or isolated node again.
+
+    The node's agent tests itself first: it starts a process and writes where ranks write.
+    """
+    from cli.client import Client
+
+    with Client(server) as client:
+        answer = client.post(f"/v1/nodes/{quote(node, safe='')}/return")
+    if output is Format.JSON:
+        print_json(answer)
+    else:
+        print(f"{answer['name']}: {answer['state']}")

@@ -1,0 +1,141 @@
+"""What a user asks of a node: to take no new work, to be emptied, to be used again.
+
+Each request is one event of the node's stream. A request that the node's state answers already changes nothing.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable
+
+from services.api.gateway import READ_YOUR_WRITES_S, Gateway
+from services.api.projections.nodes import AWAY
+from services.api.tables import NODES
+from services.api.views import NodeState, NodeView
+from shared.errors import Conflict, Unavailable, Undecodable
+from shared.events import NodeCordoned, NodeDraining, NodeReturned
+from shared.messages import decode
+from shared.model import utc_now
+from shared.self_test import SELF_TEST, SELF_TEST_RESULT, SelfTest
+
+_ATTEMPTS = 5
+"""How often a request is tried in all, where other events of its node are logged at the same time."""
+
+_SELF_TEST_TIMEOUT_S = 10.0
+"""Time for an agent's self-test, which forks a process and writes two files: far below a second, unless the machine is
+so busy or broken that it should not be used."""
+
+NodeEvent = NodeCordoned | NodeDraining | NodeReturned
+
+Judge = Callable[[NodeView], Awaitable[NodeEvent | None]]
+"""Returns the event that a request on a node in this state makes; None if there is nothing to do."""
+
+
+async def cordon(api: Gateway, name: str, reason: str) -> NodeView:
+    """Have no new work placed on the node; what runs there stays.
+
+    Raises:
+        NotFound: there is no such node.
+    """
+
+    async def judge(node: NodeView) -> NodeEvent | None:
+        if node.cordoned:
+            return None
+        return NodeCordoned(event_id=str(uuid.uuid4()), occurred_at=utc_now(), node=name, reason=reason)
+
+    return await _request(api, name, judge)
+
+
+async def drain(api: Gateway, name: str, reason: str, timeout_s: float | None) -> NodeView:
+    """Have the node emptied: what can move within ``timeout_s`` moves, the rest saves its state and waits.
+
+    Args:
+        api: the gateway.
+        name: of the node.
+        reason: in words, for people.
+        timeout_s: seconds; None: the setting ``drain_timeout_s``.
+
+    Raises:
+        NotFound: there is no such node.
+        Conflict: the node has nothing that could move: it is lost or isolated, or has left.
+    """
+    allowed_s = api.settings.drain_timeout_s if timeout_s is None else timeout_s
+
+    async def judge(node: NodeView) -> NodeEvent | None:
+        if node.state in AWAY or node.state is NodeState.ISOLATED:
+            raise _wrong_state(node, "nothing runs there; cordon it to keep new work from it")
+        if node.cordoned and node.state in (NodeState.DRAINING, NodeState.DRAINED):
+            return None
+        return NodeDraining(
+            event_id=str(uuid.uuid4()),
+            occurred_at=utc_now(),
+            node=name,
+            by="user",
+            timeout_s=allowed_s,
+            reason=reason,
+        )
+
+    return await _request(api, name, judge)
+
+
+async def put_back(api: Gateway, name: str) -> NodeView:
+    """Use the node again, once its agent has passed its self-test. A node without an agent loses its cordon only.
+
+    Raises:
+        NotFound: there is no such node.
+        Conflict: the node is lost or has left, and is not cordoned; or the self-test has failed.
+        Unavailable: the node's agent does not answer.
+    """
+
+    async def judge(node: NodeView) -> NodeEvent | None:
+        if node.state is NodeState.READY:
+            return None
+        if node.state not in AWAY:
+            await _self_test(api, node)
+        elif not node.cordoned:
+            raise _wrong_state(node, "it is used again when its agent joins: start it")
+        return NodeReturned(event_id=str(uuid.uuid4()), occurred_at=utc_now(), node=name, incarnation=node.incarnation)
+
+    return await _request(api, name, judge)
+
+
+async def _request(api: Gateway, name: str, judge: Judge) -> NodeView:
+    """Append the event that ``judge`` returns for the node's present state; return the node after it."""
+    for _ in range(_ATTEMPTS):
+        node = await api.read(lambda views: views.find(NODES, name))
+        event = await judge(node)
+        if event is None:
+            return node
+        try:
+            (recorded,) = await api.journal.append([event], expected={event.stream: node.version})
+        except Conflict:
+            await api.catch_up()
+            continue
+        await api.feed.reach(recorded.position, timeout_s=READ_YOUR_WRITES_S)
+        return await api.read(lambda views: views.find(NODES, name))
+    raise Conflict(f"node {name!r} keeps changing; try again")
+
+
+async def _self_test(api: Gateway, node: NodeView) -> None:
+    """Have the node's agent test itself.
+
+    Raises:
+        Conflict: it has failed.
+        Unavailable: the agent does not answer, or not readably.
+    """
+    request = SelfTest(empty=node.state is NodeState.ISOLATED).model_dump_json().encode()
+    subject = f"{SELF_TEST}.{node.name}"
+    try:
+        result = decode(SELF_TEST_RESULT, await api.bus.request(subject, request, timeout_s=_SELF_TEST_TIMEOUT_S))
+    except Unavailable as err:
+        raise Unavailable(f"the agent of node {node.name!r} does not answer: {err.detail}") from err
+    except Undecodable as err:
+        raise Unavailable(f"the agent of node {node.name!r} does not answer readably: {err.detail}") from err
+    if result.problem:
+        raise Conflict(f"node {node.name!r} has failed its self-test: {result.problem}", state=node.state.value)
+    if result.incarnation != node.incarnation:
+        raise Unavailable(f"the agent of node {node.name!r} was started again and has not joined yet; try again")
+
+
+def _wrong_state(node: NodeView, advice: str) -> Conflict:
+    return Conflict(f"node {node.name!r} is {node.state.value}: {advice}", state=node.state.value)

@@ -1,0 +1,77 @@
+"""Events of nodes: how they join and leave, and what users want of them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from shared.event_base import NodeEvent
+
+
+class NodeJoined(NodeEvent):
+    """A node, or a new incarnation of a node, offers workers.
+
+    ``domain``: the failure domain of the node, for example its rack. ``hardware``: the kind of its workers, which names
+    a profile of the throughput model.
+    """
+
+    type: Literal["node.joined"] = "node.joined"
+    schema_version: Literal[1] = 1
+    incarnation: str
+    agent_pid: int
+    domain: str
+    workers: list[str]
+    hardware: str = "cpu"
+
+
+class NodeCordoned(NodeEvent):
+    """A user wants no new work on the node; what runs there stays. It holds until ``node.returned``."""
+
+    type: Literal["node.cordoned"] = "node.cordoned"
+    schema_version: Literal[1] = 1
+    reason: str = ""
+
+
+class NodeDraining(NodeEvent):
+    """The node is to be emptied: tasks move away at a step boundary, and no new work is placed on it.
+
+    ``by``: a user, whose wish holds until ``node.returned``, or the node's agent, which leaves when the node is empty.
+    ``timeout_s``: how long tasks may take to move away. ``save``: that time is over: what is still there saves its
+    state and gives up its workers.
+    """
+
+    type: Literal["node.draining"] = "node.draining"
+    schema_version: Literal[1] = 1
+    by: Literal["user", "agent"]
+    timeout_s: float
+    save: bool = False
+    reason: str = ""
+
+
+class NodeDrained(NodeEvent):
+    """No task has a process on the draining node any more."""
+
+    type: Literal["node.drained"] = "node.drained"
+    schema_version: Literal[1] = 1
+
+
+class NodeReturned(NodeEvent):
+    """A user wants the node to be used again: one that is cordoned, drained or isolated.
+
+    ``incarnation``: of the agent that has passed its self-test; of the last one, where the node is lost or has left.
+    """
+
+    type: Literal["node.returned"] = "node.returned"
+    schema_version: Literal[1] = 1
+    incarnation: str
+
+
+class NodeLeft(NodeEvent):
+    """A node left in order: its agent was asked to end. That is no error, and the node counts as no failure.
+
+    ``incarnation``: of the agent that ended. ``reason``: in words.
+    """
+
+    type: Literal["node.left"] = "node.left"
+    schema_version: Literal[1] = 1
+    incarnation: str
+    reason: str

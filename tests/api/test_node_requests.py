@@ -1,0 +1,187 @@
+"""Nodes that a user cordons, drains and returns."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+
+from shared.bus import Bus
+from shared.errors import Conflict, NotFound, Unavailable
+from shared.events import ErrorDetected, Event, NodeDrained, NodeDraining, NodeJoined, NodeLeft
+from shared.model import utc_now
+from shared.self_test import SELF_TEST, SELF_TEST_REQUEST, SelfTest, SelfTestResult
+from shared.severities import ErrorKind, Method, Severity
+from tests.api.kit import Server
+
+INCARNATION = "first"
+
+
+async def join(api: Server, incarnation: str = INCARNATION) -> None:
+    joined = {"incarnation": incarnation, "agent_pid": 1, "domain": "d", "workers": ["n0/0"]}
+    await api.projected((await api.append(NodeJoined, node="n0", **joined)).position)
+
+
+async def ask(api: Server, what: str, **body: Any) -> dict[str, Any]:
+    answer = await api.http.post(f"/v1/nodes/n0/{what}", json=body or None)
+    assert answer.is_success, answer.text
+    node: dict[str, Any] = answer.json()
+    return node
+
+
+async def refused(api: Server, what: str, node: str = "n0") -> dict[str, Any]:
+    answer = await api.http.post(f"/v1/nodes/{node}/{what}")
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem: dict[str, Any] = answer.json()
+    assert problem["status"] == answer.status_code
+    return problem
+
+
+async def isolate(api: Server, kind: ErrorKind = ErrorKind.PROCESS_EXIT) -> None:
+    fields = {"incident": "i", "kind": kind, "severity": Severity.SEV1, "method": Method.TRANSITION}
+    record = await api.append(ErrorDetected, node="n0", detected_at=utc_now(), **fields)
+    await api.projected(record.position)
+
+
+async def leave(api: Server) -> None:
+    await api.projected((await api.append(NodeLeft, node="n0", incarnation=INCARNATION, reason="asked")).position)
+
+
+async def requests(api: Server) -> list[Event]:
+    """Return what users asked of nodes, as it is in the log."""
+    events = [record.event for record in api.journal.log.read_all()]
+    return [e for e in events if e.type in ("node.cordoned", "node.draining", "node.returned")]
+
+
+class StandIn:
+    """An agent that answers self-tests."""
+
+    def __init__(self, problem: str = "", incarnation: str = INCARNATION) -> None:
+        self.asked: list[SelfTest] = []
+        self._result = SelfTestResult(incarnation=incarnation, problem=problem)
+
+    async def serve(self, data: bytes) -> bytes:
+        self.asked.append(SELF_TEST_REQUEST.validate_json(data))
+        return self._result.model_dump_json().encode()
+
+
+async def agent(bus: Bus, **fields: str) -> StandIn:
+    tested = StandIn(**fields)
+    await bus.serve(f"{SELF_TEST}.n0", tested.serve)
+    return tested
+
+
+async def test_a_node_is_cordoned_once_and_stays_so(api: Server) -> None:
+    await join(api)
+    node = await ask(api, "cordon", reason="memory errors")
+    assert (node["state"], node["reason"]) == ("cordoned", "memory errors")
+    assert (await ask(api, "cordon"))["reason"] == "memory errors"
+    assert len(await requests(api)) == 1
+    await leave(api)
+    assert (await api.http.get("/v1/nodes/n0")).json()["state"] == "left"
+    await join(api, "second")
+    assert (await api.http.get("/v1/nodes/n0")).json()["state"] == "cordoned"
+
+
+async def test_closed_nodes_keep_the_api_ready(api: Server) -> None:
+    """Otherwise a stack all of whose nodes are cordoned could not be started again."""
+    await join(api)
+    await ask(api, "cordon")
+    checks = {check["name"]: check for check in (await api.http.get("/readyz")).json()["checks"]}
+    assert (checks["nodes"]["ok"], checks["nodes"]["detail"]) == (True, "0 ready, 1 closed to new work")
+
+
+async def test_a_node_is_drained(api: Server, bus: Bus) -> None:
+    await join(api)
+    assert (await ask(api, "drain", timeout_s=7.0, reason="new kernel"))["state"] == "draining"
+    assert (await ask(api, "drain"))["state"] == "draining"
+    (event,) = await requests(api)
+    assert isinstance(event, NodeDraining)
+    assert (event.by, event.timeout_s, event.save, event.reason) == ("user", 7.0, False, "new kernel")
+    await api.projected((await api.append(NodeDrained, node="n0")).position)
+    assert [n["name"] for n in (await api.http.get("/v1/nodes?state=drained")).json()["items"]] == ["n0"]
+    tested = await agent(bus)
+    assert (await ask(api, "return"))["state"] == "ready"
+    assert tested.asked == [SelfTest(empty=False)]
+
+
+async def test_the_time_of_a_drain_is_the_setting(api: Server) -> None:
+    await join(api)
+    await ask(api, "drain")
+    (event,) = await requests(api)
+    assert isinstance(event, NodeDraining)
+    assert event.timeout_s == 60.0
+
+
+async def test_a_drain_that_its_agent_asked_for_becomes_the_users(api: Server) -> None:
+    await join(api)
+    record = await api.append(NodeDraining, node="n0", by="agent", timeout_s=5.0)
+    await api.projected(record.position)
+    assert (await api.http.get("/v1/nodes/n0")).json()["state"] == "draining"
+    await ask(api, "drain")
+    assert [getattr(event, "by", "") for event in await requests(api)] == ["agent", "user"]
+
+
+async def test_an_isolated_node_is_returned_once_it_has_passed_its_self_test(api: Server, bus: Bus) -> None:
+    await join(api)
+    await isolate(api)
+    tested = await agent(bus)
+    assert (await ask(api, "return"))["state"] == "ready"
+    assert tested.asked == [SelfTest(empty=True)]
+    assert (await ask(api, "return"))["state"] == "ready"
+    assert len(await requests(api)) == 1
+
+
+async def test_a_failed_self_test_is_answered_with_its_reason(api: Server, bus: Bus) -> None:
+    await join(api)
+    await isolate(api)
+    await agent(bus, problem="/run cannot be written to: No space left on device")
+    problem = await refused(api, "return")
+    assert (problem["code"], problem["status"], problem["state"]) == (Conflict.code, 409, "isolated")
+    assert "No space left on device" in problem["detail"]
+    assert await requests(api) == []
+
+
+async def test_an_agent_that_does_not_answer_returns_nothing(api: Server, bus: Bus) -> None:
+    await join(api)
+    await isolate(api)
+    assert (await refused(api, "return"))["code"] == Unavailable.code
+    await agent(bus, incarnation="second")
+    problem = await refused(api, "return")
+    assert (problem["code"], "has not joined yet" in problem["detail"]) == (Unavailable.code, True)
+    assert await requests(api) == []
+
+
+@pytest.mark.parametrize("what", ["cordon", "drain", "return"])
+async def test_an_unknown_node_is_not_found(api: Server, what: str) -> None:
+    assert (await refused(api, what, "n9"))["code"] == NotFound.code
+
+
+async def test_nothing_is_drained_or_returned_where_no_agent_is(api: Server) -> None:
+    await join(api)
+    await leave(api)
+    for what in ("drain", "return"):
+        problem = await refused(api, what)
+        assert (problem["code"], problem["state"]) == (Conflict.code, "left")
+    await ask(api, "cordon")
+    assert (await ask(api, "return"))["state"] == "left"
+    assert [event.type for event in await requests(api)] == ["node.cordoned", "node.returned"]
+    await join(api, "second")
+    await isolate(api, ErrorKind.NODE_LOST)
+    assert (await refused(api, "drain"))["state"] == "lost"
+    assert (await refused(api, "return"))["state"] == "lost"
+
+
+async def test_a_request_is_checked(api: Server) -> None:
+    await join(api)
+    for body in ({"timeout_s": -1}, {"timeout": 5}, {"reason": "x" * 300}):
+        assert (await api.http.post("/v1/nodes/n0/drain", json=body)).status_code == 422
+    assert await requests(api) == []
+
+
+async def test_a_node_whose_stream_goes_on_meanwhile_is_asked_again(api: Server) -> None:
+    """The append expects the version that the answer was judged by."""
+    await join(api)
+    await api.append(NodeDraining, event_id=str(uuid.uuid4()), node="n0", by="agent", timeout_s=5.0)
+    assert (await ask(api, "cordon"))["state"] == "draining"
