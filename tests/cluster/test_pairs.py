@@ -107,5 +107,6 @@ def test_a_slow_network_is_no_incident_and_a_node_that_is_cut_off_in_it_is_found
         bed.network.isolate("n2")
         [incident] = bed.client.until("the node is found", incidents.all)
         assert (incident["kind"], incident["node"]) == ("node-lost", "n2")
+        print(f"found after {at(incident, 'detected_at') - failed_at:.1f} s")
         assert at(incident, "detected_at") - failed_at < CUT_OFF_FOUND_S
         bed.network.heal()
