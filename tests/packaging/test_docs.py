@@ -249,7 +249,7 @@ def test_a_missing_module_is_noticed(text: str, missing: list[str]) -> None:
 @pytest.mark.parametrize(
     ("text", "missing"),
     [
-        ("`derived_id` in\n`shared/events.py`, [a](../cli/main.py), function `main`, `VERBS` in `cli/main.py`", []),
+        ("`derived_id` in\n`shared/event_base.py`, [a](../cli/main.py), function `main`, `VERBS` in `cli/main.py`", []),
         ("`no_such` in `shared/events.py`", ["shared/events.py: no_such"]),
         ("[a](cli/main.py), function `no_such`", ["cli/main.py: no_such"]),
         ("`cli/main.py`, function `no_such`", ["cli/main.py: no_such"]),
