@@ -2,7 +2,7 @@
 #
 #   make demo                  the main job: two tasks share a cluster, faults are injected, all heals
 #   make test                  all tests that end within seconds, and the main job's
-#   make test-e2e              the other tests of whole stacks: minutes
+#   make test-e2e              the other tests from end to end: whole stacks, the installed command, the examples: minutes
 #   make check                 style, types and the direction of imports
 #   make test-cluster          on several machines made of namespaces, with a network that fails; needs root
 #   make test-slow             tests of more than a minute each
@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/unicron demo
 
-# Most tests wait for processes a part of their time, so three share two cores. Tests that start whole stacks (e2e,
+# Most tests wait for processes a part of their time, so three share two cores. Tests from end to end (e2e,
 # cluster) run apart from the others: two files at a time, each file's tests one after the other. `make test` has those of
 # the main job (marker short), `make test-e2e` and `make test-cluster` have the others.
 test: install
@@ -46,7 +46,7 @@ test: install
 	$(PYTEST) -n 2 --dist loadfile --durations 15 -m "short" tests/cluster tests/e2e
 
 test-e2e: install
-	$(PYTEST) -n 2 --dist loadfile --durations 15 -m "e2e and not short and not slow and not soak" tests/e2e
+	$(PYTEST) -n 2 --dist loadfile --durations 15 -m "e2e and not short and not slow and not soak"
 
 test-cluster: install
 	$(PYTEST) --durations 15 -m cluster tests/cluster

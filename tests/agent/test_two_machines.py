@@ -43,6 +43,7 @@ async def detector(settings: Settings, bus: Bus, journal: Journal) -> AsyncItera
         await service
 
 
+@pytest.mark.e2e
 @pytest.mark.timeout(180)
 async def test_ranks_of_two_machines_train_together_without_any_setting(
     net: Network, settings: Settings, bus: Bus, detector: None, tmp_path: Path

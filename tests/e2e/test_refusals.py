@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.kit import Client, small_task
 
-pytestmark = [pytest.mark.e2e, pytest.mark.short, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="session")]
 
 BUILD = """
 import unicron

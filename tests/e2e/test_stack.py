@@ -9,7 +9,7 @@ import pytest
 from cli.stack import Stack
 from tests.e2e.kit import Client
 
-pytestmark = [pytest.mark.e2e, pytest.mark.short, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="session")]
 
 
 async def test_a_service_that_is_killed_as_it_starts_is_started_again(stack: Stack, client: Client) -> None:

@@ -17,7 +17,7 @@ VERSION = PROJECT["project"]["version"]
 INSTALL_LIMIT_S = 300
 """About 20 s on two free cores; pip downloads some 30 MB."""
 
-pytestmark = pytest.mark.timeout(INSTALL_LIMIT_S + 60)
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(INSTALL_LIMIT_S + 60)]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import agent
 from tests.unicron.zygote import ROOT, zygote
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 
 def result_in(folder: Path) -> dict[str, Any]:
