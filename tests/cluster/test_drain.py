@@ -97,7 +97,7 @@ def test_an_agent_that_is_asked_to_end_drains_its_node_and_leaves(
 def test_a_cordoned_node_gets_no_work_until_it_is_returned(bed: Bed, log: Log, corpus: Path, tmp_path: Path) -> None:
     assert ask(bed, "n2", "cordon")["state"] == "cordoned"
     pace = Pace(tmp_path, BATCH_S)
-    spec = small_task("cordoned", corpus, model=MODEL, steps=STEPS, checkpoint={"every": STEPS})
+    spec = small_task("cordoned", corpus, model=MODEL, steps=STEPS, checkpoint={"every": 0})
     bed.client.submit(pace.of(spec))
     try:
         before = bed.client.until_step("cordoned", 3)
