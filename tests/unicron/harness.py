@@ -35,6 +35,9 @@ from unicron.protocol import (
 PATIENCE_S = float(os.environ.get("UNICRON_TEST_PATIENCE_S", "30"))
 """How long to wait for what must come: far longer than it takes, also on a busy machine."""
 
+READ_REST_S = 2.0
+"""How long the end of a process waits for the end of its connection. One that never connected has none."""
+
 
 class Agent:
     """Forks ranks, hears them, and does what a plan would make an agent do."""
@@ -47,12 +50,15 @@ class Agent:
         self.writers: dict[str, asyncio.StreamWriter] = {}
         self.pids: dict[str, int] = {}
         self.exits: dict[str, tuple[float, int]] = {}
+        """Time and exit code of each process that has ended, once all that it said has been read."""
         self.events: list[dict[str, Any]] = []
         self.process: asyncio.subprocess.Process | None = None
         """The fork server, unless it was forked from a warm one."""
         self.generation = 0
         self.members: list[str] = []
         self._changed = asyncio.Condition()
+        self._said_all: set[str] = set()
+        self._ends: set[asyncio.Task[None]] = set()
         self._stores = 0
 
     async def start(self, *arguments: str, warm: bool = True) -> None:
@@ -87,6 +93,7 @@ class Agent:
         if self.process is not None:
             await self.process.wait()
         await self._task
+        await asyncio.gather(*self._ends)
         self._fs_writer.close()
         self._server.close()
         self.log.close()
@@ -113,10 +120,19 @@ class Agent:
                 event = json.loads(line)
                 self.events.append(event)
                 if event["event"] == "exited":
-                    self.exits[event["id"]] = (time.monotonic(), event["code"])
+                    self._ends.add(asyncio.create_task(self._note_end(event["id"], event["code"])))
                 if event["event"] == "forked":
                     self.pids[event["id"]] = event["pid"]
                 await self._notify()
+
+    async def _note_end(self, worker: str, code: int) -> None:
+        """Note that a process has ended. What it said last comes on another connection, and may come later."""
+        ended_at = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(READ_REST_S), self._changed:
+                await self._changed.wait_for(lambda: worker in self._said_all)
+        self.exits[worker] = (ended_at, code)
+        await self._notify()
 
     async def _attach(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         worker = ""
@@ -129,12 +145,15 @@ class Agent:
                 self.messages.append((time.monotonic(), worker, message))
                 await self._notify()
         writer.close()
+        self._said_all.add(worker)
+        await self._notify()
 
     def ask(self, **request: Any) -> None:
         self._fs_writer.write(json.dumps(request).encode() + b"\n")
 
     async def fork(self, worker: str, spec: Path, env: Mapping[str, str] | None = None) -> None:
         self.exits.pop(worker, None)
+        self._said_all.discard(worker)
         before = len(self.of(Hello, worker))
         self.ask(
             do="fork", id=worker, task="a", worker=worker, spec=str(spec),
