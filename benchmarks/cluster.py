@@ -13,7 +13,6 @@ JSON lines on stdout: one for each course with what was seen, then its bounds. E
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -24,22 +23,15 @@ from pathlib import Path
 from benchmarks.cluster_courses import COURSES, Course
 from benchmarks.report import Report, run
 from cli.waiting import Record
+from services.planner.replay import Report as Verification
+from services.planner.replay import verify
 from shared.errors import Unavailable
 from tests.cluster.bed import Bed
-from tests.cluster.control import service_environment
+from tests.cluster.recorded import Recorded
 from tests.cluster.requirements import missing
 from tests.e2e.kit import Pace, at, make_corpus, pids, small_task
 
 NODES = 3
-
-VERIFY = """
-import os, sys
-from services.planner.replay import verify
-from shared.log.log import EventLog
-report = verify(EventLog(os.environ["UNICRON_LOG_URL"]))
-print(report.model_dump_json())
-"""
-"""Run on the control plane's machine, which alone reaches the database."""
 
 STEPS = 60
 """More than a task does at its pace while a course lasts; the rest takes a second or two without the pace."""
@@ -94,33 +86,27 @@ class Cluster:
         self.bed.client.http.post(f"/v1/tasks/{name}/stop")
         self.bed.client.until(f"{name} has ended", lambda: not self.bed.client.task(name)["ranks"], RESTORED_S)
 
-    def incidents(self, known: set[str]) -> list[Record]:
-        """Return the incidents that are not among ``known``, oldest first."""
-        return [i for i in self.bed.client.items("/v1/incidents") if i["id"] not in known]
-
-    def verified(self) -> Record:
+    def verified(self) -> Verification:
         """Return the report of a replay of the log."""
-        control = self.bed.control
-        path = control.machine.folder / "verify.py"
-        path.write_text(VERIFY)
-        environment = service_environment(UNICRON_LOG_URL=control.log_url)
-        command = ["env", f"UNICRON_LOG_URL={environment['UNICRON_LOG_URL']}", sys.executable, "-P", str(path)]
-        report: Record = json.loads(control.machine.run(command, output="verify.log").splitlines()[-1])
-        return report
+        log = self.bed.control.open_log()
+        try:
+            return verify(log)
+        finally:
+            log.close()
 
 
 def take(report: Report, cluster: Cluster, course: Course, expected: bytes) -> None:
     """Have a task live through a course; report what was seen and whether the bounds hold."""
     name = course.name
-    known = {i["id"] for i in cluster.bed.client.items("/v1/incidents")}
+    recorded = Recorded(cluster.bed.client)
     before, pace = cluster.begin(name)
     struck_at = time.time()
     may_lose = course.strike(cluster.bed, before)
-    trained_s = _until_trains(cluster, course, before, known, struck_at)
+    trained_s = _until_trains(cluster, course, recorded, struck_at)
     during = cluster.bed.client.task(name)
     cluster.bed.repair()
     parameters = cluster.end(name, pace)
-    incidents = cluster.incidents(known)
+    incidents = recorded.incidents()
     found_s = min((at(i, "detected_at") - struck_at for i in incidents), default=None)
     isolated = {i["node"] for i in incidents if i["severity"] == "SEV1"}
     others = {worker: pid for worker, pid in pids(before).items() if worker.rpartition("/")[0] not in may_lose}
@@ -139,19 +125,19 @@ def take(report: Report, cluster: Cluster, course: Course, expected: bytes) -> N
     report.at_most(f"{name}: nodes isolated", len(isolated), course.leaves)
     report.equal(f"{name}: steps recomputed", sum(i["steps_recomputed"] or 0 for i in incidents), 0)
     report.equal(f"{name}: parameters as without a failure", parameters == expected, True)
-    verified = cluster.verified()
-    problems = len(verified["mismatches"]) + (not verified["chain_ok"])
-    report.equal(f"{name}: problems in the log", problems, 0, events=verified["events"])
+    log = cluster.verified()
+    problems = len(log.mismatches) + (not log.chain_ok)
+    report.equal(f"{name}: problems in the log", problems, 0, events=log.events)
 
 
-def _until_trains(cluster: Cluster, course: Course, before: Record, known: set[str], struck_at: float) -> float:
+def _until_trains(cluster: Cluster, course: Course, recorded: Recorded, struck_at: float) -> float:
     """Wait until the task has answered a course and trains; return the time since the strike."""
     client = cluster.bed.client
     name = course.name
     if course.found_s is not None:
         client.until(
             f"{name} is healed",
-            lambda: (found := cluster.incidents(known)) and all(i["restored_at"] for i in found),
+            lambda: (found := recorded.incidents()) and all(i["restored_at"] for i in found),
             RESTORED_S,
         )
     client.until_step(name, client.task(name)["step"] + 1, RESTORED_S)

@@ -29,7 +29,7 @@ from services.detector import (
 from services.detector.admission import Ask, Liveness, Patience
 from services.detector.evolve import evolve
 from services.detector.faults import Fault
-from services.detector.leftovers import Clean as Clean
+from services.detector.leftovers import Clean
 from services.detector.probing import ProbeQuestion
 from services.detector.silence import SilenceLimits
 from services.detector.stalls import StallLimits

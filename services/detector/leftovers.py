@@ -1,15 +1,14 @@
 """Processes that a node should not have, and the requests to end them. Pure.
 
-They were left behind by the node's absence, or no plan names them any more, which every heartbeat is compared for.
-
-The transition service releases the workers that a task gives up. It sends nothing to a node that counts as lost, and a
-release may time out; the process would then have its worker for ever, and go on training a generation that nothing
-counts of.
+Two kinds: the processes of a node that returns, which have survived its absence (``of_returned``), and processes on
+workers that no plan names any more (``find``, for every heartbeat). The transition service releases the workers that a
+task gives up. But the transition service sends nothing to a node that counts as lost, and a release may time out. The
+process would then occupy its worker for ever, and train a generation of which nothing counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -26,9 +25,8 @@ task has 5 s to leave (``services.agent.agent.FINISH_GRACE_S``)."""
 
 @dataclass(frozen=True, slots=True)
 class Clean:
-    """A request to a node: end the ranks of ``task`` on ``workers``, which it should not have.
+    """A request to a node: end the ranks of ``task`` on ``workers``, which the node should not have.
 
-    They were left behind by the node's absence, or no plan names them any more.
     ``generation``: the newest one that the node's agent can have seen, so that the agent accepts the request.
     """
 
@@ -40,11 +38,7 @@ class Clean:
 
 def of_returned(heartbeat: Heartbeat) -> dict[str, list[str]]:
     """Return task -> workers of all processes of a node that has returned: they survived its absence."""
-    stale: dict[str, list[str]] = {}
-    for status in heartbeat.workers:
-        if status.task is not None:
-            stale.setdefault(status.task, []).append(status.worker)
-    return stale
+    return _by_task(heartbeat.workers)
 
 
 def requests(state: DetectorState, node: MonitoredNode, stale: Mapping[str, list[str]], now: datetime) -> list[Clean]:
@@ -72,9 +66,14 @@ def find(state: DetectorState, node: MonitoredNode, now: datetime) -> dict[str, 
     assert node.heartbeat is not None
     left = [status for status in node.heartbeat.workers if _is_leftover(state, status)]
     node.leftover_since = {status.worker: node.leftover_since.get(status.worker, now) for status in left}
+    return _by_task(s for s in left if (now - node.leftover_since[s.worker]).total_seconds() >= LEFTOVER_S)
+
+
+def _by_task(statuses: Iterable[WorkerStatus]) -> dict[str, list[str]]:
+    """Return task -> workers, of the workers that have a process."""
     found: dict[str, list[str]] = {}
-    for status in left:
-        if status.task is not None and (now - node.leftover_since[status.worker]).total_seconds() >= LEFTOVER_S:
+    for status in statuses:
+        if status.task is not None:
             found.setdefault(status.task, []).append(status.worker)
     return found
 

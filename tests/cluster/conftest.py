@@ -10,6 +10,7 @@ import pytest
 
 from tests.cluster.bed import Bed
 from tests.cluster.network import Network
+from tests.cluster.recorded import Recorded
 from tests.cluster.requirements import REQUIRE, missing
 from tests.e2e.kit import Client, make_corpus
 
@@ -55,3 +56,9 @@ def bed(session_bed: Bed) -> Iterator[Bed]:
 def client(bed: Bed) -> Client:
     """A client of the bed's API."""
     return bed.client
+
+
+@pytest.fixture
+def recorded(client: Client) -> Recorded:
+    """What the bed has recorded since the test began."""
+    return Recorded(client)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cluster.bed import CONTROL, Bed
+from tests.cluster.recorded import Recorded
 from tests.cluster.training import training
 from tests.e2e.kit import Record, at, pids, rank
 
@@ -20,13 +20,6 @@ FOUND_S = 15.0
 
 LIMIT_S = 60.0
 """For what must come: links heal within seconds."""
-
-
-@pytest.fixture
-def errors(bed: Bed) -> Callable[[], list[Record]]:
-    """Return the incidents since the test began."""
-    before = {incident["id"] for incident in bed.client.items("/v1/incidents")}
-    return lambda: [i for i in bed.client.items("/v1/incidents") if i["id"] not in before]
 
 
 @pytest.fixture
@@ -55,17 +48,12 @@ def cut_control(bed: Bed, *nodes: str) -> None:
         bed.network.between(CONTROL, node, cut=True)
 
 
-def events(bed: Bed, kind: str) -> list[Any]:
-    return [record["position"] for record in bed.client.items("/v1/events") if record["type"] == kind]
-
-
 @pytest.mark.usefixtures("healed")
 def test_a_control_plane_that_is_cut_off_replaces_nobody(
-    bed: Bed, errors: Callable[[], list[Record]], corpus: Path, tmp_path: Path
+    bed: Bed, recorded: Recorded, corpus: Path, tmp_path: Path
 ) -> None:
     """The ranks train on meanwhile; afterwards the nodes are adopted as they are."""
     with training(bed, "cut-off", corpus, tmp_path) as before:
-        joined = events(bed, "node.joined")
         cut_control(bed, *bed.nodes)
         bed.client.until("all are unreachable", lambda: set(states(bed).values()) == {"unreachable"}, LIMIT_S)
         check = bed.client.until("the api knows", lambda: (c := nodes_check(bed)) and not c["ok"] and c, LIMIT_S)
@@ -77,14 +65,14 @@ def test_a_control_plane_that_is_cut_off_replaces_nobody(
         bed.client.until_step("cut-off", before["step"] + 5)
         assert nodes_check(bed)["ok"]
         assert pids(bed.client.task("cut-off")) == pids(before)
-        assert events(bed, "node.joined") == joined
-    assert errors() == []
+        assert recorded.events("node.joined") == []
+    assert recorded.incidents() == []
     assert bed.client.task("cut-off")["generation"] == before["generation"]
 
 
 @pytest.mark.usefixtures("healed")
 def test_a_node_that_only_the_control_plane_does_not_hear_is_kept(
-    bed: Bed, errors: Callable[[], list[Record]], corpus: Path, tmp_path: Path
+    bed: Bed, recorded: Recorded, corpus: Path, tmp_path: Path
 ) -> None:
     """Witnesses reach its agent, so its ranks train on; it is shown as unreachable."""
     with training(bed, "one-cut", corpus, tmp_path) as before:
@@ -99,13 +87,11 @@ def test_a_node_that_only_the_control_plane_does_not_hear_is_kept(
         bed.network.heal()
         bed.client.until("all are ready", lambda: set(states(bed).values()) == {"ready"}, LIMIT_S)
         assert pids(bed.client.task("one-cut")) == pids(before)
-    assert errors() == []
+    assert recorded.incidents() == []
 
 
 @pytest.mark.usefixtures("healed")
-def test_two_of_three_nodes_that_are_dead_are_found(
-    bed: Bed, errors: Callable[[], list[Record]], corpus: Path, tmp_path: Path
-) -> None:
+def test_two_of_three_nodes_that_are_dead_are_found(bed: Bed, recorded: Recorded, corpus: Path, tmp_path: Path) -> None:
     """The third one, which is their only witness, goes on alone."""
     with training(bed, "two-dead", corpus, tmp_path) as before:
         left = rank(before, 0)["node"]
@@ -113,7 +99,7 @@ def test_two_of_three_nodes_that_are_dead_are_found(
         failed_at = time.time()
         for node in dead:
             bed.nodes[node].power_off()
-        found = bed.client.until("both are lost", lambda: len(e := errors()) == 2 and e, LIMIT_S)
+        found = bed.client.until("both are lost", lambda: len(e := recorded.incidents()) == 2 and e, LIMIT_S)
         assert sorted(incident["node"] for incident in found) == dead
         assert {incident["kind"] for incident in found} == {"node-lost"}
         assert max(at(incident, "detected_at") for incident in found) - failed_at < FOUND_S
@@ -122,7 +108,7 @@ def test_two_of_three_nodes_that_are_dead_are_found(
         bed.client.until_step("two-dead", step + 2)
         assert pids(bed.client.task("two-dead")) == {w: p for w, p in pids(before).items() if w.startswith(f"{left}/")}
         bed.repair()
-    assert len(errors()) == 2
+    assert len(recorded.incidents()) == 2
 
 
 def test_the_last_of_several_nodes_are_found(cluster_host: None, tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from tests.cluster.bed import CONTROL, Bed
 from tests.cluster.control import until
+from tests.cluster.recorded import Recorded
 from tests.cluster.training import BATCH_S, MODEL, STEPS
-from tests.e2e.kit import Client, Pace, Record, pids, reference, small_task
+from tests.e2e.kit import Pace, Record, pids, reference, small_task
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -24,31 +25,26 @@ def endless(name: str, corpus: Path, **changes: object) -> Record:
     return small_task(name, corpus, model=MODEL, steps=MANY_STEPS, exact=True, **changes)
 
 
-def events(client: Client, task: str, kind: str) -> list[Record]:
-    """Return a task's events of one type, oldest first."""
-    return [r["event"] for r in client.items("/v1/events") if r["type"] == kind and r["event"].get("task") == task]
-
-
 UNSEEN = "nodes n1, n2 do not see the checkpoints that node n0 writes to /run/unicron/tasks/"
 
 
-def test_a_task_with_checkpoints_that_not_all_nodes_see_is_refused_at_its_start(bed: Bed, corpus: Path) -> None:
+def test_a_task_with_checkpoints_that_not_all_nodes_see_is_refused_at_its_start(
+    bed: Bed, recorded: Recorded, corpus: Path
+) -> None:
     """No node is blamed, and a task on one node runs."""
     client = bed.client
-    incidents = client.items("/v1/incidents")
     client.submit(endless("unseen", corpus, checkpoint={"every": 5}, workers={"min": 3}))
     failed = client.until_state("unseen", "failed")
     assert UNSEEN in failed["reason"]
     assert "checkpoint.directory that all of them share, or an object store (checkpoint.url)" in failed["reason"]
     client.submit(small_task("alone", corpus, model=MODEL, checkpoint={"every": 10}, workers={"max": 1}))
     assert client.until_state("alone", "succeeded")["saved_step"] > 0
-    assert client.items("/v1/incidents") == incidents
+    assert recorded.incidents() == []
 
 
-def test_what_cannot_be_saved_is_not_stopped(bed: Bed, corpus: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_saved_is_not_stopped(bed: Bed, recorded: Recorded, corpus: Path, tmp_path: Path) -> None:
     """The nodes share no directory: the log says so once, nobody is blamed, the task trains on until told to stop."""
     client = bed.client
-    incidents = client.items("/v1/incidents")
     client.submit(Pace(tmp_path, BATCH_S).of(endless("unshared", corpus, checkpoint={"every": 0})))
     try:
         before = client.until_step("unshared", 1)
@@ -58,17 +54,17 @@ def test_what_cannot_be_saved_is_not_stopped(bed: Bed, corpus: Path, tmp_path: P
         assert refused["state"] == "running"
         assert refused["stop_refused"]["reason"].startswith(UNSEEN)
         shown = client.until("the failure shows", lambda: (t := client.task("unshared"))["checkpoint_failure"] and t)
-        (failed,) = events(client, "unshared", "task.checkpoint-failed")
+        (failed,) = recorded.events("task.checkpoint-failed", task="unshared")
         assert shown["checkpoint_failure"]["reason"] == failed["reason"] == refused["stop_refused"]["reason"]
         assert (shown["saved_step"], shown["checkpoint"]) == (0, None)
         after = client.until_step("unshared", refused["step"] + 2)
         assert pids(after) == pids(before)  # the processes that were to stop
-        assert client.items("/v1/incidents") == incidents
+        assert recorded.incidents() == []
     finally:
         client.http.post("/v1/tasks/unshared/stop", json={"lose_steps": True})
         stopped = client.until_state("unshared", "stopped")
     assert "not saved: there is no checkpoint" in stopped["reason"]
-    assert client.items("/v1/incidents") == incidents
+    assert recorded.incidents() == []
 
 
 BUCKET = "checkpoints"
@@ -98,7 +94,7 @@ def object_store(bed: Bed) -> dict[str, str]:
     return variables
 
 
-def test_checkpoints_in_an_object_store(bed: Bed, corpus: Path, tmp_path: Path) -> None:
+def test_checkpoints_in_an_object_store(bed: Bed, recorded: Recorded, corpus: Path, tmp_path: Path) -> None:
     """Without a shared directory, a task that has lost all its processes goes on, and so does one that was stopped."""
     client, url = bed.client, f"s3://{BUCKET}/stored"
     place = {"every": 4, "url": url, "memory_every": 0}
@@ -115,7 +111,7 @@ def test_checkpoints_in_an_object_store(bed: Bed, corpus: Path, tmp_path: Path) 
                 bed.nodes[rank["node"]].kill(rank["pid"])
 
             def restored() -> bool:
-                moved = events(client, "stored", "state.moved")
+                moved = recorded.events("state.moved", task="stored")
                 return any("checkpoint" in event["sources"].values() for event in moved)
 
             client.until("the state is read from the store", restored)
@@ -137,4 +133,4 @@ def test_checkpoints_in_an_object_store(bed: Bed, corpus: Path, tmp_path: Path) 
         parameters, samples = expected.result()
     assert (result["steps"], result["samples_sha256"]) == (STEPS, samples)
     assert bed.file(result["parameters_path"]) == parameters.read_bytes()
-    assert events(client, "stored", "task.checkpoint-failed") == []
+    assert recorded.events("task.checkpoint-failed", task="stored") == []

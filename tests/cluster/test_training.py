@@ -11,42 +11,14 @@ import pytest
 from cli.stack import SERVICES
 from shared.errors import NameInUse
 from tests.cluster.bed import Bed
+from tests.cluster.recorded import Recorded
 from tests.cluster.training import training
-from tests.e2e.kit import Client, Record, at, pids, rank
+from tests.e2e.kit import at, pids, rank
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 FOUND_S = 10.0
 """Generous beside node_timeout_s of 1.5 s: the machine may be busy with other tests."""
-
-
-class Incidents:
-    """The incidents since the test began, of all tasks and nodes."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._before = {incident["id"] for incident in client.items("/v1/incidents")}
-
-    def all(self) -> list[Record]:
-        """Return them, oldest first."""
-        return [i for i in self._client.items("/v1/incidents") if i["id"] not in self._before]
-
-    def restored(self) -> Record:
-        """Wait until there is one and it is over; return it."""
-        found = self._client.until("an incident is over", lambda: [i for i in self.all() if i["restored_at"]])
-        incident: Record = found[0]
-        return incident
-
-
-@pytest.fixture
-def incidents(client: Client) -> Incidents:
-    """The incidents since the test began."""
-    return Incidents(client)
-
-
-def joins(client: Client) -> list[int]:
-    """Return the positions of the log's events of nodes that joined."""
-    return [record["position"] for record in client.items("/v1/events") if record["type"] == "node.joined"]
 
 
 def end_agent(bed: Bed, node: str) -> None:
@@ -62,24 +34,24 @@ def cut_links(bed: Bed, node: str) -> None:
     bed.network.isolate(node)
 
 
-def test_a_killed_rank_heals(bed: Bed, incidents: Incidents, corpus: Path, tmp_path: Path) -> None:
+def test_a_killed_rank_heals(bed: Bed, recorded: Recorded, corpus: Path, tmp_path: Path) -> None:
     """The rank comes back, the others stay, and nothing is recomputed."""
     with training(bed, "killed", corpus, tmp_path) as before:
         victim = rank(before, 1)
         bed.nodes[victim["node"]].kill(victim["pid"])
-        incident = incidents.restored()
+        incident = recorded.restored()
         assert (incident["kind"], incident["severity"]) == ("process-exit", "SEV2")
         assert (incident["worker"], incident["steps_recomputed"]) == (victim["worker"], 0)
         after = pids(bed.client.task("killed"))
         assert {worker for worker, pid in pids(before).items() if after[worker] != pid} == {victim["worker"]}
-    assert len(incidents.all()) == 1
+    assert len(recorded.incidents()) == 1
 
 
 @pytest.mark.parametrize(
     "fault", [pytest.param(cut_links, marks=pytest.mark.short), cut_power, end_agent], ids=lambda f: f.__name__
 )
 def test_a_node_is_lost_and_back(
-    fault: Callable[[Bed, str], None], bed: Bed, incidents: Incidents, corpus: Path, tmp_path: Path
+    fault: Callable[[Bed, str], None], bed: Bed, recorded: Recorded, corpus: Path, tmp_path: Path
 ) -> None:
     """The task goes on on the other nodes, whose processes stay; the node can be used again."""
     name = fault.__name__.replace("_", "-")
@@ -87,7 +59,7 @@ def test_a_node_is_lost_and_back(
         node = rank(before, 2)["node"]
         failed_at = time.time()
         fault(bed, node)
-        incident = incidents.restored()
+        incident = recorded.restored()
         assert (incident["kind"], incident["severity"], incident["node"]) == ("node-lost", "SEV1", node)
         assert at(incident, "detected_at") - failed_at < FOUND_S
         task = bed.client.task(name)
@@ -97,25 +69,24 @@ def test_a_node_is_lost_and_back(
         # Whether the task is worth moving to the node for its last steps is the planner's to say.
         bed.repair()
         assert bed.ready_nodes() == set(bed.nodes)
-    assert [i["id"] for i in incidents.all()] == [incident["id"]]
+    assert [i["id"] for i in recorded.incidents()] == [incident["id"]]
 
 
 def test_a_second_agent_with_a_name_in_use_is_refused(
-    bed: Bed, incidents: Incidents, corpus: Path, tmp_path: Path
+    bed: Bed, recorded: Recorded, corpus: Path, tmp_path: Path
 ) -> None:
     """It ends by itself with a clear message; the node whose name it has trains on, and the log knows nothing of it."""
     with training(bed, "twice", corpus, tmp_path) as before:
-        joined = joins(bed.client)
         second = bed.start_agent(bed.nodes["n1"], UNICRON_NODE="n0", UNICRON_RUN_DIR="/run/second")
         assert bed.nodes["n1"].wait(second, FOUND_S) == NameInUse.exit_code
         bed.client.until_step("twice", before["step"] + 2)
         assert pids(bed.client.task("twice")) == pids(before)
         assert bed.ready_nodes() == set(bed.nodes)
-        assert joins(bed.client) == joined
-    assert incidents.all() == []
+        assert recorded.events("node.joined") == []
+    assert recorded.incidents() == []
 
 
-def test_services_and_nats_are_killed(bed: Bed, incidents: Incidents, corpus: Path, tmp_path: Path) -> None:
+def test_services_and_nats_are_killed(bed: Bed, recorded: Recorded, corpus: Path, tmp_path: Path) -> None:
     """The task trains on, nobody is blamed, and a fault after that is healed."""
     with training(bed, "control", corpus, tmp_path) as before:
         for name in SERVICES:
@@ -127,8 +98,8 @@ def test_services_and_nats_are_killed(bed: Bed, incidents: Incidents, corpus: Pa
         task = bed.client.task("control")
         bed.client.until_step("control", task["step"] + 2)
         assert pids(bed.client.task("control")) == pids(before)
-        assert incidents.all() == []
+        assert recorded.incidents() == []
         victim = rank(before, 1)
         bed.nodes[victim["node"]].kill(victim["pid"])
-        assert incidents.restored()["kind"] == "process-exit"
-    assert len(incidents.all()) == 1
+        assert recorded.restored()["kind"] == "process-exit"
+    assert len(recorded.incidents()) == 1

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from services.detector.decide import Clean, DetectorLimits, Monitor
+from services.detector.decide import DetectorLimits, Monitor
+from services.detector.leftovers import Clean
 from services.detector.stalls import StallLimits
 from shared.departure import Departure
 from shared.events import ErrorDetected, Event, PlanDecided, StateMoved, TaskSubmitted

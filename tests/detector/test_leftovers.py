@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.detector.decide import Clean
-from services.detector.leftovers import LEFTOVER_S
+from services.detector.leftovers import LEFTOVER_S, Clean
 from shared.events import TaskFinished
 from shared.plans import TaskChange
 from tests.agent.kit import stage

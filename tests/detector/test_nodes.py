@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.agent.node import Node
-from services.detector.decide import Clean
+from services.detector.leftovers import Clean
 from shared.events import (
     ErrorDetected,
     NodeJoined,

@@ -119,9 +119,15 @@ class Client:
         return record
 
     def items(self, path: str) -> list[Record]:
-        """Return a list of the API."""
-        items: list[Record] = self.http.get(path, params={"limit": 1000}).raise_for_status().json()["items"]
-        return items
+        """Return a whole list of the API."""
+        items: list[Record] = []
+        further: dict[str, str] = {}
+        while True:
+            page = self.http.get(path, params={"limit": "1000", **further}).raise_for_status().json()
+            items += page["items"]
+            if page["next_cursor"] is None:
+                return items
+            further = {"cursor": page["next_cursor"]}
 
     def incidents(self, task: str) -> list[Record]:
         """Return the incidents of a task, oldest first."""
