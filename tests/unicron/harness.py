@@ -9,8 +9,10 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,8 +37,12 @@ from unicron.protocol import (
 PATIENCE_S = float(os.environ.get("UNICRON_TEST_PATIENCE_S", "30"))
 """How long to wait for what must come: far longer than it takes, also on a busy machine."""
 
-READ_REST_S = 2.0
-"""How long the end of a process waits for the end of its connection. One that never connected has none."""
+LATE_S = float(os.environ.get("UNICRON_TEST_LATE_S", "0"))
+"""0, or for how long nothing may have been heard before the test goes on after each wait: the test is then as late as a
+stalled machine makes it, and fails if a task must not have gone on meanwhile."""
+
+_CREDENTIALS = struct.Struct("3i")
+"""What ``SO_PEERCRED`` gives: pid, uid, gid."""
 
 
 class Agent:
@@ -57,7 +63,11 @@ class Agent:
         self.generation = 0
         self.members: list[str] = []
         self._changed = asyncio.Condition()
-        self._said_all: set[str] = set()
+        self._connections: Counter[int] = Counter()
+        """Open connections of each process, by its pid."""
+        self._stops_awaited: Counter[int] = Counter()
+        self._going_on: set[str] = set()
+        """Workers that no injected fault of kind ``hang`` stops before they are in a new generation (``go_on``)."""
         self._ends: set[asyncio.Task[None]] = set()
         self._stores = 0
 
@@ -108,7 +118,16 @@ class Agent:
             reported = "\n".join(f"{t:.3f} {w} {m}" for t, w, m in self.messages[-40:])
             logs = "\n".join(f"{path.name}: {path.read_text()[-3000:]}" for path in self.folder.glob("*.log"))
             raise AssertionError(f"waited {timeout_s} s\n{reported}\n{self.events}\n{logs}") from None
-        return condition()
+        answer = condition()
+        if LATE_S:
+            await self._until_quiet()
+        return answer
+
+    async def _until_quiet(self) -> None:
+        heard = -1
+        while heard != len(self.messages) + len(self.events):
+            heard = len(self.messages) + len(self.events)
+            await asyncio.sleep(LATE_S)
 
     async def _notify(self) -> None:
         async with self._changed:
@@ -119,23 +138,41 @@ class Agent:
             async for line in self._fs_reader:
                 event = json.loads(line)
                 self.events.append(event)
-                if event["event"] == "exited":
-                    self._ends.add(asyncio.create_task(self._note_end(event["id"], event["code"])))
-                if event["event"] == "forked":
-                    self.pids[event["id"]] = event["pid"]
+                match event["event"]:
+                    case "exited":
+                        self._ends.add(asyncio.create_task(self._note_end(event["id"], event["pid"], event["code"])))
+                    case "forked":
+                        self.pids[event["id"]] = event["pid"]
+                    case "stopped" if event["id"] in self._going_on:
+                        self._stops_awaited[event["pid"]] += 1
+                        with contextlib.suppress(ProcessLookupError):
+                            self.kill(event["id"], signal.SIGCONT)
                 await self._notify()
 
-    async def _note_end(self, worker: str, code: int) -> None:
+    async def _note_end(self, worker: str, pid: int, code: int) -> None:
         """Note that a process has ended. What it said last comes on another connection, and may come later."""
         ended_at = time.monotonic()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(READ_REST_S), self._changed:
-                await self._changed.wait_for(lambda: worker in self._said_all)
+        await self._accept_all()
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._connections[pid])
         self.exits[worker] = (ended_at, code)
         await self._notify()
 
+    async def _accept_all(self) -> None:
+        """Wait until every connection is accepted that was made before now: they are accepted in order."""
+        with contextlib.suppress(ConnectionError):  # nobody listens: a test has closed the server
+            reader, writer = await asyncio.open_unix_connection("\0" + self.address[1:])
+            await reader.read()
+            writer.close()
+
     async def _attach(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         worker = ""
+        peer = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, _, _ = _CREDENTIALS.unpack(peer)
+        if pid == os.getpid():  # from ``_accept_all``
+            writer.close()
+            return
+        self._connections[pid] += 1
         with contextlib.suppress(ConnectionError, asyncio.CancelledError):
             async for line in reader:
                 message = decode(line)
@@ -145,7 +182,7 @@ class Agent:
                 self.messages.append((time.monotonic(), worker, message))
                 await self._notify()
         writer.close()
-        self._said_all.add(worker)
+        self._connections[pid] -= 1
         await self._notify()
 
     def ask(self, **request: Any) -> None:
@@ -153,7 +190,6 @@ class Agent:
 
     async def fork(self, worker: str, spec: Path, env: Mapping[str, str] | None = None) -> None:
         self.exits.pop(worker, None)
-        self._said_all.discard(worker)
         before = len(self.of(Hello, worker))
         self.ask(
             do="fork", id=worker, task="a", worker=worker, spec=str(spec),
@@ -200,6 +236,7 @@ class Agent:
         port = await self.store()
         self.generation += 1
         self.members = list(members)
+        self._going_on.difference_update(members)
         listed = [[rank, worker, source] for rank, (worker, source) in enumerate(members.items())]
         for rank, worker in enumerate(members):
             self.send(
@@ -231,19 +268,30 @@ class Agent:
         await self.until(lambda: all(self.of(Drained, worker, generation) for worker in workers))
 
     def send_all(self, workers: list[str], message: Message) -> None:
-        """Send a message to workers, and have those go on that are stopped (``stopped``)."""
+        """Send a message to workers, and have them go on."""
         for worker in workers:
             self.send(worker, message)
+        self.go_on(workers)
+
+    def go_on(self, workers: list[str]) -> None:
+        """Have workers go on that are stopped (``stopped``), and let no fault stop them before the next generation."""
+        self._going_on.update(workers)
         for worker in workers:
             self.kill(worker, signal.SIGCONT)
 
     async def stopped(self, worker: str) -> None:
-        """Wait until a worker's injected fault of kind ``hang`` has stopped it.
+        """Wait until a worker's injected fault of kind ``hang`` has stopped it; once more: until the next one has.
 
-        A task of which one member is stopped does not come to its end before the test has done what it is about.
+        A task of which one member is stopped does not come to its end before the test has done what it is about. So a
+        test that asks something of a task that trains has a member stop first, in each generation anew: how far the
+        others come before they are asked depends on how fast the test is.
         """
         pid = self.pids[worker]
-        await self.until(lambda: any(e["event"] == "stopped" and e["pid"] == pid for e in self.events))
+        self._stops_awaited[pid] += 1
+        await self.until(lambda: self._stops(pid) >= self._stops_awaited[pid])
+
+    def _stops(self, pid: int) -> int:
+        return sum(event["event"] == "stopped" and event["pid"] == pid for event in self.events)
 
     async def in_step(self, workers: Iterable[str], step: int, phase: str = "") -> None:
         """Wait until workers are in a step, or in a phase of it."""

@@ -23,9 +23,17 @@ COPIED_ONCE = {"every": 0, "memory_every": STEP - 1}
 """With steps this short a copy may not be due because the one before is not yet stored: of this one there is none."""
 
 
-async def lose_node(nodes: Nodes, worker: str, at: str, *, tensor: int = 1) -> None:
-    """Train until a worker stops in the step, all copies of the state before it are stored, and it is lost."""
-    await nodes.train_to(worker, STEP, at, tensor=tensor)
+async def lose_node(nodes: Nodes, worker: str, at: str, *, tensor: int = 1, then: str = "") -> None:
+    """Train until a worker stops in the step, all copies of the state before it are stored, and it is lost.
+
+    Args:
+        nodes: the task's.
+        worker: which one is lost.
+        at: where in the step.
+        tensor: the tensor-parallel size.
+        then: a fault that comes later.
+    """
+    await nodes.train_to(worker, STEP, at, tensor=tensor, then=then)
     others = [other for other in nodes.nodes if other != worker]
     # A rank that is a replica of its own has done its share of the step.
     await nodes.agent.in_step(others, STEP, "reduce" if tensor == 1 else "")
@@ -41,12 +49,13 @@ async def test_survivors_of_a_divided_optimizer_finish_the_step(
     spec = spec_file(steps=7, parallel=DIVIDED, checkpoint=COPIED_ONCE)
     async with agent(tmp_path / "run") as a:
         nodes = Nodes(a, spec, shared_memory, {"w0": "n0", "w1": "n1", "w2": "n2"})
-        await lose_node(nodes, "w1", "1")
+        await lose_node(nodes, "w1", "1", then="0:6:0:hang")
         members = {"w0": "live", "w2": "live"}
         resumed = await a.resumed(await a.configure(members, stage="interrupted", complete=False, fault_step=STEP - 1))
         # The lost rank's four micro-batches, and no other.
         assert {(r.step, r.steps_recomputed, r.computed) for r in resumed} == {(STEP, 0, 2)}
         assert {r.source for r in resumed} <= {"memory", "peer-memory"}
+        await a.stopped("w0")
         await a.drain(["w0", "w2"])
         await nodes.fork_one("w3", "n3")
         resumed = await a.resumed(await a.configure({"w0": "live", "w2": "live", "w3": "take"}))

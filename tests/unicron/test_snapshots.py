@@ -14,6 +14,7 @@ import pytest
 from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import Agent, agent
 from tests.unicron.test_recovery import begin, check_result
+from tests.unicron.zygote import WRITES_AT_ONCE
 from unicron.errors import TornSnapshot
 from unicron.protocol import Checkpointed, Progress, Resumed
 from unicron.snapshot import files
@@ -37,12 +38,18 @@ class Nodes:
         await asyncio.gather(*(self.fork_one(worker, self.nodes[worker], fail_at) for worker in self.nodes))
 
     async def fork_one(self, worker: str, node: str, fail_at: str = "") -> None:
-        env = {"UNICRON_NODE": node, "UNICRON_DOMAIN": node, "UNICRON_MEMORY": str(self.folder(node))}
+        env = {"UNICRON_NODE": node, "UNICRON_DOMAIN": node, "UNICRON_MEMORY": str(self.folder(node))} | WRITES_AT_ONCE
         await self.agent.fork(worker, self.spec, env | ({"UNICRON_FAIL_AT": fail_at} if fail_at else {}))
 
-    async def train_to(self, worker: str, step: int, at: str, *, tensor: int = 1, pipeline: int = 1) -> None:
-        """Train until a worker stops in a step, the others are in it, and all copies of the step before are stored."""
-        await self.fork(f"{list(self.nodes).index(worker)}:{step}:{at}:sleep")
+    async def train_to(
+        self, worker: str, step: int, at: str, *, tensor: int = 1, pipeline: int = 1, then: str = ""
+    ) -> None:
+        """Train until a worker stops in a step, the others are in it, and all copies of the step before are stored.
+
+        ``then`` is a fault that comes later.
+        """
+        fault = f"{list(self.nodes).index(worker)}:{step}:{at}:sleep"
+        await self.fork(f"{fault},{then}" if then else fault)
         await self.agent.configure(dict.fromkeys(self.nodes, "initial"), tensor=tensor, pipeline=pipeline)
         await self.agent.in_step(self.nodes, step)
         # Files tell nobody when they are whole.
@@ -104,12 +111,12 @@ class Nodes:
 async def test_all_ranks_lost_the_newest_copies_are_nearer_than_the_checkpoint(
     tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
-    spec = spec_file(steps=16, checkpoint={"every": 4, "memory_every": 13})
+    spec = spec_file(steps=6, checkpoint={"every": 2, "memory_every": 3})
     async with agent(tmp_path / "run") as a:
         nodes = Nodes(a, spec, shared_memory, {"w0": "n0", "w1": "n0", "w2": "n1"})
-        applied = await nodes.lose("w0", 14)
+        applied = await nodes.lose("w0", 4)
         newest = nodes.newest()
-        assert newest > a.of(Checkpointed)[-1].step
+        assert (newest, [m.step for m in a.of(Checkpointed)]) == (3, [2])
         resumed = await nodes.restore(applied)
         assert {(r.step, r.steps_recomputed) for r in resumed} == {(newest + 1, applied - newest)}
         assert {r.source for r in resumed} <= {"memory", "peer-memory"}

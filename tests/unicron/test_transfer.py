@@ -10,8 +10,9 @@ import pytest
 
 from tests.unicron.conftest import TWO_LAYERS, SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent, reference_of
+from tests.unicron.zygote import WRITES_AT_ONCE
 from unicron.environment import ROUND_BYTES
-from unicron.protocol import Checkpointed, Finished, Held, Raised
+from unicron.protocol import Checkpointed, Finished, Raised
 
 TOLERANCE = 1e-5
 pytestmark = pytest.mark.timeout(180)
@@ -30,6 +31,7 @@ def workers(layout: Layout) -> list[str]:
 async def begin(a: Agent, spec: Path, layout: Layout, *fail_at: str, small_rounds: bool = False) -> None:
     """Fork the workers of a layout, each with the injected faults of its rank, and begin to train."""
     env = ({"UNICRON_FAIL_AT": ",".join(fail_at)} if fail_at else {}) | (SMALL_ROUNDS if small_rounds else {})
+    env |= WRITES_AT_ONCE
     await asyncio.gather(*(a.fork(worker, spec, env) for worker in workers(layout)))
     await a.configure(dict.fromkeys(workers(layout), "initial"), tensor=layout[1], pipeline=layout[2])
 
@@ -83,7 +85,7 @@ async def test_whole_replicas_finish_the_step_and_all_survivors_join_the_next_la
     whole, spare, lost = (["w0", "w1"], "w2", "w3") if tensor == 2 else (["w0", "w2"], "w1", "w3")
     spec = spec_file(steps=8, model=TWO_LAYERS)
     async with agent(tmp_path / "run") as a:
-        await begin(a, spec, (4, tensor, pipeline), f"3:3:{at}:hang")
+        await begin(a, spec, (4, tensor, pipeline), f"3:3:{at}:hang", "0:6:0:hang")
         await a.lose(lost, 3, "reduce" if at == "reduce" else "")
         await a.hold([*whole, spare])
         generation = await a.configure(
@@ -93,6 +95,7 @@ async def test_whole_replicas_finish_the_step_and_all_survivors_join_the_next_la
         assert {(r.step, r.source, r.steps_recomputed) for r in resumed} == {(3, "own", 0)}
         if at == "reduce":
             assert {r.computed for r in resumed} == {6}  # what the broken replica had computed, and no more
+        await a.stopped("w0")
         await a.drain(whole)
         resumed = await a.resumed(await a.configure(dict.fromkeys([spare, *whole], "live")))
         assert {r.source for r in resumed} == {"live"}
@@ -142,23 +145,18 @@ async def test_a_distributed_optimizer_and_the_step_survive_the_loss_of_a_newcom
 
 async def test_a_checkpoint_is_read_where_a_part_of_the_state_is_lost(tmp_path: Path, spec_file: SpecFile) -> None:
     """The survivor of two has only a part of the optimizer's state; three ranks read the checkpoint that two wrote."""
-    spec = spec_file(steps=16, checkpoint={"every": 3}, parallel={"distributed_optimizer": True})
+    fields = {"steps": 8, "parallel": {"distributed_optimizer": True}}
+    spec = spec_file(**fields, checkpoint={"every": 3})
     async with agent(tmp_path / "run") as a:
-        # A second checkpoint begins only once all ranks have written the first, which rank 0 then publishes.
-        await begin(a, spec, (2, 1, 1), "1:4:checkpoint:hang")
-        await a.stopped("w1")
-        await a.lose("w1", max(step for step, _ in a.phases("w1")) + 1)
+        await begin(a, spec, (2, 1, 1), "1:6:1:hang")
+        await a.lose("w1", 6)
         await a.hold(["w0"])
-        (saved,) = await a.until(lambda: a.of(Checkpointed))
-        (held,) = a.of(Held)
+        (saved,) = a.of(Checkpointed)
         await asyncio.gather(a.fork("w2", spec), a.fork("w3", spec))
         members = {"w0": "live", "w2": "take", "w3": "take"}
-        resumed = await a.resumed(await a.configure(members, checkpoint=saved.path, fault_step=held.step))
-        expected = (saved.step + 1, "checkpoint", held.step - saved.step)
-        assert {(r.step, r.source, r.steps_recomputed) for r in resumed} == {expected}
-        assert held.step - saved.step >= 3
-        finished = await a.finished(3)
-        await check_result(a, spec_file(steps=16), finished, checkpoints=True)
+        resumed = await a.resumed(await a.configure(members, checkpoint=saved.path, fault_step=5))
+        assert {(r.step, r.source, r.steps_recomputed) for r in resumed} == {(4, "checkpoint", 2)}
+        await check_result(a, spec_file(steps=8), await a.finished(3), checkpoints=True)
 
 
 BREAKS_GATHERING = """

@@ -6,6 +6,7 @@ Each test's fork server is forked from it, and so are programs that train withou
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import ctypes
 import functools
 import json
@@ -23,6 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from unicron import forkserver
+
+WRITES_AT_ONCE = {"UNICRON_TEST_WRITES_AT_ONCE": "1"}
+"""Environment of a rank that trains on only when its part of a checkpoint is written, and on rank 0 the checkpoint too.
+
+A checkpoint that a rank begins after step n is then published in step n + 1. Without this, the disk decides which steps
+have one.
+"""
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -110,9 +118,34 @@ def _run(arguments: list[str], directory: str) -> int:
     return code if isinstance(code, int) else int(code is not None)
 
 
+def _obey_writes_at_once() -> None:
+    """Have ranks forked from here do what ``WRITES_AT_ONCE`` asks for."""
+    from unicron.checkpoint.writer import Writer
+
+    begin, agreed = Writer.begin, Writer.agreed
+
+    def wait(future: concurrent.futures.Future[None] | None) -> None:
+        if future is not None and WRITES_AT_ONCE.items() <= os.environ.items():
+            concurrent.futures.wait([future])
+
+    @functools.wraps(begin)
+    def begin_and_wait(self: Writer, *arguments: Any) -> None:
+        begin(self, *arguments)
+        wait(self._part.written if self._part is not None else None)
+
+    @functools.wraps(agreed)
+    def agreed_and_wait(self: Writer, *arguments: Any) -> concurrent.futures.Future[None] | None:
+        publication = agreed(self, *arguments)
+        wait(publication)
+        return publication
+
+    Writer.begin, Writer.agreed = begin_and_wait, agreed_and_wait  # type: ignore[assignment, method-assign]
+
+
 def main(control: socket.socket) -> None:
     """Be the process, until its parent is gone."""
     forkserver.preload()
+    _obey_writes_at_once()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need no wait
     while True:
         data, descriptors, _, _ = socket.recv_fds(control, _MAX_REQUEST_BYTES, 2)
