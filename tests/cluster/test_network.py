@@ -74,8 +74,12 @@ def ask(source: Machine, target: Machine, count: int, timeout_s: float) -> list[
 
 
 def reaches(source: Machine, target: Machine) -> bool:
-    """Return whether a question is answered; the first ones may be lost while the Ethernet address is sought."""
-    return any(s is not None for s in ask(source, target, count=20, timeout_s=1.0))
+    """Return whether a question is answered; the first ones may be lost while the Ethernet address is sought.
+
+    None of these questions is under way any more when this returns.
+    """
+    answered = any(s is not None for s in ask(source, target, count=20, timeout_s=1.0))
+    return answered and ask(source, target, count=1, timeout_s=20.0) != [None]
 
 
 def loses_all(source: Machine, target: Machine) -> bool:
@@ -91,7 +95,7 @@ def test_each_direction_has_its_own_delay(trio: Trio) -> None:
     assert len(times) == 3
     assert min(times) >= 0.3
     # Generous: a busy machine may let the switch or the server wait.
-    assert max(times) < 3.0
+    assert max(times) < 9.0
 
 
 def test_loss_in_one_direction(trio: Trio) -> None:
@@ -104,7 +108,7 @@ def test_loss_in_one_direction(trio: Trio) -> None:
     network.set("m0", "m1")
     network.set("m1", "m0", loss=1.0)
     assert loses_all(m0, m1)
-    assert heard(server) == before + 3, "the questions came through, no answer did"
+    until("the questions came through, no answer did", lambda: heard(server) == before + 3, 20.0)
     network.heal()
     assert reaches(m0, m1)
 
@@ -116,8 +120,10 @@ def test_a_part_of_the_frames_is_lost_at_random(trio: Trio) -> None:
     network.set("m0", "m1", loss=0.5)
     ask(m0, m1, count=40, timeout_s=0.05)
     _, dropped = network.count("m0", "m1")
+    network.heal()
+    assert ask(m0, m1, count=1, timeout_s=20.0) != [None]  # and the server has heard all that came before
     # Of 40 fair draws fewer than 5, or more than 35, come once in ten million times; the seed is fixed besides.
-    assert 5 <= heard(server) - before <= 35
+    assert 5 <= heard(server) - before - 1 <= 35
     assert dropped >= 5
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from services.agent import agent as agent_module
 from services.agent.agent import Agent
 from shared.bus import Bus
 from shared.codes import FailureCode
@@ -67,8 +68,8 @@ async def test_a_killed_rank_is_in_the_log_at_once(monitor: LogWatch, agent: Age
     [error] = of(events, ErrorDetected)
     assert (error.kind, error.severity, error.worker) == (ErrorKind.PROCESS_EXIT, Severity.SEV2, "n0/1")
     assert error.evidence["exit"] == "SIGKILL"
-    assert -0.05 < (error.occurred_at - killed_at).total_seconds() < 5.0
-    assert took_s < 5.0  # about 30 ms on an idle machine; the limit is for a busy one
+    assert -0.05 < (error.occurred_at - killed_at).total_seconds() < 20.0
+    assert took_s < 20.0  # about 30 ms on an idle machine; the limit is for a busy one
 
 
 async def test_a_signal_that_overtakes_the_log_is_not_lost(monitor: LogWatch, bus: Bus) -> None:
@@ -135,9 +136,11 @@ async def test_a_finished_task_is_in_the_log(monitor: LogWatch, agent: Agent, dr
 
 
 async def test_stopped_ranks_are_found_by_their_silence(
-    settings: Settings, bus: Bus, journal: Journal, agent: Agent, driver: Driver
+    settings: Settings, bus: Bus, journal: Journal, agent: Agent, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    impatient = settings.model_copy(update={"hang_floor_s": 1.0})
+    monkeypatch.setattr(agent_module, "QUIT_GRACE_S", 2 * WAIT_S)
+    # Long enough that no rank counts as hanging that the machine alone has stalled.
+    impatient = settings.model_copy(update={"hang_floor_s": 4.0})
     async with watching(impatient, bus, journal) as monitor:
         pids = await train(journal, driver)
         await monitor.until(lambda found: any(event.type == "task.progressed" for event in found))
@@ -150,10 +153,8 @@ async def test_stopped_ranks_are_found_by_their_silence(
     assert error.evidence["workers"]
     assert set(error.evidence["workers"]) <= set(driver.workers)
     assert {error.evidence["ranks"][worker]["process_state"] for worker in driver.workers} == {"T"}
-    # Release kills at once what cannot listen.
-    released = await driver.ask("release", 2, workers=driver.workers)
-    assert released.ok
-    assert released.seconds < 1.0
+    # Release kills at once what cannot listen, without the grace.
+    assert (await driver.ask("release", 2, workers=driver.workers)).ok
 
 
 async def test_an_outage_of_nats_blames_no_node(
@@ -169,9 +170,14 @@ async def test_an_outage_of_nats_blames_no_node(
     assert [(e.kind, e.worker) for e in of(events, ErrorDetected)] == [(ErrorKind.PROCESS_EXIT, "n0/1")]
 
 
-async def test_a_silent_node_is_lost_and_comes_back_clean(monitor: LogWatch, settings: Settings, bus: Bus) -> None:
+async def test_a_silent_node_is_lost_and_comes_back_clean(settings: Settings, bus: Bus, journal: Journal) -> None:
     """A real agent process is stopped for longer than the time-out and goes on afterwards."""
-    async with running(settings, "n0", settings.run_dir / "agent.log") as agent:
+    # Long enough that the node is not lost while the machine alone has stalled its agent.
+    settings = settings.model_copy(update={"node_timeout_s": 4.0})
+    async with (
+        watching(settings, bus, journal) as monitor,
+        running(settings, "n0", settings.run_dir / "agent.log") as agent,
+    ):
         await agent.ready()
         await monitor.until(lambda found: bool(of(found, NodeJoined)))
         driver = Driver(bus)
@@ -183,7 +189,7 @@ async def test_a_silent_node_is_lost_and_comes_back_clean(monitor: LogWatch, set
         [lost] = of(events, ErrorDetected)
         assert (lost.kind, lost.severity, lost.node) == (ErrorKind.NODE_LOST, Severity.SEV1, "n0")
         assert lost.evidence["tasks"]["gpt"]["workers"] == driver.workers
-        assert settings.node_timeout_s - 0.3 < took_s < settings.node_timeout_s + 10.0
+        assert settings.node_timeout_s - 0.3 < took_s < settings.node_timeout_s + 20.0
         agent.process.send_signal(signal.SIGCONT)
         await monitor.until(lambda found: len(of(found, NodeJoined)) == 2)
         for pid in pids.values():

@@ -46,21 +46,27 @@ def make_corpus(folder: Path) -> Path:
 
 
 PACED = """
-import os, pathlib, time
+import json, os, pathlib, time
 from unicron import train
 from unicron.trainer.data import Samples
 
 read, pace = Samples.batch, pathlib.Path(os.environ["PACE"])
+spec = json.loads(pathlib.Path(os.environ["UNICRON_SPEC"]).read_text())
+samples_of_task = spec["steps"] * spec["batch"]["global"]
 
 def slowly(samples, ids):
     if pace.exists():
-        time.sleep(float(os.environ["PACE_S"]))
+        time.sleep(float(os.environ["PACE_S"]) * (1.0 + 3.0 * (ids[0] / samples_of_task) ** 2))
     return read(samples, ids)
 
 Samples.batch = slowly
 train.train(pathlib.Path(os.environ["UNICRON_SPEC"]))
 """
-"""The built-in trainer, with a data loader that is slow as long as a file exists."""
+"""The built-in trainer, with a data loader that is slow as long as a file exists.
+
+It becomes up to four times as slow, so that the steps that are left last longer than any stall of the test. At any time
+it is less than three times (``hang_factor``) as slow as on average before, so that no step counts as a hang.
+"""
 
 
 class Pace:
@@ -68,7 +74,7 @@ class Pace:
 
     Args:
         folder: for the script and the file that makes the data loader slow.
-        batch_s: seconds that the data loader waits before each micro-batch.
+        batch_s: seconds that the data loader waits before each micro-batch, at first.
         script: what to run; it finds the file's path in ``PACE`` and the seconds in ``PACE_S``.
     """
 

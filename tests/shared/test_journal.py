@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import statistics
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -208,26 +206,28 @@ async def test_closing_relays_what_was_appended(log: EventLog, bus: Bus) -> None
 
 
 _FOLLOWER = """
-import asyncio, sys, time
+import asyncio, sys
 from shared.bus import Bus
-from shared.log.journal import Journal
+from shared.log import journal
 from shared.log.log import EventLog
+
+journal.FETCH_TIMEOUT_S = 1000.0  # it never reads the table
 
 async def main(url, token, log_url):
     log = EventLog(log_url)
     bus = await Bus.connect(url, token=token, name="follower")
 
     async def handle(record):
-        print(record.position, time.monotonic(), flush=True)
+        print(record.position, flush=True)
 
-    await Journal(log, bus).follow(handle, consumer="follower", after=0)
+    await journal.Journal(log, bus).follow(handle, consumer="follower", after=0)
 
 asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def test_another_process_hears_within_milliseconds(journal: Journal, nats: NatsServer) -> None:
-    """Within half the time after which a follower reads the table: the record came through the stream."""
+async def test_another_process_hears_through_the_stream(journal: Journal, nats: NatsServer) -> None:
+    """Each record at once (about 3 ms on an idle machine), and not when the follower reads the table."""
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     process = await asyncio.create_subprocess_exec(
         *[sys.executable, "-c", _FOLLOWER, nats.url, nats.token, journal.log.url],
@@ -236,14 +236,9 @@ async def test_another_process_hears_within_milliseconds(journal: Journal, nats:
     )
     try:
         assert process.stdout is not None
-        delays_s = []
         for number in range(1, 31):
-            began = time.monotonic()
             await journal.append([node_joined(number)])
-            position, heard = (await process.stdout.readline()).split()
-            assert int(position) == number
-            delays_s.append(float(heard) - began)
-        assert statistics.median(delays_s[1:]) < 0.25
+            assert int(await process.stdout.readline()) == number
     finally:
         process.kill()
         await process.communicate()
