@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.detector import isolation, links
-from services.detector.decide import Decision
+from services.detector.decision import Decision
 from services.detector.pairs import pair
 from services.detector.probing import ProbeQuestion
 from shared.codes import FailureCode
