@@ -64,20 +64,20 @@ async def _log(api: Gateway) -> Check:
 async def _nodes(api: Gateway) -> Check:
     live = api.live.state()
 
-    def read(views: ViewReader) -> tuple[list[NodeView], int]:
-        return views.page(NODES, states=["ready"]), sum(
-            views.count(NODES, state.value) for state in AGENT_LIVES - {NodeState.READY}
-        )
+    def read(views: ViewReader) -> list[NodeView]:
+        return views.page(NODES, states=sorted(AGENT_LIVES))
 
     try:
         async with asyncio.timeout(_LOG_TIMEOUT_S):
-            logged, closed = await api.read(read)
+            logged = await api.read(read)
     except UnicronError as err:
         return Check(name="nodes", ok=False, detail=err.detail)
     except TimeoutError:
         return Check(name="nodes", ok=False, detail=f"the projections do not answer within {_LOG_TIMEOUT_S:g} s")
     silent = [view.name for view in logged if present.node_state(view, live) == present.UNREACHABLE]
-    ready = len(logged) - len(silent)
+    heard = [view.state for view in logged if view.name not in set(silent)]
+    ready = heard.count(NodeState.READY)
+    closed = len(heard) - ready
     # With closed nodes only, tasks can be submitted, and wait.
     detail = f"{ready} ready" + (f", {closed} closed to new work" if closed else "")
     if silent:
