@@ -177,13 +177,16 @@ def _is_answered(state: DetectorState, inquiry: Inquiry) -> bool:
 def _answers(state: DetectorState, inquiry: Inquiry) -> tuple[dict[tuple[str, str], bool], float]:
     """Return who has reached whom, and the longest round trip in seconds.
 
-    A machine that answers is reached, whatever has become of its agent.
+    A machine that answers is reached, whatever has become of its agent. Left out is what concerns a node that was
+    isolated since, as for another task: its broken pairs are no evidence against the other side.
     """
     reached: dict[tuple[str, str], bool] = {}
     round_trip_s = 0.0
     for direction in inquiry.asked:
         result = state.probes.get(direction)
         if result is None or result.asked_at < inquiry.asked_at or result.outcome is None:
+            continue
+        if not state.isolated.keys().isdisjoint(direction):
             continue
         reached[direction] = result.outcome is not Outcome.SILENT
         round_trip_s = max(round_trip_s, result.round_trip_s or 0.0)
