@@ -93,14 +93,14 @@ def test_the_broken_pairs_of_a_node_that_was_isolated_meanwhile_decide_nothing()
     cut = {("n1", "n3"), ("n1", "n2")}
     asked = frozenset((a, b) for a in cluster.names for b in cluster.names if a != b)
     task.members = {worker: member for worker, member in task.members.items() if member.node != "n3"}
-    task.inquiry = Inquiry(at(2.0), asked, frozenset({("n1", "n2")}))
+    task.inquiry = Inquiry(at(2.0), at(2.0), asked, suspects=frozenset({("n1", "n2")}))
     for witness, peer in asked:
         target = ProbeTarget(address=f"{peer}:1", incarnation=f"first {peer}")
         question = ProbeQuestion(witness, {peer: target}, at(2.0), 1.0)
         outcome = Outcome.SILENT if {(witness, peer), (peer, witness)} & cut else Outcome.REACHED
         cluster.monitor.probed(question, {peer: outcome}, at(2.1))
     isolate(cluster, "n3", "n1", 2.2)
-    task.inquiry = Inquiry(at(2.0), asked, frozenset({("n1", "n2")}))
+    task.inquiry = Inquiry(at(2.0), at(2.0), asked, suspects=frozenset({("n1", "n2")}))
     task.unanswered.clear()
     stuck = Fault(
         cause="stuck too",
