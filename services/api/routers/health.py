@@ -41,8 +41,9 @@ async def readyz(response: Response, api: Api) -> Readiness:
     """Report whether tasks can be taken: log, bus, the other services and at least one node."""
     checks = await asyncio.gather(_log(api), _nodes(api), *(_service(api, name) for name in SERVICES))
     counters = api.live.dropped.counters
+    trouble = api.bus.trouble
     bus = Check(
-        name="bus", ok=api.bus.connected, detail="" if api.bus.connected else "waiting for the bus", counters=counters
+        name="bus", ok=not trouble, detail=f"waiting for the bus: {trouble}" if trouble else "", counters=counters
     )
     readiness = Readiness(ready=bus.ok and all(check.ok for check in checks), checks=[bus, *checks])
     if not readiness.ready:
