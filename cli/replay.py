@@ -12,6 +12,7 @@ import typer
 from services.planner.replay import Replayer, Report
 from services.planner.state import State
 from shared.errors import Corrupt
+from shared.settings import read_settings
 
 
 class Output(StrEnum):
@@ -22,8 +23,14 @@ class Output(StrEnum):
 
 
 def replay(
-    log: Annotated[Path | None, typer.Argument(help="The log: a live one, or a copied .db file.")] = None,
-    run_dir: Annotated[Path, typer.Option(help="Folder with the log, where LOG is not given.")] = Path(".unicron"),
+    log: Annotated[
+        str | None,
+        typer.Argument(
+            help="The log: a live one or a copied .db file, or a database's URL (postgresql+psycopg://...). "
+            "Default: that of the settings, UNICRON_LOG_URL."
+        ),
+    ] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder with the log, where LOG is not given.")] = None,
     at: Annotated[int | None, typer.Option(min=0, help="Show the state after this position.")] = None,
     verify_plans: Annotated[
         bool, typer.Option("--verify", help="Decide every plan again, compare byte for byte, check the hash chain.")
@@ -31,7 +38,7 @@ def replay(
     output: Annotated[Output, typer.Option("--output", "-o", help="text or json")] = Output.TEXT,
 ) -> None:
     """Rebuild the state at a position of a log, or verify every plan in it. Needs no server."""
-    replayer = Replayer.of_file(log if log is not None else run_dir / "log.db")
+    replayer = Replayer.of_url(_url(log, run_dir))
     if verify_plans:
         report = replayer.verify()
         typer.echo(_report_json(report) if output is Output.JSON else _report_text(report))
@@ -40,6 +47,15 @@ def replay(
     else:
         state = replayer.state_at(at)
         typer.echo(_state_json(state) if output is Output.JSON else _state_text(state))
+
+
+def _url(log: str | None, run_dir: Path | None) -> str:
+    """Return the URL of the log that is meant."""
+    if log is not None and "://" in log:
+        return log
+    if log is not None:
+        return f"sqlite:///{Path(log).resolve()}"
+    return read_settings(run_dir=run_dir, log_url="").log_database_url if run_dir else read_settings().log_database_url
 
 
 def _report_json(report: Report) -> str:

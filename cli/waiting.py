@@ -230,7 +230,7 @@ def wait_until_drained(server: str | None, name: str) -> Record:
 
             async def drained() -> Record | None:
                 node: Record = await client.get(f"/v1/nodes/{quote(name, safe='')}")
-                return node if node["state"] != "draining" else None
+                return node if node["recorded_state"] != "draining" else None
 
             return await client.until(f"{name} is drained", drained)
 

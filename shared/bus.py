@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+import random
+from collections.abc import Awaitable, Callable, Iterator
 
 import nats
 import nats.errors
@@ -50,18 +51,44 @@ JETSTREAM_TIMEOUT_S = 2.0
 further effect; a request that is lost in a restart of the server waits this long."""
 
 
-class _Client(Client):
-    """The client, which drops a message whose subject or headers it cannot decode.
+REFUSED_FIRST_PAUSE_S = 0.1
+"""Pause after the first attempt to reconnect at which the server refuses the token. Each further pause doubles."""
 
-    The server forwards such bytes. In nats-py 2.16 their exception ends the task that reads from the connection, and
-    the client, still connected, hears nothing any more.
+REFUSED_LONGEST_PAUSE_S = 2.0
+"""Longest such pause: all agents and services are refused at once, and each attempt costs the server a connection."""
+
+_REFUSALS = ("authorization violation", "user authentication", "account authentication")
+"""Beginnings of the server's errors for credentials that it does not accept, or not any more."""
+
+
+class _Client(Client):
+    """The client, which drops a message that it cannot decode, and reconnects after an error of the server.
+
+    The server forwards bytes that are no subject or no headers. In nats-py 2.16 their exception ends the task that
+    reads from the connection, and the client, still connected, hears nothing any more. Nor does it reconnect after an
+    error of the server, for example where the token was changed: it closes for good.
     """
+
+    async def _process_err(self, err_msg: str) -> None:
+        if "permissions violation" in err_msg.lower():
+            return await super()._process_err(err_msg)  # of one message; the connection stays
+        error = nats.errors.Error(f"nats: {err_msg}")
+        await self._error_cb(error)
+        await self._process_op_err(error)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         try:
             await super()._process_msg(sid, subject, reply, data, headers)
         except (ValueError, LookupError) as err:  # UnicodeDecodeError is a ValueError
             await self._error_cb(err)
+
+
+def refused_pauses_s() -> Iterator[float]:
+    """Yield the pauses between attempts of a client whose token is refused, in seconds; each has a random part."""
+    pause_s = REFUSED_FIRST_PAUSE_S
+    while True:
+        yield pause_s + random.uniform(0.0, REFUSED_FIRST_PAUSE_S)
+        pause_s = min(2.0 * pause_s, REFUSED_LONGEST_PAUSE_S)
 
 
 class Bus:
@@ -73,7 +100,9 @@ class Bus:
         self._trouble = ""
         self._closed = asyncio.Event()
         self._refused = asyncio.Event()
-        """Set when a server has refused the token."""
+        """Set while servers refuse the token."""
+        self._pauses_s = refused_pauses_s()
+        self._established = False
         self._closing = False
         self._requests: set[asyncio.Task[None]] = set()
         self._lost = asyncio.Event()
@@ -120,6 +149,7 @@ class Bus:
             await asyncio.wait({connecting, refused}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             if connecting.done():
                 connecting.result()
+                bus._established = True
                 return bus
         except (OSError, nats.errors.Error) as err:
             raise Unavailable(f"no NATS server at {url}: {err}") from err
@@ -141,6 +171,15 @@ class Bus:
     def connected(self) -> bool:
         """Whether the connection is up at this moment."""
         return self._client.is_connected
+
+    @property
+    def trouble(self) -> str:
+        """Why there is no connection at this moment, in words; empty while there is one."""
+        if self.connected:
+            return ""
+        if self._refused.is_set():
+            return f"{AccessDenied.code}: the NATS server refuses the token: {self._trouble}"
+        return f"no connection to NATS: {self._trouble}" if self._trouble else "no connection to NATS"
 
     @property
     def closed(self) -> bool:
@@ -177,7 +216,7 @@ class Bus:
             await asyncio.sleep(RECONNECT_WAIT_S)
 
     async def wait_closed(self) -> None:
-        """Wait until the connection is closed for good: by ``close``, or by the server (a revoked token)."""
+        """Wait until the connection is closed for good, by ``close``."""
         await self._closed.wait()
 
     async def publish(self, subject: str, data: bytes) -> None:
@@ -197,6 +236,7 @@ class Bus:
 
         Raises:
             NoReceiver: there is no subscriber.
+            AccessDenied: no reply came, since the server refuses the token by now.
             Unavailable: no reply came in time, or the connection broke: the reply is then most likely lost, and the
                 caller can repeat the request without waiting for the time-out.
         """
@@ -210,6 +250,8 @@ class Bus:
         except nats.errors.NoRespondersError as err:
             raise NoReceiver(f"nobody answers on {subject}") from err
         except (TimeoutError, nats.errors.Error) as err:
+            if self._refused.is_set():
+                raise AccessDenied(f"no answer on {subject}: {self.trouble}") from err
             raise Unavailable(f"no answer on {subject} within {timeout_s} s: {type(err).__name__} {err}") from err
         finally:
             await cancellation.end(lost)
@@ -274,32 +316,36 @@ class Bus:
         await self._close_client()  # no effect unless that attempt has succeeded
 
     async def _close_client(self) -> None:
-        try:
-            with cancellation.foreign():
-                await self._client.close()
-            return
-        except OSError:
-            pass  # the flush of pending messages met a lost connection; no message is pending now
-        except cancellation.Foreign:
-            # close() waited for the end of a connection. The attempt to reconnect had waited for the same future, which
-            # was cancelled with the attempt. There is nothing left to wait for.
-            transport, self._client._transport = self._client._transport, None
-            if transport is not None:
-                transport.close()  # type: ignore[no-untyped-call]
-        # The client stopped half-way in a status in which close() has no effect.
-        self._client._status = Client.DISCONNECTED
-        await self._client.close()
+        while True:
+            try:
+                with cancellation.foreign():
+                    await self._client.close()
+                return
+            except OSError:
+                pass  # the flush of pending messages met a lost connection; no message is pending now
+            except cancellation.Foreign:
+                pass  # it waited for the end of the connection, like an attempt to reconnect that was cancelled
+            # The client stopped half-way in a status in which close() has no effect. There is nothing left to wait for.
+            self._end_connection()
+            self._client._transport, self._client._status = None, Client.DISCONNECTED
+
+    def _end_connection(self) -> None:
+        if self._client._transport is not None:
+            self._client._transport.close()  # type: ignore[no-untyped-call]
 
     async def _on_error(self, err: Exception) -> None:
         # Only this callback reports a publish to a forbidden subject, a slow consumer or a lost connection. An error
         # that repeats at every attempt to reconnect is logged once; the reset after a refused token is not logged.
         text = f"{type(err).__name__} {err}".strip()
-        if isinstance(err, nats.errors.AuthorizationError) or "authorization violation" in text.lower():
+        if refused := any(refusal in text.lower() for refusal in _REFUSALS):
             self._refused.set()
-        if text == self._trouble or (isinstance(err, OSError) and "uthorization" in self._trouble):
-            return
-        self._trouble = text
-        logger.warning("bus %s: %s", self._name, text)
+        if text != self._trouble and not (isinstance(err, OSError) and self._refused.is_set()):
+            self._trouble = text
+            logger.warning("bus %s: %s%s", self._name, f"{AccessDenied.code}: " if refused else "", text)
+        if refused and self._established and not self.connected:
+            # The client waits for this callback, and then makes the next attempt, without closing this connection.
+            self._end_connection()
+            await asyncio.sleep(next(self._pauses_s))
 
     async def _on_lost(self) -> None:
         self._lost.set()
@@ -308,7 +354,8 @@ class Bus:
             logger.warning("bus %s: connection lost", self._name)
 
     async def _on_back(self) -> None:
-        self._trouble = ""
+        self._trouble, self._pauses_s = "", refused_pauses_s()
+        self._refused.clear()
         logger.warning("bus %s: connected again", self._name)
 
     async def _on_closed(self) -> None:

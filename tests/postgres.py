@@ -40,9 +40,13 @@ class PostgresServer:
     """A server of its own on a Unix socket, that can be killed and started again; a context manager.
 
     ``url``: SQLAlchemy URL of its database ``postgres``. ``folder``: of its socket.
+
+    Args:
+        language: of the server's messages, as in ``LANGUAGE``; English where the server has no translation.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, language: str = "en") -> None:
+        self._language = language
         binaries = find_binaries()
         assert binaries is not None, "the caller looks for them"
         self._binaries, self._who = binaries, _unprivileged()
@@ -77,9 +81,12 @@ class PostgresServer:
         Not to be called in a thread: the server ends with the thread that has started it.
         """
         command = ["-D", str(self.folder / "data"), "-k", str(self.folder), "-h", "", "-F"]
+        # gettext translates in the locale C.UTF-8, which every glibc has, and not in C.
+        command += ["-c", f"lc_messages={'C' if self._language == 'en' else 'C.UTF-8'}"]
         server: subprocess.Popen[bytes] = subprocess.Popen(
             [str(self._binaries / "postgres"), *command],
             cwd=self.folder,
+            env={**os.environ, "LANGUAGE": self._language},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,

@@ -179,14 +179,15 @@ class NodeWorker(BaseModel):
 
 
 ShownNodeState = NodeState | Literal["unreachable"]
-"""State of a node: that of the log, or ``unreachable``: ready by the log, and not heard by the detector now."""
+"""State of a node: that of the log, or ``unreachable``: takes part by the log, and is not heard by the detector now."""
 
 
 class Node(BaseModel):
-    """A node. ``reason``: of a state other than ready."""
+    """A node. ``reason``: of a state other than ready. ``recorded_state``: that of the log, also while it is silent."""
 
     name: str
     state: ShownNodeState
+    recorded_state: NodeState
     reason: str
     agent_pid: int
     domain: str

@@ -18,15 +18,15 @@ from services.api.models import (
     StopRefusal,
     Task,
 )
-from services.api.projections.nodes import AGENT_LIVES
-from services.api.views import IncidentView, NodeView, PlanView, TaskView
+from services.api.projections.nodes import AGENT_LIVES, AWAY
+from services.api.views import IncidentView, NodeState, NodeView, PlanView, TaskView
 from shared.plans import Member
 from shared.reachability import Reachability
 from shared.signals import WorkerStatus
 from shared.tasks import ENDED, TaskState
 
 UNREACHABLE: Final = "unreachable"
-"""State of a node that is ready by the log, and that the detector does not hear."""
+"""State of a node that takes part by the log (``AGENT_LIVES``), and that the detector does not hear."""
 
 _TRAINS = frozenset({TaskState.RUNNING, TaskState.DEGRADED, TaskState.TRANSITIONING, TaskState.STOPPING})
 
@@ -123,6 +123,7 @@ def node(view: NodeView, live: LiveState, tasks: list[TaskView]) -> Node:
     return Node(
         name=view.name,
         state=state,
+        recorded_state=view.state,
         reason=reason,
         agent_pid=view.agent_pid,
         domain=view.domain,
@@ -133,16 +134,25 @@ def node(view: NodeView, live: LiveState, tasks: list[TaskView]) -> Node:
 
 
 def node_state(view: NodeView, live: LiveState) -> ShownNodeState:
-    """Return a node's state: that of the log, or ``unreachable`` if the detector does not hear a node that is ready."""
+    """Return a node's state: that of the log, or ``unreachable`` if it takes part and the detector does not hear it."""
     return _node_state(view, live.reachability)[0]
 
 
 def _node_state(view: NodeView, seen: Reachability) -> tuple[ShownNodeState, str]:
-    """Return a node's state and the reason for it."""
+    """Return a node's state and the reason for it.
+
+    A node that is closed to new work and silent is ``unreachable``, with what users want of it in the reason. One that
+    is isolated stays so: none of its ranks is waited for.
+    """
     found = seen.unreachable.get(view.name)
-    if found is None or view.state != "ready":
+    if found is None or view.state in AWAY:
         return view.state, view.reason
-    silent = f"no heartbeat arrives since {found.since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC; its ranks are kept"
+    silent = f"no heartbeat arrives since {found.since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    if view.state not in AGENT_LIVES:
+        return view.state, f"{view.reason}; {silent}"
+    silent += "; its ranks are kept"
+    if view.state is not NodeState.READY:
+        silent = f"{view.state.value}{f' ({view.reason})' if view.reason else ''}; {silent}"
     if seen.cut_off_since is not None:
         return UNREACHABLE, f"{silent}: the control plane is cut off from all nodes"
     if found.reached_by:

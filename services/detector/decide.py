@@ -1,14 +1,14 @@
 """decide: the detector's answer to each input. Pure; signals, heartbeats, ticks and records come in with their time.
 
 ``Monitor`` has the state (``state.py``) and one method for each kind of input. A method returns the events to append
-and the requests to agents. The events are folded into the state at once (``evolve.py``); the shell (``main.py``)
-appends them, and skips them when the log delivers them. ``faults.py`` and ``hangs.py`` find and judge faults.
+and the requests to agents. The events are folded into the state at once (``decision.py``); the shell (``main.py``)
+appends them, and skips them when the log delivers them. ``incidents.py`` decides on faults of tasks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
@@ -21,42 +21,27 @@ from services.detector import (
     hangs,
     isolation,
     leftovers,
-    links,
     probing,
     silence,
     status_events,
 )
 from services.detector.admission import Ask, Liveness, Patience
+from services.detector.decision import Decision, Revoke
 from services.detector.evolve import evolve
-from services.detector.faults import Fault
-from services.detector.leftovers import Clean
+from services.detector.incidents import Incidents
 from services.detector.probing import ProbeQuestion
 from services.detector.silence import SilenceLimits
 from services.detector.stalls import StallLimits
-from services.detector.state import Admitted, DetectorState, MonitoredNode, MonitoredTask, Suspicion
+from services.detector.state import Admitted, DetectorState, MonitoredNode
 from shared.admission import Answer, Hello
-from shared.codes import FailureCode
 from shared.departure import Departure, DepartureAnswer
 from shared.events import Event
 from shared.probes import Outcome
-from shared.signals import (
-    RECONNECT_GRACE_S,
-    Heartbeat,
-    ProcessExited,
-    RankRaised,
-    Signal,
-)
+from shared.signals import RECONNECT_GRACE_S, Heartbeat, ProcessExited, RankRaised, Signal
 
 ECHO_TIMEOUT_S = 0.5
 """The detector sends itself a message over NATS with every tick (0.1 s). While none arrives for this time, the bus or
 the detector stands still, and the silence of the nodes proves nothing about the nodes."""
-
-SETTLE_S = 0.25
-"""The signal of a cause arrives within 50 ms, and on a busy machine within this time. Broken sockets count as a fault
-of their own only after that."""
-
-_RANK_FIELDS = {"state", "phase", "step", "micro_batch", "setup_parts", "progress_age_s", "process_state", "pid"}
-"""What the evidence of a fault contains of each rank's status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,28 +53,6 @@ class DetectorLimits:
     progress_interval_s: float
     restart_window_s: float
     stalls: StallLimits
-
-
-@dataclass(frozen=True, slots=True)
-class Revoke:
-    """A message to an agent: the name of its node belongs to a newer agent."""
-
-    node: str
-    incarnation: str
-
-
-@dataclass(slots=True)
-class Decision:
-    """The events to append, in order, the requests to agents, and the agents whose name belongs to another one.
-
-    ``probes``: requests to probe; their answers are inputs (``Monitor.probed``). ``notes``: lines for a person to read.
-    """
-
-    events: list[Event] = field(default_factory=list)
-    cleans: list[Clean] = field(default_factory=list)
-    revokes: list[Revoke] = field(default_factory=list)
-    probes: list[ProbeQuestion] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -127,7 +90,7 @@ class Monitor:
         A failure whose cause the log has already, or has as an error without a plan so far, escalates nothing.
         """
         decision = Decision()
-        self._escalate(decision, now)
+        self._incidents(decision, now).escalate()
         return decision
 
     def echo(self, now: datetime) -> None:
@@ -158,14 +121,14 @@ class Monitor:
             return decision
         match signal:
             case ProcessExited():
-                self._exited(decision, task, signal, now)
+                self._incidents(decision, now).exited(task, signal)
             case RankRaised():
-                self._raised(decision, task, signal, now)
+                self._incidents(decision, now).raised(task, signal)
             case _ if task.is_current(signal.generation):
                 event = status_events.of_signal(task, signal, now)
                 # A repeated signal may have another time, and the log refuses another content under a known id.
                 if event is not None and event.event_id not in task.recorded:
-                    self._decide(decision, event)
+                    decision.add(self.state, event)
             case _:
                 pass
         return decision
@@ -190,10 +153,10 @@ class Monitor:
             return decision, DepartureAnswer(verdict="left")
         if departure.drain_s > 0.0 and not node.drained:
             if node.draining is None:
-                self._decide(decision, drains.began(node, departure, now))
+                decision.add(self.state, drains.began(node, departure, now))
             there = ", ".join(drains.tasks_on(self.state, node.name))
             return decision, DepartureAnswer(verdict="wait", detail=there)
-        self._decide(decision, status_events.node_left(node, departure.reason, now))
+        decision.add(self.state, status_events.node_left(node, departure.reason, now))
         return decision, DepartureAnswer(verdict="left")
 
     def heartbeat(self, heartbeat: Heartbeat, now: datetime) -> Decision:
@@ -216,20 +179,20 @@ class Monitor:
         if node is not None and node.incarnation == heartbeat.incarnation:
             decision.notes += silence.heard(self.state, node, now)
         if node is None or node.incarnation != heartbeat.incarnation:
-            self._decide(decision, status_events.node_joined(heartbeat, heartbeat.incarnation, now))
+            decision.add(self.state, status_events.node_joined(heartbeat, heartbeat.incarnation, now))
         elif node.left:
             return decision
         elif (gone := isolation.cause(self.state, node)) and isolation.may_return(self.state, node.name):
             stale = leftovers.of_returned(heartbeat)
             decision.cleans += leftovers.requests(self.state, node, stale, now)
             if not stale:
-                self._decide(decision, status_events.node_joined(heartbeat, gone, now))
+                decision.add(self.state, status_events.node_joined(heartbeat, gone, now))
         node = self.state.nodes[heartbeat.node]
         node.receive(heartbeat, now)
         if node.present:
             decision.cleans += leftovers.requests(self.state, node, leftovers.find(self.state, node, now), now)
         for status in heartbeat.workers:
-            self._decide(decision, status_events.of_rank(self.state, status, self.limits.progress_interval_s, now))
+            decision.add(self.state, status_events.of_rank(self.state, status, self.limits.progress_interval_s, now))
         return decision
 
     def probed(
@@ -250,7 +213,7 @@ class Monitor:
         """
         decision = Decision()
         for node in list(self.state.nodes.values()):
-            self._decide(decision, drains.progress(self.state, node, now))
+            decision.add(self.state, drains.progress(self.state, node, now))
         if self._deaf(now):
             return decision
         limits = SilenceLimits(
@@ -260,23 +223,24 @@ class Monitor:
         decision.probes, decision.notes = found.questions, found.notes
         for lost in found.lost:
             self._lose(decision, lost.node, now, lost.reason, **lost.details)
+        incidents = self._incidents(decision, now)
         for task in list(self.state.running()):
             absences.update(self.state, task, now)
             if (vanished := absences.find(self.state, task, self.started_at)) is not None:
-                self._fault(decision, task, vanished, now)
-            elif not self._broken_sockets(decision, task, now):
-                self._examine(decision, task, hangs.of_training(self.state, task, self.limits.stalls, now), now)
+                incidents.record(task, vanished)
+            elif not incidents.broken_sockets(task):
+                incidents.examine(task, hangs.of_training(self.state, task, self.limits.stalls, now))
         for task in list(self.state.moving()):
             absences.update(self.state, task, now)
             if (vanished := absences.find(self.state, task, self.started_at)) is not None:
-                self._fault(decision, task, vanished, now)
+                incidents.record(task, vanished)
             else:
-                self._examine(decision, task, hangs.of_moving(self.state, task, self.limits.stalls, now), now)
-        self._escalate(decision, now)
+                incidents.examine(task, hangs.of_moving(self.state, task, self.limits.stalls, now))
+        incidents.escalate()
         decision.probes += isolation.ask(self.state, now)
         return decision
 
-    # ---- nodes
+    # ---- parts
 
     def _deaf(self, now: datetime) -> bool:
         """Return whether a node's silence may be due to the bus or to the detector itself."""
@@ -284,116 +248,7 @@ class Monitor:
 
     def _lose(self, decision: Decision, node: MonitoredNode, now: datetime, reason: str, **details: Any) -> None:
         limit_s = self.limits.node_timeout_s
-        self._decide(decision, faults.node_lost(self.state, node, now=now, reason=reason, limit_s=limit_s, **details))
+        decision.add(self.state, faults.node_lost(self.state, node, now=now, reason=reason, limit_s=limit_s, **details))
 
-    # ---- tasks
-
-    def _exited(self, decision: Decision, task: MonitoredTask, exited: ProcessExited, now: datetime) -> None:
-        if not task.accepts(exited.worker, exited.generation):
-            return
-        suspicion = task.suspicion
-        known = suspicion is not None and suspicion.generation == exited.generation
-        suspects = suspicion.signals if suspicion is not None and known else []
-        self._fault(decision, task, faults.of_exit(exited, suspects), now)
-
-    def _raised(self, decision: Decision, task: MonitoredTask, raised: RankRaised, now: datetime) -> None:
-        """Take what a rank raised.
-
-        A refusal (an error that shows that the task cannot run as specified) ends a task that has never trained. A
-        task that has trained can run: then the fault lies with this worker, and is answered like any exception.
-        """
-        if raised.cause == "communication":
-            self._suspect(task, raised, now)
-        elif task.accepts(raised.worker, raised.generation):
-            if raised.cause == "refused" and not task.has_trained:
-                self._decide(decision, faults.refusal(task, raised, now=now))
-            else:
-                self._fault(decision, task, faults.of_exception(raised), now)
-
-    def _escalate(self, decision: Decision, now: datetime) -> None:
-        for task in list(self.state.tasks.values()):
-            if task.ended or task.unanswered:
-                task.failed_transition = None
-            if (moved := task.failed_transition) is None:
-                continue
-            if moved.code is FailureCode.CHECKPOINT_FAILED:
-                task.failed_transition = None
-                self._decide(decision, status_events.stop_refused(task, moved, now))
-                continue
-            fault = self._after_inquiry(decision, task, faults.of_transition(self.state, task, moved), now)
-            if fault is not None:
-                window_s = self.limits.restart_window_s
-                event = faults.escalation(self.state, task, moved, fault, window_s=window_s, now=now)
-                task.failed_transition = None
-                self._decide(decision, event)
-
-    def _after_inquiry(
-        self, decision: Decision, task: MonitoredTask, fault: Fault | None, now: datetime
-    ) -> Fault | None:
-        """Return the fault if it is to be judged now, and not to wait, or part of the isolation of a node."""
-        found = links.examine(self.state, task, fault, now)
-        decision.probes += found.questions
-        for error in found.errors:
-            self._decide(decision, error)
-        return found.fault
-
-    def _examine(self, decision: Decision, task: MonitoredTask, fault: Fault | None, now: datetime) -> None:
-        """Decide on a fault of the task, if there is one, once its nodes have said whether a link is its cause."""
-        self._fault(decision, task, self._after_inquiry(decision, task, fault, now), now)
-
-    def _fault(self, decision: Decision, task: MonitoredTask, fault: Fault | None, now: datetime) -> None:
-        """Decide on a fault of the task, if there is one."""
-        if fault is None:
-            return
-        evidence = {**fault.evidence, "ranks": self._ranks(task), "mean_step_s": task.mean_step_s()}
-        full = replace(fault, evidence=evidence)
-        event = faults.judge(self.state, task, full, window_s=self.limits.restart_window_s, now=now)
-        # A stall that its plan did not end is found again, with the same id and another duration. The log refuses
-        # another content under a known id.
-        if event.event_id not in self.state.errors:
-            self._decide(decision, event)
-
-    def _suspect(self, task: MonitoredTask, raised: RankRaised, now: datetime) -> None:
-        """Note that a rank's collectives broke, unless a cause is known or a plan breaks them on purpose."""
-        newest = task.newest_generation()
-        expected = raised.generation == task.generation if task.change is None else raised.generation == newest
-        if task.unanswered or not expected or not task.accepts(raised.worker, raised.generation):
-            return
-        if task.suspicion is None or task.suspicion.generation != raised.generation:
-            task.suspicion = Suspicion(raised.generation, now, [])
-        task.suspicion.signals.append(raised)
-
-    def _broken_sockets(self, decision: Decision, task: MonitoredTask, now: datetime) -> bool:
-        """Decide on collectives that broke; return whether there are any, since nothing else is judged meanwhile."""
-        suspicion = task.suspicion
-        if suspicion is None or suspicion.generation != task.generation:
-            return False
-        if self._all_alive_since(task, suspicion.at):
-            self._examine(decision, task, faults.of_broken_sockets(task, suspicion), now)
-        return True
-
-    def _all_alive_since(self, task: MonitoredTask, at: datetime) -> bool:
-        """Return whether every node of the task has reported its ranks alive ``SETTLE_S`` after ``at``, or later."""
-        for member in task.members.values():
-            node = self.state.nodes.get(member.node)
-            status = self.state.status(member.worker)
-            heard_at = node.heard_at if node is not None else None
-            settled = heard_at is not None and (heard_at - at).total_seconds() >= SETTLE_S
-            if not settled or status is None or status.task != task.name:
-                return False
-        return True
-
-    def _ranks(self, task: MonitoredTask) -> dict[str, dict[str, object]]:
-        """Return where each rank stands, for the reader of an incident."""
-        ranks: dict[str, dict[str, object]] = {}
-        for worker, member in task.members.items():
-            status = self.state.status(worker)
-            if status is not None and status.task == task.name:
-                ranks[worker] = {"rank": member.rank, **status.model_dump(include=_RANK_FIELDS)}
-        return ranks
-
-    def _decide(self, decision: Decision, event: Event | None) -> None:
-        """Fold an event and add it to the decision, if there is one."""
-        if event is not None:
-            self.fold(event)
-            decision.events.append(event)
+    def _incidents(self, decision: Decision, now: datetime) -> Incidents:
+        return Incidents(self.state, decision, self.limits.restart_window_s, now)

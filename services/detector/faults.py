@@ -1,8 +1,8 @@
 """From a fault to the event that records it: severity, escalation, and the end of a task that fails again and again.
 
 A *fault* describes what went wrong before anything decides about it. ``judge`` turns a task's fault into an error
-event, or into the end of the task. ``decide.py`` has the faults of signals judged, and ``hangs.py`` finds the faults of
-tasks that stand still.
+event, or into the end of the task. ``incidents.py`` has faults judged, and ``hangs.py`` finds the faults of tasks that
+stand still.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Inquiries: before a fault is judged that a link may have caused, the nodes of its task probe one another. Pure.
 
 A rank that cannot reach a peer looks like one that hangs, or like a collective that is stuck. So such a fault waits
-until the nodes have answered (``probing.py``), at most for ``ANSWER_S``. ``pairs.py`` judges the answers:
+until the nodes have answered (``probing.py``), at most for ``ANSWER_S`` in each round (``rounds.py``). ``pairs.py``
+judges the answers of all rounds:
 
-* A pair is broken in two inquiries in succession, or was broken within ``isolation.MEMORY_S`` before: a side of it is
-  isolated (``isolation.py``). The fault belongs to that incident.
+* A pair is broken in two inquiries in succession, of which the second one asks such pairs only, or was broken within
+  ``isolation.MEMORY_S`` before: a side of it is isolated (``isolation.py``). The fault belongs to that incident.
 * No pair is broken, and the ranks have stood still for less than ``ROUND_TRIPS`` of the slowest pair: the network is
   slow, and the ranks wait on.
 * Ranks join a generation for long, and nothing is known of how long that may take: they go on.
@@ -14,13 +15,13 @@ until the nodes have answered (``probing.py``), at most for ``ANSWER_S``. ``pair
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from services.detector import isolation, probing
+from services.detector import isolation, probing, rounds
 from services.detector.faults import Fault
-from services.detector.pairs import Pair, broken_pairs, left_out
+from services.detector.pairs import broken_pairs, left_out, pair
 from services.detector.probing import ProbeQuestion
 from services.detector.state import DetectorState, Inquiry, MonitoredTask
 from shared.events import ErrorDetected
@@ -40,11 +41,6 @@ SUSPICION_S = 15.0
 
 OTHER_WITNESSES = 8
 """Nodes without a part in the task that are asked as well, at most: more do not change what most say."""
-
-PEERS = 24
-"""Nodes of the task that one node probes in an inquiry, at most, and by which it is probed. A probe opens three
-connections at once, other witnesses probe as well, and the queue of a listener has 100 places: what finds no place
-looks like a broken link."""
 
 ROUND_TRIPS = 100
 """Round trips for which ranks may stand still in a step while all pairs work. TCP repeats a segment that is lost again
@@ -88,19 +84,22 @@ def examine(state: DetectorState, task: MonitoredTask, fault: Fault | None, now:
         return Examination(fault=fault if fault.certain else None)
     inquiry = task.inquiry
     if inquiry is None or (now - inquiry.asked_at).total_seconds() > (FRESH_S if fault.certain else SUSPICION_S):
-        return Examination(_ask(state, task, needed, now))
+        return Examination(_begin(state, task, needed, fault, now))
     if not _is_answered(state, inquiry) and (now - inquiry.asked_at).total_seconds() <= ANSWER_S:
         return Examination()
+    if inquiry.waiting:
+        return Examination(_ask(state, task, inquiry, now))
     reached, round_trip_s = _answers(state, inquiry)
-    if reached:
-        task.round_trip_s = round_trip_s
+    if reached:  # the second of two inquiries asks a few pairs only
+        task.round_trip_s = max(round_trip_s, task.round_trip_s if inquiry.suspects else 0.0)
     broken = broken_pairs(reached)
-    certain = {pair for pair in broken if pair in inquiry.suspects or isolation.breaks(state, pair, now)}
-    if out := left_out(needed, certain, isolation.need(state)):
+    certain = {one for one in broken if one in inquiry.suspects or isolation.breaks(state, one, now)}
+    if out := left_out(needed.keys(), certain, isolation.need(state)):
         task.inquiry = None
         return Examination(errors=[isolation.isolate(state, node, certain, fault, now) for node in out])
-    if left_out(needed, broken, {}) and not inquiry.suspects:
-        return Examination(_ask(state, task, needed, now, suspects=broken))
+    if left_out(needed.keys(), broken, {}) and not inquiry.suspects:
+        again = Inquiry(since=now, asked_at=now, waiting=tuple(sorted(broken)), suspects=broken)
+        return Examination(_ask(state, task, again, now))
     waits_s = patience_s(task.round_trip_s, in_setup=fault.in_setup)
     if not fault.certain or (fault.stalled_s is not None and fault.stalled_s <= waits_s):
         return Examination()
@@ -115,10 +114,12 @@ def patience_s(round_trip_s: float, *, in_setup: bool) -> float:
     return round_trip_s * (SETUP_ROUND_TRIPS if in_setup else ROUND_TRIPS)
 
 
-def _nodes(state: DetectorState, task: MonitoredTask) -> frozenset[str]:
-    """Return the nodes that the task's present stage and its plan need, and that can be asked."""
-    workers = {*task.members, *(member.worker for stage in task.stages() for member in stage.members)}
-    return _available(state, {worker.rpartition("/")[0] for worker in workers})
+def _nodes(state: DetectorState, task: MonitoredTask) -> dict[str, int]:
+    """Return node -> its lowest rank, of the nodes that the task's stage and its plan need and that can be asked."""
+    ranks: dict[str, int] = {}
+    for member in (*task.members.values(), *(member for stage in task.stages() for member in stage.members)):
+        ranks[member.node] = min(member.rank, ranks.get(member.node, member.rank))
+    return {node: ranks[node] for node in _available(state, ranks)}
 
 
 def _available(state: DetectorState, names: Collection[str]) -> frozenset[str]:
@@ -130,46 +131,43 @@ def _available(state: DetectorState, names: Collection[str]) -> frozenset[str]:
     )
 
 
-def _ask(
-    state: DetectorState,
-    task: MonitoredTask,
-    needed: frozenset[str],
-    now: datetime,
-    suspects: frozenset[Pair] = frozenset(),
+def _begin(
+    state: DetectorState, task: MonitoredTask, needed: Mapping[str, int], fault: Fault, now: datetime
 ) -> list[ProbeQuestion]:
-    """Begin an inquiry. The needed nodes probe one another; witnesses probe them and are probed by them.
+    """Begin an inquiry. The needed nodes probe one another; witnesses probe them and are probed by them."""
+    nodes = sorted(needed, key=lambda node: (needed[node], node))
+    remembered = [known for known in state.breaks if isolation.breaks(state, known, now)]
+    pairs = rounds.schedule(nodes, _in_question(fault), remembered, task.inquiries)
+    if len(nodes) <= rounds.PEERS:
+        others = sorted(_available(state, state.nodes.keys()) - needed.keys())[:OTHER_WITNESSES]
+        pairs += [pair(node, other) for node in nodes for other in others]
+    task.inquiries += 1
+    return _ask(state, task, Inquiry(since=now, asked_at=now, waiting=tuple(pairs)), now)
 
-    The second of two inquiries in succession puts the questions of the first.
-    """
-    nodes = sorted(needed)
-    if not suspects:
-        task.inquiries += 1
-    others = sorted(_available(state, state.nodes.keys()) - needed)[:OTHER_WITNESSES] if len(nodes) <= PEERS else []
-    questions: list[ProbeQuestion] = []
-    for place, node in enumerate(nodes):
-        peers = [nodes[i] for i in peers_of(place, len(nodes), task.inquiries - 1)]
-        questions += probing.ask(state, [node], [*peers, *others], now)
-    questions += probing.ask(state, others, nodes, now)
+
+def _in_question(fault: Fault) -> list[str]:
+    """Return the nodes that a fault names, those that were named first at the beginning."""
+    blamed = [fault.worker, *Evidence.read(fault.evidence).workers, *fault.evidence.get("broken_sockets_of", [])]
+    return [worker.rpartition("/")[0] for worker in blamed if worker is not None]
+
+
+def _ask(state: DetectorState, task: MonitoredTask, inquiry: Inquiry, now: datetime) -> list[ProbeQuestion]:
+    """Ask the next round of an inquiry. Both nodes of a pair probe each other, since a broken one needs both sides."""
+    asking, waiting = rounds.next_round(inquiry.waiting)
+    peers: dict[str, list[str]] = {}
+    for one, other in asking:
+        peers.setdefault(one, []).append(other)
+        peers.setdefault(other, []).append(one)
+    questions = [question for node in sorted(peers) for question in probing.ask(state, [node], peers[node], now)]
     asked = frozenset((question.witness, peer) for question in questions for peer in question.peers)
-    task.inquiry = Inquiry(now, asked, suspects)
+    task.inquiry = replace(
+        inquiry, asked_at=now, asked=asked, answered=inquiry.answered | inquiry.asked, waiting=tuple(waiting)
+    )
     return questions
 
 
-def peers_of(place: int, count: int, turn: int) -> list[int]:
-    """Return the places of the nodes that a node probes in the ``turn``-th inquiry, of ``count`` nodes in a circle.
-
-    Up to ``PEERS`` others are all of them. Of more, the nearest on both sides come first, then the next in each further
-    inquiry, and after the farthest the nearest again. Two nodes always probe each other, so that a pair has two sides.
-    """
-    if count - 1 <= PEERS:
-        return [other for other in range(count) if other != place]
-    reach, half = count // 2, PEERS // 2
-    distances = {(turn * half + step) % reach + 1 for step in range(half)}
-    return sorted({(place + sign * distance) % count for distance in distances for sign in (-1, 1)})
-
-
 def _is_answered(state: DetectorState, inquiry: Inquiry) -> bool:
-    """Return whether all have answered."""
+    """Return whether all have answered that were asked in the present round."""
     results = (state.probes.get(direction) for direction in inquiry.asked)
     return all(result is not None and result.asked_at >= inquiry.asked_at for result in results)
 
@@ -177,13 +175,16 @@ def _is_answered(state: DetectorState, inquiry: Inquiry) -> bool:
 def _answers(state: DetectorState, inquiry: Inquiry) -> tuple[dict[tuple[str, str], bool], float]:
     """Return who has reached whom, and the longest round trip in seconds.
 
-    A machine that answers is reached, whatever has become of its agent.
+    A machine that answers is reached, whatever has become of its agent. Left out is what concerns a node that was
+    isolated since, as for another task: its broken pairs are no evidence against the other side.
     """
     reached: dict[tuple[str, str], bool] = {}
     round_trip_s = 0.0
-    for direction in inquiry.asked:
+    for direction in inquiry.answered | inquiry.asked:
         result = state.probes.get(direction)
-        if result is None or result.asked_at < inquiry.asked_at or result.outcome is None:
+        if result is None or result.asked_at < inquiry.since or result.outcome is None:
+            continue
+        if not state.isolated.keys().isdisjoint(direction):
             continue
         reached[direction] = result.outcome is not Outcome.SILENT
         round_trip_s = max(round_trip_s, result.round_trip_s or 0.0)

@@ -18,7 +18,8 @@ from typing import Any
 
 from services.detector import silence
 from services.detector.admission import Liveness
-from services.detector.decide import Decision, DetectorLimits, Monitor, Revoke
+from services.detector.decide import DetectorLimits, Monitor
+from services.detector.decision import Decision, Revoke
 from services.detector.leftovers import Clean
 from services.detector.probing import DETECTOR, ProbeQuestion
 from services.detector.stalls import StallLimits

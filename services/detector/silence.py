@@ -112,7 +112,8 @@ class _Now:
         silent_s: by node.
         speaking: nodes that speak.
         apart: nodes that are not on the detector's own machine, whose link may be the one that is cut.
-        witnesses: of those that speak and are apart, the ones that can probe.
+        witnesses: of those that speak, are apart and are not isolated, the ones that can probe. An isolated node cannot
+            reach some others because of its own links: what it reaches is reached, and its failures prove nothing.
         others_speak: nodes of older versions, which cannot probe, speak and are apart.
     """
 
@@ -209,8 +210,9 @@ def _look(state: DetectorState, limits: SilenceLimits, listening_since: datetime
             silent_s[node.name] = (now - since).total_seconds()
     speaking = {name for name in silent_s if _speaks(state.nodes[name], limits, now)}
     apart = {name for name in silent_s if not _is_here(state.nodes[name], limits)}
-    able = {name for name in speaking & apart if probing.can_probe(state, name)}
-    return _Now(now, silent_s, speaking, apart, sorted(able), bool(speaking & apart - able))
+    impartial = (speaking & apart) - state.isolated.keys()
+    able = {name for name in impartial if probing.can_probe(state, name)}
+    return _Now(now, silent_s, speaking, apart, sorted(able), bool(impartial - able))
 
 
 def _speaks(node: MonitoredNode, limits: SilenceLimits, now: datetime) -> bool:
@@ -276,7 +278,8 @@ def _verdict(
     task = _needed_by(state, limits, node, look)
     if (look.at - since).total_seconds() <= limits.node_timeout_s:  # a witness has just reached the agent
         return f"cut off from the control plane, and task {task} cannot go on without a decision" if task else None
-    answers = probing.results(state, node.name, since)
+    found = probing.results(state, node.name, since)
+    answers = {witness: outcome for witness, outcome in found.items() if witness not in state.isolated}
     if any(outcome in ENDED for outcome in answers.values()):
         return "no heartbeat, and its machine answers without an agent"
     if not probing.can_probe(state, node.name):

@@ -154,14 +154,20 @@ class Inquiry:
     """Probes among the nodes of a task, put before a fault is judged that a link may have caused (``links.py``).
 
     Attributes:
-        asked_at: when.
-        asked: (witness, node) of the probes.
+        since: when its first round was asked.
+        asked_at: when the present round was asked.
+        asked: (witness, node) of the probes of the present round.
+        answered: the same, of the rounds before.
+        waiting: the pairs of the further rounds (``rounds.py``).
         suspects: the pairs that an inquiry just before this one found broken.
     """
 
+    since: datetime
     asked_at: datetime
-    asked: frozenset[tuple[str, str]]
-    suspects: frozenset[Pair]
+    asked: frozenset[tuple[str, str]] = frozenset()
+    answered: frozenset[tuple[str, str]] = frozenset()
+    waiting: tuple[Pair, ...] = ()
+    suspects: frozenset[Pair] = frozenset()
 
 
 @dataclass(slots=True)

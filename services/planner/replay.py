@@ -101,7 +101,20 @@ class Replayer:
             NotFound: there is no such file.
             Corrupt: the file is no event log, or a record cannot be read.
         """
-        log = EventLog(f"sqlite:///{Path(path).resolve()}", read_only=True)
+        return cls.of_url(f"sqlite:///{Path(path).resolve()}")
+
+    @classmethod
+    def of_url(cls, url: str) -> Self:
+        """Return a replayer of the log at a URL, as the setting ``log_url`` has it. Nothing is changed there.
+
+        Raises:
+            InvalidInput: not a URL of SQLite or PostgreSQL.
+            NotFound: there is no such file.
+            Corrupt: the database has no event log, or a record cannot be read.
+            AccessDenied: the database refuses.
+            Unavailable: the database does not answer.
+        """
+        log = EventLog(url, read_only=True)
         try:
             return cls.of_log(log)
         finally:

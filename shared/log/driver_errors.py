@@ -11,17 +11,18 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from shared.errors import AccessDenied, Corrupt, Unavailable, UnicronError
+from shared.log import refusals
 
-_REFUSED = re.compile(
-    r"authentication failed|no password supplied|no pg_hba\.conf entry|permission denied"
-    r"|FATAL: +(database|role) .* does not exist"
-)
-"""PostgreSQL's refusals of a connection. libpq passes on no SQLSTATE for them. A server that words them otherwise (with
-``lc_messages`` of another language) is waited for as long as the start may take."""
+_REFUSED_HERE = re.compile(r"no password supplied|Permission denied")
+"""What libpq says itself, without a server: always in English, since no program here sets ``LC_MESSAGES``."""
 
 _SQLITE_REFUSED = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
 
-_UNDEFINED_TABLE, _INSUFFICIENT_PRIVILEGE = "42P01", "42501"
+_UNDEFINED_TABLE = "42P01"
+
+_REFUSALS = ("28", "3D000", "42501")
+"""SQLSTATEs of refusals (PostgreSQL, appendix A), or their first characters: class 28, invalid authorization (no such
+role, a wrong password, no entry in pg_hba.conf); no such database; insufficient privilege."""
 
 _AWAY = ("25006", "25P03")
 """SQLSTATEs (PostgreSQL, appendix A) of outages that the driver does not count as operational: a standby that is not
@@ -54,11 +55,13 @@ def _error(what: str, err: DBAPIError) -> UnicronError | None:
     """Return the project's error for a driver's; None for one that the database itself does not explain."""
     text = f"{what}: {' '.join(str(err.orig).split())}"
     sqlstate = getattr(err.orig, "sqlstate", None)
+    if sqlstate is None and err.statement is None and err.orig is not None:
+        sqlstate = refusals.sqlstate(err.orig)
     # The low byte of an extended code is the primary one.
     sqlite_code = getattr(err.orig, "sqlite_errorcode", 0) & 0xFF
     if "not a database" in text or "malformed" in text or sqlstate == _UNDEFINED_TABLE:
         return Corrupt(text)
-    if sqlstate == _INSUFFICIENT_PRIVILEGE or sqlite_code in _SQLITE_REFUSED or _REFUSED.search(text):
+    if (sqlstate or "").startswith(_REFUSALS) or sqlite_code in _SQLITE_REFUSED or _REFUSED_HERE.search(text):
         return AccessDenied(text)
     if isinstance(err, OperationalError) or err.connection_invalidated or sqlstate in _AWAY:
         return Unavailable(text)

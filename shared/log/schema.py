@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import shutil
 import sqlite3
 import tempfile
@@ -238,11 +239,13 @@ def _sqlite_path(url: str) -> Path | None:
 def _postgresql(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except ArgumentError as err:
-        raise InvalidInput(f"not a database URL: {url!r}") from err
-    if parsed.get_backend_name() != "postgresql":
-        raise InvalidInput(f"a log is sqlite:///PATH or postgresql+psycopg://..., not {url!r}")
-    return with_timeouts(parsed)
+    except (ArgumentError, ValueError) as err:  # ValueError: a port that is no number
+        raise InvalidInput("the URL of the log is no database URL") from err  # it may contain a password
+    if parsed.drivername not in ("postgresql", "postgresql+psycopg"):
+        raise InvalidInput(f"a log is sqlite:///PATH or postgresql+psycopg://..., not {parsed.drivername}://...")
+    if importlib.util.find_spec("psycopg") is None:
+        raise InvalidInput("a log on PostgreSQL needs the driver psycopg: install unicron[postgres]")
+    return with_timeouts(parsed.set(drivername="postgresql+psycopg"))
 
 
 def with_timeouts(url: URL) -> URL:

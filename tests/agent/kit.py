@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from services.agent.address import NodeAddress
@@ -97,3 +98,34 @@ class Driver:
         joined: Stage = stage(generation, workers or self.workers)
         store = {"store_host": "127.0.0.1", "store_port": 1}
         return await self.ask("configure", generation, stage=joined.model_dump(mode="json"), **store)
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+async def listens(host: str, port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(host, port)
+    except OSError:
+        return False
+    writer.close()
+    await writer.wait_closed()
+    return True
+
+
+async def train(driver: Driver, behaviour: str = "train") -> dict[str, int]:
+    """Bring both workers into generation 1; return their pids."""
+    prepared = await driver.prepare(behaviour=behaviour)
+    assert prepared.ok, prepared
+    configured = await driver.configure()
+    assert configured.ok, configured
+    return {worker: result.pid or 0 for worker, result in configured.workers.items()}

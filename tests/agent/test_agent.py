@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import shlex
@@ -16,42 +15,10 @@ import pytest
 
 from services.agent import agent as agent_module
 from services.agent.agent import Agent
-from shared.nats_server import NatsServer
 from shared.settings import Settings
 from shared.signals import ProcessExited, RankRaised
-from tests.agent.kit import HERE, SPEC, STAND_IN, WAIT_S, Driver, Ear
+from tests.agent.kit import HERE, SPEC, STAND_IN, WAIT_S, Driver, Ear, alive, listens, parent, train
 from unicron.protocol import VERSION, Hello, encode
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-async def listens(host: str, port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection(host, port)
-    except OSError:
-        return False
-    writer.close()
-    await writer.wait_closed()
-    return True
-
-
-async def train(driver: Driver, behaviour: str = "train") -> dict[str, int]:
-    """Bring both workers into generation 1; return their pids."""
-    prepared = await driver.prepare(behaviour=behaviour)
-    assert prepared.ok, prepared
-    configured = await driver.configure()
-    assert configured.ok, configured
-    return {worker: result.pid or 0 for worker, result in configured.workers.items()}
 
 
 async def test_prepared_and_configured_workers_train_and_show_in_heartbeats(
@@ -197,75 +164,6 @@ async def test_a_repeated_command_joins_the_first(agent: Agent, driver: Driver) 
             pass  # the port closes with the process, a moment after the answer
 
 
-def fork_server(agent: Agent) -> int:
-    assert agent._fork_server is not None
-    assert agent._fork_server._process is not None
-    return agent._fork_server._process.pid
-
-
-def children(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-
-
-@pytest.mark.parametrize(
-    ("newer", "code"),
-    [
-        ({"kind": "release", "generation": 1, "all_workers": True}, "unavailable"),
-        ({"kind": "hold", "generation": 2}, "fenced"),
-    ],
-)
-async def test_a_store_that_is_not_wanted_any_more_when_it_opens_is_closed(
-    agent: Agent, driver: Driver, newer: dict[str, Any], code: str
-) -> None:
-    server = fork_server(agent)
-    os.kill(server, signal.SIGSTOP)
-    try:
-        opening = asyncio.create_task(driver.ask("open-store", 1))
-        await asyncio.sleep(0)
-        assert (await driver.ask("hold", 1, workers=[])).ok  # commands arrive in order: the store's has begun
-        assert (await driver.ask(**newer, plan="newer", workers=[])).ok
-    finally:
-        os.kill(server, signal.SIGCONT)
-    answer = await opening
-    assert (answer.ok, answer.code) == (False, code)
-    assert len(agent._stores) == 0
-    async with asyncio.timeout(WAIT_S):
-        while await asyncio.to_thread(children, server):
-            pass  # killed, and reaped a moment later
-
-
-async def test_a_release_leaves_the_store_of_a_newer_plan(agent: Agent, driver: Driver) -> None:
-    await train(driver)
-    server = fork_server(agent)
-    os.kill(server, signal.SIGSTOP)  # the end of the processes is not reported
-    try:
-        releasing = asyncio.create_task(driver.ask("release", 2, workers=driver.workers, all_workers=True))
-        await asyncio.sleep(0)
-        opening = asyncio.create_task(driver.ask("open-store", 3))
-        await asyncio.sleep(0)
-        assert (await driver.ask("hold", 3, workers=[])).ok  # both have begun
-    finally:
-        os.kill(server, signal.SIGCONT)
-    assert (await releasing).ok
-    answer = await opening
-    assert answer.ok, answer
-    assert await listens(answer.host, answer.port)
-
-
-async def test_a_store_opened_again_leaves_no_handle_of_the_first(agent: Agent, driver: Driver) -> None:
-    def handles() -> int:
-        found = 0
-        for link in Path("/proc/self/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # the folder's own
-                found += "pidfd" in os.readlink(link)
-        return found
-
-    assert (await driver.ask("open-store", 1)).ok
-    before = handles()
-    assert (await driver.ask("open-store", 1)).ok
-    assert handles() == before
-
-
 @pytest.mark.parametrize(("behaviour", "code"), [("die-early", 7), ("die-joining", 3)])
 async def test_a_command_fails_at_once_when_its_process_dies(
     agent: Agent, driver: Driver, ear: Ear, behaviour: str, code: int
@@ -343,17 +241,6 @@ async def test_signals_are_repeated_until_answered(agent: Agent, driver: Driver,
     os.kill(pids["n0/1"], signal.SIGKILL)
     await ear.until(lambda: {s.worker for s in ear.signals} == {"n0/0", "n0/1"})
     assert len({s.signal_id for s in ear.signals}) == 2
-
-
-async def test_the_loss_of_the_bus_stops_no_rank(agent: Agent, driver: Driver, ear: Ear, nats: NatsServer) -> None:
-    pids = await train(driver)
-    await nats.stop()
-    os.kill(pids["n0/1"], signal.SIGKILL)
-    await nats.start()
-    await ear.until(lambda: [s.worker for s in ear.signals] == ["n0/1"])
-    seen = len(ear.heartbeats)
-    await ear.until(lambda: len(ear.heartbeats) > seen)
-    assert alive(pids["n0/0"])
 
 
 async def test_a_lost_fork_server_is_replaced_and_its_ranks_are_signalled(

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from services.api import present
 from services.api.live import Live
+from services.api.views import NodeState, NodeView
 from shared.bus import Bus
-from shared.events import NodeJoined
+from shared.events import NodeDraining, NodeJoined
 from shared.log.journal import Journal
 from shared.reachability import REACHABILITY, STALE_S, Reachability, Unreachable
 from shared.settings import Settings
@@ -68,6 +70,58 @@ async def test_unreachable_nodes_are_shown_until_they_are_heard_again(
         assert found["detail"].startswith("0 ready, 2 unreachable (n0, n1); the control plane is cut off")
         assert {node["state"] for node in (await published(server, bus, Reachability())).values()} == {"ready"}
         assert (await check(server))["ok"]
+
+
+@pytest.mark.parametrize(
+    ("state", "shown", "reason"),
+    [
+        ("ready", "unreachable", "no heartbeat arrives since 2025-03-01 13:05:00 UTC; its ranks are kept: "),
+        ("cordoned", "unreachable", "cordoned (new kernel); no heartbeat arrives since "),
+        ("draining", "unreachable", "draining (new kernel); no heartbeat arrives since "),
+        ("drained", "unreachable", "drained (new kernel); no heartbeat arrives since "),
+        ("isolated", "isolated", "new kernel; no heartbeat arrives since 2025-03-01 13:05:00 UTC"),
+        ("lost", "lost", "new kernel"),
+        ("left", "left", "new kernel"),
+    ],
+)
+async def test_a_silent_node_is_shown_as_silent_whatever_users_want_of_it(state: str, shown: str, reason: str) -> None:
+    live = Live()
+    seen = Reachability(unreachable={"n1": Unreachable(since=SINCE)})
+    await live.hear_detector(REACHABILITY, seen.model_dump_json().encode())
+    view = NodeView(
+        name="n1",
+        position=1,
+        version=1,
+        state=NodeState(state),
+        reason="" if state == "ready" else "new kernel",
+        incarnation="n1",
+        agent_pid=1,
+        domain="default",
+        workers=["n1/0"],
+        joined_at=SINCE,
+    )
+    node = present.node(view, live.state(), [])
+    assert (node.state, node.recorded_state) == (shown, state)
+    assert node.reason.startswith(reason)
+
+
+async def test_a_silent_node_that_is_drained_is_found_and_counted_as_unreachable(
+    settings: Settings, bus: Bus, journal: Journal
+) -> None:
+    async with serving(settings, bus, journal) as server:
+        for name in ("n0", "n1"):
+            await server.append(
+                NodeJoined, node=name, incarnation=name, agent_pid=1, domain="default", workers=[f"{name}/0"]
+            )
+        drained = await server.append(NodeDraining, node="n1", by="user", timeout_s=60.0, reason="new kernel")
+        await server.projected(drained.position)
+        assert (await check(server))["detail"] == "1 ready, 1 closed to new work"
+        nodes = await published(server, bus, Reachability(unreachable={"n1": Unreachable(since=SINCE)}))
+        assert (nodes["n1"]["state"], nodes["n1"]["recorded_state"]) == ("unreachable", "draining")
+        assert (await check(server))["detail"] == "1 ready, 1 unreachable (n1)"
+        for state, names in {"draining": [], "unreachable": ["n1"], "ready": ["n0"]}.items():
+            items = (await server.http.get("/v1/nodes", params={"state": state})).json()["items"]
+            assert [node["name"] for node in items] == names
 
 
 async def test_what_a_detector_said_before_it_ended_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:

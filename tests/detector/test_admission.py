@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from services.detector.admission import Ask, Liveness
-from services.detector.decide import Monitor, Revoke
+from services.detector.decide import Monitor
+from services.detector.decision import Revoke
 from shared.admission import Answer, Hello
 from shared.departure import Departure
 from shared.events import ErrorDetected, NodeJoined, TaskCheckpointed

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.detector import isolation, links
-from services.detector.decide import Decision
+from services.detector.decision import Decision
 from services.detector.pairs import pair
 from services.detector.probing import ProbeQuestion
 from shared.codes import FailureCode
@@ -205,20 +205,6 @@ def test_agents_that_do_not_answer_delay_the_judgment_by_no_more_than_their_time
     error = found.until_event()
     assert error.kind is ErrorKind.COLLECTIVE_TIMEOUT
     assert found.now_s <= 1.0 + links.ANSWER_S + 3 * STEP_S
-
-
-@pytest.mark.parametrize("count", [2, 3, links.PEERS, links.PEERS + 1, links.PEERS + 2, 100, 101])
-def test_all_pairs_of_a_large_task_are_probed_from_both_sides_in_a_few_inquiries(count: int) -> None:
-    turns = 1 + count // links.PEERS
-    probed = set()
-    for turn in range(turns):
-        asked = {(place, peer) for place in range(count) for peer in links.peers_of(place, count, turn)}
-        assert asked == {(peer, place) for place, peer in asked}
-        for place in range(count):
-            assert len(links.peers_of(place, count, turn)) <= links.PEERS
-            assert place not in links.peers_of(place, count, turn)
-        probed |= asked
-    assert len(probed) == count * (count - 1)
 
 
 def test_one_nodes_word_isolates_nobody() -> None:

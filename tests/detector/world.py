@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.detector.decide import Decision
+from services.detector.decision import Decision
 from services.detector.probing import DETECTOR, ProbeQuestion
 from services.detector.silence import reachability
 from shared.probes import Outcome

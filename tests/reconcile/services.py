@@ -10,7 +10,8 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from services.detector.decide import Decision, DetectorLimits, Monitor
+from services.detector.decide import DetectorLimits, Monitor
+from services.detector.decision import Decision
 from services.detector.leftovers import Clean
 from services.detector.stalls import StallLimits
 from services.planner.log_fold import Fold, answers_to, recorded_answers

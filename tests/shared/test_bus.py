@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 from pathlib import Path
 
 import pytest
 
-from shared.bus import Bus
+from shared.bus import Bus, refused_pauses_s
 from shared.errors import AccessDenied, NoReceiver, Unavailable
 from shared.nats_server import NatsServer
+
+LIMIT_S = 30.0
 
 
 async def test_messages_come_one_at_a_time_in_order(bus: Bus) -> None:
@@ -208,19 +211,56 @@ async def test_a_server_that_starts_late(tmp_path: Path) -> None:
     await server.stop()
 
 
-async def test_a_token_that_is_revoked_closes_the_bus(tmp_path: Path) -> None:
+async def test_a_token_that_is_changed_is_an_outage_until_it_is_accepted_again(tmp_path: Path) -> None:
+    """As where an operator mends a mistake. New credentials come with a restart of the process."""
+    async with NatsServer(tmp_path) as server:
+        old = server.token
+        bus = await Bus.connect(server.url, token=old, name="test")
+        await bus.serve("echo", _echo)
+        server.reload(token="another")
+        async with asyncio.timeout(LIMIT_S):
+            while bus.trouble == "" or "Authorization Violation" not in bus.trouble:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert bus.trouble.startswith("access-denied: the NATS server refuses the token")
+        assert not bus.closed
+        with pytest.raises(AccessDenied, match="access-denied"):
+            await bus.request("echo", b"", timeout_s=0.1)
+        other = await Bus.connect(server.url, token="another", name="other")
+        with pytest.raises(AccessDenied):
+            await Bus.connect(server.url, token=old, name="who starts now")
+        await other.close()
+        waiting = asyncio.create_task(bus.wait_connected())
+        await bus.publish("test", b"kept until the connection is back")
+        server.reload(token=old)
+        async with asyncio.timeout(LIMIT_S):
+            await waiting
+        assert bus.trouble == ""
+        other = await Bus.connect(server.url, token=old, name="other")
+        assert await other.request("echo", b"x", timeout_s=LIMIT_S) == b"x"
+        await other.close()
+        await bus.close()
+
+
+async def test_closing_while_a_server_refuses_does_not_wait_for_the_next_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.bus.refused_pauses_s", lambda: itertools.repeat(3600.0))
     async with NatsServer(tmp_path) as server:
         bus = await Bus.connect(server.url, token=server.token, name="test")
         server.reload(token="another")
-        async with asyncio.timeout(20):
-            await bus.wait_closed()
+        async with asyncio.timeout(LIMIT_S):
+            while "Authorization Violation" not in bus.trouble:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await bus.close()
         assert bus.closed
-        with pytest.raises(Unavailable):
-            await bus.publish("test", b"")
-        with pytest.raises(Unavailable):
-            await bus.request("test", b"", timeout_s=1)
-        other = await Bus.connect(server.url, token="another", name="test")
-        await other.close()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def test_pauses_after_refusals_grow_up_to_a_limit() -> None:
+    pauses_s = list(itertools.islice(refused_pauses_s(), 8))
+    for pause_s, least_s in zip(pauses_s, [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0], strict=True):
+        assert least_s <= pause_s <= least_s + 0.1 + 1e-9
 
 
 async def test_closing_while_reconnecting_leaves_nothing_running(

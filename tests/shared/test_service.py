@@ -161,13 +161,20 @@ async def test_an_agent_has_no_journal(start: Start, tmp_path: Path) -> None:
         assert not (tmp_path / "log.db").exists()
 
 
-async def test_a_bus_that_is_gone_for_good_ends_the_service(start: Start, nats: NatsServer) -> None:
+async def test_a_token_that_is_changed_ends_no_service(start: Start, nats: NatsServer) -> None:
+    token = nats.token
     async with start("run") as process:
         assert await line(process) == "ready"
         nats.reload(token="another")
-        _, errors = await process.communicate()
-        assert process.returncode == Unavailable.exit_code
-        assert "closed for good" in errors.decode()
+        assert process.stderr is not None
+        while b"access-denied" not in await process.stderr.readline():
+            assert process.returncode is None
+        nats.reload(token=token)
+        while b"connected again" not in await process.stderr.readline():
+            assert process.returncode is None
+        process.terminate()
+        await process.communicate()
+        assert process.returncode == 0
 
 
 _PARENT = """

@@ -41,8 +41,9 @@ async def readyz(response: Response, api: Api) -> Readiness:
     """Report whether tasks can be taken: log, bus, the other services and at least one node."""
     checks = await asyncio.gather(_log(api), _nodes(api), *(_service(api, name) for name in SERVICES))
     counters = api.live.dropped.counters
+    trouble = api.bus.trouble
     bus = Check(
-        name="bus", ok=api.bus.connected, detail="" if api.bus.connected else "waiting for the bus", counters=counters
+        name="bus", ok=not trouble, detail=f"waiting for the bus: {trouble}" if trouble else "", counters=counters
     )
     readiness = Readiness(ready=bus.ok and all(check.ok for check in checks), checks=[bus, *checks])
     if not readiness.ready:
@@ -64,20 +65,20 @@ async def _log(api: Gateway) -> Check:
 async def _nodes(api: Gateway) -> Check:
     live = api.live.state()
 
-    def read(views: ViewReader) -> tuple[list[NodeView], int]:
-        return views.page(NODES, states=["ready"]), sum(
-            views.count(NODES, state.value) for state in AGENT_LIVES - {NodeState.READY}
-        )
+    def read(views: ViewReader) -> list[NodeView]:
+        return views.page(NODES, states=sorted(AGENT_LIVES))
 
     try:
         async with asyncio.timeout(_LOG_TIMEOUT_S):
-            logged, closed = await api.read(read)
+            logged = await api.read(read)
     except UnicronError as err:
         return Check(name="nodes", ok=False, detail=err.detail)
     except TimeoutError:
         return Check(name="nodes", ok=False, detail=f"the projections do not answer within {_LOG_TIMEOUT_S:g} s")
     silent = [view.name for view in logged if present.node_state(view, live) == present.UNREACHABLE]
-    ready = len(logged) - len(silent)
+    heard = [view.state for view in logged if view.name not in set(silent)]
+    ready = heard.count(NodeState.READY)
+    closed = len(heard) - ready
     # With closed nodes only, tasks can be submitted, and wait.
     detail = f"{ready} ready" + (f", {closed} closed to new work" if closed else "")
     if silent:

@@ -9,10 +9,11 @@ from fastapi import APIRouter, Query, status
 from services.api import node_requests, present
 from services.api.gateway import Api, Gateway
 from services.api.models import DrainRequest, Node, NodeRequest, Page, ShownNodeState
+from services.api.projections.nodes import AGENT_LIVES
 from services.api.routers.parameters import PROBLEMS, Cursor, Limit, page
 from services.api.store import ViewReader
 from services.api.tables import NODES, TASKS
-from services.api.views import NodeState, NodeView
+from services.api.views import NodeView
 
 router = APIRouter(prefix="/v1/nodes", tags=["nodes"], responses=PROBLEMS)
 
@@ -26,12 +27,13 @@ async def nodes(
 ) -> Page[Node]:
     """List nodes in the order in which they first joined.
 
-    Where ``state`` tells ready and unreachable ones apart, a page may have fewer than ``limit`` though more follow.
+    With ``state``, a page may have fewer than ``limit`` though more follow, where nodes are unreachable.
     """
     live = api.live.state()
     wanted: set[str] = set(state or [])
-    # The log knows nodes that are unreachable as ready.
-    logged = sorted({NodeState.READY if name == present.UNREACHABLE else name for name in wanted})
+    # The log knows nodes that are unreachable in the state in which they fell silent.
+    silent = AGENT_LIVES if present.UNREACHABLE in wanted else frozenset()
+    logged = sorted((wanted - {present.UNREACHABLE}) | silent)
 
     def answer(views: ViewReader) -> Page[Node]:
         found = views.page(NODES, after=cursor, limit=limit + 1, states=logged)

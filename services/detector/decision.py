@@ -1,0 +1,39 @@
+"""A decision: what follows from one input of the detector. Pure data; ``main.py`` carries it out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from services.detector.evolve import evolve
+from services.detector.leftovers import Clean
+from services.detector.probing import ProbeQuestion
+from services.detector.state import DetectorState
+from shared.events import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """A message to an agent: the name of its node belongs to a newer agent."""
+
+    node: str
+    incarnation: str
+
+
+@dataclass(slots=True)
+class Decision:
+    """The events to append, in order, the requests to agents, and the agents whose name belongs to another one.
+
+    ``probes``: requests to probe; their answers are inputs (``Monitor.probed``). ``notes``: lines for a person to read.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    cleans: list[Clean] = field(default_factory=list)
+    revokes: list[Revoke] = field(default_factory=list)
+    probes: list[ProbeQuestion] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, state: DetectorState, event: Event | None) -> None:
+        """Fold an event into the state and add it to the decision, if there is one."""
+        if event is not None:
+            evolve(state, event)
+            self.events.append(event)

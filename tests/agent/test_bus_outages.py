@@ -1,0 +1,37 @@
+"""The bus goes away, or refuses, under an agent whose ranks train."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+from services.agent.agent import Agent
+from shared.nats_server import NatsServer
+from tests.agent.kit import WAIT_S, Driver, Ear, alive, train
+
+
+async def test_the_loss_of_the_bus_stops_no_rank(agent: Agent, driver: Driver, ear: Ear, nats: NatsServer) -> None:
+    pids = await train(driver)
+    await nats.stop()
+    os.kill(pids["n0/1"], signal.SIGKILL)
+    await nats.start()
+    await ear.until(lambda: [s.worker for s in ear.signals] == ["n0/1"])
+    seen = len(ear.heartbeats)
+    await ear.until(lambda: len(ear.heartbeats) > seen)
+    assert alive(pids["n0/0"])
+
+
+async def test_a_changed_token_stops_no_rank(agent: Agent, driver: Driver, ear: Ear, nats: NatsServer) -> None:
+    pids = await train(driver)
+    token = nats.token
+    nats.reload(token="another")
+    async with asyncio.timeout(WAIT_S):
+        while "Authorization Violation" not in agent._bus.trouble:  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0.01)
+    os.kill(pids["n0/1"], signal.SIGKILL)
+    nats.reload(token=token)
+    await ear.until(lambda: [s.worker for s in ear.signals] == ["n0/1"])
+    seen = len(ear.heartbeats)
+    await ear.until(lambda: len(ear.heartbeats) > seen)
+    assert alive(pids["n0/0"])
