@@ -5,17 +5,12 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 
 from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent
 from tests.unicron.test_snapshots import Nodes
-from unicron.errors import UnsupportedModel
-from unicron.megatron import supported
 from unicron.protocol import Checkpointed, Finished, Progress, Raised
 
 pytestmark = pytest.mark.timeout(120)
@@ -189,43 +184,3 @@ async def test_an_update_counts_as_completed_though_the_block_fails_after_it(
         await a.configure({"w0": "live", "w1": "live"}, stage="interrupted")
         await a.finished(2)
     assert {(tmp_path / worker).read_text() for worker in ("w0", "w1")} == {"1 2 3 4 5 6 "}
-
-
-CONFIG = {"calculate_per_token_loss": True}
-
-
-@pytest.mark.parametrize(
-    ("config", "ddp", "tensor", "word"),
-    [
-        ({"calculate_per_token_loss": False}, {}, 1, "calculate_per_token_loss"),
-        ({"finalize_model_grads_func": print}, {}, 1, "finalize_model_grads_func"),
-        ({"fp16": True}, {}, 1, "fp16"),
-        ({"sequence_parallel": True}, {}, 2, "sequence_parallel"),
-        ({"qk_layernorm": True}, {}, 2, "qk_layernorm"),
-        ({"context_parallel_size": 2}, {}, 1, "context_parallel_size"),
-        ({"num_moe_experts": 4, "moe_aux_loss_coeff": [0.0, 0.1]}, {}, 1, "moe_aux_loss_coeff"),
-        ({"num_moe_experts": 4, "moe_z_loss_coeff": 0.1}, {}, 1, "moe_z_loss_coeff"),
-        ({}, {"overlap_grad_reduce": True}, 1, "overlap_grad_reduce"),
-        ({}, {"overlap_param_gather": True}, 1, "overlap_param_gather"),
-    ],
-)
-def test_settings_of_megatron_that_would_train_wrongly(
-    config: dict[str, Any], ddp: dict[str, Any], tensor: int, word: str
-) -> None:
-    model = torch.nn.Linear(2, 1)
-    inner = torch.nn.Linear(2, 1)
-    inner.sharded_state_dict = dict  # type: ignore[assignment]
-    model.module = inner
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    settings: Any = model
-    settings.config, settings.ddp_config = SimpleNamespace(**CONFIG), SimpleNamespace()
-    supported.check(model, optimizer, tensor, 1)
-    settings.config, settings.ddp_config = SimpleNamespace(**(CONFIG | config)), SimpleNamespace(**ddp)
-    with pytest.raises(UnsupportedModel, match=f"{word}: must be"):
-        supported.check(model, optimizer, tensor, 1)
-
-
-def test_a_module_that_cannot_be_split() -> None:
-    model = torch.nn.Linear(2, 1)
-    with pytest.raises(UnsupportedModel, match=r"set parallel\.tensor and parallel\.pipeline to 1"):
-        supported.check(model, torch.optim.SGD(model.parameters(), lr=0.1), 2, 1)

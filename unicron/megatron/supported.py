@@ -8,7 +8,7 @@ them would train to a wrong result without an error, and are refused before trai
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,10 +31,9 @@ def check(model: Any, optimizer: Any, tensor: int, pipeline: int) -> None:
     """
     if not isinstance(model, torch.nn.Module):
         raise UnsupportedModel(f"model: must be one module, not {type(model).__name__} (no interleaved pipeline)")
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        raise UnsupportedModel("model: DistributedDataParallel of torch reduces gradients itself; return what it wraps")
+    _check_distribution(model)
     if is_megatron(model):
-        found = next(_refused(model.config, model.ddp_config, tensor), "")
+        found = next(filter(None, _refused(model.config, model.ddp_config, tensor)), "")
         if found:
             raise UnsupportedModel(found)
     elif hasattr(model, "sharded_state_dict"):
@@ -54,6 +53,91 @@ def check(model: Any, optimizer: Any, tensor: int, pipeline: int) -> None:
         raise UnsupportedModel(f"optimizer: {type(optimizer).__name__} contains no torch optimizer")
 
 
+def _check_distribution(model: torch.nn.Module) -> None:
+    """Refuse modules and parameters that torch itself distributes over ranks.
+
+    Raises:
+        UnsupportedModel: there is one.
+    """
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.tensor import DTensor
+
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise UnsupportedModel("model: DistributedDataParallel of torch reduces gradients itself; return what it wraps")
+    for name, module in model.named_modules():
+        if isinstance(module, FullyShardedDataParallel):
+            raise UnsupportedModel(
+                f"model: {name or 'it'} is in FSDP, whose ranks each have a part; return what it wraps"
+            )
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor):
+            raise UnsupportedModel(
+                f"model: {name} is a DTensor (FSDP2's fully_shard, or tensor parallelism of torch), of which each rank "
+                "has a part that this library cannot name; use Megatron's tensor and pipeline parallelism"
+            )
+
+
+class _Setting(NamedTuple):
+    """A setting of Megatron, and the values with which a task trains to the right result."""
+
+    name: str
+    allowed: tuple[Any, ...]
+    """The first of them is Megatron's default, except where that one is refused."""
+    reason: str
+
+    def problem(self, owner: str, settings: Any) -> str:
+        """Return what is wrong with the setting of an object; empty: nothing, or the object does not have it."""
+        value = getattr(settings, self.name, self.allowed[0])
+        if value in self.allowed:
+            return ""
+        return f"{owner}.{self.name}: must be {self.allowed[0]}, not {value!r}; {self.reason}"
+
+
+_REDUCES = "step.reduce() reduces the gradients"
+_GRAPH = "a captured graph goes on using the buffers and process groups of the generation that captured it"
+_LATE_WEIGHTS = "gradients of weights then come after the backward pass, when the micro-batch is already committed"
+
+_DDP_SETTINGS = (
+    _Setting("overlap_grad_reduce", (False,), _REDUCES),
+    _Setting("overlap_param_gather", (False,), _REDUCES),
+    _Setting("use_megatron_fsdp", (False,), _REDUCES),
+    _Setting("use_custom_fsdp", (False,), _REDUCES),
+    _Setting("num_distributed_optimizer_instances", (1,), "the optimizer's parts are named by data-parallel rank"),
+    _Setting("delay_wgrad_compute", (False,), _LATE_WEIGHTS),
+)
+"""Of ``DistributedDataParallelConfig``."""
+
+_MODEL_SETTINGS = (
+    _Setting("finalize_model_grads_func", (None,), "step.reduce() takes its place"),
+    _Setting(
+        "calculate_per_token_loss",
+        (True,),
+        "else Megatron's schedules divide the loss by the micro-batches of the call, whose number changes when a rank "
+        "is lost",
+    ),
+    _Setting("fp16", (False,), "a dynamic loss scale is no part of the state (bf16 needs none)"),
+    _Setting("fp8", (None,), "the scaling factors of fp8 are no part of the state"),
+    _Setting("fp4", (None,), "the scaling factors of fp4 are no part of the state"),
+    _Setting("context_parallel_size", (1,), "gradients are summed over data-parallel ranks only"),
+    _Setting("expert_model_parallel_size", (1,), "gradients are summed over data-parallel ranks only"),
+    _Setting("num_moe_experts", (None,), "the experts of one layer have the same name, by which the state moves"),
+    _Setting("mtp_num_layers", (None, 0), "Megatron scales that loss by tokens that nothing divides"),
+    _Setting("enable_cuda_graph", (False,), _GRAPH),
+    _Setting("external_cuda_graph", (False,), _GRAPH),
+    _Setting("cuda_graph_impl", ("none",), _GRAPH),
+    _Setting("tp_comm_overlap", (False,), "its user buffers belong to process groups that a fault replaces"),
+    _Setting("defer_embedding_wgrad_compute", (False,), _LATE_WEIGHTS),
+    _Setting("delay_wgrad_compute", (False,), _LATE_WEIGHTS),
+)
+"""Of ``TransformerConfig``."""
+
+_SETTINGS_OF_SPLIT_LAYERS = (
+    _Setting("sequence_parallel", (False,), "its gradients need one more sum over the tensor-parallel ranks"),
+    _Setting("qk_layernorm", (False,), "its gradients need one more sum over the tensor-parallel ranks"),
+)
+"""Of ``TransformerConfig``, where layers are split over tensor-parallel ranks."""
+
+
 def _refused(config: Any, ddp: Any, tensor: int) -> Iterator[str]:
     """Yield a message for each setting of a Megatron model that would train to a wrong result.
 
@@ -62,26 +146,18 @@ def _refused(config: Any, ddp: Any, tensor: int) -> Iterator[str]:
         ddp: its DistributedDataParallelConfig.
         tensor: tensor-parallel size.
     """
-    for name in ("overlap_grad_reduce", "overlap_param_gather", "use_megatron_fsdp"):
-        if getattr(ddp, name, False):
-            yield f"DistributedDataParallelConfig.{name}: must be False; step.reduce() reduces the gradients"
-    if getattr(config, "finalize_model_grads_func", None) is not None:
-        yield "TransformerConfig.finalize_model_grads_func: must be None; step.reduce() takes its place"
-    if not getattr(config, "calculate_per_token_loss", True):
-        yield (
-            "TransformerConfig.calculate_per_token_loss: must be True; else Megatron's schedules divide the loss by "
-            "the micro-batches of the call, whose number changes when a rank is lost"
-        )
-    if getattr(config, "fp16", False):
-        yield "TransformerConfig.fp16: must be False; a dynamic loss scale is no part of the state (bf16 needs none)"
-    for name in ("context_parallel_size", "expert_model_parallel_size"):
-        if getattr(config, name, 1) != 1:
-            yield f"TransformerConfig.{name}: must be 1, not {getattr(config, name)}"
-    for name in ("sequence_parallel", "qk_layernorm"):
-        if tensor > 1 and getattr(config, name, False):
-            yield f"TransformerConfig.{name}: must be False with tensor={tensor}; its gradients need one more sum"
-    if getattr(config, "num_moe_experts", None):
-        for name in ("moe_aux_loss_coeff", "moe_z_loss_coeff"):
-            value = getattr(config, name, None)
-            if any(value) if isinstance(value, list) else value:
-                yield f"TransformerConfig.{name}: must be 0; Megatron scales that loss by tokens that nothing divides"
+    for setting in _DDP_SETTINGS:
+        yield setting.problem("DistributedDataParallelConfig", ddp)
+    for setting in (*_MODEL_SETTINGS, *(_SETTINGS_OF_SPLIT_LAYERS if tensor > 1 else ())):
+        yield setting.problem("TransformerConfig", config)
+    if _batch_grows():
+        yield "rampup_batch_size: must be None; every step has the micro-batches that the specification says"
+
+
+def _batch_grows() -> bool:
+    """Return whether Megatron's calculator of micro-batches, if there is one, raises the global batch size."""
+    from megatron.core import num_microbatches_calculator as calculators
+
+    return isinstance(
+        calculators._GLOBAL_NUM_MICROBATCHES_CALCULATOR, calculators.RampupBatchsizeNumMicroBatchesCalculator
+    )

@@ -1,0 +1,111 @@
+"""What the check of a user's model refuses (``unicron.megatron.supported``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from unicron.errors import UnsupportedModel
+from unicron.megatron import supported
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.usefixtures("megatron"),
+    # Megatron's, about a default of its own.
+    pytest.mark.filterwarnings("ignore:full scope is deprecated:UserWarning"),
+]
+
+REFUSED_SETTINGS = [
+    ({"calculate_per_token_loss": False}, {}, 1),
+    ({"finalize_model_grads_func": print}, {}, 1),
+    ({"fp16": True}, {}, 1),
+    ({"fp8": "hybrid"}, {}, 1),
+    ({"fp4": "e2m1"}, {}, 1),
+    ({"sequence_parallel": True}, {}, 2),
+    ({"qk_layernorm": True}, {}, 2),
+    ({"context_parallel_size": 2}, {}, 1),
+    ({"expert_model_parallel_size": 2}, {}, 1),
+    ({"num_moe_experts": 4}, {}, 1),
+    ({"mtp_num_layers": 1}, {}, 1),
+    ({"enable_cuda_graph": True}, {}, 1),
+    ({"external_cuda_graph": True}, {}, 1),
+    ({"cuda_graph_impl": "local"}, {}, 1),
+    ({"tp_comm_overlap": True}, {}, 2),
+    ({"defer_embedding_wgrad_compute": True}, {}, 1),
+    ({"delay_wgrad_compute": True}, {}, 1),
+    ({}, {"overlap_grad_reduce": True}, 1),
+    ({}, {"overlap_param_gather": True}, 1),
+    ({}, {"use_megatron_fsdp": True}, 1),
+    ({}, {"num_distributed_optimizer_instances": 2}, 1),
+]
+"""Settings of a model and of its DistributedDataParallel, and the tensor-parallel size with which they are refused."""
+
+
+def in_megatrons_wrapper(config: dict[str, Any], ddp: dict[str, Any]) -> Any:
+    """Return a module that looks like a model of Megatron with these settings; all others are Megatron's defaults."""
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.transformer import TransformerConfig
+
+    model: Any = torch.nn.Linear(2, 1)
+    model.module = torch.nn.Linear(2, 1)
+    model.module.sharded_state_dict = dict
+    sizes = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2}
+    model.config = TransformerConfig(calculate_per_token_loss=True, **sizes)
+    model.ddp_config = DistributedDataParallelConfig()
+    for settings, changed in ((model.config, config), (model.ddp_config, ddp)):
+        for name, value in changed.items():
+            assert hasattr(settings, name), "Megatron has no such setting"
+            setattr(settings, name, value)  # some may not be given together with others
+    return model
+
+
+@pytest.mark.parametrize(
+    ("config", "ddp", "tensor"), REFUSED_SETTINGS, ids=lambda value: "-".join(value) if isinstance(value, dict) else ""
+)
+def test_settings_of_megatron_that_would_train_wrongly(
+    config: dict[str, Any], ddp: dict[str, Any], tensor: int
+) -> None:
+    model = in_megatrons_wrapper({}, {})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    supported.check(model, optimizer, tensor, 1)
+    (name,) = (*config, *ddp)
+    with pytest.raises(UnsupportedModel, match=f"{name}: must be"):
+        supported.check(in_megatrons_wrapper(config, ddp), optimizer, tensor, 1)
+
+
+def test_a_batch_size_that_grows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from megatron.core import num_microbatches_calculator
+
+    ramp = num_microbatches_calculator.RampupBatchsizeNumMicroBatchesCalculator(
+        global_batch_size=8, micro_batch_size=1, data_parallel_size=1, decrease_batch_size_if_needed=False, rank=0,
+        start_global_batch_size=4, batch_size_increment=4, ramup_samples=100,
+    )  # fmt: skip
+    monkeypatch.setattr(num_microbatches_calculator, "_GLOBAL_NUM_MICROBATCHES_CALCULATOR", ramp)
+    model = in_megatrons_wrapper({}, {})
+    with pytest.raises(UnsupportedModel, match="rampup_batch_size: must be None"):
+        supported.check(model, torch.optim.SGD(model.parameters(), lr=0.1), 1, 1)
+
+
+def test_models_that_torch_distributes_are_refused(tmp_path: Path) -> None:
+    """Of FSDP2 (``fully_shard``) and of torch's tensor parallelism the parameters are DTensors."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        model = torch.nn.Sequential(torch.nn.Linear(2, 1))
+        fully_shard(model, mesh=mesh)
+        with pytest.raises(UnsupportedModel, match=r"0\.weight is a DTensor \(FSDP2"):
+            supported.check(model, torch.optim.SGD(model.parameters(), lr=0.1), 1, 1)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_module_that_cannot_be_split() -> None:
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(UnsupportedModel, match=r"set parallel\.tensor and parallel\.pipeline to 1"):
+        supported.check(model, torch.optim.SGD(model.parameters(), lr=0.1), 2, 1)
