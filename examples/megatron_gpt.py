@@ -48,7 +48,6 @@ def build(tensor: int, pipeline: int) -> tuple[Any, Any]:  # + called in Megatro
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
         persist_layer_norm=False,
-        calculate_per_token_loss=True,  # + the loss is scaled below, by all micro-batches of the step
     )
     module = GPTModel(
         config=config,
@@ -106,10 +105,9 @@ def forward_backward(model: Any, ids: list[int]) -> list[torch.Tensor]:
 
 
 def loss_function(labels: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the scaled loss, the number of tokens, and the loss to report."""
-    mean = losses.float().mean()
-    # A clone: the schedule scales the loss in place.
-    return mean / MICRO_BATCHES, torch.tensor(labels.numel(), dtype=torch.int), mean.detach().clone()
+    """Return the sum over the tokens, their number, and the loss to report."""
+    total = losses.float().sum()
+    return total, torch.tensor(labels.numel(), dtype=torch.int), total.detach() / labels.numel()
 
 
 run = unicron.attach(steps=STEPS, micro_batches=MICRO_BATCHES, build=build, checkpoint_every=20)  # +

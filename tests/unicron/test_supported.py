@@ -19,7 +19,6 @@ pytestmark = [
 ]
 
 REFUSED_SETTINGS = [
-    ({"calculate_per_token_loss": False}, {}, 1),
     ({"finalize_model_grads_func": print}, {}, 1),
     ({"fp16": True}, {}, 1),
     ({"fp8": "hybrid"}, {}, 1),
@@ -53,7 +52,7 @@ def in_megatrons_wrapper(config: dict[str, Any], ddp: dict[str, Any]) -> Any:
     model.module = torch.nn.Linear(2, 1)
     model.module.sharded_state_dict = dict
     sizes = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2}
-    model.config = TransformerConfig(calculate_per_token_loss=True, **sizes)
+    model.config = TransformerConfig(**sizes)
     model.ddp_config = DistributedDataParallelConfig()
     for settings, changed in ((model.config, config), (model.ddp_config, ddp)):
         for name, value in changed.items():

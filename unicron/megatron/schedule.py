@@ -1,10 +1,14 @@
-"""The end of each micro-batch's backward pass in Megatron's pipeline schedules."""
+"""What Megatron's schedules call: at the end of each micro-batch's backward pass, and to scale a loss."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import torch
+
+from unicron.megatron.model import is_megatron
 
 
 class _BackwardTimer:
@@ -44,3 +48,38 @@ def each_backward(model: Any, done: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         config.timers = timers
+
+
+class LossScale:
+    """Makes each micro-batch's loss count 1/M, where Megatron's schedules divide by the micro-batches of a call.
+
+    They do so with ``calculate_per_token_loss=False``, Megatron's default, and are right if every step is one call on
+    every replica. Here the micro-batches of a call differ: a survivor computes those of a lost rank. The schedules call
+    this object as ``config.grad_scale_func``, on the loss that they have divided.
+    """
+
+    def __init__(self, model: Any, micro_batches: int) -> None:
+        """Take the place of the model's own function, which is called first.
+
+        Args:
+            model: Megatron's DistributedDataParallel, or any other module, of which nothing is changed.
+            micro_batches: M, in one step, over all replicas.
+        """
+        self._micro_batches = micro_batches
+        self._factor = 1.0
+        self.applies = is_megatron(model) and not model.config.calculate_per_token_loss
+        """Whether the loss is scaled here rather than by the training loop."""
+        self._own: Callable[[torch.Tensor], torch.Tensor] | None = None
+        if self.applies:
+            own = model.config.grad_scale_func
+            # Two models may have the same configuration.
+            self._own = own._own if isinstance(own, LossScale) else own
+            model.config.grad_scale_func = self
+
+    def begin_call(self, micro_batches: int) -> None:
+        """Note how many micro-batches the next call of a schedule computes."""
+        self._factor = micro_batches / self._micro_batches
+
+    def __call__(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss, scaled."""
+        return (loss if self._own is None else self._own(loss)) * self._factor

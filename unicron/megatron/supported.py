@@ -82,7 +82,7 @@ class _Setting(NamedTuple):
 
     name: str
     allowed: tuple[Any, ...]
-    """The first of them is Megatron's default, except where that one is refused."""
+    """The first of them is Megatron's default."""
     reason: str
 
     def problem(self, owner: str, settings: Any) -> str:
@@ -109,12 +109,6 @@ _DDP_SETTINGS = (
 
 _MODEL_SETTINGS = (
     _Setting("finalize_model_grads_func", (None,), "step.reduce() takes its place"),
-    _Setting(
-        "calculate_per_token_loss",
-        (True,),
-        "else Megatron's schedules divide the loss by the micro-batches of the call, whose number changes when a rank "
-        "is lost",
-    ),
     _Setting("fp16", (False,), "a dynamic loss scale is no part of the state (bf16 needs none)"),
     _Setting("fp8", (None,), "the scaling factors of fp8 are no part of the state"),
     _Setting("fp4", (None,), "the scaling factors of fp4 are no part of the state"),

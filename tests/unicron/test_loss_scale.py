@@ -1,0 +1,110 @@
+"""The global 1/M with Megatron's stock loss functions, which the schedules divide by the micro-batches of a call."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.unicron.conftest import SpecFile, largest_difference
+from tests.unicron.harness import Agent, agent
+from tests.unicron.zygote import ROOT
+from unicron.megatron.schedule import LossScale
+from unicron.protocol import Finished, Raised
+
+pytestmark = pytest.mark.timeout(180)
+
+STEPS = 3
+FIELDS = {"steps": STEPS, "batch": {"global": 16, "micro": 2}}
+TO_STEPS = ("STEPS, MICRO_BATCHES, MICRO_BATCH_SIZE = 60,", f"STEPS, MICRO_BATCHES, MICRO_BATCH_SIZE = {STEPS},")
+# Unlike Adam with clipping, plain descent shows how large gradients are.
+TO_SGD = ('optimizer="adam", lr=2e-3, weight_decay=0.01, clip_grad=1.0', 'optimizer="sgd", lr=0.1, clip_grad=0.0')
+
+LOOP_SCALES = [
+    ("persist_layer_norm=False,", "persist_layer_norm=False, calculate_per_token_loss=True,"),
+    ("return total,", "return total / labels.numel() / MICRO_BATCHES,"),
+]
+"""As before there was a scale: the loop divides by M, and tells Megatron not to divide."""
+
+TWO_OUTPUTS = [
+    (
+        "return total, torch.tensor(labels.numel(), dtype=torch.int), total.detach() / labels.numel()",
+        "return total / labels.numel(), total.detach() / labels.numel()",
+    )
+]
+"""The older form of a loss function."""
+
+ALL_AT_ONCE = [
+    ("iter([batch(ids)])", "iter([batch(sample_ids(step.number, k)) for k in ids])"),
+    ("num_microbatches=1", "num_microbatches=len(ids)"),
+    (
+        """        for k in step.micro_batches():  # + in place of one call with all of the replica's micro-batches
+            ids = sample_ids(step.number, k)
+            losses = forward_backward(run.model, ids)
+            step.commit(k, float(losses[0]) if losses else None, ids)  # +
+""",
+        """        ks = step.all_micro_batches()
+        losses = forward_backward(run.model, ks)
+        step.commit_all(ks, [float(one) for one in losses], [sample_ids(step.number, k) for k in ks])
+""",
+    ),
+]
+"""One call of the schedule for all micro-batches of the rank."""
+
+COLLECTED = [(old, new.replace("step.all_micro_batches()", "list(step.micro_batches())")) for old, new in ALL_AT_ONCE]
+"""The same with numbers that are to be computed one by one."""
+
+
+def example(folder: Path, *changes: tuple[str, str]) -> Path:
+    """Write the example of a Megatron loop with changes; return its path."""
+    text = (ROOT / "examples" / "megatron_gpt.py").read_text()
+    for old, new in (TO_STEPS, TO_SGD, *changes):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path = folder / "script.py"
+    path.write_text(text)
+    return path
+
+
+async def train(a: Agent, spec: Path, workers: list[str]) -> Finished:
+    a.messages.clear()
+    await asyncio.gather(*(a.fork(worker, spec) for worker in workers))
+    await a.configure(dict.fromkeys(workers, "initial"))
+    return await a.finished(len(workers))
+
+
+async def test_a_stock_loss_counts_as_one_that_the_loop_scales(tmp_path: Path, spec_file: SpecFile) -> None:
+    """However the loss is written, however many micro-batches a call computes, and however many replicas there are."""
+    async with agent(tmp_path / "run") as a:
+        spec = spec_file(script=str(example(tmp_path, *LOOP_SCALES)), **FIELDS)
+        expected = await train(a, spec, ["w0"])
+        for number, changes in enumerate(([], TWO_OUTPUTS)):
+            example(tmp_path, *changes)
+            finished = await train(a, spec, [f"stock-{number}-{rank}" for rank in range(3)])
+            assert largest_difference(finished.parameters_path, expected.parameters_path) <= 1e-7, changes
+        example(tmp_path, *ALL_AT_ONCE)
+        rounded = spec_file(script=str(tmp_path / "script.py"), exact=False, deterministic_sums=True, **FIELDS)
+        finished = await train(a, rounded, ["all-0", "all-1", "all-2"])
+        assert largest_difference(finished.parameters_path, expected.parameters_path) <= 1e-7
+
+
+async def test_micro_batches_that_are_collected_for_one_call_are_refused(tmp_path: Path, spec_file: SpecFile) -> None:
+    """Each would count as the only one of a call: the gradients would be too small."""
+    async with agent(tmp_path / "run") as a:
+        await a.fork("w0", spec_file(script=str(example(tmp_path, *COLLECTED)), **FIELDS))
+        await a.configure({"w0": "initial"})
+        await a.until(lambda: "w0" in a.exits)
+        (raised,) = a.of(Raised)
+        assert raised.error == "WrongLoop"
+        assert raised.detail.startswith("micro-batch 0 of step 1 is not committed before the next one")
+
+
+def test_the_models_own_function_is_called_once_also_where_two_models_share_a_configuration() -> None:
+    config = SimpleNamespace(calculate_per_token_loss=False, grad_scale_func=lambda loss: loss + 1.0)
+    model = SimpleNamespace(config=config, module=SimpleNamespace(sharded_state_dict=dict))
+    LossScale(model, 8)
+    scale = LossScale(model, 8)
+    scale.begin_call(2)
+    assert config.grad_scale_func(3.0) == 1.0
