@@ -5,9 +5,9 @@
 A small GPT trains on data-parallel ranks. Steps with each accumulator take turns in one run, so that what else the
 machine does falls on all alike:
 
-    in-place   the default of large data-parallel tasks: the buffers of the backward passes are the sum, in float32
-    apart      that of large tensor- and pipeline-parallel tasks: a float32 sum beside the buffers
-    float64    the same in float64, the default of small models: results to the bit in practice, not by construction
+    in-place   the default of data-parallel tasks: the buffers of the backward passes are the sum, in float32
+    apart      that of tensor- and pipeline-parallel tasks: a float32 sum beside the buffers
+    float64    the same in float64 (``deterministic_sums``): results to the bit in practice, not by construction
     exact      exact mode: two float64 that contain integers
 
 One JSON line for each: step time and CPU-seconds (all ranks), the ratio of step times to the first with a 95%

@@ -96,13 +96,15 @@ def attach(
     checkpoint_keep: int | None = None,
     memory_every: int | None = None,
     exact: bool | None = None,
+    deterministic_sums: bool | None = None,
     directory: str = "unicron-run",
 ) -> Run:
     """Attach this process to its node agent, or let it train alone (also as one of torchrun's processes).
 
     Args:
         steps: updates to apply.
-        micro_batches: M, in one update, over all replicas. The training loop scales the loss of each by 1/M.
+        micro_batches: M, in one update, over all replicas. The training loop scales the loss of each by 1/M, except
+            with Megatron's schedules and ``calculate_per_token_loss=False``, the default: the library does then.
         build: ``build(tensor, pipeline)`` returns model and optimizer: Megatron's DistributedDataParallel (without
             overlapped gradient reduction) and optimizer, or a plain module and torch optimizer. It is called in
             Megatron's process groups and must not wait for other ranks.
@@ -114,10 +116,12 @@ def attach(
         memory_every: steps between snapshots; 0: none. Without an agent there are no snapshots.
         exact: whether gradients are added up so that the result is the same to the last bit whatever fails and however
             many replicas there are; 16 bytes for each parameter, and micro-batches are committed one at a time.
+        deterministic_sums: whether gradients are added up in float64, with which the result is the same in practice; 8
+            bytes for each parameter. The default is the precision of Megatron.
         directory: where checkpoints and results go without an agent.
 
     An argument that is None has the value of the task's specification or, without an agent, the default of
-    ``Training``: no checkpoints except at a stop, and sums that are not exact.
+    ``Training``: no checkpoints except at a stop, and sums in float32.
 
     Returns:
         The run; iterate over its ``steps()``.
@@ -127,6 +131,7 @@ def attach(
         InvalidSpec: ``steps`` or ``micro_batches`` are not those of the task's specification, which the planner reads.
     """
     from unicron import device
+    from unicron.gradients.sums import Sums
     from unicron.link import agent_link
     from unicron.link.standalone import standalone_generation
     from unicron.megatron import cpu
@@ -147,14 +152,18 @@ def attach(
         "checkpoint_keep": checkpoint_keep,
         "memory_every": memory_every,
         "exact": exact,
+        "deterministic_sums": deterministic_sums,
     }
-    specified = {name: getattr(task, name) for name in given} if task is not None else {}
+    chosen: dict[str, Any] = {name: getattr(task, name) for name in given} if task is not None else {}
+    chosen |= {name: value for name, value in given.items() if value is not None}
+    sums = Sums.of_task(exact=chosen.pop("exact", False), deterministic_sums=chosen.pop("deterministic_sums", False))
     training = Training(
         link,
         steps=steps,
         micro_batches=micro_batches,
         build=build,
         initialise=initialise,
-        **(specified | {name: value for name, value in given.items() if value is not None}),
+        sums=sums,
+        **chosen,
     )
     return Run(training)

@@ -33,6 +33,17 @@ def synchronize() -> None:
     torch.cuda.synchronize()
 
 
+def synchronize_stream() -> None:
+    """Wait until the CUDA device has done what was started on the current stream, and no other; other threads run.
+
+    Raises:
+        RuntimeError: something failed on the device.
+    """
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record()
+    done.synchronize()
+
+
 def pin(memory: torch.Tensor) -> bool:
     """Lock a host buffer in memory, so that the CUDA device reads and writes it without the processor.
 

@@ -51,9 +51,6 @@ JOIN_TIMEOUT_S = "UNICRON_JOIN_TIMEOUT_S"
 BUCKET_BYTES = "UNICRON_BUCKET_BYTES"
 """Size of a bucket of gradients."""
 
-FLOAT64_LIMIT_BYTES = "UNICRON_FLOAT64_LIMIT_BYTES"
-"""The largest accumulators that are kept in float64."""
-
 ROUND_BYTES = "UNICRON_ROUND_BYTES"
 """Bytes that a rank sends, and receives, in one round of a transfer of state."""
 
@@ -78,9 +75,6 @@ DEFAULTS: dict[str, float] = {
     JOIN_TIMEOUT_S: 20.0,
     # The latency of a collective (below 1 ms) is small beside the transfer of 32 MiB, and a fault redoes little.
     BUCKET_BYTES: 32 << 20,
-    # Of the order of a hundredth of a device's memory. In float64 the order of additions changes about one bit in 2**29
-    # of the float32 totals; in float32 it changes many, and Adam turns the rounding of near-zero gradients into steps.
-    FLOAT64_LIMIT_BYTES: 1 << 30,
     # The latency of a round (below 1 ms) is small beside the transfer of 64 MiB; two such buffers fit beside any state.
     ROUND_BYTES: 64 << 20,
     RANK_NICE: 0,

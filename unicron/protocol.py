@@ -97,7 +97,7 @@ class Progress(Message):
     duration_s: float | None = None
     """Wall-clock time of the step, for phase ``ended``."""
     buckets: int | None = None
-    """Number of buckets of gradients that are reduced, for phase ``reduce``."""
+    """Number of buckets of gradients that are reduced, for phase ``reduce``; not every one is reported."""
 
 
 PHASES = ("begun", "compute", "reduce", "update", "ended", "checkpoint", "setup", "waiting", "aside")

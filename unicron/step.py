@@ -17,6 +17,10 @@ from unicron.megatron.optimizer import torch_optimizers
 from unicron.megatron.parallel import data_group
 from unicron.state.rank_state import RankState
 
+BUCKET_REPORTS = 8
+"""Messages about the progress of one reduction, however many buckets there are. Chosen: the part of a step between two
+of them is short beside the limit for a hang, which is a multiple of the step."""
+
 
 class StepHost(Protocol):
     """What a step needs of the training that it belongs to (``unicron.training``)."""
@@ -82,10 +86,18 @@ class Step:
 
         Raises:
             Interrupted: between two of them, where the generation is held.
+            WrongLoop: one of them is not committed before the next, where Megatron's schedules scale the loss.
         """
+        scale = self._host.rank_state.loss_scale
         for k in self.remaining():
             self._enter_micro_batch()
+            scale.begin_call(1)
             yield k
+            if scale.applies and k in self.remaining():
+                raise WrongLoop(
+                    f"micro-batch {k} of step {self.number} is not committed before the next one: use "
+                    "step.all_micro_batches() for a schedule that computes several at once"
+                )
 
     def all_micro_batches(self) -> list[int]:
         """Return the micro-batches to compute, for a schedule that computes all of them at once: a pipeline's.
@@ -96,6 +108,7 @@ class Step:
         remaining = self.remaining()
         if remaining:
             self._enter_micro_batch()
+            self._host.rank_state.loss_scale.begin_call(len(remaining))
             self._in_one_schedule = True
         return remaining
 
@@ -110,7 +123,7 @@ class Step:
         self._host.faults.reached_micro_batch(self.number, len(state.step_in_progress.samples), state.model)
 
     def commit(self, micro_batch: int, loss: float | None, ids: list[int]) -> None:
-        """Count a micro-batch as done: its gradients (scaled by 1/M) are in the buffers. See ``commit_all``."""
+        """Count a micro-batch as done: its gradients are in the buffers. See ``commit_all``."""
         self.commit_all([micro_batch], [] if loss is None else [loss], [ids])
 
     def commit_all(self, micro_batches: list[int], losses: list[float], ids: list[list[int]]) -> None:
@@ -164,7 +177,7 @@ class Step:
             data_group(),
             link.wait,
             before=lambda bucket: faults.reached(number, f"reduce:{bucket}"),
-            done=lambda count: link.progress(number, "reduce", buckets=count),
+            done=self._report_buckets,
             broken=link.abandoned.extend,
             # One after the other where a fault is to come after a number of buckets, and no more may be reduced.
             in_flight=1 if faults.fails_between_buckets(number) else IN_FLIGHT,
@@ -175,6 +188,12 @@ class Step:
         faults.reached_update(number, torch_optimizers(state.optimizer)[0])
         link.progress(number, "update")
         self._computing = True
+
+    def _report_buckets(self, reduced: int) -> None:
+        """Report the progress of the reduction to the agent, in at most ``BUCKET_REPORTS`` messages."""
+        every = -(-self._host.rank_state.accumulator.buckets // BUCKET_REPORTS)
+        if reduced % every == 0:
+            self._host.link.progress(self.number, "reduce", buckets=reduced)
 
     def clip_gradients(self, limit: float) -> float:
         """Scale the gradients of a Megatron model so that their norm is at most ``limit``; return the norm before.

@@ -18,8 +18,8 @@ from unicron.trainer import corpus
 
 pytestmark = pytest.mark.timeout(300)
 
-LARGE = {"UNICRON_BUCKET_BYTES": str(64 << 10), "UNICRON_FLOAT64_LIMIT_BYTES": "0"}
-"""As for a large model: several buckets on each rank, and no float64 but in exact mode."""
+LARGE = {"UNICRON_BUCKET_BYTES": str(64 << 10)}
+"""As for a large model: several buckets on each rank."""
 
 ROUNDING = 1e-6
 """Of parameters of at most 1, by SGD."""

@@ -197,7 +197,9 @@ async def test_a_users_own_loop_heals_and_keeps_its_own_packages(tmp_path: Path,
         (project / name).mkdir(parents=True)
         (project / name / "__init__.py").write_text("MINE = True\n")
     (project / "script.py").write_text(SCRIPT)
-    spec = spec_file(script=str(project / "script.py"), steps=10, batch={"global": 6}, exact=False)
+    spec = spec_file(
+        script=str(project / "script.py"), steps=10, batch={"global": 6}, exact=False, deterministic_sums=True
+    )
     results = []
     for fail_at in ("", "1:5:1:hang"):
         async with agent(tmp_path / f"run{fail_at[:1]}") as a:

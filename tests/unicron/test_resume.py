@@ -11,12 +11,13 @@ import pytest
 from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent, reference_of
 from unicron.protocol import Checkpointed, Finished, Progress, Resumed
+from unicron.step import BUCKET_REPORTS
 
 pytestmark = pytest.mark.timeout(180)
 
 WORKERS = ["w0", "w1", "w2"]
-SMALL_BUCKETS = {"UNICRON_BUCKET_BYTES": str(16 << 10), "UNICRON_FLOAT64_LIMIT_BYTES": "0"}
-"""As for a large model: several buckets and, except in exact mode, gradients summed in place."""
+SMALL_BUCKETS = {"UNICRON_BUCKET_BYTES": str(16 << 10)}
+"""As for a large model: several buckets."""
 
 ROUNDING = 1e-6
 """Largest difference between parameters of at most 1 after a few steps of SGD. (Adam is not used: the gradients of the
@@ -63,27 +64,40 @@ async def test_reduced_buckets_are_kept(
     tmp_path: Path, spec_file: SpecFile, mode: dict[str, Any], newcomer: bool
 ) -> None:
     spec = specified(spec_file, mode, steps=4)
+    # Few enough to be reported one by one; exact sums take four times the bytes.
+    few_buckets = {"UNICRON_BUCKET_BYTES": str((64 if "exact" in mode else 16) << 10)}
     async with agent(tmp_path / "run") as a:
-        await begin(a, spec, "1:2:reduce:2:hang", SMALL_BUCKETS)
+        await begin(a, spec, "1:2:reduce:2:hang", few_buckets)
 
         def reduced(worker: str) -> list[int]:
             return [m.buckets for m in a.of(Progress, worker) if m.step == 2 and m.buckets is not None]
 
         await a.until(lambda: all(2 in reduced(worker) for worker in WORKERS if worker != "w1"))
         if newcomer:
-            await a.fork("w3", spec, SMALL_BUCKETS)
+            await a.fork("w3", spec, few_buckets)
         assert reduced("w0") == reduced("w2") == [1, 2]
         await a.hold(["w0", "w2"])
         a.kill("w1")
         members = {"w0": "live", "w2": "live"} | ({"w3": "take"} if newcomer else {})
         resumed = await a.resumed(await a.configure(members, stage="interrupted"))
         assert {(r.step, r.buckets_kept) for r in resumed} == {(2, 2)}
-        assert resumed[0].buckets > 3
+        assert 3 < resumed[0].buckets <= BUCKET_REPORTS
         assert computed(resumed) == 4  # the lost rank's, and no others
         if newcomer:
             assert sorted(r.computed for r in resumed) == [1, 1, 2]
         finished = await a.finished(len(members))
         await check_result(a, spec, finished, exact="exact" in mode)
+
+
+async def test_few_messages_report_a_reduction_of_many_buckets(tmp_path: Path, spec_file: SpecFile) -> None:
+    async with agent(tmp_path / "run") as a:
+        await a.fork("w0", spec_file(steps=1), {"UNICRON_BUCKET_BYTES": str(4 << 10)})
+        await a.configure({"w0": "initial"})
+        await a.finished(1)
+        (resumed,) = a.of(Resumed)
+        reported = [m.buckets for m in a.of(Progress) if m.buckets is not None]
+        assert resumed.buckets > 4 * BUCKET_REPORTS
+        assert 0 < len(reported) <= BUCKET_REPORTS
 
 
 @pytest.mark.parametrize("mode", MODES)

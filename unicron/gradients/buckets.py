@@ -6,10 +6,8 @@ number of bytes. The cut depends on the model's shard alone, so it is the same i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
-
-import torch
 
 from unicron import environment
 
@@ -49,9 +47,3 @@ def bucket_slices(sizes: Sequence[int], elements: int) -> list[list[BucketSlice]
 def bucket_bytes() -> int:
     """Return the size of a bucket in bytes (``environment.BUCKET_BYTES``)."""
     return int(environment.number(environment.BUCKET_BYTES))
-
-
-def fit_float64(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether accumulators of these tensors may be in float64 (``environment.FLOAT64_LIMIT_BYTES``)."""
-    limit_bytes = int(environment.number(environment.FLOAT64_LIMIT_BYTES))
-    return sum(tensor.numel() for tensor in tensors) * torch.float64.itemsize <= limit_bytes

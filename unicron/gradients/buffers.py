@@ -8,8 +8,8 @@ import torch
 
 from unicron.errors import WrongLoop
 from unicron.gradients.accumulators import Accumulator, InPlaceAccumulator, SeparateAccumulator
-from unicron.gradients.buckets import fit_float64
 from unicron.gradients.fixed_point import FixedPointAccumulator
+from unicron.gradients.sums import Sums
 from unicron.megatron.optimizer import torch_optimizers
 from unicron.megatron.tied_embedding import separate_output_weight, tied_weight
 
@@ -30,21 +30,21 @@ class GradientBuffers:
                     # Most loops call it; in a resumed step it would erase the micro-batches that count as done.
                     setattr(one, name, _do_nothing)
 
-    def accumulator(self, micro_batches: int, *, exact: bool, model_parallel: bool) -> Accumulator:
+    def accumulator(self, micro_batches: int, *, sums: Sums, model_parallel: bool) -> Accumulator:
         """Return a new accumulator of the gradients of one step.
 
         Args:
             micro_batches: in one step, over all replicas.
-            exact: whether the sum may depend on nothing but the tensor-parallel size.
+            sums: what the sum may depend on.
             model_parallel: whether the model is split over ranks, so that a peer's loss can break a backward pass.
         """
-        double = fit_float64(self.tensors)
-        if not (exact or model_parallel or double):
+        if sums is Sums.FLOAT32 and not model_parallel:
             return InPlaceAccumulator(self.tensors)
         tied = tied_weight(self._model)
         shared = next((i for i, p in enumerate(self._trained) if p is tied), None)
-        if not exact:
-            return SeparateAccumulator(self.tensors, dtype=torch.float64 if double else torch.float32, shared=shared)
+        if sums is not Sums.EXACT:
+            dtype = torch.float64 if sums is Sums.FLOAT64 else torch.float32
+            return SeparateAccumulator(self.tensors, dtype=dtype, shared=shared)
         # The gradients of the two uses of a tied weight are added up in the same way on one pipeline stage and on two.
         leaf = separate_output_weight(self._model)
         leaves = [] if leaf is None or shared is None else [(shared, leaf)]

@@ -168,7 +168,10 @@ def _method(group_sockets: frozenset[int], abort_communicators: _AbortOnce) -> B
     if backend() == "gloo":
         return BreakMethod(is_breakable=group_sockets.__contains__, waits_in_slices=True)
     return BreakMethod(
-        is_breakable=group_sockets.__contains__, abort=abort_communicators, synchronize=device.synchronize
+        is_breakable=group_sockets.__contains__,
+        abort=abort_communicators,
+        synchronize=device.synchronize,
+        synchronize_stream=device.synchronize_stream,
     )
 
 

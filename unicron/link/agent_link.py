@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from unicron import environment
@@ -285,7 +286,7 @@ class AgentLink:
         """
         if not self.waits_in_slices:
             work.wait()
-            self.synchronize()
+            self._synchronize(self._breaker.method.synchronize_stream)
             return
         while not has_ended(work):
             broken_at_s = self._breaker.broken_at_s
@@ -302,7 +303,9 @@ class AgentLink:
             Interrupted: the generation is held.
             RuntimeError: something failed on the device.
         """
-        synchronize = self._breaker.method.synchronize
+        self._synchronize(self._breaker.method.synchronize)
+
+    def _synchronize(self, synchronize: Callable[[], None] | None) -> None:
         if self._connection is not None and synchronize is not None:
             synchronize()
             self.check()

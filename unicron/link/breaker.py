@@ -32,6 +32,8 @@ class BreakMethod:
     """Whether the backend's ``Work`` can be waited for in slices (gloo's can)."""
     synchronize: Callable[[], None] | None = None
     """Waits for the device, where aborted collectives end without an error (NCCL's do); else None."""
+    synchronize_stream: Callable[[], None] | None = None
+    """The same for what was started on the current stream alone: other collectives stay in flight."""
 
 
 class Breaker:

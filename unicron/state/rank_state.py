@@ -19,9 +19,11 @@ from unicron.accounting import EMPTY_DIGEST, KeptGradients, PartialStep, chain_d
 from unicron.errors import NonFiniteValue, WrongLoop
 from unicron.gradients import reduction
 from unicron.gradients.buffers import GradientBuffers
+from unicron.gradients.sums import Sums
 from unicron.link.waiting import Wait
 from unicron.megatron.optimizer import is_distributed, torch_optimizers
 from unicron.megatron.parallel import Place
+from unicron.megatron.schedule import LossScale
 from unicron.megatron.tied_embedding import tied_group
 from unicron.state import transfer
 from unicron.state.tensors import StateTensors
@@ -44,7 +46,13 @@ class RankState:
     """
 
     def __init__(
-        self, model: Any, optimizer: Any, *, micro_batches: int = 1, exact: bool = False, model_parallel: bool = False
+        self,
+        model: Any,
+        optimizer: Any,
+        *,
+        micro_batches: int = 1,
+        sums: Sums = Sums.FLOAT32,
+        model_parallel: bool = False,
     ) -> None:
         """Take what was built for this rank's layout; its values do not count as a state yet.
 
@@ -52,7 +60,7 @@ class RankState:
             model: the rank's shard of the model.
             optimizer: its optimizer.
             micro_batches: in one step, over all replicas.
-            exact: whether results may depend on nothing but the tensor-parallel size.
+            sums: what the sums of gradients may depend on.
             model_parallel: whether the model is split over ranks, so that a peer's loss can break a backward pass.
         """
         self.model = model
@@ -67,9 +75,10 @@ class RankState:
         self.update_ungathered = False
         """Whether a distributed optimizer has applied one update more to its own part, not yet gathered by all."""
         self.partial: PartialStep | None = None
-        self.exact = exact
+        self._exact = sums is Sums.EXACT
         self._buffers = GradientBuffers(model, optimizer)
-        self.accumulator = self._buffers.accumulator(micro_batches, exact=exact, model_parallel=model_parallel)
+        self.loss_scale = LossScale(model, micro_batches)
+        self.accumulator = self._buffers.accumulator(micro_batches, sums=sums, model_parallel=model_parallel)
         cuda = any(parameter.is_cuda for parameter in model.parameters())
         self._update_may_be_garbage = cuda and (model_parallel or self.is_distributed)
         """Whether an update may have used the garbage of an aborted collective, without an error that reports it."""
@@ -206,7 +215,7 @@ class RankState:
             if not math.isfinite(loss):
                 raise NonFiniteValue(f"loss {loss} in micro-batch {k} of step {partial.step}")
         counted = [k for k in samples if k in partial.counted]
-        if len(samples) > 1 and (self.exact or counted):
+        if len(samples) > 1 and (self._exact or counted):
             raise WrongLoop("micro-batches must be committed one at a time: see unicron.each_backward")
         if counted:
             self.accumulator.drop()
@@ -289,7 +298,7 @@ class RankState:
         self.applied += 1
         self._chain_samples()
         self._update[0] = Update.NOT_BEGUN
-        self.discard()
+        self.partial = None  # the next step clears what this one has accumulated
 
     def _chain_samples(self) -> None:
         account = self.step_in_progress.account

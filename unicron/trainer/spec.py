@@ -14,6 +14,7 @@ from typing import Any
 
 from unicron import environment
 from unicron.errors import InvalidSpec
+from unicron.gradients.sums import Sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,8 @@ class Spec:
     dropout: float
     exact: bool
     """Whether the result is the same to the last bit, whatever fails and however many replicas there are."""
+    deterministic_sums: bool
+    """Whether gradients are added up in float64, so that the result is in practice the same."""
     script: str
     """A user's Python file that is run instead of the built-in trainer; empty: none."""
 
@@ -61,6 +64,11 @@ class Spec:
     def micro_batches(self) -> int:
         """Micro-batches in one update."""
         return self.global_batch // self.micro_batch
+
+    @property
+    def sums(self) -> Sums:
+        """What the sums of gradients may depend on."""
+        return Sums.of_task(exact=self.exact, deterministic_sums=self.deterministic_sums)
 
     def check_script(self, *, steps: int, micro_batches: int) -> None:
         """Check that a script trains as the specification describes, on which the planner relies.
@@ -121,6 +129,7 @@ def parse(data: Mapping[str, Any]) -> Spec:
             seed=int(data.get("seed", 1234)),
             dropout=float(data.get("dropout", 0.0)),
             exact=bool(data.get("exact", False)),
+            deterministic_sums=bool(data.get("deterministic_sums", False)),
             script=str(data.get("script") or ""),
         )
     except (KeyError, TypeError, ValueError) as err:

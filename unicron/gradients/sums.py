@@ -1,0 +1,24 @@
+"""How a step's gradients are added up over micro-batches and ranks: what a task chooses, and what follows from it."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Sums(Enum):
+    """What the sum of a step's gradients may depend on. docs/recovery.md has the cost of each."""
+
+    FLOAT32 = "float32"
+    """Megatron's own precision. Another order of additions (another number of replicas, another rank that computes a
+    micro-batch) changes the rounding of many sums."""
+    FLOAT64 = "float64"
+    """Of float64 sums another order changes about one bit in 2**29 of the float32 totals: in practice none."""
+    EXACT = "exact"
+    """Sums of integers: another order changes nothing."""
+
+    @classmethod
+    def of_task(cls, *, exact: bool, deterministic_sums: bool) -> Sums:
+        """Return what the two fields of a task's specification ask for; ``exact`` is the stronger one."""
+        if exact:
+            return cls.EXACT
+        return cls.FLOAT64 if deterministic_sums else cls.FLOAT32
