@@ -28,3 +28,16 @@ def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
     t = scipy.stats.t.ppf(0.975, len(logs) - 1)
     half = float(t) * statistics.stdev(logs) / math.sqrt(len(logs))
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median, and its 95% confidence interval (between order statistics: no assumption on the values).
+
+    Raises:
+        ValueError: there are too few values for an interval.
+    """
+    found = scipy.stats.quantile_test(values, q=0.0, p=0.5).confidence_interval(0.95)
+    low, high = float(found.low), float(found.high)
+    if math.isnan(low) or math.isnan(high):
+        raise ValueError(f"{len(values)} values have no 95% confidence interval of their median")
+    return statistics.median(values), low, high
