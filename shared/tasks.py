@@ -157,8 +157,8 @@ class TaskSpec(Model):
     """Whether parameters are the failure-free run's to the last bit whatever fails and however many replicas there are,
     at the same tensor-parallel size; otherwise they are to rounding. What it costs: docs/recovery.md."""
     deterministic_sums: bool = False
-    """Whether gradients are added up in float64, which in practice gives the failure-free run's parameters to the last bit
-    too; ``exact`` includes it. The default is Megatron's own precision, which costs nothing."""
+    """Whether gradients are added up in float64, which in practice gives the failure-free run's parameters to the last
+    bit too; ``exact`` includes it. The default is Megatron's own precision, which costs nothing."""
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = DEFAULT_MAX_RESTARTS
     script: str | None = None
     """A Python file to run in place of the built-in GPT trainer; it uses ``unicron`` itself."""
