@@ -18,6 +18,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
+# What Python has compiled is kept (empty: not set): every process of a test would compile it again, and every pytest all
+# tests.
+export PYTHONDONTWRITEBYTECODE :=
 # Small models gain nothing from more threads, and several processes share the cores.
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
@@ -42,7 +45,8 @@ demo: install
 # cluster) run apart from the others: two files at a time, each file's tests one after the other. `make test` has those of
 # the main job (marker short), `make test-e2e` and `make test-cluster` have the others.
 test: install
-	$(PYTEST) -n 3 --dist worksteal --durations 15 -m "not e2e and not cluster and not slow and not soak and not parity"
+	$(PYTEST) -n 3 --dist worksteal --durations 15 --ignore tests/cluster --ignore tests/e2e \
+		-m "not e2e and not cluster and not slow and not soak and not parity"
 	$(PYTEST) -n 2 --dist loadfile --durations 15 -m "short" tests/cluster tests/e2e
 
 test-e2e: install

@@ -6,8 +6,6 @@ import math
 import statistics
 from collections.abc import Sequence
 
-import scipy.stats
-
 LEAST_RATIOS = 2
 """Ratios that an interval takes: the spread of a single one is unknown."""
 
@@ -23,6 +21,8 @@ def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
     """
     if len(ratios) < LEAST_RATIOS:
         raise ValueError(f"{len(ratios)} ratios have no confidence interval: {REASON}")
+    import scipy.stats  # a second, which whoever measures nothing need not wait
+
     logs = [math.log(ratio) for ratio in ratios]
     mean = statistics.fmean(logs)
     t = scipy.stats.t.ppf(0.975, len(logs) - 1)

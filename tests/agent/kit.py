@@ -24,7 +24,7 @@ STAND_IN = (sys.executable, "-m", "tests.agent.stand_in")
 HERE = NodeAddress("127.0.0.1", "lo", "127.0.0.1", "127.0.0.1", "a network stack")
 """The address of an agent in the test's own process."""
 
-WAIT_S = 60.0
+WAIT_S = 40.0
 """How long tests wait for what must come: far longer than it takes, also on a busy machine."""
 
 SPEC = {

@@ -13,7 +13,7 @@ from shared.log.journal import Journal
 from shared.settings import Settings
 from tests.agent.kit import WAIT_S, Driver
 from tests.agent.program import Program, running
-from tests.detector.conftest import watching
+from tests.detector.conftest import patient, watching
 
 
 async def end(agent: Program) -> int:
@@ -23,7 +23,10 @@ async def end(agent: Program) -> int:
 
 
 async def test_a_node_leaves_with_its_agent(settings: Settings, bus: Bus, journal: Journal, tmp_path: Path) -> None:
-    async with watching(settings, bus, journal) as log, running(settings, "n0", tmp_path / "agent.log") as agent:
+    async with (
+        watching(patient(settings), bus, journal) as log,
+        running(settings, "n0", tmp_path / "agent.log") as agent,
+    ):
         await agent.ready()
         assert (await Driver(bus).prepare()).ok
         await log.until(bool)
@@ -36,8 +39,8 @@ async def test_a_node_leaves_with_its_agent(settings: Settings, bus: Bus, journa
 
 async def test_a_second_request_ends_the_drain(settings: Settings, bus: Bus, journal: Journal, tmp_path: Path) -> None:
     """No plan empties the node here, so the agent would wait for all of its time."""
-    patient = running(settings, "n0", tmp_path / "agent.log", environment={"UNICRON_DRAIN_TIMEOUT_S": "600"})
-    async with watching(settings, bus, journal) as log, patient as agent:
+    waiting = running(settings, "n0", tmp_path / "agent.log", environment={"UNICRON_DRAIN_TIMEOUT_S": "600"})
+    async with watching(patient(settings), bus, journal) as log, waiting as agent:
         await agent.ready()
         await log.until(bool)
         agent.process.terminate()

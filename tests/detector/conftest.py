@@ -16,7 +16,15 @@ from shared.settings import Settings
 from tests.agent.conftest import agent, driver
 from tests.agent.kit import WAIT_S
 
-__all__ = ["agent", "driver", "monitor"]
+__all__ = ["agent", "driver", "monitor", "strict_monitor"]
+
+STALL_S = 4.0
+"""Longer than a busy machine stalls a process."""
+
+
+def patient(settings: Settings) -> Settings:
+    """Return settings with which no node is lost that is there, however long its machine stalls it."""
+    return settings.model_copy(update={"node_timeout_s": WAIT_S})
 
 
 class LogWatch:
@@ -52,6 +60,13 @@ async def watching(settings: Settings, bus: Bus, journal: Journal) -> AsyncItera
 
 @pytest.fixture
 async def monitor(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterator[LogWatch]:
-    """A running detector."""
-    async with watching(settings, bus, journal) as watch:
+    """A running detector that finds no node silent while a test lasts."""
+    async with watching(patient(settings), bus, journal) as watch:
+        yield watch
+
+
+@pytest.fixture
+async def strict_monitor(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterator[LogWatch]:
+    """A running detector that finds silent nodes."""
+    async with watching(settings.model_copy(update={"node_timeout_s": STALL_S}), bus, journal) as watch:
         yield watch

@@ -17,7 +17,7 @@ from shared.signals import HEARTBEATS, Heartbeat
 from tests.agent.kit import WAIT_S
 from tests.agent.machines import HUB, Network, OpenNats, network
 from tests.agent.program import Program, running
-from tests.detector.conftest import LogWatch, watching
+from tests.detector.conftest import LogWatch, patient, watching
 
 
 @pytest.fixture
@@ -121,12 +121,12 @@ async def test_a_restarted_detector_knows_the_addresses_before_it_admits_anybody
 ) -> None:
     async with running(settings, "far", tmp_path / "far.log", wrapper=net.command(0, "far", hosts)) as far:
         bus = await Bus.connect(settings.nats_url, token=settings.nats_token, name="first")
-        async with watching(settings, bus, journal) as monitor:
+        async with watching(patient(settings), bus, journal) as monitor:
             await far.ready()
             await monitor.until(bool)
         await bus.close()  # its subscriptions end with the connection
         async with running(local, "near", tmp_path / "near.log") as near:
             bus = await Bus.connect(settings.nats_url, token=settings.nats_token, name="successor")
-            async with watching(settings, bus, journal):
+            async with watching(patient(settings), bus, journal):
                 assert "127.0.0.1" in await refusal(near)
             await bus.close()

@@ -27,7 +27,7 @@ from shared.signals import HEARTBEATS, SIGNALS, Heartbeat, ProcessExited, RankCh
 from shared.tasks import parse_spec
 from tests.agent.kit import SPEC, WAIT_S, Driver, stage
 from tests.agent.program import running
-from tests.detector.conftest import LogWatch, watching
+from tests.detector.conftest import STALL_S, LogWatch, watching
 from tests.detector.kit import moved, plan
 
 
@@ -139,8 +139,7 @@ async def test_stopped_ranks_are_found_by_their_silence(
     settings: Settings, bus: Bus, journal: Journal, agent: Agent, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent_module, "QUIT_GRACE_S", 2 * WAIT_S)
-    # Long enough that no rank counts as hanging that the machine alone has stalled.
-    impatient = settings.model_copy(update={"hang_floor_s": 4.0})
+    impatient = settings.model_copy(update={"hang_floor_s": STALL_S})
     async with watching(impatient, bus, journal) as monitor:
         pids = await train(journal, driver)
         await monitor.until(lambda found: any(event.type == "task.progressed" for event in found))
@@ -158,26 +157,25 @@ async def test_stopped_ranks_are_found_by_their_silence(
 
 
 async def test_an_outage_of_nats_blames_no_node(
-    monitor: LogWatch, agent: Agent, driver: Driver, nats: NatsServer, settings: Settings
+    strict_monitor: LogWatch, agent: Agent, driver: Driver, nats: NatsServer
 ) -> None:
+    monitor = strict_monitor
     await monitor.until(lambda found: bool(of(found, NodeJoined)))
     pids = await train(monitor.journal, driver)
     await nats.stop()
-    await asyncio.sleep(settings.node_timeout_s + 0.5)  # the silence itself is what is tested
+    await asyncio.sleep(STALL_S + 0.5)  # the silence itself is what is tested
     await nats.start()
     os.kill(pids["n0/1"], signal.SIGKILL)
     events = await monitor.until(lambda found: bool(of(found, ErrorDetected)))
     assert [(e.kind, e.worker) for e in of(events, ErrorDetected)] == [(ErrorKind.PROCESS_EXIT, "n0/1")]
 
 
-async def test_a_silent_node_is_lost_and_comes_back_clean(settings: Settings, bus: Bus, journal: Journal) -> None:
+async def test_a_silent_node_is_lost_and_comes_back_clean(
+    strict_monitor: LogWatch, settings: Settings, bus: Bus
+) -> None:
     """A real agent process is stopped for longer than the time-out and goes on afterwards."""
-    # Long enough that the node is not lost while the machine alone has stalled its agent.
-    settings = settings.model_copy(update={"node_timeout_s": 4.0})
-    async with (
-        watching(settings, bus, journal) as monitor,
-        running(settings, "n0", settings.run_dir / "agent.log") as agent,
-    ):
+    monitor = strict_monitor
+    async with running(settings, "n0", settings.run_dir / "agent.log") as agent:
         await agent.ready()
         await monitor.until(lambda found: bool(of(found, NodeJoined)))
         driver = Driver(bus)
@@ -189,7 +187,7 @@ async def test_a_silent_node_is_lost_and_comes_back_clean(settings: Settings, bu
         [lost] = of(events, ErrorDetected)
         assert (lost.kind, lost.severity, lost.node) == (ErrorKind.NODE_LOST, Severity.SEV1, "n0")
         assert lost.evidence["tasks"]["gpt"]["workers"] == driver.workers
-        assert settings.node_timeout_s - 0.3 < took_s < settings.node_timeout_s + 20.0
+        assert STALL_S - 0.3 < took_s < STALL_S + 20.0
         agent.process.send_signal(signal.SIGCONT)
         await monitor.until(lambda found: len(of(found, NodeJoined)) == 2)
         for pid in pids.values():
@@ -213,8 +211,9 @@ class Warned(logging.Handler):
 
 
 async def test_a_node_that_refuses_to_be_cleaned_is_logged(
-    monitor: LogWatch, bus: Bus, request: pytest.FixtureRequest
+    strict_monitor: LogWatch, bus: Bus, request: pytest.FixtureRequest
 ) -> None:
+    monitor = strict_monitor
     warned = Warned("n9 is back and does not end gpt: fenced generation 9 was seen")
     log = logging.getLogger("services.detector.main")
     log.addHandler(warned)

@@ -13,7 +13,7 @@ from shared.log.journal import Journal
 from shared.settings import Settings
 from tests.agent.kit import WAIT_S, Driver
 from tests.agent.program import running
-from tests.detector.conftest import LogWatch, watching
+from tests.detector.conftest import LogWatch, patient, watching
 
 
 async def test_a_second_agent_with_a_name_in_use_is_refused_and_harms_nobody(
@@ -38,8 +38,7 @@ async def test_a_second_agent_with_a_name_in_use_is_refused_and_harms_nobody(
 async def test_an_agent_whose_predecessor_was_killed_joins_at_once(
     settings: Settings, bus: Bus, journal: Journal, tmp_path: Path
 ) -> None:
-    patient = settings.model_copy(update={"node_timeout_s": 45.0})  # longer than the test waits for anything
-    async with watching(patient, bus, journal) as monitor:
+    async with watching(patient(settings), bus, journal) as monitor:
         async with running(settings, "n0", tmp_path / "first.log") as first:
             await first.ready()
             await monitor.until(bool)
@@ -74,8 +73,9 @@ async def test_of_two_agents_that_start_together_one_is_refused(
 
 
 async def test_an_agent_that_was_replaced_while_it_stood_still_ends_and_harms_nobody(
-    monitor: LogWatch, settings: Settings, bus: Bus, tmp_path: Path
+    strict_monitor: LogWatch, settings: Settings, bus: Bus, tmp_path: Path
 ) -> None:
+    monitor = strict_monitor
     snapshots = node_folder(settings.memory_dir, settings.run_dir, "n0")
     async with running(settings, "n0", tmp_path / "first.log") as first:
         await first.ready()

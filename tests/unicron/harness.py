@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import hashlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -16,6 +19,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from tests.unicron.zygote import environment, zygote
 from unicron.protocol import (
@@ -332,28 +337,44 @@ class Agent:
         return (self.folder / f"{worker.replace('/', '-')}.log").read_text()
 
 
-_references: dict[str, Finished] = {}
-
-
 def _determining(spec: Path) -> str:
-    """Return what the result of a specification depends on."""
+    """Return what the result of a specification depends on, whatever the names of its files."""
     fields = json.loads(spec.read_text())
     fields.pop("checkpoint", None)
+    for name in {"data", "script"} & fields.keys():
+        fields[name] = hashlib.sha256(Path(fields[name]).read_bytes()).hexdigest()
     return json.dumps(fields, sort_keys=True)
+
+
+def _references(spec: Path) -> Path:
+    """Return the folder of references, which all processes of this run share; ``spec`` is in a test's folder."""
+    own = spec.parents[1]
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "references"
 
 
 async def reference_of(a: Agent, spec: Path) -> Finished:
     """Return the result of a failure-free run of a specification in one process.
 
-    Specifications that differ in their checkpoints alone have the same result, which is trained once in a test process.
+    Specifications that differ in their checkpoints alone have the same result, which is trained once.
     """
-    alike = _determining(spec)
-    if alike not in _references:
-        a.messages.clear()
-        await a.fork("reference", spec)
-        await a.configure({"reference": "initial"})
-        _references[alike] = await a.finished(1)
-    return _references[alike]
+    place = _references(spec) / hashlib.sha256(_determining(spec).encode()).hexdigest()
+    place.mkdir(parents=True, exist_ok=True)
+    result, parameters = place / "finished.json", place / "parameters.safetensors"
+    lock = FileLock(place / "lock", thread_local=False)
+    await asyncio.to_thread(lock.acquire)
+    try:
+        if not result.exists():
+            a.messages.clear()
+            await a.fork("reference", spec)
+            await a.configure({"reference": "initial"})
+            finished = await a.finished(1)
+            shutil.copy(finished.parameters_path, parameters)
+            result.write_bytes(encode(dataclasses.replace(finished, parameters_path=str(parameters))))
+    finally:
+        lock.release()
+    answer = decode(result.read_bytes())
+    assert isinstance(answer, Finished)
+    return answer
 
 
 @contextlib.asynccontextmanager

@@ -40,7 +40,7 @@ def check_formats(location: str) -> None:
 
 
 async def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(tmp_path: Path, spec_file: SpecFile) -> None:
-    spec = spec_file(steps=7, checkpoint={"every": 2})
+    spec = spec_file(checkpoint={"every": 2})
     workers = ["w0", "w1"]
     async with agent(tmp_path / "run") as a:
         await begin(a, spec, workers, "1:6:1:hang", WRITES_AT_ONCE)
@@ -69,7 +69,7 @@ async def test_without_a_whole_checkpoint_the_task_does_not_begin_anew(tmp_path:
 
 
 async def test_a_fault_while_a_checkpoint_is_written_leaves_none_of_it(tmp_path: Path, spec_file: SpecFile) -> None:
-    spec = spec_file(steps=8, checkpoint={"every": 4})
+    spec = spec_file(checkpoint={"every": 4})
     async with agent(tmp_path / "run") as a:
         await begin(a, spec, ["w0", "w1", "w2"], "2:4:checkpoint:hang", WRITES_AT_ONCE)
         await a.lose("w2", 5)
@@ -90,9 +90,9 @@ async def test_a_fault_while_a_checkpoint_is_written_leaves_none_of_it(tmp_path:
 async def test_what_cannot_be_saved_is_reported_and_not_stopped(tmp_path: Path, spec_file: SpecFile) -> None:
     """Training goes on to the right result; a rank stops without a checkpoint only if it is told to."""
     (tmp_path / "file").touch()
-    spec = spec_file(steps=8, checkpoint={"every": 2, "directory": str(tmp_path / "file")})
+    spec = spec_file(checkpoint={"every": 2, "directory": str(tmp_path / "file")})
     async with agent(tmp_path / "run") as a:
-        await begin(a, spec, ["w0", "w1"], "1:5:0:hang", WRITES_AT_ONCE)
+        await begin(a, spec, ["w0", "w1"], "1:4:0:hang", WRITES_AT_ONCE)
         await a.stopped("w1")
         await a.until(lambda: a.of(CheckpointFailed))
         assert "NotADirectoryError" in a.of(CheckpointFailed)[0].reason
@@ -104,7 +104,7 @@ async def test_what_cannot_be_saved_is_reported_and_not_stopped(tmp_path: Path, 
 
 
 async def test_only_the_newest_are_kept(tmp_path: Path, spec_file: SpecFile) -> None:
-    spec = spec_file(steps=6, checkpoint={"every": 1, "keep": 3})
+    spec = spec_file(checkpoint={"every": 1, "keep": 3})
     async with agent(tmp_path / "run") as a:
         await begin(a, spec, ["w0", "w1"], env=WRITES_AT_ONCE)
         await a.finished(2)

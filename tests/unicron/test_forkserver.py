@@ -220,9 +220,9 @@ async def test_a_users_own_loop_heals_and_keeps_its_own_packages(tmp_path: Path,
 
 
 async def test_a_rank_attaches_to_the_agents_successor(tmp_path: Path, spec_file: SpecFile) -> None:
-    spec = spec_file(steps=12)
+    spec = spec_file()
     async with agent(tmp_path / "run") as a:
-        await a.fork("w0", spec, {"UNICRON_FAIL_AT": "0:4:0:hang"})
+        await a.fork("w0", spec, {"UNICRON_FAIL_AT": "0:3:0:hang"})
         await a.configure({"w0": "initial"})
         await a.stopped("w0")
         a._server.close()
@@ -231,7 +231,7 @@ async def test_a_rank_attaches_to_the_agents_successor(tmp_path: Path, spec_file
         a.kill("w0", signal.SIGCONT)
         await a.until(lambda: len(a.of(Hello, "w0")) == 2)
         finished = await a.finished(1)
-        assert max(m.step for m in a.of(Progress) if m.phase == "ended") == 12
+        assert max(m.step for m in a.of(Progress) if m.phase == "ended") == 6
         await check_result(a, spec, finished)
 
 

@@ -14,7 +14,7 @@ from unicron.protocol import Checkpointed, Finished, Progress
 
 pytestmark = pytest.mark.timeout(180)
 
-LAYOUTS = [(2, 1, 2), (2, 2, 1), (2, 1, 1), (3, 1, 1), (4, 2, 1)]
+LAYOUTS = [(2, 1, 2), (3, 1, 1), (4, 2, 1)]
 """(processes, tensor, pipeline)"""
 
 

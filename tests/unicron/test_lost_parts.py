@@ -15,7 +15,7 @@ from unicron.protocol import Resumed
 
 pytestmark = pytest.mark.timeout(120)
 
-STEP = 4
+STEP = 3
 SLOW = ("1", "reduce")
 """Where the rank is lost: beside the other two these show little more."""
 DIVIDED = {"distributed_optimizer": True}
@@ -46,10 +46,10 @@ async def test_survivors_of_a_divided_optimizer_finish_the_step(
     tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
     """Of three replicas one is lost with its node; two finish its step, then a third takes its part."""
-    spec = spec_file(steps=7, parallel=DIVIDED, checkpoint=COPIED_ONCE)
+    spec = spec_file(parallel=DIVIDED, checkpoint=COPIED_ONCE)
     async with agent(tmp_path / "run") as a:
         nodes = Nodes(a, spec, shared_memory, {"w0": "n0", "w1": "n1", "w2": "n2"})
-        await lose_node(nodes, "w1", "1", then="0:6:0:hang")
+        await lose_node(nodes, "w1", "1", then="0:4:0:hang")
         members = {"w0": "live", "w2": "live"}
         resumed = await a.resumed(await a.configure(members, stage="interrupted", complete=False, fault_step=STEP - 1))
         # The lost rank's four micro-batches, and no other.
@@ -61,7 +61,7 @@ async def test_survivors_of_a_divided_optimizer_finish_the_step(
         resumed = await a.resumed(await a.configure({"w0": "live", "w2": "live", "w3": "take"}))
         assert "live" in {r.source for r in resumed} <= {"own", "live"}
         assert {r.steps_recomputed for r in resumed} == {0}
-        await check_result(a, spec_file(steps=7), await a.finished(3))
+        await check_result(a, spec_file(), await a.finished(3))
 
 
 @pytest.mark.parametrize("at", ["1.backward", "update", *(pytest.param(at, marks=pytest.mark.slow) for at in SLOW)])
@@ -69,7 +69,7 @@ async def test_the_only_holder_of_a_slice_is_replaced(
     at: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
     """One of two tensor-parallel ranks is lost: the other keeps its slice, and what it has summed up."""
-    spec = spec_file(steps=7, checkpoint=COPIED_ONCE)
+    spec = spec_file(checkpoint=COPIED_ONCE)
     async with agent(tmp_path / "run") as a:
         nodes = Nodes(a, spec, shared_memory, {"w0": "n0", "w1": "n1"})
         await lose_node(nodes, "w1", at, tensor=2)
@@ -80,13 +80,13 @@ async def test_the_only_holder_of_a_slice_is_replaced(
         for worker, source in (("w0", "own"), ("w2", "peer-memory")):
             (resumed,) = a.of(Resumed, worker, generation)
             assert (resumed.step, resumed.source, resumed.steps_recomputed) == (STEP, source, 0)
-        await check_result(a, spec_file(steps=7), await a.finished(2))
+        await check_result(a, spec_file(), await a.finished(2))
 
 
 async def test_without_copies_and_checkpoint_the_task_begins_anew(
     tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
-    spec = spec_file(steps=7, parallel=DIVIDED, checkpoint=COPIED_ONCE)
+    spec = spec_file(parallel=DIVIDED, checkpoint=COPIED_ONCE)
     async with agent(tmp_path / "run") as a:
         nodes = Nodes(a, spec, shared_memory, {"w0": "n0", "w1": "n1"})
         await lose_node(nodes, "w1", "1")
@@ -94,4 +94,4 @@ async def test_without_copies_and_checkpoint_the_task_begins_anew(
         await nodes.fork_one("w2", "n2")
         resumed = await a.resumed(await a.configure({"w0": "live", "w2": "take"}, complete=False, fault_step=STEP - 1))
         assert {(r.source, r.step, r.steps_recomputed) for r in resumed} == {("initial", 1, STEP - 1)}
-        await check_result(a, spec_file(steps=7), await a.finished(2))
+        await check_result(a, spec_file(), await a.finished(2))

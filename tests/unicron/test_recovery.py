@@ -45,19 +45,19 @@ async def check_result(a: Agent, spec: Path, finished: Finished) -> None:
 async def test_survivors_finish_the_step_and_the_lost_rank_comes_back(
     at: str, tmp_path: Path, spec_file: SpecFile
 ) -> None:
-    spec = spec_file(steps=8)
+    spec = spec_file()
     workers = ["w0", "w1", "w2", "w3"]
     async with agent(tmp_path / "run") as a:
         survivors = ["w0", "w1", "w3"]
-        await begin(a, spec, workers, f"2:3:{at}:hang,0:6:0:hang")
+        await begin(a, spec, workers, f"2:2:{at}:hang,0:4:0:hang")
         # A rank lost behind the last collective: the others must have all of the reduction first.
-        await a.lose("w2", 3, "ended" if at == "update" else "")
+        await a.lose("w2", 2, "ended" if at == "update" else "")
         assert a.exits["w2"][1] == -signal.SIGKILL
         pids = dict(a.pids)
         await a.hold(survivors)
         resumed = await a.resumed(await a.configure(dict.fromkeys(survivors, "live"), stage="interrupted"))
         # A rank lost between the last collective and its update has taken part in the step: the others complete it.
-        assert [r.step for r in resumed] == [4 if at == "update" else 3] * 3
+        assert [r.step for r in resumed] == [3 if at == "update" else 2] * 3
         (answered,) = a.of(Resumed, "w0", a.generation)
         deal = answered.deal
         assert not any(message.deal for message in resumed if message is not answered)
@@ -70,7 +70,7 @@ async def test_survivors_finish_the_step_and_the_lost_rank_comes_back(
             assert [set(range(r, 12, 4)) <= set(deal[str(i)]) for i, r in enumerate((0, 1, 3))] == [True] * 3
         await a.stopped("w0")
         await a.drain(survivors)
-        await a.fork("w2", spec, {"UNICRON_FAIL_AT": f"2:3:{at}:kill"})
+        await a.fork("w2", spec, {"UNICRON_FAIL_AT": f"2:2:{at}:kill"})
         generation = await a.configure({"w0": "live", "w1": "live", "w2": "take", "w3": "live"})
         resumed = await a.resumed(generation)
         assert sorted(r.source for r in resumed) == ["live", "own", "own", "own"]
@@ -80,12 +80,12 @@ async def test_survivors_finish_the_step_and_the_lost_rank_comes_back(
 
 
 async def test_shrink_grow_and_shrink_again(tmp_path: Path, spec_file: SpecFile) -> None:
-    spec = spec_file(steps=14, dropout=0.1)
+    spec = spec_file(dropout=0.1)
     async with agent(tmp_path / "run") as a:
-        await begin(a, spec, ["w0", "w1"], "1:3:0:hang")
+        await begin(a, spec, ["w0", "w1"], "1:2:0:hang")
         await a.stopped("w1")
         await a.drain(["w0", "w1"])
-        stops = {"UNICRON_FAIL_AT": "2:9:0:hang:always"}
+        stops = {"UNICRON_FAIL_AT": "2:5:0:hang:always"}
         await asyncio.gather(a.fork("w2", spec, stops), a.fork("w3", spec), a.fork("w4", spec))
         grown = {"w0": "live", "w1": "live", "w2": "take", "w3": "take", "w4": "take"}
         await a.resumed(await a.configure(grown))
@@ -100,15 +100,15 @@ async def test_shrink_grow_and_shrink_again(tmp_path: Path, spec_file: SpecFile)
 
 async def test_ranks_are_renumbered_in_checkpoints_and_results_too(tmp_path: Path, spec_file: SpecFile) -> None:
     """The lowest rank is lost: from then on another one writes what one rank writes for all."""
-    spec = spec_file(steps=8, checkpoint={"every": 3})
+    spec = spec_file(checkpoint={"every": 2})
     async with agent(tmp_path / "run") as a:
-        await begin(a, spec, ["w0", "w1", "w2"], "0:5:1:hang", WRITES_AT_ONCE)
-        await a.lose("w0", 5)
+        await begin(a, spec, ["w0", "w1", "w2"], "0:4:1:hang", WRITES_AT_ONCE)
+        await a.lose("w0", 4)
         survivors = ["w1", "w2"]
         await a.hold(survivors)
         await a.resumed(await a.configure(dict.fromkeys(survivors, "live"), stage="interrupted"))
         finished = await a.finished(2)
-        assert [m.step for m in a.of(Checkpointed, "w1")] == [6]
+        assert [m.step for m in a.of(Checkpointed, "w1")] == [4]
         await check_result(a, spec, finished)
 
 
@@ -160,7 +160,7 @@ async def test_an_exception_is_reported_and_ends_the_process(tmp_path: Path, spe
 
 
 async def test_retry_in_place(tmp_path: Path, spec_file: SpecFile) -> None:
-    spec = spec_file(steps=8)
+    spec = spec_file()
     async with agent(tmp_path / "run") as a:
         workers = ["w0", "w1", "w2"]
         await begin(a, spec, workers, "1:4:0:hang")
@@ -173,7 +173,7 @@ async def test_retry_in_place(tmp_path: Path, spec_file: SpecFile) -> None:
 
 
 async def test_restart_from_a_checkpoint(tmp_path: Path, spec_file: SpecFile) -> None:
-    spec = spec_file(steps=7, checkpoint={"every": 3})
+    spec = spec_file(checkpoint={"every": 3})
     async with agent(tmp_path / "run") as a:
         await begin(a, spec, ["w0", "w1"], "0:5:1:kill", WRITES_AT_ONCE)
         await a.until(lambda: "w0" in a.exits)
@@ -190,7 +190,7 @@ async def test_restart_from_a_checkpoint(tmp_path: Path, spec_file: SpecFile) ->
 
 
 async def test_stop_writes_a_checkpoint_that_a_later_run_resumes(tmp_path: Path, spec_file: SpecFile) -> None:
-    spec = spec_file(steps=8)
+    spec = spec_file()
     async with agent(tmp_path / "run") as a:
         await begin(a, spec, ["w0", "w1"], "1:3:0:hang")
         await a.stopped("w1")
@@ -198,7 +198,7 @@ async def test_stop_writes_a_checkpoint_that_a_later_run_resumes(tmp_path: Path,
         await a.until(lambda: len(a.of(Stopped)) == 2 and {"w0", "w1"} <= set(a.exits))
         assert [a.exits[w][1] for w in ("w0", "w1")] == [0, 0]
         one, other = a.of(Stopped)
-        assert one.step == other.step < 8
+        assert one.step == other.step < 6
         await a.fork("w0", spec)
         await a.configure({"w0": "checkpoint"}, checkpoint=one.path)
         (resumed,) = await a.resumed(2)
@@ -217,7 +217,7 @@ async def test_a_hold_at_any_moment_is_answered(tmp_path: Path, spec_file: SpecF
         # steps waits for the next hold.
         await begin(a, spec, workers, every_step("0", 150, 200))
         await a.resumed(1)
-        for _ in range(15):
+        for _ in range(8):
             await a.hold(workers)
             await a.configure(dict.fromkeys(workers, "live"), stage="interrupted")
             await asyncio.sleep(rng.uniform(0.0, 0.3))

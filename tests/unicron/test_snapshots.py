@@ -19,7 +19,7 @@ from unicron.errors import TornSnapshot
 from unicron.protocol import Checkpointed, Progress, Resumed
 from unicron.snapshot import files
 
-COPIED_AT_6 = {"every": 0, "memory_every": 6}
+COPIED_AT_4 = {"every": 0, "memory_every": 4}
 """With steps this short a copy of each step may be left out because the one before is not yet stored."""
 
 pytestmark = pytest.mark.timeout(120)
@@ -111,7 +111,7 @@ class Nodes:
 async def test_all_ranks_lost_the_newest_copies_are_nearer_than_the_checkpoint(
     tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
-    spec = spec_file(steps=6, checkpoint={"every": 2, "memory_every": 3})
+    spec = spec_file(checkpoint={"every": 2, "memory_every": 3})
     async with agent(tmp_path / "run") as a:
         nodes = Nodes(a, spec, shared_memory, {"w0": "n0", "w1": "n0", "w2": "n1"})
         applied = await nodes.lose("w0", 4)
@@ -124,10 +124,10 @@ async def test_all_ranks_lost_the_newest_copies_are_nearer_than_the_checkpoint(
 
 
 async def test_a_lost_nodes_part_comes_from_its_peer(tmp_path: Path, spec_file: SpecFile, shared_memory: Path) -> None:
-    spec = spec_file(steps=10, checkpoint=COPIED_AT_6)
+    spec = spec_file(checkpoint=COPIED_AT_4)
     async with agent(tmp_path / "run") as a:
         nodes = Nodes(a, spec, shared_memory, {"w0": "n0", "w1": "n1", "w2": "n2"})
-        applied = await nodes.lose("w1", 7)
+        applied = await nodes.lose("w1", 5)
         shutil.rmtree(nodes.folder("n1"))
         newest = nodes.newest()
         resumed = await nodes.restore(applied)
@@ -141,10 +141,10 @@ async def test_a_damaged_copy_is_never_used(
     damage: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
     """One node holds the only copies: without one of its ranks' newest, the state before it is taken, or none."""
-    spec = spec_file(steps=10, checkpoint=COPIED_AT_6)
+    spec = spec_file(checkpoint=COPIED_AT_4)
     async with agent(tmp_path / "run") as a:
         nodes = Nodes(a, spec, shared_memory, {"w0": "n0", "w1": "n0"})
-        newest = await nodes.lose("w1", 7)
+        newest = await nodes.lose("w1", 5)
         for path in nodes.folder("n0").glob("1-1-*.copy"):
             content = bytearray(path.read_bytes())
             at = 8 if damage == "torn" else len(content) // 2  # the header's mark, or a value
@@ -159,7 +159,7 @@ async def test_a_damaged_copy_is_never_used(
 async def test_a_task_that_begins_anew_does_not_use_what_another_left(
     tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
-    spec = spec_file(steps=8, checkpoint={"every": 0, "memory_every": 4})
+    spec = spec_file(checkpoint=COPIED_AT_4)
     async with agent(tmp_path / "run") as a:
         nodes = Nodes(a, spec, shared_memory, {"w0": "n0", "w1": "n1"})
         await nodes.lose("w1", 5)
@@ -172,10 +172,10 @@ async def test_copies_of_one_layout_are_taken_in_another(
     tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
     """A tensor-parallel pair's copies, one node's lost, are put together for two replicas of the whole model."""
-    spec = spec_file(steps=10, checkpoint=COPIED_AT_6)
+    spec = spec_file(checkpoint=COPIED_AT_4)
     async with agent(tmp_path / "run") as a:
         nodes = Nodes(a, spec, shared_memory, {"w0": "n0", "w1": "n1"})
-        applied = await nodes.lose("w1", 7, tensor=2)
+        applied = await nodes.lose("w1", 5, tensor=2)
         shutil.rmtree(nodes.folder("n0"))
         newest = nodes.newest()
         resumed = await nodes.restore(applied)

@@ -67,13 +67,13 @@ async def check_result(a: Agent, spec: Path, finished: Finished, *, checkpoints:
 async def test_a_healthy_task_changes_its_layout(
     before: Layout, after: Layout, distributed_optimizer: bool, tmp_path: Path, spec_file: SpecFile
 ) -> None:
-    spec = spec_file(steps=10, model=TWO_LAYERS, parallel={"distributed_optimizer": distributed_optimizer})
+    spec = spec_file(model=TWO_LAYERS, parallel={"distributed_optimizer": distributed_optimizer})
     async with agent(tmp_path / "run") as a:
-        await begin(a, spec, before, "1:4:0:hang")
+        await begin(a, spec, before, "1:3:0:hang")
         await a.stopped("w1")
         await relayout(a, spec, workers(before)[: after[0]], after)
         finished = await a.finished(after[0])
-        await check_result(a, spec_file(steps=10, model=TWO_LAYERS), finished)
+        await check_result(a, spec_file(model=TWO_LAYERS), finished)
 
 
 @pytest.mark.parametrize(("pipeline", "at"), [(1, "2.backward"), (2, "reduce")])
@@ -83,16 +83,16 @@ async def test_whole_replicas_finish_the_step_and_all_survivors_join_the_next_la
     """One of two replicas loses a member; its other member waits, and computes in the next layout."""
     tensor = 2 // pipeline
     whole, spare, lost = (["w0", "w1"], "w2", "w3") if tensor == 2 else (["w0", "w2"], "w1", "w3")
-    spec = spec_file(steps=8, model=TWO_LAYERS)
+    spec = spec_file(model=TWO_LAYERS)
     async with agent(tmp_path / "run") as a:
-        await begin(a, spec, (4, tensor, pipeline), f"3:3:{at}:hang", "0:6:0:hang")
-        await a.lose(lost, 3, "reduce" if at == "reduce" else "")
+        await begin(a, spec, (4, tensor, pipeline), f"3:2:{at}:hang", "0:4:0:hang")
+        await a.lose(lost, 2, "reduce" if at == "reduce" else "")
         await a.hold([*whole, spare])
         generation = await a.configure(
             dict.fromkeys(whole, "live"), stage="interrupted", tensor=tensor, pipeline=pipeline
         )
         resumed = await a.resumed(generation)
-        assert {(r.step, r.source, r.steps_recomputed) for r in resumed} == {(3, "own", 0)}
+        assert {(r.step, r.source, r.steps_recomputed) for r in resumed} == {(2, "own", 0)}
         if at == "reduce":
             assert {r.computed for r in resumed} == {6}  # what the broken replica had computed, and no more
         await a.stopped("w0")
@@ -104,7 +104,7 @@ async def test_whole_replicas_finish_the_step_and_all_survivors_join_the_next_la
 
 async def test_the_state_survives_a_transfer_that_broke(tmp_path: Path, spec_file: SpecFile) -> None:
     """Two replicas are split over two tensor-parallel ranks each; a process dies meanwhile, and one goes on alone."""
-    spec = spec_file(steps=6)
+    spec = spec_file()
     async with agent(tmp_path / "run") as a:
         await begin(a, spec, (2, 1, 1), "0:3:reduce:communication", "1:3:move:1:kill", small_rounds=True)
         await a.until(lambda: a.of(Raised, "w0"))
@@ -126,7 +126,7 @@ async def test_a_distributed_optimizer_and_the_step_survive_the_loss_of_a_newcom
 
     Another third replica joins. The gradients of the interrupted step stay on the two ranks that have them.
     """
-    spec = spec_file(steps=8, parallel={"distributed_optimizer": True})
+    spec = spec_file(parallel={"distributed_optimizer": True})
     async with agent(tmp_path / "run") as a:
         await begin(a, spec, (2, 1, 1), "0:3:reduce:communication", small_rounds=True)
         await a.until(lambda: a.of(Raised, "w0"))
@@ -140,23 +140,22 @@ async def test_a_distributed_optimizer_and_the_step_survive_the_loss_of_a_newcom
         members = {"w0": "live", "w3": "take", "w1": "live"}
         resumed = await a.resumed(await a.configure(members, stage="interrupted"))
         assert {(r.step, r.steps_recomputed, r.computed) for r in resumed} == {(3, 0, 0)}
-        await check_result(a, spec, await a.finished(3))
+        await check_result(a, spec_file(), await a.finished(3))
 
 
 async def test_a_checkpoint_is_read_where_a_part_of_the_state_is_lost(tmp_path: Path, spec_file: SpecFile) -> None:
     """The survivor of two has only a part of the optimizer's state; three ranks read the checkpoint that two wrote."""
-    fields = {"steps": 8, "parallel": {"distributed_optimizer": True}}
-    spec = spec_file(**fields, checkpoint={"every": 3})
+    spec = spec_file(checkpoint={"every": 2}, parallel={"distributed_optimizer": True})
     async with agent(tmp_path / "run") as a:
-        await begin(a, spec, (2, 1, 1), "1:6:1:hang")
-        await a.lose("w1", 6)
+        await begin(a, spec, (2, 1, 1), "1:5:1:hang")
+        await a.lose("w1", 5)
         await a.hold(["w0"])
         (saved,) = a.of(Checkpointed)
         await asyncio.gather(a.fork("w2", spec), a.fork("w3", spec))
         members = {"w0": "live", "w2": "take", "w3": "take"}
-        resumed = await a.resumed(await a.configure(members, checkpoint=saved.path, fault_step=5))
-        assert {(r.step, r.source, r.steps_recomputed) for r in resumed} == {(4, "checkpoint", 2)}
-        await check_result(a, spec_file(steps=8), await a.finished(3), checkpoints=True)
+        resumed = await a.resumed(await a.configure(members, checkpoint=saved.path, fault_step=4))
+        assert {(r.step, r.source, r.steps_recomputed) for r in resumed} == {(3, "checkpoint", 2)}
+        await check_result(a, spec_file(), await a.finished(3), checkpoints=True)
 
 
 BREAKS_GATHERING = """
@@ -188,8 +187,7 @@ async def test_an_update_counts_whose_parameters_were_not_gathered(tmp_path: Pat
     """Every rank has updated its part of the parameters, and received not all other parts; together they have all."""
     script = tmp_path / "script.py"
     script.write_text(BREAKS_GATHERING)
-    fields = {"steps": 6, "parallel": {"distributed_optimizer": True}}
-    spec = spec_file(**fields, script=str(script))
+    spec = spec_file(parallel={"distributed_optimizer": True}, script=str(script))
     names = ["w0", "w1", "w2"]
     async with agent(tmp_path / "run") as a:
         await begin(a, spec, (3, 1, 1))
@@ -199,4 +197,4 @@ async def test_an_update_counts_whose_parameters_were_not_gathered(tmp_path: Pat
         resumed = await a.resumed(await a.configure(dict.fromkeys(names, "live"), stage="interrupted"))
         assert {(r.step, r.source) for r in resumed} == {(4, "live")}
         finished = await a.finished(3)
-        await check_result(a, spec_file(steps=6), finished)
+        await check_result(a, spec_file(), finished)
