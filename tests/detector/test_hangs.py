@@ -283,7 +283,7 @@ def test_a_rank_that_is_held_while_it_joins_has_the_time_that_joining_takes(phas
     else:
         assert held_from(cluster, 1.0, 1.0 + limit_s, phase=phase) == []
         hang = only_error(held_from(cluster, 1.0, 1.25 + limit_s, phase=phase))
-        assert (hang.kind, hang.worker) == (ErrorKind.HANG, "n2/0")
+        assert (hang.kind, hang.worker, hang.evidence["limit_s"]) == (ErrorKind.HANG, "n2/0", limit_s)
 
 
 def test_the_first_step_of_a_generation_is_judged_by_the_steps_of_the_one_before() -> None:

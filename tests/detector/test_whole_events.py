@@ -329,7 +329,7 @@ def test_a_start_that_fails_on_no_worker() -> None:
 
 
 def test_a_start_that_fails_again_and_again_ends_the_task_with_the_detail_as_its_reason() -> None:
-    cluster = Cluster(max_restarts=1, trained=False)
+    cluster = Cluster(max_restarts=2, trained=False)
     events: list[Any] = []
     for generation in (1, 2, 3):
         name = f"p{generation}"
@@ -342,14 +342,14 @@ def test_a_start_that_fails_again_and_again_ends_the_task_with_the_detail_as_its
             )  # fmt: skip
             cluster.fold(plan(f"p{generation + 1}", events[-1].event_id, change))
     assert [type(e) for e in events] == [ErrorDetected, ErrorDetected, TaskFailed]
+    assert [e.evidence["failure"] for e in events[:2]] == ["transition-failed/start/step 0"] * 2
     assert events[2] == TaskFailed(
         event_id=event_id("p3/3/failed", "gpt/transition-failed"),
         occurred_at=at(3.0),
         task="gpt",
         generation=3,
         step=0,
-        reason="transition-failed (transition-failed) at step 0 happened 2 times; max_restarts is 1: "
-        "internal: no memory",
+        reason="transition-failed (start) at step 0 happened 3 times; max_restarts is 2: internal: no memory",
         traceback="internal: no memory",
         incident=events[1].incident,
     )
