@@ -182,7 +182,7 @@ def of_transition(state: DetectorState, task: MonitoredTask, moved: StateMoved) 
     return Fault(
         cause=moved.event_id,
         kind=ErrorKind.TRANSITION_FAILED,
-        error=original.kind.value if original is not None else "start",
+        error=_failed_answer_to(original),
         occurred_at=moved.occurred_at,
         generation=moved.generation,
         step=task.step,
@@ -192,6 +192,18 @@ def of_transition(state: DetectorState, task: MonitoredTask, moved: StateMoved) 
         evidence=Evidence(workers=moved.failed_workers).mapping(plan=moved.plan, detail=moved.detail),
         by_peers=moved.code in (FailureCode.TIMEOUT, FailureCode.RANK_RAISED),
     )
+
+
+def _failed_answer_to(original: ErrorDetected | None) -> str:
+    """Return what a plan that failed was to answer: the kind of an error, or ``start`` for a plan of another cause.
+
+    Where the answer to a failed plan fails as well, it is the same failure again.
+    """
+    if original is None:
+        return "start"
+    if original.kind is ErrorKind.TRANSITION_FAILED and (key := Evidence.read(original.evidence).failure):
+        return key.split("/")[1]  # of ``Fault.key``
+    return original.kind.value
 
 
 # ---- events

@@ -108,7 +108,7 @@ def _deaf_to_hold(task: MonitoredTask, statuses: Mapping[str, WorkerStatus], lim
     if mean_s is None:
         return None
     step_limit_s = limits.step_limit_s(mean_s, task.deviation_step_s())
-    late: dict[str, float] = {}
+    late: dict[str, tuple[float, float]] = {}  # worker -> for how long it has not heeded the request, and its limit
     for worker, status in statuses.items():
         if status.phase == "setup" and task.setup_s is not None:
             limit_s = max(step_limit_s, stalls.setup_limit_s(task.setup_s))  # the rank may be in the user's ``build``
@@ -117,8 +117,8 @@ def _deaf_to_hold(task: MonitoredTask, statuses: Mapping[str, WorkerStatus], lim
         else:
             limit_s = step_limit_s
         if (unheeded_s := stalls.unheeded_hold_s(status)) > limit_s:
-            late[worker] = unheeded_s
-    return Stall(ErrorKind.HANG, tuple(late), min(late.values()), step_limit_s) if late else None
+            late[worker] = unheeded_s, limit_s
+    return Stall(ErrorKind.HANG, tuple(late), *min(late.values())) if late else None
 
 
 def _of_stage(task: MonitoredTask, statuses: Mapping[str, WorkerStatus], limits: StallLimits) -> Stall | None:

@@ -8,24 +8,10 @@ import pytest
 
 from services.detector.state import MonitoredTask
 from shared.events import derived_id
-from shared.plans import Layout, Response, Stage, TaskChange
+from shared.plans import Layout, Response, Stage
 from shared.severities import ErrorKind, Severity
-from tests.agent.kit import stage
+from tests.detector.hanging import drain_plan, held_from, joining, stalled, stopped_from
 from tests.detector.kit import Cluster, grow_plan, moved, only_error, plan, restart_plan, timed
-
-
-def stopped_from(cluster: Cluster, node: str, start_s: float, until_s: float, **status: Any) -> list[Any]:
-    """All nodes send heartbeats four times a second; one shows its process stopped all the time."""
-    events: list[Any] = []
-    for quarter in range(round((until_s - start_s) * 4) + 1):
-        now_s = start_s + quarter / 4
-        for name in cluster.names:
-            own = {"process_state": "T", "pid": 101, **status} if name == node else {"process_state": "S"}
-            # The others wait, so that nothing but the stopped process can be seen.
-            state = {"state": "waiting", "phase": "waiting"} if name != node else {}
-            events += cluster.beat(name, now_s, **{**state, **own}).events
-        events += cluster.tick(now_s)
-    return events
 
 
 def test_a_stopped_survivor_does_not_delay_a_plan() -> None:
@@ -87,19 +73,6 @@ def test_a_process_that_goes_on_was_not_hanging() -> None:
     assert stopped_from(cluster, "n2", 7.25, 9.75, pid=102) == []
 
 
-def held_from(cluster: Cluster, start_s: float, until_s: float, **status: Any) -> list[Any]:
-    """The peers of a dead rank were asked at ``start_s`` to leave their step; n2's has not done so."""
-    events: list[Any] = []
-    for quarter in range(round((until_s - start_s) * 4) + 1):
-        age_s = quarter / 4
-        cluster.beat("n0", start_s + age_s, state="waiting", phase="waiting", progress_age_s=age_s)
-        cluster.beat("n1", start_s + age_s, state="ready", phase=None, progress_age_s=None, generation=2)
-        fields = {"progress_age_s": age_s + 9.0, "hold_age_s": age_s, **status}
-        cluster.beat("n2", start_s + age_s, step=15, **fields)
-        events += cluster.tick(start_s + age_s)
-    return events
-
-
 def test_a_survivor_that_does_not_leave_its_step_is_found() -> None:
     """The time that it waited for the dead rank before it was asked does not count."""
     cluster = Cluster()
@@ -121,15 +94,6 @@ def test_a_survivor_that_had_no_cpu_or_was_not_asked_yet_is_not_hanging(status: 
     error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
     restart_plan("p2", error, cluster, "n1/0")
     assert held_from(cluster, 1.0, 9.0, **status) == []
-
-
-def joining(cluster: Cluster, age_s: float, parts: dict[str, int | None]) -> list[Any]:
-    """The ranks of the stage in generation 3 have done some parts of joining it; None: they wait in the first step."""
-    for name in cluster.names:
-        done = parts[name]
-        fields = {"phase": "reduce"} if done is None else {"phase": "setup", "setup_parts": done}
-        cluster.beat(name, 2.0 + age_s, generation=3, progress_age_s=age_s, **fields)
-    return cluster.tick(2.0 + age_s)
 
 
 @pytest.mark.parametrize(("others", "age_s"), [(2, 5.1), (None, 5.1)])
@@ -156,20 +120,6 @@ def test_ranks_that_are_equally_far_in_joining_are_a_matter_of_their_collective(
     parts: dict[str, int | None] = {"n0": 2, "n1": 2, "n2": 2}
     assert joining(cluster, 9.9, parts) == []
     assert only_error(joining(cluster, 10.1, parts)).kind is ErrorKind.COLLECTIVE_TIMEOUT
-
-
-def drain_plan(cluster: Cluster) -> None:
-    """A healthy task is to go on with one worker less."""
-    change = TaskChange(
-        task="gpt",
-        reason="shrink",
-        action="move",
-        from_generation=1,
-        survivors=cluster.workers,
-        release=cluster.workers[2:],
-        target=stage(2, cluster.workers[:2]),
-    )
-    cluster.fold(plan("p2", "another task", change, response=Response.RECONFIGURE))
 
 
 def test_a_rank_that_hangs_while_its_task_drains_is_found() -> None:
@@ -233,111 +183,6 @@ def test_ranks_that_wait_for_others_on_the_way_do_not_hang() -> None:
         for name in cluster.names:
             cluster.beat(name, now_s, state="waiting", phase="waiting", progress_age_s=now_s)
         assert cluster.tick(now_s) == []
-
-
-# ---- the limits that apply
-
-
-def stalled(cluster: Cluster, age_s: float, *late: str, **status: Any) -> list[Any]:
-    """All ranks made progress ``age_s`` before second 500: those on ``late`` nodes compute, the others wait."""
-    for name in cluster.names:
-        phase = "compute" if name in late else "reduce"
-        cluster.beat(name, 500.0, **{"phase": phase, "progress_age_s": age_s, **status})
-    return cluster.tick(500.0)
-
-
-def test_a_task_with_uneven_steps_is_given_more_time() -> None:
-    cluster = Cluster()
-    timed(cluster, 1.0, 3.0, 1.0, 3.0)
-    assert stalled(cluster, 7.9, "n1") == []
-    assert only_error(stalled(cluster, 8.1, "n1")).evidence["limit_s"] == 8.0
-
-
-def test_a_task_with_uneven_steps_is_given_more_time_while_it_drains() -> None:
-    cluster = Cluster()
-    timed(cluster, 1.0, 3.0, 1.0, 3.0)
-    drain_plan(cluster)
-    assert stalled(cluster, 7.9, "n1") == []
-    assert only_error(stalled(cluster, 8.1, "n1")).evidence["limit_s"] == 8.0
-
-
-def test_a_task_with_uneven_steps_is_given_more_time_to_leave_one() -> None:
-    cluster = Cluster()
-    timed(cluster, 1.0, 3.0, 1.0, 3.0)
-    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
-    restart_plan("p2", error, cluster, "n1/0")
-    assert held_from(cluster, 1.0, 9.0) == []
-    assert only_error(held_from(cluster, 1.0, 9.25)).evidence["limit_s"] == 8.0
-
-
-@pytest.mark.parametrize(("phase", "limit_s"), [("compute", 3.0), ("setup", 8.0), ("checkpoint", None)])
-def test_a_rank_that_is_held_while_it_joins_has_the_time_that_joining_takes(phase: str, limit_s: float | None) -> None:
-    """A rank in the user's ``build`` cannot leave it."""
-    cluster = Cluster(trained=False)
-    cluster.fold(moved("p1", 1, "restored", complete=True, durations_s={"rebuild": 1.5, "agree": 0.1}))
-    timed(cluster, 0.1, 0.1)
-    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
-    restart_plan("p2", error, cluster, "n1/0")
-    if limit_s is None:
-        assert held_from(cluster, 1.0, 12.0, phase=phase) == []
-    else:
-        assert held_from(cluster, 1.0, 1.0 + limit_s, phase=phase) == []
-        hang = only_error(held_from(cluster, 1.0, 1.25 + limit_s, phase=phase))
-        assert (hang.kind, hang.worker) == (ErrorKind.HANG, "n2/0")
-
-
-def test_the_first_step_of_a_generation_is_judged_by_the_steps_of_the_one_before() -> None:
-    """With fewer workers each of them has more to do."""
-    cluster = Cluster()
-    timed(cluster, 2.0, 2.0)
-    drain_plan(cluster)
-    cluster.fold(moved("p2", 2, "restored", complete=True))
-    cluster.generation = 2
-    assert stalled(cluster, 44.9, "n1") == []
-    hang = only_error(stalled(cluster, 45.1, "n1"))
-    assert (hang.generation, hang.evidence["limit_s"]) == (2, 45.0)
-
-
-def test_the_first_step_of_a_stage_of_a_plan_is_judged_by_the_steps_before_it() -> None:
-    """Two survivors finish the step that the third rank's end broke, while its successor starts."""
-    cluster = Cluster()
-    timed(cluster, 2.0, 2.0)
-    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
-    restart_plan("p2", error, cluster, "n1/0")
-
-    def finishing(age_s: float) -> list[Any]:
-        for name in ("n0", "n2"):
-            cluster.beat(name, 500.0, generation=2, progress_age_s=age_s)
-        cluster.beat("n1", 500.0, state="ready", generation=2, phase=None, progress_age_s=None)
-        return cluster.tick(500.0)
-
-    assert finishing(44.9) == []
-    hang = only_error(finishing(45.1))
-    assert (hang.generation, hang.evidence["limit_s"], hang.evidence["workers"]) == (2, 45.0, ["n0/0", "n2/0"])
-
-
-@pytest.mark.parametrize(
-    ("source", "limit_s"), [("live", 5.0), ("take", 5.0), ("checkpoint", 120.0), ("initial", 120.0)]
-)
-def test_only_a_state_from_memory_bounds_the_time_of_joining(source: str, limit_s: float) -> None:
-    """How long a read from storage takes is not known."""
-    cluster = Cluster()
-    timed(cluster, 0.1, 0.1)
-    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
-    restart_plan("p2", error, cluster, "n1/0", source=source)
-    cluster.fold(moved("p2", 2, "resumed", step=17, durations_s={"rebuild": 0.3, "agree": 0.1}))
-    parts: dict[str, int | None] = {"n0": 2, "n1": 1, "n2": 2}
-    assert joining(cluster, limit_s - 0.1, parts) == []
-    assert only_error(joining(cluster, limit_s + 0.1, parts)).evidence["limit_s"] == limit_s
-
-
-def test_a_task_with_slow_steps_may_be_stopped_for_longer_in_any_phase() -> None:
-    cluster = Cluster()
-    timed(cluster, 2.0, 2.0)
-    assert stopped_from(cluster, "n2", 1.0, 7.0, phase="checkpoint") == []
-    hang = only_error(stopped_from(cluster, "n2", 7.25, 7.25, phase="checkpoint"))
-    assert (hang.kind, hang.worker) == (ErrorKind.HANG, "n2/0")
-    assert (hang.evidence["stalled_s"], hang.evidence["limit_s"]) == (6.25, 6.0)
 
 
 # ---- the ranks that are compared

@@ -14,7 +14,7 @@ from services.detector import links, rounds
 from services.detector.pairs import Pair, pair
 from shared.severities import ErrorKind
 from tests.detector.kit import at
-from tests.detector.test_links import STEP_S, Links, timed
+from tests.detector.network import STEP_S, Links, timed
 
 
 def names(count: int) -> list[str]:

@@ -10,31 +10,10 @@ from typing import Any
 import pytest
 
 from services.detector.faults import exit_name
-from shared.codes import FailureCode
-from shared.events import ErrorDetected, TaskFailed, TaskSubmitted, derived_id
-from shared.plans import TaskChange
+from shared.events import TaskFailed
 from shared.severities import ErrorKind, Method, Severity
-from shared.tasks import parse_spec
-from tests.agent.kit import SPEC, stage
-from tests.detector.kit import START, Cluster, at, grow_plan, lose, moved, only_error, plan, restart_plan, timed
-
-TRACEBACK = "Traceback ...\n{}: it broke\n"
-
-
-def event_id(cause: str, what: str) -> str:
-    return derived_id(cause, "detector", what)
-
-
-def failure(key: str, occurrences: int = 1) -> dict[str, Any]:
-    """The evidence by which folds know a repeated failure."""
-    return {"failure": key, "occurrences": occurrences}
-
-
-def without_ranks(error: ErrorDetected) -> ErrorDetected:
-    """The event without the status of each rank, which ``test_faults`` and ``test_stalls`` compare."""
-    evidence = {name: value for name, value in error.evidence.items() if name != "ranks"}
-    return error.model_copy(update={"evidence": evidence})
-
+from tests.detector.kit import START, Cluster, at, grow_plan, lose, only_error, restart_plan, timed
+from tests.detector.whole import TRACEBACK, event_id, failure, incident, without_ranks
 
 # ---- faults of signals
 
@@ -43,15 +22,12 @@ def test_the_end_of_a_process() -> None:
     cluster = Cluster()
     cluster.signal(cluster.raised("n0/0", 0.99, "communication"), 1.0)
     error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.05))
-    name = event_id("signal 2", "gpt/process-exit")
-    assert without_ranks(error) == ErrorDetected(
-        event_id=name,
-        occurred_at=at(0.99),
-        incident=name,
-        kind=ErrorKind.PROCESS_EXIT,
-        severity=Severity.SEV2,
-        method=Method.PROCESS_SUPERVISION,
-        detected_at=at(1.05),
+    assert without_ranks(error) == incident(
+        event_id("signal 2", "gpt/process-exit"),
+        ErrorKind.PROCESS_EXIT,
+        Severity.SEV2,
+        Method.PROCESS_SUPERVISION,
+        (at(0.99), at(1.05)),
         node="n1",
         worker="n1/0",
         task="gpt",
@@ -87,15 +63,12 @@ def test_the_name_of_an_exit(code: int, name: str) -> None:
 def test_what_a_rank_raised(cause: str, kind: ErrorKind, method: Method, raised: str) -> None:
     cluster = Cluster()
     error = only_error(cluster.signal(cluster.raised("n1/0", 1.0, cause), 1.05))
-    name = event_id("signal 1", f"gpt/{kind.value}")
-    assert without_ranks(error) == ErrorDetected(
-        event_id=name,
-        occurred_at=at(1.0),
-        incident=name,
-        kind=kind,
-        severity=Severity.SEV2,
-        method=method,
-        detected_at=at(1.05),
+    assert without_ranks(error) == incident(
+        event_id("signal 1", f"gpt/{kind.value}"),
+        kind,
+        Severity.SEV2,
+        method,
+        (at(1.0), at(1.05)),
         node="n1",
         worker="n1/0",
         task="gpt",
@@ -120,15 +93,12 @@ def test_broken_sockets_without_a_cause() -> None:
     for node in cluster.names:
         cluster.beat(node, 1.5)
     error = only_error(cluster.tick(1.5))
-    name = event_id("gpt/1", "gpt/connection")
-    assert without_ranks(error) == ErrorDetected(
-        event_id=name,
-        occurred_at=at(1.0),
-        incident=name,
-        kind=ErrorKind.CONNECTION,
-        severity=Severity.SEV3,
-        method=Method.EXCEPTION,
-        detected_at=at(1.5),
+    assert without_ranks(error) == incident(
+        event_id("gpt/1", "gpt/connection"),
+        ErrorKind.CONNECTION,
+        Severity.SEV3,
+        Method.EXCEPTION,
+        (at(1.0), at(1.5)),
         node="n2",
         worker="n2/0",
         task="gpt",
@@ -188,15 +158,12 @@ def test_a_silent_node() -> None:
     cluster.beat("n0", 1.0, step=12)
     joined = cluster.monitor.state.nodes["n1"].joined
     error = only_error(lose(cluster, "n1"))
-    name = event_id(joined, "lost")
-    assert error == ErrorDetected(
-        event_id=name,
-        occurred_at=at(10.0),
-        incident=name,
-        kind=ErrorKind.NODE_LOST,
-        severity=Severity.SEV1,
-        method=Method.NODE_HEALTH,
-        detected_at=at(11.6),
+    assert error == incident(
+        event_id(joined, "lost"),
+        ErrorKind.NODE_LOST,
+        Severity.SEV1,
+        Method.NODE_HEALTH,
+        (at(10.0), at(11.6)),
         node="n1",
         evidence={
             "reason": "no heartbeat",
@@ -231,130 +198,6 @@ def test_a_lost_node_has_no_part_of_a_task_that_has_ended() -> None:
     assert only_error(lose(cluster, "n2")).evidence["tasks"] == {}
 
 
-# ---- plans that could not be carried out
-
-
-def escalated(cluster: Cluster, **rest: Any) -> Any:
-    """The one event that follows when a plan fails at second 2.5, and the detector learns of it at second 3."""
-    fields = {"occurred_at": at(2.5), "code": FailureCode.INTERNAL, "detail": "internal: it broke", **rest}
-    [event] = cluster.monitor.record(moved("p2", 3, "failed", **fields), at(3.0)).events
-    return event
-
-
-def test_a_restart_that_fails() -> None:
-    cluster = Cluster()
-    cluster.beat("n0", 0.9, step=16)
-    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
-    restart_plan("p2", error, cluster, "n1/0")
-    assert escalated(cluster, failed_workers=["n1/0"]) == ErrorDetected(
-        event_id=event_id("p2/3/failed", "gpt/transition-failed"),
-        occurred_at=at(2.5),
-        incident=error.incident,
-        kind=ErrorKind.PROCESS_EXIT,
-        severity=Severity.SEV1,
-        method=Method.TRANSITION,
-        detected_at=at(3.0),
-        node="n1",
-        worker="n1/0",
-        task="gpt",
-        rank=1,
-        generation=3,
-        step=16,
-        evidence={
-            "plan": "p2",
-            "detail": "internal: it broke",
-            "workers": ["n1/0"],
-            **failure("transition-failed/process-exit/step 16"),
-        },
-        escalates=error.event_id,
-    )
-
-
-def test_a_restart_that_fails_on_another_worker_blames_that_worker() -> None:
-    cluster = Cluster()
-    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
-    restart_plan("p2", error, cluster, "n1/0")
-    event = escalated(cluster, failed_workers=["n2/0", "n0/0"])
-    assert (event.worker, event.node, event.rank) == ("n2/0", "n2", None)
-    assert (event.incident, event.evidence["workers"]) == (error.incident, ["n2/0", "n0/0"])
-
-
-def test_a_restart_that_fails_on_no_worker_blames_the_one_that_it_was_for() -> None:
-    cluster = Cluster()
-    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
-    restart_plan("p2", error, cluster, "n1/0")
-    event = escalated(cluster)
-    assert (event.worker, event.node, event.rank) == ("n1/0", "n1", 1)
-
-
-def test_an_answer_to_a_lost_node_that_fails_on_no_worker_blames_the_node() -> None:
-    cluster = Cluster()
-    lost = only_error(lose(cluster, "n1"))
-    restart_plan("p2", lost, cluster, "n1/0")
-    event = escalated(cluster)
-    assert (event.kind, event.severity, event.escalates) == (ErrorKind.NODE_LOST, Severity.SEV1, lost.event_id)
-    assert (event.worker, event.node, event.rank) == (None, "n1", None)
-
-
-def test_a_part_of_another_task_that_fails_on_no_worker_blames_no_worker_of_the_first() -> None:
-    cluster = Cluster()
-    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
-    spec = parse_spec({**SPEC, "name": "other"})
-    cluster.fold(TaskSubmitted(event_id="submitted too", occurred_at=START, task="other", spec=spec))
-    grows = TaskChange(
-        task="other", reason="grow", action="move", from_generation=0, prepare=["n1/0"], target=stage(3, ["n1/0"])
-    )
-    cluster.fold(plan("p2", error.event_id, grows))
-    event = escalated(cluster, task="other")
-    assert (event.task, event.worker, event.rank) == ("other", None, None)
-
-
-def test_a_start_that_fails_on_no_worker() -> None:
-    cluster = Cluster(trained=False)
-    [event] = cluster.monitor.record(moved("p1", 1, "failed", code="unknown-task", detail="no"), at(3.0)).events
-    name = event_id("p1/1/failed", "gpt/transition-failed")
-    assert event == ErrorDetected(
-        event_id=name,
-        occurred_at=START,
-        incident=name,
-        kind=ErrorKind.TRANSITION_FAILED,
-        severity=Severity.SEV2,
-        method=Method.TRANSITION,
-        detected_at=at(3.0),
-        task="gpt",
-        generation=1,
-        step=0,
-        evidence={"plan": "p1", "detail": "no", "workers": [], **failure("transition-failed/start/step 0")},
-    )
-
-
-def test_a_start_that_fails_again_and_again_ends_the_task_with_the_detail_as_its_reason() -> None:
-    cluster = Cluster(max_restarts=1, trained=False)
-    events: list[Any] = []
-    for generation in (1, 2, 3):
-        name = f"p{generation}"
-        failed = moved(name, generation, "failed", failed_workers=["n1/0"], detail="internal: no memory")
-        events += cluster.monitor.record(failed, at(generation)).events
-        if generation < 3:
-            change = TaskChange(
-                task="gpt", reason="again", action="move", from_generation=generation,
-                prepare=cluster.workers, target=stage(generation + 1, cluster.workers),
-            )  # fmt: skip
-            cluster.fold(plan(f"p{generation + 1}", events[-1].event_id, change))
-    assert [type(e) for e in events] == [ErrorDetected, ErrorDetected, TaskFailed]
-    assert events[2] == TaskFailed(
-        event_id=event_id("p3/3/failed", "gpt/transition-failed"),
-        occurred_at=at(3.0),
-        task="gpt",
-        generation=3,
-        step=0,
-        reason="transition-failed (transition-failed) at step 0 happened 2 times; max_restarts is 1: "
-        "internal: no memory",
-        traceback="internal: no memory",
-        incident=events[1].incident,
-    )
-
-
 # ---- ranks that stand still
 
 
@@ -369,15 +212,12 @@ def test_a_rank_that_hangs() -> None:
     cluster = Cluster()
     timed(cluster, 0.25, 0.25)
     error = only_error(train(cluster, 8.0, n2={"step": 9, "phase": "compute"}))
-    name = event_id("gpt/1/9", "gpt/hang")
-    assert without_ranks(error) == ErrorDetected(
-        event_id=name,
-        occurred_at=at(4.0),
-        incident=name,
-        kind=ErrorKind.HANG,
-        severity=Severity.SEV2,
-        method=Method.STATISTICS,
-        detected_at=at(8.0),
+    assert without_ranks(error) == incident(
+        event_id("gpt/1/9", "gpt/hang"),
+        ErrorKind.HANG,
+        Severity.SEV2,
+        Method.STATISTICS,
+        (at(4.0), at(8.0)),
         node="n2",
         worker="n2/0",
         task="gpt",
@@ -399,15 +239,12 @@ def test_a_collective_that_times_out() -> None:
     timed(cluster, 0.25, 0.25)
     longer = {name: {"progress_age_s": 5.5} for name in cluster.names}
     error = only_error(train(cluster, 8.0, **longer))
-    name = event_id("gpt/1/10", "gpt/collective-timeout")
-    assert without_ranks(error) == ErrorDetected(
-        event_id=name,
-        occurred_at=at(2.5),
-        incident=name,
-        kind=ErrorKind.COLLECTIVE_TIMEOUT,
-        severity=Severity.SEV3,
-        method=Method.STATISTICS,
-        detected_at=at(8.0),
+    assert without_ranks(error) == incident(
+        event_id("gpt/1/10", "gpt/collective-timeout"),
+        ErrorKind.COLLECTIVE_TIMEOUT,
+        Severity.SEV3,
+        Method.STATISTICS,
+        (at(2.5), at(8.0)),
         task="gpt",
         generation=1,
         step=10,
@@ -428,15 +265,12 @@ def test_ranks_that_delay_a_plan_have_an_event_of_their_own() -> None:
     grow_plan(cluster, [])
     late = {"step": 9, "phase": "compute"}
     error = only_error(train(cluster, 8.0, n1=late, n2=late))
-    name = event_id("gpt/1/9/n1/0,n2/0", "gpt/hang")
-    assert without_ranks(error) == ErrorDetected(
-        event_id=name,
-        occurred_at=at(4.0),
-        incident=name,
-        kind=ErrorKind.HANG,
-        severity=Severity.SEV2,
-        method=Method.STATISTICS,
-        detected_at=at(8.0),
+    assert without_ranks(error) == incident(
+        event_id("gpt/1/9/n1/0,n2/0", "gpt/hang"),
+        ErrorKind.HANG,
+        Severity.SEV2,
+        Method.STATISTICS,
+        (at(4.0), at(8.0)),
         node="n1",
         worker="n1/0",
         task="gpt",

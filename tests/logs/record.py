@@ -1,6 +1,6 @@
 """Record golden logs: run a commit of this repository on this machine and keep the event logs of its runs.
 
-    .venv/bin/python -P tests/logs/record.py                      # both courses, HEAD
+    .venv/bin/python -P tests/logs/record.py                      # all courses, HEAD
     .venv/bin/python -P tests/logs/record.py --commit ee7cf67 --course every-event
 
 A course is recorded with the code of ``--commit``, by the interpreter and the packages that run this script. The tree,
@@ -24,6 +24,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,29 +35,18 @@ import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-FOLDER = Path("/tmp/unicron-golden")
-"""Everything a recording needs: ``src``, ``python``, ``site`` and one run directory for each course."""
+FOLDER = Path()
+"""All that a recording needs: ``src``, ``python``, ``site``, a run directory for each course. ``main`` sets it."""
 
 WAIT_S = 180.0
 """Longest wait for any one thing: seconds when the machine is idle, minutes when it is busy."""
 
 POLL_S = 0.2
 
-EVENT_TYPES = {
-    "cluster.configured",
-    "task.submitted",
-    "task.stop-requested",
-    "task.starving",
-    "task.progressed",
-    "task.checkpointed",
-    "task.stopped",
-    "task.finished",
-    "task.failed",
-    "node.joined",
-    "error.detected",
-    "plan.decided",
-    "state.moved",
-}
+EVENT_TYPES = frozenset(
+    "cluster.configured task.submitted task.stop-requested task.starving task.progressed task.checkpointed "
+    "task.stopped task.finished task.failed node.joined error.detected plan.decided state.moved".split()
+)
 """What the course ``every-event`` must leave in its log. Later types have courses of their own."""
 
 FAILING_SCRIPT = '''\
@@ -90,7 +80,8 @@ Answer = dict[str, Any]
 
 def prepare(commit: str) -> Path:
     """Make the tree of a commit and an interpreter for it below ``FOLDER``; return the interpreter."""
-    shutil.rmtree(FOLDER, ignore_errors=True)
+    if FOLDER.exists() and any(FOLDER.iterdir()):
+        raise SystemExit(f"{FOLDER} is not empty")
     source = FOLDER / "src"
     source.mkdir(parents=True)
     tree = subprocess.run(["git", "archive", commit], cwd=REPOSITORY, check=True, capture_output=True).stdout
@@ -378,19 +369,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Record golden logs.")
     parser.add_argument("--commit", default="HEAD", help="what to run; default: HEAD")
     parser.add_argument("--course", choices=sorted(COURSES), action="append", help="default: all")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help=f"for the runs; default: {FOLDER}")
+    parser.add_argument("--folder", type=Path, help="for the runs, and kept; default: a temporary one")
     parser.add_argument("--to", type=Path, default=Path(__file__).parent, help="where the files go")
     arguments = parser.parse_args()
-    FOLDER = arguments.folder
-    python = prepare(arguments.commit)
-    for course in arguments.course or sorted(COURSES):
-        run_dir = FOLDER / course
-        COURSES[course](python, run_dir)
-        rows = rows_of(run_dir / "log.db")
-        check(course, rows)
-        path = arguments.to / f"{course}-{decider_of(rows)}.jsonl"
-        path.write_text("".join(f"{json.dumps(row, sort_keys=True)}\n" for row in rows))
-        print(f"{path}: {len(rows)} events, {path.stat().st_size} bytes", flush=True)
+    # A short name: the paths of Unix sockets in it have a limit of 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="golden-") as temporary:
+        FOLDER = arguments.folder or Path(temporary)
+        python = prepare(arguments.commit)
+        for course in arguments.course or sorted(COURSES):
+            record(course, python, arguments.to)
+
+
+def record(course: str, python: Path, to: Path) -> None:
+    """Run a course and write its log to a file in ``to``."""
+    run_dir = FOLDER / course
+    COURSES[course](python, run_dir)
+    rows = rows_of(run_dir / "log.db")
+    check(course, rows)
+    path = to / f"{course}-{decider_of(rows)}.jsonl"
+    path.write_text("".join(f"{json.dumps(row, sort_keys=True)}\n" for row in rows))
+    print(f"{path}: {len(rows)} events, {path.stat().st_size} bytes", flush=True)
 
 
 if __name__ == "__main__":
