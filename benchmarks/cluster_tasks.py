@@ -69,7 +69,9 @@ class Cluster:
         spec = small_task(name, self._corpus, steps=steps, exact=True, checkpoint={"every": 0}, **layout.changes)
         spec |= {**changes, "env": spec["env"] | changes.get("env", {})}
         self.bed.client.submit(pace.of(spec))
-        return self.bed.client.until_step(name, FIRST_STEPS), pace
+        self.bed.client.until_step(name, FIRST_STEPS)
+        # Heartbeats tell of steps before the log has told of the ranks that do them.
+        return self.bed.client.until(f"{name} trains", lambda: (t := self.bed.client.task(name))["ranks"] and t), pace
 
     def end(self, name: str, pace: Pace) -> bytes:
         """Let a task train to its end; return its parameters' file, as the API has it from the node that wrote it."""

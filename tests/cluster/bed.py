@@ -40,6 +40,8 @@ class Bed:
         settings: further ``UNICRON_*`` variables of all services and agents.
         memory_bytes: size of each node's /dev/shm.
         disk_bytes: size of each machine's disk, which has its run directory.
+        clock_offsets_s: machine -> by how much the wall clock of its processes is ahead at first; the tests may step
+            these clocks (``Machine.clock``). The other machines have the host's.
         seed: of the network's random losses.
     """
 
@@ -53,6 +55,7 @@ class Bed:
         settings: Mapping[str, str] | None = None,
         memory_bytes: int = 256 << 20,
         disk_bytes: int = 1 << 30,
+        clock_offsets_s: Mapping[str, int] | None = None,
         seed: int = 0,
     ) -> None:
         self.network = Network(seed=seed)
@@ -70,6 +73,7 @@ class Bed:
                 hostname=f"{name}.{DOMAIN}",
                 memory_bytes=memory_bytes,
                 disk_bytes=disk_bytes,
+                clock_offset_s=(clock_offsets_s or {}).get(name),
             )
             for name, number in numbers.items()
         }

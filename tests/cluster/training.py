@@ -23,6 +23,12 @@ FIRST_STEPS = 3
 """A task has done these when a test begins: enough for the mean step, which time limits need."""
 
 
+def on_all_nodes(bed: Bed, name: str) -> Record | None:
+    """Return a task as it is, if it has a rank on each node; else None."""
+    task = bed.client.task(name)
+    return task if {rank["node"] for rank in task["ranks"]} == set(bed.nodes) else None
+
+
 @contextmanager
 def training(bed: Bed, name: str, corpus: Path, folder: Path) -> Iterator[Record]:
     """Train a task of one rank on each node; the body gets it as it was after its first steps.
@@ -36,9 +42,9 @@ def training(bed: Bed, name: str, corpus: Path, folder: Path) -> Iterator[Record
         expected = pool.submit(reference, spec, folder / "reference")
         bed.client.submit(pace.of(spec))
         try:
-            before = bed.client.until_step(name, FIRST_STEPS)
-            assert {rank["node"] for rank in before["ranks"]} == set(bed.nodes)
-            yield before
+            bed.client.until_step(name, FIRST_STEPS)
+            # Heartbeats tell of steps before the log has told of the ranks that do them.
+            yield bed.client.until("all nodes train", lambda: on_all_nodes(bed, name))
         except BaseException:
             # Otherwise it would have the workers of the next test's task.
             bed.client.http.post(f"/v1/tasks/{name}/stop", json={"lose_steps": True})
