@@ -37,7 +37,7 @@ from shared.errors import Corrupt, Unavailable, UnicronError
 from shared.events import Event, Recorded
 from shared.log.log import EventLog
 from shared.log.relay import STREAM, SUBJECT, Relay, decode
-from shared.outages import LOG, Outages
+from shared.outages import LOG, LOG_ROOM, Outages
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class Journal:
             Unavailable: the limit has passed; whether the events were appended is not known.
         """
         append = functools.partial(self.log.append, events, expected=expected)
-        records = await self.outages.outlast(LOG, append, limit_s=limit_s)
+        records = await self.outages.outlast(LOG_ROOM, append, limit_s=limit_s)
         self._appended.set()
         _follow_time(records)
         return records
