@@ -25,6 +25,9 @@ DOMAIN = "example.org"
 CLOSED = ("cordoned", "draining", "drained")
 """States of nodes that a user has taken out of use."""
 
+ANSWER_S = 60.0
+"""For an answer of the API, which takes milliseconds. Generous: all machines of a bed share the cores of one."""
+
 AGENT_START_S = 120.0
 """Importing torch and Megatron in every node's fork server takes 5-10 s each; all share the cores."""
 
@@ -108,6 +111,7 @@ class Bed:
         for name in self.nodes:
             self.wait_agent(name)
         self._client = Client("http://control", transport=self.control.transport())
+        self._client.http.timeout = ANSWER_S
         self.client.until("all nodes are ready", lambda: self.ready_nodes() == set(self.nodes))
 
     def _stop(self) -> None:
