@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+
+from shared.clock import PROCESS_CLOCK
 
 Clock = Callable[[], datetime]
 """Returns the time in UTC. Shells get one; tests pass their own."""
@@ -23,8 +25,8 @@ class Model(BaseModel):
 
 
 def utc_now() -> datetime:
-    """Return the time in UTC. Only shells call this function."""
-    return datetime.now(UTC)
+    """Return the time in UTC, by the clock of this process. Only shells call this function."""
+    return PROCESS_CLOCK.now()
 
 
 def canonical_json(value: Any) -> str:

@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 LOG = "the log"
 """What most waits are for; part of the text in the health."""
 
+LOG_ROOM = "the log to take events"
+"""What an append waits for. A log on a full disk is readable all the time, and a read must not end this wait."""
+
 FIRST_PAUSE_S = 0.1
 """Pause after the first failure: a connection that was cut is there again at once. Each further pause doubles."""
 
@@ -92,7 +95,11 @@ class Outages:
             before_sleep=note,
             reraise=True,
         )
-        result: T = await retrying(asyncio.to_thread, attempt)
+        try:
+            result: T = await retrying(asyncio.to_thread, attempt)
+        except BaseException:
+            self._forget(what)  # this call does not wait any more; another one that does notes it again
+            raise
         self._end(what)
         return result
 
@@ -106,6 +113,12 @@ class Outages:
             logger.warning("waiting for %s: %s", what, reason)
 
     def _end(self, what: str) -> None:
-        if self._reasons.pop(what, None) is not None:
-            logger.warning("%s answers again after %.1f s", what, time.monotonic() - self._since_s.pop(what))
-            self.count += 1
+        if (seconds := self._forget(what)) is not None:
+            logger.warning("%s: waited for %.1f s", what, seconds)
+
+    def _forget(self, what: str) -> float | None:
+        """Drop the note of a wait; return how long it was, in seconds, None if there was none."""
+        if self._reasons.pop(what, None) is None:
+            return None
+        self.count += 1
+        return time.monotonic() - self._since_s.pop(what)

@@ -20,7 +20,9 @@ from typing import Any
 
 from pydantic import Field, TypeAdapter
 
+from shared import common_time
 from shared.bus import Bus
+from shared.clock import PROCESS_CLOCK
 from shared.errors import Unavailable, UnicronError
 from shared.log.journal import Journal
 from shared.log.log import EventLog
@@ -164,6 +166,7 @@ async def _work(
         context = Context(settings, bus, _NoJournal(), stop, name, ending)
         await bus.serve(f"{HEALTH}.{name}", context.health)
         if with_journal:
+            await common_time.join(bus, PROCESS_CLOCK)
             opening = functools.partial(EventLog, settings.log_database_url)
             log = await context.outages.outlast(LOG, opening, limit_s=limit_s, starting=True)
             stack.callback(log.close)

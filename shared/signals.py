@@ -8,6 +8,7 @@ repeated. The api reads heartbeats as well. ``shared.messages`` has the rules fo
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
@@ -56,12 +57,18 @@ def _fallback(known: tuple[str, ...], otherwise: str | None) -> BeforeValidator:
 
 
 class SignalBase(Message):
-    """What all signals have. ``signal_id``: a UUID. ``occurred_at``: when the agent observed what it signals."""
+    """What all signals have.
+
+    ``signal_id``: a UUID. ``occurred_at``: when the agent observed what it signals. ``sent_at``: when it sent the
+    signal last; None from an agent of an older version. Both are by the node's own clock, so only their difference
+    means anything to others (``received``).
+    """
 
     signal_id: MessageId
     node: Name
     incarnation: MessageId
     occurred_at: Time
+    sent_at: Time | None = None
 
 
 class RankSignal(SignalBase):
@@ -144,6 +151,18 @@ Signal = Annotated[
     Field(discriminator="kind"),
 ]
 SIGNAL: TypeAdapter[Signal] = TypeAdapter(Signal)
+
+
+def received(signal: Signal, at: datetime) -> Signal:
+    """Return a signal that was received at ``at``, with ``occurred_at`` by the receiver's clock.
+
+    The wall clock of a node may be wrong by any time. What occurred some seconds before the signal was sent, occurred
+    as long before it was received; the time that it was on the way is not known and left out.
+    """
+    if signal.sent_at is None:
+        return signal
+    age = max(signal.sent_at - signal.occurred_at, timedelta())
+    return signal.model_copy(update={"occurred_at": at - age})
 
 
 class WorkerStatus(Model):

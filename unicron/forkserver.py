@@ -43,6 +43,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from unicron import environment
+from unicron import output as process_output
 
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     # Set before torch and numpy are imported: their thread pools do not survive a fork.
@@ -208,6 +209,7 @@ class ForkServer:
             if os.getppid() != self._pid:
                 os._exit(1)  # the server ended before the parent-death signal was set
             _redirect(output)
+            process_output.protect()
             self._leave_server()
             # kill -USR2 writes the Python stack of every thread to the output, to see what a hanging rank does.
             faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)

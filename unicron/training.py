@@ -263,7 +263,9 @@ class Training:
         checkpoint, snapshot, due = statuses
         self._writer.agreed(checkpoint, self._outcomes())
         self.snapshots.wait_copied()
-        self.snapshots.agreed(snapshot)
+        if reason := self.snapshots.agreed(snapshot):
+            reason = f"no more in-memory copies in this generation: {reason}"
+            self._outcomes().failed(self.rank_state.applied, reason)
         self._checkpoint_due = bool(due)
 
     def _checkpoint_and_stop(self) -> None:

@@ -35,7 +35,7 @@ from services.agent.stores import ID_PREFIX, Stores
 from services.agent.task_files import TaskFiles, last_output
 from shared.bus import Bus
 from shared.changes import Changes
-from shared.clock import SteadyClock
+from shared.clock import PROCESS_CLOCK
 from shared.commands import COMMANDS
 from shared.dropped import DroppedMessages
 from shared.errors import Unavailable
@@ -91,7 +91,7 @@ class Agent:
         self._dropped = DroppedMessages(counters if counters is not None else {})
         self.incarnation = incarnation
         self.node = Node.create(settings.node, self.incarnation, settings.workers_per_node)
-        self._clock = SteadyClock()
+        self._clock = PROCESS_CLOCK
         self._changes = Changes()
         self._signals = SignalQueue(bus, self._dropped)
         self._leaving = Leaving(bus, self._signals, settings.node, incarnation)

@@ -11,6 +11,7 @@ from shared.changes import Changes
 from shared.dropped import DroppedMessages
 from shared.errors import Unavailable, Undecodable
 from shared.messages import REASON_CHARACTERS
+from shared.model import utc_now
 from shared.signals import REFUSED, SIGNALS, Signal
 
 ANSWER_TIMEOUT_S = 1.0
@@ -55,7 +56,7 @@ class SignalQueue:
         while True:
             await self._changes.until(lambda: bool(self._waiting))
             signal = self._waiting[0]
-            data = signal.model_dump_json().encode()
+            data = signal.model_copy(update={"sent_at": utc_now()}).model_dump_json().encode()
             try:
                 if len(data) > self._bus.max_payload_bytes:
                     answer = REFUSED + f" {len(data)} bytes, {self._bus.max_payload_bytes} are allowed".encode()

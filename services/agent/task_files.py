@@ -9,10 +9,12 @@ Several nodes may share the run directory.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from pathlib import Path
 
+from shared.errors import Unavailable
 from shared.tasks import TaskSpec
 
 LAST_OUTPUT_BYTES = 4096
@@ -49,14 +51,26 @@ class TaskFiles:
     def write_spec(self, task: str, spec: TaskSpec) -> Path:
         """Write the specification for the ranks of a task; return its path.
 
-        The file is replaced as a whole, so that a rank of another node never reads a part of it.
+        The file is replaced as a whole, so that a rank of another node never reads a part of it. One that is the same
+        stays: a rank can be started again on a node whose disk is full.
+
+        Raises:
+            Unavailable: the file cannot be written.
         """
         folder = self.folder(task)
-        (folder / "output").mkdir(parents=True, exist_ok=True)
         path = folder / "spec.json"
         partial = folder / f".spec.{self._node}.{uuid.uuid4().hex}.json"
-        partial.write_text(spec.model_dump_json(by_alias=True))
-        os.replace(partial, path)
+        text = spec.model_dump_json(by_alias=True)
+        try:
+            (folder / "output").mkdir(parents=True, exist_ok=True)
+            if path.exists() and path.read_text() == text:
+                return path
+            partial.write_text(text)
+            os.replace(partial, path)
+        except OSError as err:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise Unavailable(f"the specification cannot be written to {folder}: {err.strerror}") from err
         return path
 
 

@@ -137,7 +137,7 @@ class Gateway:
             )
             version = known.version if known is not None else 0
             try:
-                recorded = await self._append(event, version)
+                recorded = await self.append(event, version)
             except Conflict:
                 await self.catch_up()
                 continue
@@ -178,7 +178,7 @@ class Gateway:
                 event_id=str(uuid.uuid4()), occurred_at=utc_now(), task=name, lose_steps=lose_steps
             )
             try:
-                recorded = await self._append(event, task.version)
+                recorded = await self.append(event, task.version)
             except Conflict:
                 await self.catch_up()
                 continue
@@ -186,7 +186,7 @@ class Gateway:
             return await self.task(name)
         raise Conflict(f"task {name!r} keeps changing; try again")
 
-    async def _append(self, event: Event, version: int) -> Recorded:
+    async def append(self, event: Event, version: int) -> Recorded:
         """Append what a user asked for, if the stream has this version.
 
         Raises:
@@ -196,7 +196,7 @@ class Gateway:
         try:
             (recorded,) = await self.journal.append([event], expected={event.stream: version}, limit_s=APPEND_LIMIT_S)
         except Unavailable as err:
-            raise Unavailable(f"{err.detail}; the request may have been recorded: look at the task first") from err
+            raise Unavailable(f"{err.detail}; the request may have been recorded: look before you repeat it") from err
         return recorded
 
     async def catch_up(self) -> None:

@@ -11,12 +11,13 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 from services.api.views import SHORTEST_STEP_S
 from shared.dropped import DroppedMessages
 from shared.errors import Undecodable
 from shared.messages import decode
+from shared.model import utc_now
 from shared.reachability import MESSAGE, STALE_S, Reachability
 from shared.signals import HEARTBEAT, Heartbeat, WorkerStatus
 
@@ -61,12 +62,13 @@ class LiveTask:
 class LiveState:
     """What the heartbeats reported up to one moment: the newest one of each node, and each task. Never changed.
 
-    ``reachability``: which nodes the detector does not hear.
+    ``reachability``: which nodes the detector does not hear. ``heard_at``: when each newest heartbeat arrived.
     """
 
     heartbeats: Mapping[str, Heartbeat] = field(default_factory=dict)
     tasks: Mapping[str, LiveTask] = field(default_factory=dict)
     reachability: Reachability = field(default_factory=Reachability)
+    heard_at: Mapping[str, datetime] = field(default_factory=dict)
 
     def task(self, name: str, generation: int) -> LiveTask | None:
         """Return a task as its workers report it, or None if the reports are of an older generation."""
@@ -85,9 +87,8 @@ class LiveState:
         return dict(sum((Counter(h.counters) for h in self.heartbeats.values()), Counter()))
 
     def last_heartbeat_at(self, node: str) -> datetime | None:
-        """Return when the node's newest heartbeat was sent, by the node's own clock."""
-        heartbeat = self.heartbeats.get(node)
-        return heartbeat.sent_at.astimezone(UTC) if heartbeat else None
+        """Return when the node's newest heartbeat arrived: the node's own clock may be wrong."""
+        return self.heard_at.get(node)
 
 
 class Live:
@@ -100,6 +101,7 @@ class Live:
     def __init__(self, counters: dict[str, int] | None = None) -> None:
         self.dropped = DroppedMessages(counters if counters is not None else {})
         self._heartbeats: dict[str, Heartbeat] = {}
+        self._heard_at: dict[str, datetime] = {}
         self._tasks: dict[str, LiveTask] = {}
         self._reachability, self._reachability_at_s = Reachability(), 0.0
 
@@ -122,7 +124,7 @@ class Live:
         known = self._heartbeats.get(heartbeat.node)
         if known is not None and known.incarnation == heartbeat.incarnation and known.sequence >= heartbeat.sequence:
             return
-        self._heartbeats[heartbeat.node] = heartbeat
+        self._heartbeats[heartbeat.node], self._heard_at[heartbeat.node] = heartbeat, utc_now()
         for status in heartbeat.workers:
             self._add_status(status)
 
@@ -143,4 +145,5 @@ class Live:
     def state(self) -> LiveState:
         """Return the state of this moment."""
         stale = time.monotonic() - self._reachability_at_s > STALE_S
-        return LiveState(dict(self._heartbeats), dict(self._tasks), Reachability() if stale else self._reachability)
+        reachability = Reachability() if stale else self._reachability
+        return LiveState(dict(self._heartbeats), dict(self._tasks), reachability, dict(self._heard_at))

@@ -107,7 +107,7 @@ async def _request(api: Gateway, name: str, judge: Judge) -> NodeView:
         if event is None:
             return node
         try:
-            (recorded,) = await api.journal.append([event], expected={event.stream: node.version})
+            recorded = await api.append(event, node.version)
         except Conflict:
             await api.catch_up()
             continue

@@ -27,7 +27,7 @@ from shared import probes
 from shared.admission import ALIVE, HELLO, HELLO_MESSAGE, INCARNATION, REVOKED, Answer, Revocation
 from shared.bus import Bus
 from shared.changes import Changes
-from shared.clock import SteadyClock
+from shared.clock import PROCESS_CLOCK
 from shared.commands import COMMANDS, REPLY, ReleaseTask
 from shared.departure import DEPARTURE, DEPARTURES, DepartureAnswer
 from shared.dropped import DroppedMessages
@@ -41,7 +41,7 @@ from shared.probes import PROBE, PROBE_REPLY, Outcome, ProbeRequest
 from shared.reachability import PUBLISHED_EVERY_S, REACHABILITY, Reachability
 from shared.service import Context, run
 from shared.settings import Settings
-from shared.signals import ACCEPTED, HEARTBEAT, HEARTBEATS, SIGNAL, SIGNALS, Signal, refusal
+from shared.signals import ACCEPTED, HEARTBEAT, HEARTBEATS, SIGNAL, SIGNALS, Signal, received, refusal
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class DetectorService:
     def __init__(self, settings: Settings, bus: Bus, journal: Journal, counters: dict[str, int] | None = None) -> None:
         self._bus, self._journal, self._settings = bus, journal, settings
         self._dropped = DroppedMessages(counters if counters is not None else {})
-        self._clock = SteadyClock()
+        self._clock = PROCESS_CLOCK
         limits = DetectorLimits(
             heartbeat_interval_s=settings.heartbeat_interval_s,
             node_timeout_s=settings.node_timeout_s,
@@ -155,12 +155,13 @@ class DetectorService:
         self._moved_on.notify()
 
     async def _signal(self, data: bytes) -> bytes:
+        received_at = self._clock.now()
         try:
             signal = decode(SIGNAL, data)
         except Undecodable as err:
             self._dropped.note(err.node or SIGNALS, err)
             return refusal(err.detail)
-        return await self._take(signal)
+        return await self._take(received(signal, received_at))
 
     async def _take(self, signal: Signal) -> bytes:
         """Decide on a signal; return the reply.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from datetime import datetime
 
 from services.transition.decide import decide
 from services.transition.evolve import evolve
@@ -103,8 +102,8 @@ class Transition:
             position = item.record.position if isinstance(item, Logged) else None
             if position is not None and position < last:
                 continue
-            # Phases that a restarted service continues begin now, not at the time of the last record.
-            at = self._clock() if position == last else _time(item)
+            # By this service's clock: what follows from a record begins now, and not when another service recorded it.
+            at = self._clock() if isinstance(item, Logged) else item.at
             self._state, effects = decide(self._state, at)
             for effect in effects:
                 await self._perform(effect, tasks)
@@ -182,10 +181,6 @@ class Transition:
         limit.reschedule(None)
         await self._context.bus.wait_connected()
         limit.reschedule(loop.time() + left_s + RECONNECT_GRACE_S)
-
-
-def _time(item: Input) -> datetime:
-    return item.record.recorded_at if isinstance(item, Logged) else item.at
 
 
 async def main(context: Context) -> None:

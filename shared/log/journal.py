@@ -7,6 +7,8 @@ The stream reports new events quickly; the table is the truth. A follower handle
 continues the hash chain exactly at the follower's position, and otherwise reads the table (``log``). Every service has
 one journal.
 
+No process that uses a journal is behind the log's time (``shared.clock``), whatever its machine's clock says.
+
 A database that goes away is waited for (``shared.outages``): an append whose outcome is unknown is repeated, which
 appends nothing twice, and a follower goes on behind the record that it handled last.
 """
@@ -30,11 +32,12 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from shared import cancellation
 from shared.bus import Bus
+from shared.clock import PROCESS_CLOCK
 from shared.errors import Corrupt, Unavailable, UnicronError
 from shared.events import Event, Recorded
 from shared.log.log import EventLog
 from shared.log.relay import STREAM, SUBJECT, Relay, decode
-from shared.outages import LOG, Outages
+from shared.outages import LOG, LOG_ROOM, Outages
 
 logger = logging.getLogger(__name__)
 
@@ -124,8 +127,9 @@ class Journal:
             Unavailable: the limit has passed; whether the events were appended is not known.
         """
         append = functools.partial(self.log.append, events, expected=expected)
-        records = await self.outages.outlast(LOG, append, limit_s=limit_s)
+        records = await self.outages.outlast(LOG_ROOM, append, limit_s=limit_s)
         self._appended.set()
+        _follow_time(records)
         return records
 
     async def last_position(self) -> int:
@@ -139,7 +143,9 @@ class Journal:
             Corrupt: a record cannot be read back.
             NewerVersion: a newer version of the program wrote a record.
         """
-        return await self.outages.outlast(LOG, lambda: list(self.log.read_all()))
+        records = await self.outages.outlast(LOG, lambda: list(self.log.read_all()))
+        _follow_time(records)
+        return records
 
     async def sleep(self, seconds: float) -> None:
         """Sleep until the log has been there for so many seconds without a break, as far as this process knows.
@@ -198,6 +204,12 @@ class Journal:
             except TimeoutError:
                 with contextlib.suppress(UnicronError):
                     await asyncio.to_thread(self.log.checkpoint)
+
+
+def _follow_time(records: Sequence[Recorded]) -> None:
+    """Let this process's time not be behind that of the newest of some records, which are in log order."""
+    if records:
+        PROCESS_CLOCK.not_before(records[-1].recorded_at)
 
 
 class _Follower:
@@ -268,6 +280,7 @@ class _Follower:
         # A record below this position was handled before.
 
     async def _advance(self, record: Recorded) -> None:
+        _follow_time([record])
         await self._handle(record)
         self._position, self._hash = record.position, record.hash
 

@@ -2,7 +2,8 @@
 
 The table is its own outbox. Every service relays. Concurrent relays do no harm, because each message names the sequence
 that it must follow. A stream that lacks rows gets them, a lost stream is rebuilt, and a stream that contradicts the
-table is deleted and rebuilt. ``journal`` runs a relay in the background and reads the messages.
+table, or that stores nothing any more, is deleted and rebuilt. ``journal`` runs a relay in the background and reads the
+messages.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import time
 from collections.abc import Sequence
 
 import nats.errors
@@ -36,6 +38,11 @@ HASH_HEADER = "Unicron-Hash"
 _WRONG_LAST_SEQUENCE = (10071, 10164)
 """JetStream's error codes for an expected last sequence that is not the stream's."""
 
+STUCK_S = 20.0
+"""A stream that has not taken the same row for this time, while the server answers, is rebuilt. nats-server (2.12)
+stores nothing in a stream of which one write has failed, also once the disk has room again, and then answers no
+publication. A slow server has several tries (``shared.bus.JETSTREAM_TIMEOUT_S`` each)."""
+
 _BATCH = 256
 """Rows read from the table at once."""
 
@@ -57,7 +64,11 @@ def decode(payload: bytes) -> Recorded | None:
         return None
 
 
-class _Contradiction(Exception):
+class _Unusable(Exception):
+    """The stream has a message that the table does not have, or takes none."""
+
+
+class _Contradiction(_Unusable):
     """The stream has a message that the table does not have."""
 
 
@@ -68,6 +79,8 @@ class Relay:
         self._log = log
         self._bus = bus
         self._running = asyncio.Lock()
+        self._not_taken: tuple[int, float] | None = None
+        """The position that the stream did not take at the last attempt, and the time of the first one."""
 
     async def run(self) -> int:
         """Publish every row that the stream lacks; return the stream's last sequence.
@@ -83,8 +96,9 @@ class Relay:
                     try:
                         with cancellation.kept():
                             return await self._send(await self._sequence())
-                    except _Contradiction as err:
-                        logger.error("stream %s contradicts the log (%s): deleted and rebuilt", STREAM, err)
+                    except _Unusable as err:
+                        what = "contradicts the log" if isinstance(err, _Contradiction) else "stores nothing"
+                        logger.error("stream %s %s (%s): deleted and rebuilt", STREAM, what, err)
                         with contextlib.suppress(nats.js.errors.NotFoundError):
                             await self._bus.jetstream.delete_stream(STREAM)
             except (TimeoutError, nats.errors.Error, OSError) as err:
@@ -149,9 +163,25 @@ class Relay:
                     raise
                 # Another relay was faster, or the acknowledgement of this row was lost: go on at the stream's end.
                 return await self._sequence()
+            except TimeoutError:
+                self._note_not_taken(row.position)
+                raise
             if ack.seq != row.position:
                 raise _Contradiction(f"position {row.position} is at sequence {ack.seq}")
         return rows[-1].position
+
+    def _note_not_taken(self, position: int) -> None:
+        """Note that the stream, of which the server has answered a question before, has not taken a row in time.
+
+        Raises:
+            _Unusable: that has gone on for too long.
+        """
+        now_s = time.monotonic()
+        if self._not_taken is None or self._not_taken[0] != position:
+            self._not_taken = position, now_s
+        elif now_s - self._not_taken[1] > STUCK_S:
+            self._not_taken = None
+            raise _Unusable(f"it has not taken position {position} for {STUCK_S:g} s")
 
     def _payload(self, row: Recorded) -> bytes:
         payload = encode(row)

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from services.api import gateway
 from shared.bus import Bus
 from shared.errors import Conflict, NotFound, Unavailable
 from shared.events import ErrorDetected, Event, NodeDrained, NodeDraining, NodeJoined, NodeLeft
+from shared.log.log import EventLog
 from shared.model import utc_now
 from shared.self_test import SELF_TEST, SELF_TEST_REQUEST, SelfTest, SelfTestResult
 from shared.severities import ErrorKind, Method, Severity
@@ -185,3 +187,21 @@ async def test_a_node_whose_stream_goes_on_meanwhile_is_asked_again(api: Server)
     await join(api)
     await api.append(NodeDraining, event_id=str(uuid.uuid4()), node="n0", by="agent", timeout_s=5.0)
     assert (await ask(api, "cordon"))["state"] == "draining"
+
+
+async def test_a_request_for_which_the_log_has_no_room_is_refused_with_the_reason(
+    api: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not wait until somebody makes room."""
+    await join(api)
+
+    def full(*_: Any, **__: Any) -> list[Any]:
+        raise Unavailable("no space left")
+
+    monkeypatch.setattr(gateway, "APPEND_LIMIT_S", 0.1)
+    with monkeypatch.context() as blocked:
+        blocked.setattr(EventLog, "append", full)
+        problem = await refused(api, "cordon")
+    assert (problem["status"], problem["code"]) == (503, "unavailable")
+    assert problem["detail"] == "no space left; the request may have been recorded: look before you repeat it"
+    assert (await ask(api, "cordon"))["state"] == "cordoned"

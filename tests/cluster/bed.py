@@ -22,6 +22,12 @@ CONTROL_NUMBER, FIRST_NODE_NUMBER = 1, 11
 DOMAIN = "example.org"
 """Of the machines' host names."""
 
+CLOSED = ("cordoned", "draining", "drained")
+"""States of nodes that a user has taken out of use."""
+
+ANSWER_S = 60.0
+"""For an answer of the API, which takes milliseconds. Generous: all machines of a bed share the cores of one."""
+
 AGENT_START_S = 120.0
 """Importing torch and Megatron in every node's fork server takes 5-10 s each; all share the cores."""
 
@@ -33,9 +39,12 @@ class Bed:
         folder: for what processes print; it outlives the bed.
         nodes: number of node machines, named ``n0``, ``n1``, ...
         workers_per_node: worker slots of each.
+        domains: node -> failure domain; a node that is not named has one of its own.
         settings: further ``UNICRON_*`` variables of all services and agents.
         memory_bytes: size of each node's /dev/shm.
         disk_bytes: size of each machine's disk, which has its run directory.
+        clock_offsets_s: machine -> by how much the wall clock of its processes is ahead at first; the tests may step
+            these clocks (``Machine.clock``). The other machines have the host's.
         seed: of the network's random losses.
     """
 
@@ -45,14 +54,17 @@ class Bed:
         *,
         nodes: int = 3,
         workers_per_node: int = 1,
+        domains: Mapping[str, str] | None = None,
         settings: Mapping[str, str] | None = None,
         memory_bytes: int = 256 << 20,
         disk_bytes: int = 1 << 30,
+        clock_offsets_s: Mapping[str, int] | None = None,
         seed: int = 0,
     ) -> None:
         self.network = Network(seed=seed)
         self._settings = dict(settings or {})
         self._workers_per_node = workers_per_node
+        self._domains = dict(domains or {})
         numbers = {CONTROL: CONTROL_NUMBER} | {f"n{i}": FIRST_NODE_NUMBER + i for i in range(nodes)}
         self.machines = {
             name: Machine(
@@ -64,6 +76,7 @@ class Bed:
                 hostname=f"{name}.{DOMAIN}",
                 memory_bytes=memory_bytes,
                 disk_bytes=disk_bytes,
+                clock_offset_s=(clock_offsets_s or {}).get(name),
             )
             for name, number in numbers.items()
         }
@@ -98,6 +111,7 @@ class Bed:
         for name in self.nodes:
             self.wait_agent(name)
         self._client = Client("http://control", transport=self.control.transport())
+        self._client.http.timeout = ANSWER_S
         self.client.until("all nodes are ready", lambda: self.ready_nodes() == set(self.nodes))
 
     def _stop(self) -> None:
@@ -128,7 +142,7 @@ class Bed:
         variables = {
             "UNICRON_NATS_URL": self.control.nats_url,
             "UNICRON_NATS_TOKEN": self.control.token,
-            "UNICRON_DOMAIN": f"rack-{machine.name}",
+            "UNICRON_DOMAIN": self._domains.get(machine.name, f"rack-{machine.name}"),
             "UNICRON_WORKERS_PER_NODE": str(self._workers_per_node),
             "UNICRON_RANK_NICE": str(RANK_NICE),
             **self._settings,
@@ -144,7 +158,7 @@ class Bed:
     # ---- after faults
 
     def repair(self) -> None:
-        """Heal the network, start what is off or has ended, and wait until all nodes are ready."""
+        """Heal the network, start what is off or has ended, use closed nodes again; wait until all nodes are ready."""
         self.network.heal()
         dark = [machine for machine in self.nodes.values() if not machine.is_on]
         for machine in dark:
@@ -156,6 +170,9 @@ class Bed:
             self.begin_agent(name)
         for name in begun:
             self.wait_agent(name)
+        for node in self.client.items("/v1/nodes"):
+            if node["state"] in CLOSED:
+                self.client.http.post(f"/v1/nodes/{node['name']}/return").raise_for_status()
         self.client.until("all nodes are ready", lambda: self.ready_nodes() == set(self.nodes))
 
     def file(self, path: str) -> bytes:

@@ -1,7 +1,8 @@
 """One machine of the bed: namespaces of its own for network, mounts, host name, processes and System V memory.
 
 A machine has its own host name, /etc/hosts, /dev/shm, disk and interface. Its processes share the test's other files
-(the interpreter, the repository, the test's folder) and its clock. ``holder.py`` is its first process.
+(the interpreter, the repository, the test's folder), and the host's clock unless they get one of their own
+(``wall_clock.py``). ``holder.py`` is its first process.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from tests.cluster import channel
 from tests.cluster.network import ROOT, Network
+from tests.cluster.wall_clock import WallClock
 
 PREFIX_LENGTH = 24
 """All machines are in 198.51.100.0/24 (TEST-NET-2, RFC 5737), so that no real host is ever meant."""
@@ -58,6 +60,11 @@ class Machine:
         hostname: ``name`` if not given.
         memory_bytes: size of its /dev/shm.
         disk_bytes: size of its disk, which is mounted at ``holder.DISK`` and empty at each start.
+        clock_offset_s: by how much the wall clock of its processes is ahead at first; None: they have the host's, which
+            no test changes.
+
+    Attributes:
+        clock: the wall clock of its processes, which the test may step; None: the host's.
     """
 
     def __init__(
@@ -71,6 +78,7 @@ class Machine:
         hostname: str = "",
         memory_bytes: int = 256 << 20,
         disk_bytes: int = 1 << 30,
+        clock_offset_s: int | None = None,
     ) -> None:
         self.name = name
         self.address = f"198.51.100.{number}"
@@ -88,6 +96,10 @@ class Machine:
             "memory_bytes": memory_bytes,
             "disk_bytes": disk_bytes,
         }
+        self.clock: WallClock | None = None
+        if clock_offset_s is not None:
+            self.clock = WallClock(folder / "clock")
+            self.clock.step(clock_offset_s)
         self._holder: subprocess.Popen[bytes] | None = None
         self._ended: dict[int, int] = {}
         self.first_pid = 0
@@ -155,7 +167,8 @@ class Machine:
         request = {
             "op": "start",
             "command": list(command),
-            "environment": dict(os.environ if environment is None else environment),
+            "environment": dict(os.environ if environment is None else environment)
+            | (self.clock.variables if self.clock is not None else {}),
             "output": str(path),
             "not_root": not_root,
         }

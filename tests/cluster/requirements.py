@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.cluster.wall_clock import find_library
 from tests.postgres import find_binaries
 
 REQUIRE = "UNICRON_REQUIRE_CLUSTER"
@@ -23,6 +24,8 @@ def missing() -> str:
         return "there is no /dev/net/tun"
     if find_binaries() is None:
         return "no PostgreSQL is installed"
+    if find_library() is None:
+        return "no libfaketime is installed"
     attempt = [sys.executable, "-c", _ATTEMPT]
     result = subprocess.run(attempt, capture_output=True, text=True, timeout=60, check=False)
     if result.returncode != 0:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.bed import Bed
 from tests.cluster.recorded import Recorded
-from tests.cluster.training import BATCH_S, MODEL, training
+from tests.cluster.training import BATCH_S, MODEL, on_all_nodes, training
 from tests.e2e.kit import Pace, Record, pids, rank, small_task
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -93,9 +93,3 @@ def test_a_cordoned_node_gets_no_work_until_it_is_returned(
         pace.end()
     bed.client.until_state("cordoned", "succeeded")
     assert recorded.events("error.detected") == []
-
-
-def on_all_nodes(bed: Bed, name: str) -> Record | None:
-    """Return the task once it has a rank on each node."""
-    task = bed.client.task(name)
-    return task if {r["node"] for r in task["ranks"]} == set(bed.nodes) else None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.bed import CONTROL, Bed
-from tests.cluster.control import until
+from tests.cluster.object_store import BUCKET, ObjectStore
 from tests.cluster.recorded import Recorded
 from tests.cluster.training import BATCH_S, MODEL, STEPS
 from tests.e2e.kit import Pace, Record, pids, reference, small_task
@@ -67,39 +66,12 @@ def test_what_cannot_be_saved_is_not_stopped(bed: Bed, recorded: Recorded, corpu
     assert recorded.incidents() == []
 
 
-BUCKET = "checkpoints"
-S3_PORT = 5000
-S3_START_S = 60.0
-"""moto imports for seconds, with other tests on the same cores."""
-
-
-def object_store(bed: Bed) -> dict[str, str]:
-    """Start an S3 server on the control plane's machine, with a bucket; return the variables of its clients."""
-    machine = bed.machines[CONTROL]
-    machine.start([sys.executable, "-m", "moto.server", "-H", "0.0.0.0", "-p", str(S3_PORT)], output="s3.log")
-    variables = {
-        "AWS_ENDPOINT_URL": f"http://{machine.address}:{S3_PORT}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    script = f"import s3fs; fs = s3fs.S3FileSystem(); fs.exists({BUCKET!r}) or fs.mkdir({BUCKET!r})"
-    settings = [f"{name}={value}" for name, value in variables.items()]
-
-    def made() -> bool:
-        process = machine.start(["env", *settings, sys.executable, "-c", script], output="s3-client.log")
-        return machine.wait(process, S3_START_S) == 0
-
-    until("the S3 server has a bucket", made, S3_START_S)
-    return variables
-
-
 def test_checkpoints_in_an_object_store(bed: Bed, recorded: Recorded, corpus: Path, tmp_path: Path) -> None:
     """Without a shared directory, a task that has lost all its processes goes on, and so does one that was stopped."""
     client, url = bed.client, f"s3://{BUCKET}/stored"
     place = {"every": 4, "url": url, "memory_every": 0}
     spec = small_task("stored", corpus, model=MODEL, steps=STEPS, exact=True, checkpoint=place)
-    spec["env"] |= object_store(bed)
+    spec["env"] |= ObjectStore(bed.machines[CONTROL]).variables
     pace = Pace(tmp_path, BATCH_S)
     with ThreadPoolExecutor() as pool:
         expected = pool.submit(reference, {**spec, "checkpoint": {"every": 0}}, tmp_path / "reference")

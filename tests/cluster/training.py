@@ -23,22 +23,28 @@ FIRST_STEPS = 3
 """A task has done these when a test begins: enough for the mean step, which time limits need."""
 
 
+def on_all_nodes(bed: Bed, name: str) -> Record | None:
+    """Return a task as it is, if it has a rank on each node; else None."""
+    task = bed.client.task(name)
+    return task if {rank["node"] for rank in task["ranks"]} == set(bed.nodes) else None
+
+
 @contextmanager
-def training(bed: Bed, name: str, corpus: Path, folder: Path) -> Iterator[Record]:
+def training(bed: Bed, name: str, corpus: Path, folder: Path, steps: int = STEPS) -> Iterator[Record]:
     """Train a task of one rank on each node; the body gets it as it was after its first steps.
 
     After the body the task trains to its end at full speed. It must have the samples of a run without failures, and the
     parameters of that run bit for bit, since the task is exact.
     """
-    spec = small_task(name, corpus, model=MODEL, steps=STEPS, exact=True, checkpoint={"every": 0})
+    spec = small_task(name, corpus, model=MODEL, steps=steps, exact=True, checkpoint={"every": 0})
     pace = Pace(folder, BATCH_S)
     with ThreadPoolExecutor() as pool:
         expected = pool.submit(reference, spec, folder / "reference")
         bed.client.submit(pace.of(spec))
         try:
-            before = bed.client.until_step(name, FIRST_STEPS)
-            assert {rank["node"] for rank in before["ranks"]} == set(bed.nodes)
-            yield before
+            bed.client.until_step(name, FIRST_STEPS)
+            # Heartbeats tell of steps before the log has told of the ranks that do them.
+            yield bed.client.until("all nodes train", lambda: on_all_nodes(bed, name))
         except BaseException:
             # Otherwise it would have the workers of the next test's task.
             bed.client.http.post(f"/v1/tasks/{name}/stop", json={"lose_steps": True})
@@ -47,5 +53,5 @@ def training(bed: Bed, name: str, corpus: Path, folder: Path) -> Iterator[Record
             pace.end()
         result = bed.client.until_state(name, "succeeded")["result"]
         parameters, samples = expected.result()
-    assert (result["steps"], result["samples_sha256"]) == (STEPS, samples)
+    assert (result["steps"], result["samples_sha256"]) == (steps, samples)
     assert bed.file(result["parameters_path"]) == parameters.read_bytes()

@@ -122,3 +122,20 @@ def test_the_loss_of_an_older_incarnation_is_no_loss_of_the_newer_one() -> None:
     successor = Cluster()
     successor.fold(joined, lost)
     assert successor.monitor.state.nodes["n2"].lost is None
+
+
+def test_a_clock_that_goes_forward_by_an_hour_is_no_silence() -> None:
+    """The monitor follows the log's time (``shared.clock``); its nodes and ranks have done nothing wrong."""
+    cluster, jump_s = Cluster(), 3600.0
+    for quarter in range(1, 20):
+        for name in cluster.names:
+            cluster.beat(name, quarter / 4, step=quarter)
+        assert cluster.tick(quarter / 4) == []
+    assert cluster.tick(5.0 + jump_s, echo=False) == []
+    for quarter in range(21, 60):
+        assert cluster.tick(quarter / 4 + jump_s) == []
+        for name in cluster.names:
+            cluster.beat(name, quarter / 4 + jump_s, step=quarter)
+        assert cluster.tick(quarter / 4 + jump_s) == []
+    error = only_error(cluster.signal(cluster.exited("n1/0", 15.0 + jump_s), 15.0 + jump_s))
+    assert error.kind is ErrorKind.PROCESS_EXIT

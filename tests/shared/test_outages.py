@@ -6,13 +6,14 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from sqlalchemy import create_engine
 
 from shared.bus import Bus
 from shared.errors import AccessDenied, Corrupt, Unavailable
+from shared.events import Recorded
 from shared.log.driver_errors import database_errors
 from shared.log.journal import Journal
 from shared.log.log import EventLog
@@ -207,6 +208,30 @@ def _refused(url: str) -> bool:
     return False
 
 
+async def test_a_log_that_can_be_read_may_still_be_waited_for(journal: Journal) -> None:
+    """On a full disk reads succeed and appends do not; the health says so all the time."""
+    await journal.append([node_joined(1)])
+    blocked, append = True, journal.log.append
+
+    def full(*arguments: Any, **options: Any) -> list[Recorded]:
+        if blocked:
+            raise Unavailable("no space left")
+        return append(*arguments, **options)
+
+    journal.log.append = full  # type: ignore[method-assign]
+    appending = asyncio.create_task(journal.append([node_joined(2)]))
+    await until(lambda: journal.outages.detail)
+    assert await journal.last_position() == 1
+    assert journal.outages.detail == "waiting for the log to take events: no space left"
+    blocked = False
+    await appending
+    assert journal.outages.detail == ""
+    blocked = True
+    with pytest.raises(Unavailable):
+        await journal.append([node_joined(3)], limit_s=0.1)
+    assert journal.outages.detail == ""  # nobody waits for it now
+
+
 async def test_the_health_says_what_is_waited_for(journal: Journal, bus: Bus, database: PostgresServer) -> None:
     context = Context(Settings(), bus, journal, asyncio.Event(), "thing", outages=journal.outages)
 
@@ -220,7 +245,7 @@ async def test_the_health_says_what_is_waited_for(journal: Journal, bus: Bus, da
     appending = asyncio.create_task(journal.append([node_joined(1)]))
     await until(lambda: journal.outages.detail)
     assert not (await health()).ready
-    assert (await health()).detail.startswith("waiting for the log: log postgres: ")
+    assert (await health()).detail.startswith("waiting for the log to take events: log postgres: ")
     database.start()
     await appending
     assert (await health()).ready

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
+import nats.errors
 import nats.js.errors
 import pytest
+from nats.js import JetStreamContext
 from nats.js.api import Header, RawStreamMsg, StreamConfig
 
 from shared.bus import Bus
+from shared.errors import Unavailable
+from shared.log import relay as relays
 from shared.log.log import EventLog
 from shared.log.relay import HASH_HEADER, STREAM, SUBJECT, Relay, decode
 from shared.nats_server import NatsServer
@@ -151,4 +156,30 @@ async def test_relayed_messages_survive_a_kill_of_the_server(log: EventLog, bus:
     assert (await bus.jetstream.stream_info(STREAM)).state.last_seq == 20
     log.append([node_joined(21)])
     assert await relay.run() == 21
+    await assert_equal(bus, log)
+
+
+async def test_a_stream_that_stores_nothing_any_more_is_rebuilt(
+    log: EventLog, bus: Bus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So is that of a real server whose disk was full (``tests/cluster/test_full_disks.py``)."""
+    relay = Relay(log, bus)
+    log.append([node_joined(1)])
+    assert await relay.run() == 1
+    stuck = (await bus.jetstream.stream_info(STREAM)).created
+    publish = JetStreamContext.publish
+
+    async def publish_unless_stuck(context: JetStreamContext, *arguments: Any, **options: Any) -> Any:
+        if (await context.stream_info(STREAM)).created == stuck:
+            raise nats.errors.TimeoutError
+        return await publish(context, *arguments, **options)
+
+    monkeypatch.setattr(JetStreamContext, "publish", publish_unless_stuck)
+    log.append([node_joined(2)])
+    for _ in range(2):  # a slow server is no reason
+        with pytest.raises(Unavailable):
+            await relay.run()
+    monkeypatch.setattr(relays, "STUCK_S", 0.0)
+    assert await relay.run() == 2
+    assert "stores nothing (it has not taken position 2 for 0 s): deleted and rebuilt" in caplog.text
     await assert_equal(bus, log)

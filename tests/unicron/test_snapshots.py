@@ -16,7 +16,7 @@ from tests.unicron.harness import Agent, agent
 from tests.unicron.test_recovery import begin, check_result
 from tests.unicron.zygote import WRITES_AT_ONCE
 from unicron.errors import TornSnapshot
-from unicron.protocol import Checkpointed, Progress, Resumed
+from unicron.protocol import Checkpointed, CheckpointFailed, Progress, Resumed
 from unicron.snapshot import files
 
 COPIED_AT_4 = {"every": 0, "memory_every": 4}
@@ -188,3 +188,21 @@ async def test_copies_of_one_layout_are_taken_in_another(
         assert finished.samples_sha256 == reference.samples_sha256
         # Tensor parallelism adds in another order, and Adam turns the rounding of near-zero gradients into steps.
         assert finished.loss == pytest.approx(reference.loss, abs=1e-5)
+
+
+async def test_a_node_without_room_for_copies_says_so_and_trains_on(
+    tmp_path: Path, spec_file: SpecFile, shared_memory: Path
+) -> None:
+    """Each rank that has no room reports it, once in a generation; nobody else does."""
+    spec = spec_file(steps=12, checkpoint={"every": 0, "memory_every": 1})
+    async with agent(tmp_path / "run") as a:
+        nodes = Nodes(a, spec, shared_memory, {"w0": "n0", "w1": "n1"})
+        nodes.folder("n1").parent.mkdir(parents=True)
+        nodes.folder("n1").touch()  # no folder can be made
+        await nodes.fork()
+        await a.configure(dict.fromkeys(nodes.nodes, "initial"))
+        finished = await a.finished(2)
+        [failed] = a.of(CheckpointFailed)
+        assert (failed.rank, failed.generation) == (1, 1)
+        assert failed.reason.startswith("no more in-memory copies in this generation: FileExistsError")
+        await check_result(a, spec, finished)

@@ -71,6 +71,7 @@ class Snapshots:
         self._shares: list[int] = []
         self._replicas = 1
         self._cleaned = self._given_up = False
+        self._reason = ""
 
     @property
     def enabled(self) -> bool:
@@ -188,13 +189,14 @@ class Snapshots:
             return STORING
         return STORED if self._stored.exception() is None else FAILED
 
-    def agreed(self, status: int) -> None:
-        """Act on the worst status of all ranks."""
+    def agreed(self, status: int) -> str:
+        """Act on the worst status of all ranks; return why this rank has given up since the last call, if it has."""
         if status == FAILED and not self._given_up:
             cause = self._stored.exception() if self._stored is not None and self._stored.done() else None
             self._give_up(cause)
+        reason, self._reason = self._reason, ""
         if self._stored is None or status != STORED:
-            return
+            return reason
         self._stored, self.stored = None, self._step
         if self._taker is not None:
             self._taker.switch()
@@ -202,10 +204,12 @@ class Snapshots:
             # This generation has a whole state in snapshots: snapshots of older generations are not needed any more.
             self._cleaned = True
             self._thread.submit(files.remove, self._folder, self._generation)
+        return reason
 
     def _give_up(self, cause: BaseException | None) -> None:
         """Take no more snapshots in this generation; what was stored before stays."""
         self._given_up = True
+        self._reason = f"{type(cause).__name__}: {cause}" if cause is not None else ""
         print(f"unicron: no more snapshots in this generation: {cause or 'a peer failed'}", file=sys.stderr, flush=True)
 
     # Using.

@@ -1,0 +1,45 @@
+"""An S3 server on a machine of the bed: moto's, for checkpoints of tasks whose nodes share no directory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from tests.cluster.control import until
+from tests.cluster.machine import Machine
+
+BUCKET = "checkpoints"
+
+PORT = 5000
+"""Of moto's server, unless it is given another one."""
+
+START_S = 60.0
+"""moto imports for seconds, with other programs on the same cores."""
+
+
+class ObjectStore:
+    """A server with an empty bucket; it ends with its machine. Made a second time, it is the same one.
+
+    Args:
+        machine: where it runs; it is on.
+
+    Attributes:
+        variables: environment variables of its clients.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.variables: Mapping[str, str] = {
+            "AWS_ENDPOINT_URL": f"http://{machine.address}:{PORT}",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        machine.start([sys.executable, "-m", "moto.server", "-H", "0.0.0.0", "-p", str(PORT)], output="s3.log")
+        until("the S3 server has a bucket", self._has_bucket, START_S)
+
+    def _has_bucket(self) -> bool:
+        script = f"import s3fs; fs = s3fs.S3FileSystem(); fs.exists({BUCKET!r}) or fs.mkdir({BUCKET!r})"
+        settings = [f"{name}={value}" for name, value in self.variables.items()]
+        client = ["env", *settings, sys.executable, "-c", script]
+        return self._machine.wait(self._machine.start(client, output="s3-client.log"), START_S) == 0
