@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from unicron import forkserver
+from unicron import forkserver, processes
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -128,7 +128,7 @@ def main(control: socket.socket) -> None:
             os.close(output)
             request = json.loads(data)
             if request:
-                ctypes.CDLL(None).prctl(forkserver.PR_SET_PDEATHSIG, signal.SIGKILL)
+                ctypes.CDLL(None).prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 os.write(answer, str(_run(request["arguments"], request["directory"])).encode())
                 os._exit(0)
