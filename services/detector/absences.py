@@ -17,7 +17,11 @@ from shared.severities import ErrorKind
 
 ABSENT_S = 1.0
 """For how long heartbeats must report a member absent. The signal of its end arrives within 50 ms (measured), on a busy
-machine within 0.25 s (``services.detector.decide.SETTLE_S``); four heartbeats make it certain."""
+machine within 0.25 s (``SETTLE_S``); four heartbeats make it certain."""
+
+SETTLE_S = 0.25
+"""The signal of a cause arrives within 50 ms, and on a busy machine within this time. Broken sockets count as a fault
+of their own only after that."""
 
 VANISHED = "vanished"
 """The error of such a fault, in place of an exit code."""
@@ -64,6 +68,18 @@ def find(state: DetectorState, task: MonitoredTask, listening_since: datetime) -
         rank=member.rank,
         evidence=Evidence(workers=vanished).mapping(exit=VANISHED),
     )
+
+
+def all_alive_since(state: DetectorState, task: MonitoredTask, at: datetime) -> bool:
+    """Return whether every node of the task has reported its ranks alive ``SETTLE_S`` after ``at``, or later."""
+    for member in task.members.values():
+        node = state.nodes.get(member.node)
+        status = state.status(member.worker)
+        heard_at = node.heard_at if node is not None else None
+        settled = heard_at is not None and (heard_at - at).total_seconds() >= SETTLE_S
+        if not settled or status is None or status.task != task.name:
+            return False
+    return True
 
 
 def _expected(task: MonitoredTask) -> list[str]:

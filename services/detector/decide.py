@@ -39,21 +39,11 @@ from shared.codes import FailureCode
 from shared.departure import Departure, DepartureAnswer
 from shared.events import Event
 from shared.probes import Outcome
-from shared.signals import (
-    RECONNECT_GRACE_S,
-    Heartbeat,
-    ProcessExited,
-    RankRaised,
-    Signal,
-)
+from shared.signals import RECONNECT_GRACE_S, Heartbeat, ProcessExited, RankRaised, Signal
 
 ECHO_TIMEOUT_S = 0.5
 """The detector sends itself a message over NATS with every tick (0.1 s). While none arrives for this time, the bus or
 the detector stands still, and the silence of the nodes proves nothing about the nodes."""
-
-SETTLE_S = 0.25
-"""The signal of a cause arrives within 50 ms, and on a busy machine within this time. Broken sockets count as a fault
-of their own only after that."""
 
 _RANK_FIELDS = {"state", "phase", "step", "micro_batch", "setup_parts", "progress_age_s", "process_state", "pid"}
 """What the evidence of a fault contains of each rank's status."""
@@ -203,26 +193,14 @@ class Monitor:
         if node is not None and node.has_newer(heartbeat):
             return decision
         if node is None or node.incarnation != heartbeat.incarnation:
-            # Two agents that took turns as the newest one would append each other's loss for ever.
-            if not admission.may_join(self.state, heartbeat):
-                decision.revokes.append(Revoke(heartbeat.node, heartbeat.incarnation))
+            if not self._enter(decision, node, heartbeat, now):
                 return decision
-            if node is not None and node.present:
-                self._lose(decision, node, now, "a new incarnation of the agent")
-            if not isolation.may_return(self.state, heartbeat.node):
-                return decision
-            self.state.admitted.pop(heartbeat.node, None)
-        node = self.state.nodes.get(heartbeat.node)
-        if node is not None and node.incarnation == heartbeat.incarnation:
-            decision.notes += silence.heard(self.state, node, now)
-        if node is None or node.incarnation != heartbeat.incarnation:
-            self._decide(decision, status_events.node_joined(heartbeat, heartbeat.incarnation, now))
         elif node.left:
             return decision
-        elif (gone := isolation.cause(self.state, node)) and isolation.may_return(self.state, node.name):
-            stale = leftovers.of_returned(heartbeat)
-            decision.cleans += leftovers.requests(self.state, node, stale, now)
-            if not stale:
+        else:
+            decision.notes += silence.heard(self.state, node, now)
+            gone = isolation.cause(self.state, node)
+            if gone and isolation.may_return(self.state, node.name) and self._clean(decision, node, heartbeat, now):
                 self._decide(decision, status_events.node_joined(heartbeat, gone, now))
         node = self.state.nodes[heartbeat.node]
         node.receive(heartbeat, now)
@@ -277,6 +255,34 @@ class Monitor:
         return decision
 
     # ---- nodes
+
+    def _enter(self, decision: Decision, node: MonitoredNode | None, heartbeat: Heartbeat, now: datetime) -> bool:
+        """Take the first heartbeat of an agent; return whether the agent is its node's from now on."""
+        # Two agents that took turns as the newest one would append each other's loss for ever.
+        if not admission.may_join(self.state, heartbeat):
+            decision.revokes.append(Revoke(heartbeat.node, heartbeat.incarnation))
+            return False
+        if node is not None and admission.is_successor(node, heartbeat.supervisor):
+            if node.present:
+                self.state.admitted.pop(heartbeat.node, None)
+                self._decide(decision, status_events.node_adopted(node, heartbeat, now))
+                decision.notes += silence.heard(self.state, node, now)
+                return True
+            if not self._clean(decision, node, heartbeat, now):
+                return False
+        elif node is not None and node.present:
+            self._lose(decision, node, now, "a new incarnation of the agent")
+        if not isolation.may_return(self.state, heartbeat.node):
+            return False
+        self.state.admitted.pop(heartbeat.node, None)
+        self._decide(decision, status_events.node_joined(heartbeat, heartbeat.incarnation, now))
+        return True
+
+    def _clean(self, decision: Decision, node: MonitoredNode, heartbeat: Heartbeat, now: datetime) -> bool:
+        """Have the processes ended that a node has kept while it was out of use; return whether there are none."""
+        stale = leftovers.of_returned(heartbeat)
+        decision.cleans += leftovers.requests(self.state, node, stale, now)
+        return not stale
 
     def _deaf(self, now: datetime) -> bool:
         """Return whether a node's silence may be due to the bus or to the detector itself."""
@@ -368,19 +374,8 @@ class Monitor:
         suspicion = task.suspicion
         if suspicion is None or suspicion.generation != task.generation:
             return False
-        if self._all_alive_since(task, suspicion.at):
+        if absences.all_alive_since(self.state, task, suspicion.at):
             self._examine(decision, task, faults.of_broken_sockets(task, suspicion), now)
-        return True
-
-    def _all_alive_since(self, task: MonitoredTask, at: datetime) -> bool:
-        """Return whether every node of the task has reported its ranks alive ``SETTLE_S`` after ``at``, or later."""
-        for member in task.members.values():
-            node = self.state.nodes.get(member.node)
-            status = self.state.status(member.worker)
-            heard_at = node.heard_at if node is not None else None
-            settled = heard_at is not None and (heard_at - at).total_seconds() >= SETTLE_S
-            if not settled or status is None or status.task != task.name:
-                return False
         return True
 
     def _ranks(self, task: MonitoredTask) -> dict[str, dict[str, object]]:

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from services.agent.agent import Agent
+from services.agent.inheritance import Inheritance
 from shared.nats_server import NatsServer
 from shared.settings import Settings
 from shared.signals import ProcessExited, RankRaised
-from tests.agent.kit import HERE, SPEC, STAND_IN, WAIT_S, Driver, Ear
+from tests.agent.kit import HERE, SPEC, STAND_IN, WAIT_S, Driver, Ear, supervision
 from unicron.protocol import VERSION, Hello, encode
 
 
@@ -194,10 +195,12 @@ async def test_a_repeated_command_joins_the_first(agent: Agent, driver: Driver) 
             pass  # the port closes with the process, a moment after the answer
 
 
-def fork_server(agent: Agent) -> int:
-    assert agent._fork_server is not None
-    assert agent._fork_server._process is not None
-    return agent._fork_server._process.pid
+async def fork_server(driver: Driver) -> int:
+    """Return the pid of the fork server: the parent of a process that is started for this."""
+    probed = await driver.ask("prepare", 0, workers=["n0/1"], spec={**SPEC, "name": "other"}, task="other")
+    pid = parent(probed.workers["n0/1"].pid or 0)
+    assert (await driver.ask("release", 0, workers=["n0/1"], task="other")).ok
+    return pid
 
 
 def children(pid: int) -> list[str]:
@@ -214,7 +217,7 @@ def children(pid: int) -> list[str]:
 async def test_a_store_that_is_not_wanted_any_more_when_it_opens_is_closed(
     agent: Agent, driver: Driver, newer: dict[str, Any], code: str
 ) -> None:
-    server = fork_server(agent)
+    server = await fork_server(driver)
     os.kill(server, signal.SIGSTOP)
     try:
         opening = asyncio.create_task(driver.ask("open-store", 1))
@@ -232,8 +235,8 @@ async def test_a_store_that_is_not_wanted_any_more_when_it_opens_is_closed(
 
 
 async def test_a_release_leaves_the_store_of_a_newer_plan(agent: Agent, driver: Driver) -> None:
-    await train(driver)
-    server = fork_server(agent)
+    pids = await train(driver)
+    server = parent(pids["n0/0"])
     os.kill(server, signal.SIGSTOP)  # the end of the processes is not reported
     try:
         releasing = asyncio.create_task(driver.ask("release", 2, workers=driver.workers, all_workers=True))
@@ -372,43 +375,46 @@ async def test_a_fork_server_that_cannot_be_started_is_tried_again(
     command, hidden = tmp_path / "forkserver", tmp_path / "hidden"
     command.write_text(f'#!/bin/sh\nexec {shlex.join(STAND_IN)} "$@"\n')
     command.chmod(0o755)
-    agent = Agent(settings, ear.bus, HERE, "first", command=[str(command)])
     failed = asyncio.Event()
 
     class Listening(logging.Filter):
         def filter(self, record: logging.LogRecord) -> bool:
-            if "does not start" in record.getMessage():
+            if "No such file or directory" in record.getMessage():
                 failed.set()
             return True
 
-    try:
-        await agent.start()
-        driver = Driver(ear.bus)
-        pids = await train(driver)
-        command.rename(hidden)  # starting it is an OSError now
-        with caplog.filtering(Listening()):
-            os.kill(parent(pids["n0/0"]), signal.SIGKILL)
-            async with asyncio.timeout(WAIT_S):
-                await failed.wait()
-        hidden.rename(command)
-        answer = await driver.prepare(2)
-        assert answer.ok, answer
-    finally:
-        await agent.stop()
+    async with supervision(settings, [str(command)]) as inherited:
+        agent = Agent(settings, ear.bus, HERE, "first", inherited)
+        try:
+            await agent.start()
+            driver = Driver(ear.bus)
+            pids = await train(driver)
+            command.rename(hidden)  # starting it is an OSError now
+            with caplog.filtering(Listening()):
+                os.kill(parent(pids["n0/0"]), signal.SIGKILL)
+                async with asyncio.timeout(WAIT_S):
+                    await failed.wait()
+            hidden.rename(command)
+            answer = await driver.prepare(2)
+            assert answer.ok, answer
+        finally:
+            await agent.stop()
 
 
 async def test_a_stopped_agent_leaves_no_process(settings: Settings, ear: Ear) -> None:
-    agent = Agent(settings, ear.bus, HERE, "first", command=STAND_IN)
-    await agent.start()
-    pids = await train(Driver(ear.bus))
-    server = parent(pids["n0/0"])
-    await agent.stop()
+    async with supervision(settings) as inherited:
+        agent = Agent(settings, ear.bus, HERE, "first", inherited)
+        await agent.start()
+        pids = await train(Driver(ear.bus))
+        server = parent(pids["n0/0"])
+        await agent.stop()
+        assert not any(alive(pid) for pid in pids.values())
     assert not any(alive(pid) for pid in [server, *pids.values()])
     assert ear.signals == []
 
 
-async def test_only_forked_processes_may_attach(agent: Agent, ear: Ear) -> None:
-    reader, writer = await asyncio.open_unix_connection(f"\0{agent._socket}")
+async def test_only_forked_processes_may_attach(agent: Agent, inherited: Inheritance, ear: Ear) -> None:
+    reader, writer = await asyncio.open_unix_connection(f"\0{inherited.ranks_name}")
     writer.write(encode(Hello(version=VERSION, task="gpt", worker="n0/0", pid=os.getpid())))
     async with asyncio.timeout(10):
         assert await reader.read() == b""

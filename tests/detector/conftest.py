@@ -13,10 +13,10 @@ from shared.bus import Bus
 from shared.events import Event
 from shared.log.journal import Journal
 from shared.settings import Settings
-from tests.agent.conftest import agent, driver
+from tests.agent.conftest import agent, driver, inherited
 from tests.agent.kit import WAIT_S
 
-__all__ = ["agent", "driver", "monitor"]
+__all__ = ["agent", "driver", "inherited", "monitor"]
 
 
 class LogWatch:
