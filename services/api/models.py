@@ -183,11 +183,12 @@ ShownNodeState = NodeState | Literal["unreachable"]
 
 
 class Node(BaseModel):
-    """A node. ``reason``: of a state other than ready."""
+    """A node. ``reason``: of a state other than ready. ``incarnation``: of its agent, new for every start of one."""
 
     name: str
     state: ShownNodeState
     reason: str
+    incarnation: str
     agent_pid: int
     domain: str
     workers: list[NodeWorker]

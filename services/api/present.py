@@ -124,6 +124,7 @@ def node(view: NodeView, live: LiveState, tasks: list[TaskView]) -> Node:
         name=view.name,
         state=state,
         reason=reason,
+        incarnation=view.incarnation,
         agent_pid=view.agent_pid,
         domain=view.domain,
         workers=workers,
