@@ -138,11 +138,36 @@ def power_off(bed: Bed, task: Record, *, count: int) -> Struck:
     return Struck(nodes)
 
 
-def kill_agent(bed: Bed, task: Record) -> Struck:
-    """Kill a node's agent; what runs below it ends by itself."""
+def kill_supervisor(bed: Bed, task: Record) -> Struck:
+    """Kill a node's main process; all others end by themselves."""
     node: str = rank(task, 1)["node"]
     bed.nodes[node].kill(bed.agents[node].pid)
     return Struck(frozenset({node}))
+
+
+def kill_agent(bed: Bed, task: Record) -> Struck:
+    """Kill a node's agent alone."""
+    return _replace_agent(bed, task, lambda node: bed.nodes[node["name"]].kill(node["agent_pid"]))
+
+
+def restart_agent(bed: Bed, task: Record) -> Struck:
+    """Have a node's agent hand over to a successor."""
+    return _replace_agent(
+        bed, task, lambda node: bed.client.http.post(f"/v1/nodes/{node['name']}/agent/restart").raise_for_status()
+    )
+
+
+def _replace_agent(bed: Bed, task: Record, end: Callable[[Record], object]) -> Struck:
+    """End an agent, and wait until its node has another one."""
+
+    def node() -> Record:
+        found: Record = bed.client.http.get(f"/v1/nodes/{rank(task, 1)['node']}").raise_for_status().json()
+        return found
+
+    before = node()
+    end(before)
+    bed.client.until("the node has another agent", lambda: node()["incarnation"] != before["incarnation"])
+    return Struck()
 
 
 def restart_nats(bed: Bed, task: Record) -> Struck:
@@ -263,7 +288,9 @@ def start_twin(bed: Bed, task: Record) -> Struck:
 COURSES = (
     Course("rank-kill", kill_rank, found_s=PROCESS_S, replaces=1),
     Course("rank-vanished", lose_exit, found_s=VANISHED_S, replaces=1),
-    Course("agent-kill", kill_agent, found_s=ONE_NODE_S, leaves=1),
+    Course("supervisor-kill", kill_supervisor, found_s=ONE_NODE_S, leaves=1),
+    Course("agent-kill", kill_agent),
+    Course("agent-restart", restart_agent),
     Course("link-cut", cut_links, found_s=ONE_NODE_S, leaves=1),
     Course("one-of-three-off", partial(power_off, count=1), found_s=ONE_NODE_S, leaves=1),
     Course("two-of-three-off", partial(power_off, count=2), found_s=SEVERAL_NODES_S, leaves=2),

@@ -36,6 +36,8 @@ def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
     Raises:
         ValueError: there are too few values for an interval.
     """
+    import scipy.stats
+
     found = scipy.stats.quantile_test(values, q=0.0, p=0.5).confidence_interval(0.95)
     low, high = float(found.low), float(found.high)
     if math.isnan(low) or math.isnan(high):

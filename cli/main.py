@@ -36,6 +36,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "cordon": ("cli.cordon", "Place no new work on a node; what runs there stays."),
     "drain": ("cli.drain", "Empty a node: its tasks move away without a lost step, or save and wait."),
     "return": ("cli.return_node", "Use a cordoned, drained or isolated node again."),
+    "agent": ("cli.agent", "Start the agent of a node again; ranks train on."),
     "incidents": ("cli.incidents", "List faults and what was done about them."),
     "plan": ("cli.plan", "Look at plans, or make one."),
     "events": ("cli.events", "Print the event log."),

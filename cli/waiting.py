@@ -235,3 +235,26 @@ def wait_until_drained(server: str | None, name: str) -> Record:
             return await client.until(f"{name} is drained", drained)
 
     return asyncio.run(wait())
+
+
+def wait_for_successor(server: str | None, name: str, incarnation: str, timeout_s: float) -> Record:
+    """Return a node once it has another agent than that of an incarnation, or none any more (for verbs).
+
+    Raises:
+        Unavailable: it has the same one after ``timeout_s``.
+    """
+
+    async def wait() -> Record:
+        async with WaitingClient(server, poll_s=POLL_S) as client:
+
+            async def succeeded() -> Record | None:
+                node: Record = await client.get(f"/v1/nodes/{quote(name, safe='')}")
+                return node if node["incarnation"] != incarnation or node["state"] in ("lost", "left") else None
+
+            try:
+                return await client.until(f"{name} has another agent", succeeded, timeout_s)
+            except TimedOut as err:
+                text = f"node {name!r} has no other agent after {timeout_s:g} s, and its ranks train on: see its log"
+                raise Unavailable(text) from err
+
+    return asyncio.run(wait())

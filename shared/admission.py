@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from shared.messages import Message
-from shared.names import Name
+from shared.names import Label, Name
 
 HELLO = "unicron.hello"
 """Subject of hellos (request and reply)."""
@@ -32,13 +32,15 @@ class Hello(Message):
 
     ``addresses``: setting -> the IP address that it amounts to, for each setting under which peers reach the node.
     ``network``: the network stack of the machine (boot and network namespace). Agents with the same one reach one
-    another by loopback addresses.
+    another by loopback addresses. ``supervisor``: id of the process that starts the machine's agents, one after the
+    other: an agent that has the same one as the node's present agent is its successor. Empty: there is none.
     """
 
     node: Name
     incarnation: Annotated[str, Field(pattern=INCARNATION)]
     addresses: dict[str, str]
     network: str
+    supervisor: Label = ""
 
 
 class Answer(Message):

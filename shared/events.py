@@ -20,6 +20,7 @@ from shared.event_base import EventBase as EventBase
 from shared.event_base import NodeEvent as NodeEvent
 from shared.event_base import derived_id as derived_id
 from shared.model import Model
+from shared.node_events import NodeAdopted as NodeAdopted
 from shared.node_events import NodeCordoned as NodeCordoned
 from shared.node_events import NodeDrained as NodeDrained
 from shared.node_events import NodeDraining as NodeDraining
@@ -286,6 +287,7 @@ Event = Annotated[
     | TaskFinished
     | TaskFailed
     | NodeJoined
+    | NodeAdopted
     | NodeCordoned
     | NodeDraining
     | NodeDrained

@@ -11,7 +11,8 @@ class NodeJoined(NodeEvent):
     """A node, or a new incarnation of a node, offers workers.
 
     ``domain``: the failure domain of the node, for example its rack. ``hardware``: the kind of its workers, which names
-    a profile of the throughput model.
+    a profile of the throughput model. ``supervisor``: id of the process that starts the node's agents again; empty: of
+    an agent of an older version, which has none.
     """
 
     type: Literal["node.joined"] = "node.joined"
@@ -21,6 +22,20 @@ class NodeJoined(NodeEvent):
     domain: str
     workers: list[str]
     hardware: str = "cpu"
+    supervisor: str = ""
+
+
+class NodeAdopted(NodeEvent):
+    """A node has another agent, which its supervisor has started in place of one that ended; its processes stay.
+
+    ``incarnation``: of the new agent. ``predecessor``: of the one before.
+    """
+
+    type: Literal["node.adopted"] = "node.adopted"
+    schema_version: Literal[1] = 1
+    incarnation: str
+    predecessor: str
+    agent_pid: int
 
 
 class NodeCordoned(NodeEvent):

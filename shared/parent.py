@@ -6,6 +6,9 @@ import ctypes
 import os
 import signal
 
+PARENT_DEATH_VARIABLE = "UNICRON_PARENT_DEATH"
+"""Environment variable: the process ends with its parent. The value is the parent's pid, or ``1`` for any parent."""
+
 _PR_SET_PDEATHSIG = 1
 """The option of ``prctl(2)`` that sets the parent-death signal (value from ``linux/prctl.h``)."""
 
@@ -26,3 +29,11 @@ def die_with_parent(signum: signal.Signals, parent_pid: int | None = None) -> bo
     expected = os.getppid() if parent_pid is None else parent_pid
     _libc.prctl(_PR_SET_PDEATHSIG, signum.value, 0, 0, 0)
     return os.getppid() == expected
+
+
+def watch_parent() -> bool:
+    """Have SIGTERM sent when the parent ends, if the environment asks for it; return whether the parent is alive."""
+    value = os.environ.get(PARENT_DEATH_VARIABLE, "")
+    if not value.isdigit() or value == "0":
+        return True
+    return die_with_parent(signal.SIGTERM, int(value) if value != "1" else None)

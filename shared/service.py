@@ -12,8 +12,6 @@ import functools
 import logging
 import os
 import signal
-import sys
-import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,18 +24,16 @@ from shared.clock import PROCESS_CLOCK
 from shared.errors import Unavailable, UnicronError
 from shared.log.journal import Journal
 from shared.log.log import EventLog
+from shared.log_lines import log_to_stderr
 from shared.model import Model
 from shared.outages import LOG, Outages
-from shared.parent import die_with_parent
+from shared.parent import watch_parent
 from shared.settings import Settings, read_settings
 
 logger = logging.getLogger(__name__)
 
 HEALTH = "unicron.health"
 """Prefix of the subjects of health requests; the service's name follows."""
-
-PARENT_DEATH_VARIABLE = "UNICRON_PARENT_DEATH"
-"""Environment variable: the service ends with its parent. The value is the parent's pid, or ``1`` for any parent."""
 
 
 class Health(Model):
@@ -118,8 +114,8 @@ def run(name: str, main: Main, *, journal: bool = True) -> int:
         main: the service's own work. SIGTERM and SIGINT set ``Context.stop`` and cancel it (``Ending``).
         journal: whether the process opens the event log (node agents do not).
     """
-    _log_to_stderr(name)
-    if not _watch_parent():
+    log_to_stderr(name)
+    if not watch_parent():
         logger.error("the parent is gone")
         return 1
     try:
@@ -186,20 +182,3 @@ async def _until_done(work: Coroutine[Any, Any, None], bus: Bus) -> None:
         for task in (main, lost):
             task.cancel()
         await asyncio.gather(main, lost, return_exceptions=True)
-
-
-def _watch_parent() -> bool:
-    """Have SIGTERM sent when the parent ends, if the environment asks for it; return whether the parent is alive."""
-    value = os.environ.get(PARENT_DEATH_VARIABLE, "")
-    if not value.isdigit() or value == "0":
-        return True
-    return die_with_parent(signal.SIGTERM, int(value) if value != "1" else None)
-
-
-def _log_to_stderr(name: str) -> None:
-    formatter = logging.Formatter(f"%(asctime)s.%(msecs)03dZ %(levelname)s {name}[{os.getpid()}] %(name)s: %(message)s")
-    formatter.converter = time.gmtime
-    formatter.datefmt = "%Y-%m-%dT%H:%M:%S"
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter)
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

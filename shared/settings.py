@@ -171,7 +171,7 @@ class Settings(BaseSettings):
     collective_timeout_s: Seconds = 600.0
     """Time-out of the ranks' process groups: a last resort behind the hang detection."""
     orphan_grace_s: Seconds = 5.0
-    """How long ranks outlive their agent."""
+    """How long a rank trains on while nothing on its node listens for it. Between two agents the supervisor does."""
 
     drain_timeout_s: float = Field(default=60.0, ge=0, le=86_400)
     """How long tasks may take to move away from a node that is drained; what is left then saves its state and gives up

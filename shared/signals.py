@@ -206,6 +206,7 @@ class Heartbeat(Message):
     failure domain of the node (rack, zone). ``hardware``: kind of the node's workers. ``addresses``, ``network``: as in
     ``shared.admission.Hello``. ``counters``: the agent's numbers by name (``shared.dropped``). ``probe``: where the
     agent answers probes (``shared.probes``), as ``ip:port``; empty from an agent of an older version.
+    ``supervisor``: as in ``shared.admission.Hello``.
     """
 
     node: Name
@@ -219,6 +220,7 @@ class Heartbeat(Message):
     addresses: dict[str, str] = Field(default_factory=dict)
     network: str = ""
     probe: str = ""
+    supervisor: Label = ""
     workers: list[WorkerStatus]
     counters: dict[str, Integer] = Field(default_factory=dict)
 

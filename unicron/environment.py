@@ -38,7 +38,7 @@ HOST = "UNICRON_STORE_HOST"
 """The address under which peers reach the node."""
 
 ORPHAN_GRACE_S = "UNICRON_ORPHAN_GRACE_S"
-"""How long a process without its agent trains on while it tries to reach the agent's successor."""
+"""How long a process trains on while nothing listens on ``SOCKET``. Between two agents their supervisor does."""
 
 # Set by an operator or a test.
 
@@ -69,7 +69,7 @@ RANK, LOCAL_RANK, WORLD_SIZE = "RANK", "LOCAL_RANK", "WORLD_SIZE"
 MASTER_ADDR, MASTER_PORT = "MASTER_ADDR", "MASTER_PORT"
 
 DEFAULTS: dict[str, float] = {
-    # An agent that is started again attaches within a second or two; an agent that does not come back is a lost node.
+    # Without a supervisor there is no next agent: the node is lost, and so is what its processes do from here on.
     ORPHAN_GRACE_S: 5.0,
     # All members wait when they get their Configure at the same moment, and they meet in well under a second.
     JOIN_TIMEOUT_S: 20.0,

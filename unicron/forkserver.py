@@ -5,10 +5,12 @@ milliseconds. The server has a single thread, because a fork copies locks that o
 CUDA, because a child cannot use CUDA that its parent has initialised. A rendezvous store, which has threads, runs in a
 forked child too.
 
-The server and its node agent exchange JSON lines on the inherited socket ``N``:
+The server and its node agent exchange JSON lines. The inherited socket ``N`` listens for agents, one after the other,
+or is connected to the only one:
 
     agent -> server  {"do": "fork", "id", "task", "worker", "spec", "output", "env"}
                      {"do": "store", "id", "host", "output"}
+                     {"do": "acknowledge", "id"}                     (the end of this process need not be said again)
                      {"do": "exit"}
     server -> agent  {"event": "ready", "pid", "version"}
                      {"event": "forked", "id", "pid"}
@@ -20,16 +22,19 @@ The server and its node agent exchange JSON lines on the inherited socket ``N``:
 
 Both sides ignore fields that they do not know. A line that is no request is answered with an error, and dropped.
 
+An agent that connects gets first ``forked`` for each child that lives, then ``exited`` for each end that no agent has
+acknowledged, then ``ready``. So its successor misses nothing.
+
 Each child runs in a session of its own, writes to ``output`` and ends with the server (parent-death signal). Processes
-that a child has started end with the child if they are still in its process group. Once the agent has closed the
-socket, the server ends together with its children after ``UNICRON_ORPHAN_GRACE_S`` without an event.
+that a child has started end with the child if they are still in its process group. The server ends, together with its
+children, on SIGTERM, which its parent's end sends as well (``--parent``); on a connected socket also once the agent has
+closed it and ``UNICRON_ORPHAN_GRACE_S`` have passed without an event.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import json
@@ -44,6 +49,8 @@ from typing import Any, NoReturn
 
 from unicron import environment
 from unicron import output as process_output
+from unicron.fork_requests import error_detail, read_request
+from unicron.processes import end_with_parent, kill_group, peer_uid, redirect
 
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     # Set before torch and numpy are imported: their thread pools do not survive a fork.
@@ -52,9 +59,6 @@ for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 # Otherwise torch.cuda.is_available() initialises CUDA, and no child could use it.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
-PR_SET_PDEATHSIG = 1
-"""From linux/prctl.h."""
-
 VERSION = 1
 """Version of the messages, sent with ``ready``: one higher with every change that an older agent would misread."""
 
@@ -62,80 +66,112 @@ STORE_BACKLOG = 1024
 """Connections that may wait to be accepted by a store. Chosen: all ranks of a task connect at once."""
 
 
-ERROR_CHARACTERS = 1000
-"""Longest error sent: a path, and what is wrong with it. The agent reads lines of up to 64 KiB."""
-
-_TEXTS = {"fork": ("id", "task", "worker", "spec", "output"), "store": ("id", "host", "output")}
-"""The fields that each request needs."""
-
-
 class ForkServer:
     """The loop of the server: it handles requests, reports events and reaps children."""
 
-    def __init__(self, agent: socket.socket) -> None:
+    def __init__(self, agents: socket.socket) -> None:
         """Prepare the server.
 
         Args:
-            agent: the connected socket to the node agent.
+            agents: the socket on which node agents connect, or one that is connected to the only agent.
         """
-        self._agent = agent
+        listens = bool(agents.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+        self._listener = agents if listens else None
+        self._agent = None if listens else agents
         self._pid = os.getpid()
         self._selector = selectors.DefaultSelector()
         self._children: dict[int, tuple[str, int]] = {}
         """Descriptor of the child's process (pidfd) -> request id, pid."""
         self._ports: dict[int, tuple[str, int]] = {}
         """Read end of the pipe on which a store reports its port -> request id, pid."""
+        self._ends: dict[str, dict[str, Any]] = {}
+        """Request id -> event of the ends that no agent has acknowledged."""
         self._buffer = bytearray()
-        self._attached = True
         self._signals, self._signalled = socket.socketpair()
         self._signals.setblocking(False)
         self._signalled.setblocking(False)
 
     def run(self) -> int:
-        """Serve until the agent requests an exit, or until the grace period without an agent is over; return 0."""
-        self._selector.register(self._agent, selectors.EVENT_READ)
+        """Serve until asked to end, or until the grace period without the only agent is over; return 0."""
         self._selector.register(self._signals, selectors.EVENT_READ)
         # There is no descriptor to poll for a stopped child. Its SIGCHLD writes a byte to this socket pair.
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, lambda number, frame: None)
         signal.set_wakeup_fd(self._signalled.fileno(), warn_on_full_buffer=False)
-        self._emit(event="ready", pid=self._pid, version=VERSION)
+        if self._listener is not None:
+            self._selector.register(self._listener, selectors.EVENT_READ)
+        elif self._agent is not None:
+            self._greet(self._agent)
         try:
             return self._serve()
         finally:
             for _, pid in self._children.values():
-                _kill_group(pid)
+                kill_group(pid)
 
     def _serve(self) -> int:
         while True:
-            timeout = None if self._attached else environment.number(environment.ORPHAN_GRACE_S)
-            ready = self._selector.select(timeout)
-            if not ready and not self._attached:
+            orphaned = self._agent is None and self._listener is None
+            ready = self._selector.select(environment.number(environment.ORPHAN_GRACE_S) if orphaned else None)
+            if not ready and orphaned:
                 return 0
             for key, _ in ready:
                 if key.fileobj is self._agent:
                     if not self._receive():
                         return 0
+                elif key.fileobj is self._listener:
+                    self._accept()
                 elif key.fileobj is self._signals:
+                    if self._must_end():
+                        return 0
                     self._report_stops()
                 elif key.fd in self._children:
                     self._reap(key.fd)
                 elif key.fd in self._ports:
                     self._report_port(key.fd)
 
+    def _accept(self) -> None:
+        """Turn to the agent that connects; the one before has ended."""
+        assert self._listener is not None
+        connection, _ = self._listener.accept()
+        if peer_uid(connection) != os.geteuid():
+            connection.close()
+            return
+        self._drop_agent()
+        self._greet(connection)
+
+    def _greet(self, agent: socket.socket) -> None:
+        """Tell an agent what there is already, and serve it."""
+        self._agent = agent
+        self._selector.register(agent, selectors.EVENT_READ)
+        for request_id, pid in self._children.values():
+            self._emit(event="forked", id=request_id, pid=pid)
+        for end in self._ends.values():
+            self._emit(**end)
+        self._emit(event="ready", pid=self._pid, version=VERSION)
+
+    def _drop_agent(self) -> None:
+        """Forget the agent, and what it has sent in part."""
+        if self._agent is not None:
+            self._selector.unregister(self._agent)
+            self._agent.close()
+        self._agent = None
+        self._buffer.clear()
+
     def _emit(self, **event: Any) -> None:
         # A blocking send: an agent that does not read is about to be lost anyway. A closed socket is not an error here.
-        with contextlib.suppress(OSError):
-            self._agent.sendall(json.dumps(event).encode() + b"\n")
+        if self._agent is not None:
+            with contextlib.suppress(OSError):
+                self._agent.sendall(json.dumps(event).encode() + b"\n")
 
     def _receive(self) -> bool:
         """Handle the requests that have arrived; return False if one is to exit."""
+        assert self._agent is not None
         try:
             data = self._agent.recv(65536)
         except OSError:
             data = b""
         if not data:
-            self._attached = False
-            self._selector.unregister(self._agent)
+            self._drop_agent()
             return True
         self._buffer += data
         while (end := self._buffer.find(b"\n")) >= 0:
@@ -143,13 +179,12 @@ class ForkServer:
             del self._buffer[: end + 1]
             request: dict[str, Any] = {}
             try:
-                request = _request(line)
+                request = read_request(line)
                 if request["do"] == "exit":
                     return False
                 self._handle(request)
             except (OSError, ValueError) as err:
-                detail = f"{type(err).__name__}: {err}"[:ERROR_CHARACTERS]
-                self._emit(event="error", id=request.get("id", ""), detail=detail)
+                self._emit(event="error", id=request.get("id", ""), detail=error_detail(err))
         return True
 
     def _handle(self, request: dict[str, Any]) -> None:
@@ -159,6 +194,8 @@ class ForkServer:
                 self._emit(event="forked", id=request["id"], pid=pid)
             case "store":
                 self._start_store(request)
+            case "acknowledge":
+                self._ends.pop(request["id"], None)
             case unknown:
                 raise ValueError(f"unknown request {unknown!r}")
 
@@ -205,10 +242,9 @@ class ForkServer:
         code = 1
         try:
             os.setsid()
-            ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != self._pid:
-                os._exit(1)  # the server ended before the parent-death signal was set
-            _redirect(output)
+            if not end_with_parent(self._pid, signal.SIGKILL):
+                os._exit(1)
+            redirect(output)
             process_output.protect()
             self._leave_server()
             # kill -USR2 writes the Python stack of every thread to the output, to see what a hanging rank does.
@@ -231,17 +267,23 @@ class ForkServer:
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         self._selector.close()
-        for connection in (self._agent, self._signals, self._signalled):
-            connection.close()
+        for connection in (self._listener, self._agent, self._signals, self._signalled):
+            if connection is not None:
+                connection.close()
         for descriptor in (*self._children, *self._ports):
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 
+    def _must_end(self) -> bool:
+        """Read the numbers of the signals that have come; return whether the server has to end."""
+        numbers = b""
+        with contextlib.suppress(BlockingIOError):
+            while read := self._signals.recv(4096):
+                numbers += read
+        return signal.SIGTERM in numbers
+
     def _report_stops(self) -> None:
         """Report the children that were stopped, or continued, since the last call."""
-        with contextlib.suppress(BlockingIOError):
-            while self._signals.recv(4096):
-                pass
         for pidfd, (request_id, pid) in list(self._children.items()):
             try:
                 result = os.waitid(os.P_PIDFD, pidfd, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
@@ -256,7 +298,7 @@ class ForkServer:
         if os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return
         # The child is not reaped yet, so its pid, which is also the number of its group, is not in use again.
-        _kill_group(self._children[pidfd][1])
+        kill_group(self._children[pidfd][1])
         result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
         assert result is not None
         self._selector.unregister(pidfd)
@@ -266,46 +308,10 @@ class ForkServer:
             if store_pid == pid:
                 self._report_port(reading)
         code = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
-        self._emit(event="exited", id=request_id, pid=pid, code=code)
-
-
-def _request(line: bytes) -> dict[str, Any]:
-    """Return the request in a line.
-
-    Raises:
-        ValueError: not a request, or a field that the request needs is missing or has another type.
-    """
-    try:
-        request = json.loads(line)
-    except RecursionError as err:
-        raise ValueError("nested too deeply") from err
-    if not isinstance(request, dict):
-        raise ValueError("not a JSON object")
-    do = request.get("do")
-    for name in ("do", *(_TEXTS.get(do, ()) if isinstance(do, str) else ())):
-        if not isinstance(request.get(name), str) or "\0" in request[name]:
-            raise ValueError(f"{name} must be text without null bytes")
-    env = request.get("env") or {}
-    if not isinstance(env, dict) or not all(isinstance(text, str) for text in (*env, *env.values())):
-        raise ValueError("env must map text to text")
-    return request
-
-
-def _kill_group(pid: int) -> None:
-    """Kill the process group of a child that is not reaped yet: its processes would go on using memory and devices."""
-    # No such group: the child ended before it had one. No permission: only processes of another user are left.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-def _redirect(output: int) -> None:
-    """Redirect standard input to nothing, and standard output and error to ``output``."""
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
+        end = {"event": "exited", "id": request_id, "pid": pid, "code": code}
+        if self._listener is not None:
+            self._ends[request_id] = end
+        self._emit(**end)
 
 
 def _train(request: dict[str, Any]) -> int:
@@ -355,20 +361,23 @@ def preload() -> None:
 def main() -> int:
     """Run the server on an inherited socket."""
     parser = argparse.ArgumentParser(prog="unicron.forkserver", description="Forks training processes for an agent.")
-    parser.add_argument("--fd", type=int, required=True, help="inherited socket to the node agent")
+    parser.add_argument("--fd", type=int, required=True, help="inherited socket: listens for agents, or is connected")
+    parser.add_argument("--parent", type=int, help="pid of the process with which the server ends")
     parser.add_argument("--no-preload", action="store_true", help="import nothing beforehand")
     options = parser.parse_args()
-    agent = socket.socket(fileno=options.fd)
-    agent.set_inheritable(False)
-    agent.setblocking(True)
+    if options.parent is not None and not end_with_parent(options.parent, signal.SIGTERM):
+        return 1
+    agents = socket.socket(fileno=options.fd)
+    agents.set_inheritable(False)
+    agents.setblocking(True)
     if not options.no_preload:
         preload()
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         print(f"unicron.forkserver: {threads} threads after preloading; forked processes may deadlock", file=sys.stderr)
-    # Ctrl-C reaches the program that the user started, which ends the agent; the agent ends this server.
+    # Ctrl-C reaches the program that the user started, which ends this server.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return ForkServer(agent).run()
+    return ForkServer(agents).run()
 
 
 if __name__ == "__main__":

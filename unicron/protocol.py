@@ -22,7 +22,11 @@ this one and ``unicron.environment``.
     CheckpointFailed  a checkpoint could not be written
     Stopped       stopped at a boundary
     StopRefused   the state cannot be saved: trains on
-    Finished      the last step is done
+    Finished      the last step is done        Received   the agent has noted a message
+
+The agent answers each message but ``Hello`` and ``Progress`` with ``Received`` once it would survive the agent's end. A
+process keeps what has not been answered, and sends it again to the agent's successor, before anything else. So each of
+these messages arrives at least once.
 """
 
 from __future__ import annotations
@@ -308,6 +312,13 @@ class Incompatible(Message):
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received(Message):
+    """The oldest message without an answer is noted: neither the agent nor its successor needs it again."""
+
+    name: ClassVar[str] = "received"
+
+
 _MESSAGES: dict[str, type[Message]] = {
     m.name: m
     for m in (
@@ -328,6 +339,7 @@ _MESSAGES: dict[str, type[Message]] = {
         Stop,
         Quit,
         Incompatible,
+        Received,
     )
 }
 

@@ -42,6 +42,9 @@ from unicron import protocol
 
 logger = logging.getLogger(__name__)
 
+REPLIES_RECORDED = 64
+"""Replies that a successor of the agent gets, for commands that are repeated to it: a few dozen for each plan."""
+
 ANSWERS_KEPT = 512
 """Answers kept for repeated commands. A repeat comes within seconds, and a large plan sends a node a few dozen."""
 
@@ -95,14 +98,23 @@ class Commands:
         host: the agent.
         changed: called when a command has changed ``node``.
         dropped: counts the commands that cannot be decoded.
+        replies: of a predecessor of the agent, to the commands that it has carried out.
     """
 
     def __init__(
-        self, node: Node, changes: Changes, host: Host, changed: Callable[[], None], dropped: DroppedMessages
+        self,
+        node: Node,
+        changes: Changes,
+        host: Host,
+        changed: Callable[[], None],
+        dropped: DroppedMessages,
+        replies: Iterable[Reply] = (),
     ) -> None:
         self._dropped = dropped
         self._node, self._changes, self._host, self._changed = node, changes, host, changed
         self._answers: OrderedDict[str, asyncio.Task[Reply]] = OrderedDict()
+        self.replies = {reply.command_id: reply for reply in replies}
+        """The newest ones by command id: a successor of the agent gets them."""
 
     async def serve(self, data: bytes) -> bytes:
         """Handle one request: JSON in, JSON out. A repeated command gets the answer of the first one."""
@@ -115,7 +127,9 @@ class Commands:
             return reply.model_dump_json().encode()
         answer = self._answers.get(command.command_id)
         if answer is None:
-            answer = asyncio.create_task(self.handle(command), name=f"{command.kind} {command.task}")
+            if (done := self.replies.get(command.command_id)) is not None:
+                return done.model_dump_json().encode()
+            answer = asyncio.create_task(self._answer(command), name=f"{command.kind} {command.task}")
             self._answers[command.command_id] = answer
             while len(self._answers) > ANSWERS_KEPT and next(iter(self._answers.values())).done():
                 self._answers.popitem(last=False)
@@ -127,6 +141,14 @@ class Commands:
         for answer in self._answers.values():
             answer.cancel()
         await asyncio.gather(*self._answers.values(), return_exceptions=True)
+
+    async def _answer(self, command: Command) -> Reply:
+        reply = await self.handle(command)
+        self.replies[command.command_id] = reply
+        if len(self.replies) > REPLIES_RECORDED:
+            del self.replies[next(iter(self.replies))]
+        self._changed()
+        return reply
 
     async def handle(self, command: Command) -> Reply:
         """Carry out a command and return the answer."""
@@ -140,7 +162,7 @@ class Commands:
         try:
             if not self._node.admit(command.task, command.generation, command.plan):
                 raise Refused(FailureCode.FENCED, self._fence_text(command))
-            self._changes.notify()  # the commands that this one fences end now
+            self._notify()  # the commands that this one fences end now
             return reply(True, **await self._do(command))
         except Refused as err:
             logger.info("%s of %s refused: %s: %s", command.kind, command.task, err.code, err.detail)
@@ -220,10 +242,13 @@ class Commands:
         for process in processes:
             if process.configured and process.generation > stage.generation:
                 raise Refused(FailureCode.FENCED, f"{process.worker} is in generation {process.generation}")
-            rank = members[process.worker].rank
-            self._node.configure(process, generation=stage.generation, rank=rank, at_s=time.monotonic())
-            self._host.send(process, self._configure_message(command, rank))
+            # If a predecessor of the agent has done so, what the process has reported since counts.
+            if not process.configured or process.generation < stage.generation:
+                rank = members[process.worker].rank
+                self._node.configure(process, generation=stage.generation, rank=rank, at_s=time.monotonic())
         self._notify()
+        for process in processes:
+            self._host.send(process, self._configure_message(command, members[process.worker].rank))
         results = await self._until_resumed(command, processes)
         self._host.close_stores(command.task, before=stage.generation)
         return {"workers": results}

@@ -1,7 +1,8 @@
 """The agent's end of the fork server: the warm process from which all ranks and stores of the node are forked.
 
 The fork server (``unicron.forkserver``) reaps the processes that it forked and forwards each exit status, so the agent
-learns of a death by an event. Both sides send JSON lines over a socket pair.
+learns of a death by an event. Both sides send JSON lines. The supervisor (``supervisor.py``) starts it, and another one
+in its place when it has ended.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ import json
 import os
 import select
 import signal
-import socket
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,6 @@ from shared.dropped import DroppedMessages
 from shared.errors import Unavailable, Undecodable
 from shared.messages import Integer, decode, shown
 from shared.model import Model
-
-COMMAND = (sys.executable, "-P", "-m", "unicron.forkserver")
-"""The fork server's command line. ``-P`` keeps a ``unicron/`` folder in the working directory off the module path."""
-
-EXIT_TIMEOUT_S = 2.0
-"""How long the agent waits for a fork server that was asked to exit before the agent kills it."""
-
-_SECRET_VARIABLES = ("UNICRON_NATS_TOKEN", "UNICRON_LOG_URL")
-"""Removed from the environment of training processes, because these run the user's code."""
 
 _MAX_LINE_BYTES = 1 << 16
 """Longest line that the fork server sends: an event of a few hundred bytes, or an error message."""
@@ -98,72 +89,58 @@ class Forked:
             self._pidfd = None
 
 
+@dataclass
+class Children:
+    """What a fork server has when an agent turns to it.
+
+    ``living``: process id -> pid. ``ended``: process id -> exit status, of those whose end no agent has acknowledged.
+    """
+
+    living: dict[str, int] = field(default_factory=dict)
+    ended: dict[str, int] = field(default_factory=dict)
+
+
 class ForkServer:
-    """One fork server process.
+    """The connection to one fork server process.
 
     Args:
-        command: its command line, to which ``--fd N`` is added.
-        output: the file for its output.
-        environment: variables to add to its environment.
+        name: of the socket on which it listens, in Linux's abstract namespace.
         exited: called with the id and the exit status (negative: a signal's number) of each process that ends.
         stopped: called when a process was stopped by a signal, and when a stopped process goes on.
-        lost: called when the fork server ended and was not asked to.
+        lost: called when the fork server ended.
         dropped: counts the messages that cannot be decoded.
     """
 
     def __init__(
         self,
-        command: Sequence[str],
+        name: str,
         *,
-        output: Path,
-        environment: dict[str, str],
         exited: Callable[[str, int], None],
         stopped: Callable[[], None],
         lost: Callable[[], None],
         dropped: DroppedMessages,
     ) -> None:
         self._dropped = dropped
-        self._command, self._output, self._environment = command, output, environment
+        self._name = name
         self._exited, self._stopped, self._lost = exited, stopped, lost
-        self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._children = Children()
         self._answers: dict[str, asyncio.Future[ForkServerEvent]] = {}
         self._stopping = False
 
-    async def start(self) -> None:
-        """Start the fork server and wait until it has imported the modules that ranks need.
+    async def start(self) -> Children:
+        """Connect, and wait until the fork server has imported the modules that ranks need; return its children.
 
         Raises:
             Unavailable: the fork server ended before it was ready.
-            OSError: no process can be started.
+            OSError: nothing listens.
         """
-        ours, theirs = socket.socketpair()
-        environment = {name: value for name, value in os.environ.items() if name not in _SECRET_VARIABLES}
-        environment |= self._environment
-        self._output.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with self._output.open("ab") as output:
-                self._process = await asyncio.create_subprocess_exec(
-                    *self._command,
-                    "--fd",
-                    str(theirs.fileno()),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                    env=environment,
-                )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        reader, self._writer = await asyncio.open_connection(sock=ours, limit=_MAX_LINE_BYTES)
+        reader, self._writer = await asyncio.open_unix_connection(f"\0{self._name}", limit=_MAX_LINE_BYTES)
         self._reading = asyncio.create_task(self._read(reader))
         await self._ready
+        return self._children
 
     async def fork(
         self, process_id: str, *, task: str, worker: str, spec: Path, output: Path, env: dict[str, str]
@@ -186,23 +163,16 @@ class ForkServer:
         answer = await self._ask({"do": "store", "id": store_id, "host": host, "output": str(output)})
         return Forked(answer.pid or 0), answer.port or 0
 
+    def acknowledge(self, process_id: str) -> None:
+        """Have the end of a process forgotten, which would be repeated to a successor."""
+        with contextlib.suppress(Unavailable):
+            self._send({"do": "acknowledge", "id": process_id})
+
     async def stop(self) -> None:
-        """Ask the fork server to exit; kill it if it does not."""
+        """Close the connection."""
         self._stopping = True
-        process = self._process
-        if process is None:
-            return
         if self._writer is not None:
-            with contextlib.suppress(OSError, Unavailable):
-                self._send({"do": "exit"})
             self._writer.close()
-        try:
-            async with asyncio.timeout(EXIT_TIMEOUT_S):
-                await process.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
@@ -231,15 +201,9 @@ class ForkServer:
                     self._dropped.note("the fork server", err)
                     continue
                 self._take(event)
-        # End of file: the fork server is ending or dead. Kill it, so that it cannot go on forking unseen.
-        assert self._process is not None
         assert self._writer is not None
         self._writer.close()
-        if not self._stopping:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-        await self._process.wait()
-        gone = Unavailable(f"the fork server ended with {self._process.returncode}; see {self._output.name}")
+        gone = Unavailable("the fork server ended; see forkserver.log")
         if not self._ready.done():
             self._ready.set_exception(gone)
         elif not self._stopping:
@@ -259,6 +223,8 @@ class ForkServer:
         match event.event:
             case "ready":
                 self._greeted(event.version)
+            case "forked" if not self._ready.done():
+                self._children.living[about] = event.pid or 0
             case "forked" | "store":
                 if (answer := self._pending(about)) is not None:
                     answer.set_result(event)
@@ -267,6 +233,9 @@ class ForkServer:
                     answer.set_exception(Unavailable(f"the fork server could not do it: {event.detail}"))
             case "exited":
                 code = event.code or 0
+                if not self._ready.done():
+                    self._children.ended[about] = code
+                    return
                 if (answer := self._pending(about)) is not None:
                     answer.set_exception(Unavailable(f"ended with {code} before it was ready"))
                 self._exited(about, code)

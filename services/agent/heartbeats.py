@@ -31,6 +31,7 @@ class Heartbeats:
         agent_pid: reported in every heartbeat.
         clock: the agent's clock.
         counters: reported in every heartbeat.
+        supervisor: id of the agent's supervisor, reported in every heartbeat.
 
     Attributes:
         hardware: kind of the node's workers.
@@ -46,9 +47,10 @@ class Heartbeats:
         agent_pid: int,
         clock: SteadyClock,
         counters: Mapping[str, int],
+        supervisor: str,
     ) -> None:
         self._bus, self._node, self._address, self._settings, self._clock = bus, node, address, settings, clock
-        self._agent_pid, self._counters = agent_pid, counters
+        self._agent_pid, self._counters, self._supervisor = agent_pid, counters, supervisor
         self.hardware = settings.hardware
         self.probe = ""
         self._sequence = 0
@@ -98,6 +100,7 @@ class Heartbeats:
             addresses=self._address.by_setting,
             network=self._address.network,
             probe=self.probe,
+            supervisor=self._supervisor,
             workers=workers,
             counters=dict(self._counters),
         )

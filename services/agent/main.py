@@ -1,87 +1,39 @@
-"""The node agent's process: ``python -P -m services.agent.main``. The agent itself is in ``agent.py``."""
+"""The node's main process: ``python -P -m services.agent.main``. What it does is in ``supervisor.py``."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-import uuid
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Sequence
 
-from services.agent import address
-from services.agent.admission import Admission
-from services.agent.agent import Agent
+from services.agent.supervisor import AGENT, FORK_SERVER, Supervisor
 from shared import names
-from shared.admission import Hello
-from shared.cancellation import end
-from shared.errors import InvalidInput, NameInUse
-from shared.service import Context, run
-from shared.settings import Settings
+from shared.errors import UnicronError
+from shared.log_lines import log_to_stderr
+from shared.parent import watch_parent
+from shared.settings import read_settings
 
-ASKED = "its agent was asked to end"
-"""Why a node leaves."""
+logger = logging.getLogger(__name__)
 
 
-async def serve(context: Context) -> None:
-    """Run the agent until cancelled."""
-    settings, bus = context.settings, context.bus
-    _check_name(settings)
-    local, server = bus.addresses
-    found = await asyncio.to_thread(address.find, settings, local, server)
-    incarnation = uuid.uuid4().hex
-    hello = Hello(node=settings.node, incarnation=incarnation, addresses=found.by_setting, network=found.network)
-    admission = Admission(bus, hello)
-    await admission.obtain()
-    agent = Agent(settings, bus, found, incarnation, counters=context.counters)
-    try:
-        await agent.start()
-        context.ready()
-        context.ending.cancels = False
-        await _first(agent.run(), admission.run(), _drained(context.stop, agent))
-    except NameInUse:
-        agent.keep_snapshots()
-        raise
-    finally:
-        if context.stop.is_set():
-            await agent.leave(ASKED)
-        await agent.stop()
+def main(*, agent: Sequence[str] = AGENT, fork_server: Sequence[str] = FORK_SERVER) -> int:
+    """Run the supervisor, which runs the agent; return its exit code.
 
-
-async def _drained(stop: asyncio.Event, agent: Agent) -> None:
-    """Wait until the agent was asked to end, and its node is drained. A second request to end cancels this."""
-    await stop.wait()
-    await agent.drain(ASKED)
-
-
-async def _first(*work: Coroutine[Any, Any, None]) -> None:
-    """Wait until cancelled or until the first of these ends; raise its error.
-
-    An agent ends with an error of its own, with the loss of its name, or when it was asked to.
+    Args:
+        agent: the agent's command line.
+        fork_server: the fork server's command line.
     """
-    tasks = [asyncio.create_task(one) for one in work]
+    # The name is needed before the settings are read, whose errors are logged.
+    log_to_stderr(f"supervisor-{os.environ.get('UNICRON_NODE') or names.host_label()}")
+    if not watch_parent():
+        logger.error("the parent is gone")
+        return 1
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            await end(task)
-
-
-def _check_name(settings: Settings) -> None:
-    """Refuse a host name that makes no node name; a name that was given has been checked with the other settings."""
-    if not names.is_name(settings.node):
-        problem = (
-            f"the host name gives no node name, which has 1 to 63 of a-z, 0-9 and '-' and neither begins nor ends with "
-            f"'-': set UNICRON_NODE (given: {settings.node!r})"
-        )
-        raise InvalidInput(problem, [{"field": "node", "value": settings.node, "problem": problem}])
-
-
-def main() -> int:
-    """Run the node agent; return its exit code."""
-    # The name is needed before ``run`` reads the settings and reports errors in them.
-    return run(f"agent-{os.environ.get('UNICRON_NODE') or names.host_label()}", serve, journal=False)
+        return asyncio.run(Supervisor(read_settings(), agent=agent, fork_server=fork_server).run())
+    except UnicronError as err:
+        logger.error("%s: %s", err.code, err.detail)
+        return err.exit_code
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Commands and heartbeats read the node's processes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -57,6 +57,38 @@ class Node:
     def create(cls, name: str, incarnation: str, workers: int) -> Node:
         """Return a node with ``workers`` empty slots, named ``<node>/<slot>``."""
         return cls(name=name, incarnation=incarnation, slots={f"{name}/{slot}": None for slot in range(workers)})
+
+    @classmethod
+    def restored(
+        cls,
+        name: str,
+        incarnation: str,
+        workers: int,
+        *,
+        processes: Iterable[Process],
+        fences: dict[str, Fence],
+        at_s: float,
+    ) -> Node:
+        """Return a node with the processes and fences that a predecessor of the agent has left.
+
+        Args:
+            name: of the node.
+            incarnation: of the agent.
+            workers: how many slots the node has.
+            processes: have yet to attach to this agent.
+            fences: of the tasks.
+            at_s: the time on the agent's monotonic clock. What ranks did while there was no agent is not known, so
+                their silence counts from here.
+        """
+        node = cls.create(name, incarnation, workers)
+        node.fences = dict(fences)
+        for process in processes:
+            if process.worker in node.slots:
+                process.attached, process.progress_schedule = False, None
+                process.progress_at_s = None if process.progress_at_s is None else at_s
+                process.held_at_s = None if process.held_at_s is None else at_s
+                node.slots[process.worker] = process
+        return node
 
     # ---- processes
 
@@ -155,7 +187,8 @@ class Node:
         match message:
             case protocol.Progress():
                 self._progress(process, message, at_s, schedule)
-            case protocol.Held(step=step) | protocol.Drained(step=step):
+            # An answer that a rank repeats may be older than the last Configure.
+            case protocol.Held(step=step) | protocol.Drained(step=step) if message.generation >= process.generation:
                 process.resting, process.step, process.held_at_s = True, step, None
                 process.phase, process.progress_at_s = "waiting", at_s
             case protocol.Resumed() if message.generation == process.generation:
@@ -171,7 +204,8 @@ class Node:
                 process.stopped, process.ending, process.step = message, True, message.step
                 return [self._stopped(process, message, now)] if message.rank == 0 else []
             case protocol.StopRefused():
-                process.stop_refused, process.step = message, message.step
+                process.stop_refused = replace(message, reason=_encodable(message.reason))
+                process.step = message.step
             case protocol.Finished():
                 process.finished, process.step = True, message.step
                 return [self._finished(process, message, now)] if message.rank == 0 else []

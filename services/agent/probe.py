@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 
 from shared import probes
 from shared.bus import Bus
@@ -29,6 +31,17 @@ class ProbeServer:
         self._line = probes.line(node, incarnation)
         self._server: asyncio.Server | None = None
 
+    @property
+    def answer(self) -> bytes:
+        """What a probe is answered."""
+        return self._line
+
+    @property
+    def listener(self) -> socket.socket:
+        """A duplicate of the socket that listens, which the caller closes. There is one once ``start`` has returned."""
+        assert self._server is not None
+        return socket.socket(fileno=os.dup(self._server.sockets[0].fileno()))
+
     async def start(self) -> str:
         """Listen on a port that the kernel chooses; return ``ip:port``.
 
@@ -39,10 +52,14 @@ class ProbeServer:
         await self._bus.serve(f"{PROBE}.{self._node}", self._probe)
         return probes.address(self._ip, self._server.sockets[0].getsockname()[1])
 
-    def stop(self) -> None:
-        """Stop to listen: a probe finds the agent absent from now on."""
+    def stop(self, *, hands_over: bool = False) -> None:
+        """Stop to listen: a probe finds the agent absent from now on, unless it leaves the listener to others."""
         if self._server is not None:
+            if not hands_over:
+                with contextlib.closing(self.listener) as listener, contextlib.suppress(OSError):
+                    listener.shutdown(socket.SHUT_RDWR)  # the supervisor has a duplicate
             self._server.close()
+            self._server = None
 
     def _answer(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):

@@ -6,13 +6,11 @@ The agent (``agent.py``) sends messages to ranks here and receives theirs throug
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
 import socket
 import struct
 from collections.abc import Callable
-from pathlib import Path
 
 from services.agent.node import Node
 from services.agent.process import Process
@@ -30,17 +28,11 @@ UNREAD_S = 0.05
 """How long the agent waits for the unread lines of a dead process. A connection that was made is attached within a few
 turns of the event loop, and the end of file comes at once, unless a child of the process still has the socket open."""
 
+_RECEIVED = protocol.encode(protocol.Received())
+"""The answer to a message of a rank that is part of the node's record (``record.py``)."""
+
 _CREDENTIALS = struct.Struct("3i")
 """``struct ucred``: pid, uid, gid (unix(7))."""
-
-
-def socket_name(run_dir: Path, node: str, incarnation: str) -> str:
-    """Return the socket's name in Linux's abstract namespace.
-
-    An abstract name leaves no file behind, and its length does not depend on the run directory's.
-    """
-    digest = hashlib.sha256(f"{run_dir.resolve()}\0{node}\0{incarnation}".encode()).hexdigest()
-    return f"unicron-{digest[:32]}"
 
 
 class RankServer:
@@ -49,7 +41,7 @@ class RankServer:
     The kernel identifies a connecting process (SO_PEERCRED); only processes of the agent's own user may connect.
 
     Args:
-        name: the abstract socket name.
+        listener: the socket on which ranks connect. Its owner keeps it open.
         node: lists the forked processes.
         changes: notified whenever ``node`` changes.
         received: called for each message after ``Hello``.
@@ -58,24 +50,25 @@ class RankServer:
 
     def __init__(
         self,
-        name: str,
+        listener: socket.socket,
         node: Node,
         changes: Changes,
         received: Callable[[Process, protocol.Message], None],
         dropped: DroppedMessages,
     ) -> None:
         self._dropped = dropped
-        self._name, self._node, self._changes, self._received = name, node, changes, received
+        self._listener, self._node, self._changes, self._received = listener, node, changes, received
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._closed: dict[str, asyncio.Event] = {}
+        self._early: dict[str, list[protocol.Message]] = {}
+        """Process id -> messages to a process that has yet to attach."""
         self._server: asyncio.Server | None = None
         self._handlers: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Begin to listen."""
-        self._server = await asyncio.start_unix_server(
-            self._serve, path=f"\0{self._name}", limit=protocol.MAX_LINE_BYTES
-        )
+        duplicate = self._listener.dup()
+        self._server = await asyncio.start_unix_server(self._serve, sock=duplicate, limit=protocol.MAX_LINE_BYTES)
 
     async def stop(self) -> None:
         """Close the socket and every connection."""
@@ -86,9 +79,14 @@ class RankServer:
         await asyncio.gather(*self._handlers, return_exceptions=True)
 
     def send(self, process: Process, message: protocol.Message) -> None:
-        """Send a message. A message to a process that has ended is lost; the fork server reports that end."""
+        """Send a message, at once or when the process attaches.
+
+        A message to a process that has ended is lost; the fork server reports that end.
+        """
         writer = self._writers.get(process.id)
-        if writer is not None and not writer.is_closing():
+        if writer is None and not process.attached:
+            self._early.setdefault(process.id, []).append(message)
+        elif writer is not None and not writer.is_closing():
             writer.write(protocol.encode(message))
 
     async def read_rest(self, process: Process) -> None:
@@ -138,20 +136,28 @@ class RankServer:
         closed = self._closed[process.id] = asyncio.Event()
         self._writers[process.id] = writer
         process.attached = True
+        for message in self._early.pop(process.id, ()):
+            writer.write(protocol.encode(message))
         self._changes.notify()
         try:
             while line := await reader.readline():
-                try:
-                    message = protocol.decode(line)
-                except protocol.ProtocolError as err:
-                    self._dropped.note(process.worker, Undecodable(str(err), kind=err.name))
-                    continue
-                self._received(process, message)
+                if self._take(process, line) != protocol.Progress.name:
+                    writer.write(_RECEIVED)
         finally:
             closed.set()
             # A process that lost its connection may have opened a new one by now.
             if self._writers.get(process.id) is writer:
                 del self._writers[process.id], self._closed[process.id]
+
+    def _take(self, process: Process, line: bytes) -> str:
+        """Pass a message on; return its name. One that cannot be read is dropped, and is not to be repeated either."""
+        try:
+            message = protocol.decode(line)
+        except protocol.ProtocolError as err:
+            self._dropped.note(process.worker, Undecodable(str(err), kind=err.name))
+            return err.name
+        self._received(process, message)
+        return message.name
 
 
 class _WrongVersion(protocol.ProtocolError):

@@ -42,6 +42,11 @@ class SignalQueue:
         self._waiting: deque[Signal] = deque(maxlen=MAX_WAITING_SIGNALS)
         self._changes = Changes()
 
+    @property
+    def waiting(self) -> list[Signal]:
+        """The signals without an answer, in order."""
+        return list(self._waiting)
+
     def put(self, signals: Sequence[Signal]) -> None:
         """Append signals to the queue."""
         self._waiting.extend(signals)

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from services.agent.fork_server import Forked, ForkServer
+from services.agent.record import StoreRecord
 from services.agent.task_files import TaskFiles
 from shared.errors import Unavailable
 
@@ -73,6 +74,16 @@ class Stores:
             _end(previous[1])
         self._running[(task, generation)] = (store_id, forked)
         return self._host, port
+
+    def records(self) -> list[StoreRecord]:
+        """Return what a successor of the agent has to know."""
+        return [
+            StoreRecord(task=key[0], generation=key[1], id=store_id) for key, (store_id, _) in self._running.items()
+        ]
+
+    def restore(self, record: StoreRecord, pid: int) -> None:
+        """Take over a store that runs."""
+        self._running[(record.task, record.generation)] = (record.id, Forked(pid))
 
     def close(self, task: str, before: int | None = None) -> None:
         """End a task's stores, and those that are being opened.

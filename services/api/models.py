@@ -183,12 +183,16 @@ ShownNodeState = NodeState | Literal["unreachable"]
 
 
 class Node(BaseModel):
-    """A node. ``reason``: of a state other than ready. ``recorded_state``: that of the log, also while it is silent."""
+    """A node. ``reason``: of a state other than ready. ``recorded_state``: that of the log, also while it is silent.
+
+    ``incarnation``: of its agent, new for every start of one.
+    """
 
     name: str
     state: ShownNodeState
     recorded_state: NodeState
     reason: str
+    incarnation: str
     agent_pid: int
     domain: str
     workers: list[NodeWorker]

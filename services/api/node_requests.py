@@ -12,6 +12,7 @@ from services.api.gateway import READ_YOUR_WRITES_S, Gateway
 from services.api.projections.nodes import AWAY
 from services.api.tables import NODES
 from services.api.views import NodeState, NodeView
+from shared.agent_restart import AGENT_RESTART, AGENT_RESTART_RESULT, AgentRestart
 from shared.errors import Conflict, Unavailable, Undecodable
 from shared.events import NodeCordoned, NodeDraining, NodeReturned
 from shared.messages import decode
@@ -24,6 +25,9 @@ _ATTEMPTS = 5
 _SELF_TEST_TIMEOUT_S = 10.0
 """Time for an agent's self-test, which forks a process and writes two files: far below a second, unless the machine is
 so busy or broken that it should not be used."""
+
+_RESTART_ANSWER_S = 3.0
+"""Time for an agent's answer that it hands over, which takes milliseconds; a busy machine has a hundred times that."""
 
 NodeEvent = NodeCordoned | NodeDraining | NodeReturned
 
@@ -99,6 +103,28 @@ async def put_back(api: Gateway, name: str) -> NodeView:
     return await _request(api, name, judge)
 
 
+async def restart_agent(api: Gateway, name: str) -> NodeView:
+    """Have the node's agent hand over to a successor; return the node as it was.
+
+    Raises:
+        NotFound: there is no such node.
+        Conflict: the node has no agent.
+        Unavailable: the agent does not answer, or is of a version that cannot hand over.
+    """
+    node = await api.read(lambda views: views.find(NODES, name))
+    if node.state in AWAY:
+        raise _wrong_state(node, "it has no agent that could be started again")
+    request = AgentRestart(incarnation=node.incarnation).model_dump_json().encode()
+    subject = f"{AGENT_RESTART}.{node.name}"
+    try:
+        answer = await api.bus.request(subject, request, timeout_s=_RESTART_ANSWER_S)
+        result = decode(AGENT_RESTART_RESULT, answer)
+    except (Unavailable, Undecodable) as err:
+        raise Unavailable(f"the agent of node {name!r} does not answer: {err.detail}") from err
+    _check_incarnation(node, result.incarnation)
+    return node
+
+
 async def _request(api: Gateway, name: str, judge: Judge) -> NodeView:
     """Append the event that ``judge`` returns for the node's present state; return the node after it."""
     for _ in range(_ATTEMPTS):
@@ -133,7 +159,16 @@ async def _self_test(api: Gateway, node: NodeView) -> None:
         raise Unavailable(f"the agent of node {node.name!r} does not answer readably: {err.detail}") from err
     if result.problem:
         raise Conflict(f"node {node.name!r} has failed its self-test: {result.problem}", state=node.state.value)
-    if result.incarnation != node.incarnation:
+    _check_incarnation(node, result.incarnation)
+
+
+def _check_incarnation(node: NodeView, incarnation: str) -> None:
+    """Refuse the answer of another agent than the one that the log knows.
+
+    Raises:
+        Unavailable: it is another one.
+    """
+    if incarnation != node.incarnation:
         raise Unavailable(f"the agent of node {node.name!r} was started again and has not joined yet; try again")
 
 

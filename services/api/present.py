@@ -125,6 +125,7 @@ def node(view: NodeView, live: LiveState, tasks: list[TaskView]) -> Node:
         state=state,
         recorded_state=view.state,
         reason=reason,
+        incarnation=view.incarnation,
         agent_pid=view.agent_pid,
         domain=view.domain,
         workers=workers,

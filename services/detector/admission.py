@@ -82,6 +82,8 @@ def judge(
     node, admitted = state.nodes.get(hello.node), state.admitted.get(hello.node)
     if node is not None and hello.incarnation in node.past:
         return _in_use(hello.node)
+    if node is not None and node.present and is_successor(node, hello.supervisor):
+        return _reach(state, hello, answers, patience)  # its supervisor has seen the end of the agent before
     rivals = [admitted.hello.incarnation] if admitted is not None else []
     rivals += [node.incarnation] if node is not None else []
     for rival in rivals:
@@ -98,6 +100,11 @@ def judge(
     if node is not None and not _is_given_up(node, patience, now) and _held(node, hello, answers, patience):
         return _wait(f"the agent of node {hello.node} does not answer, and does not count as lost yet")
     return _reach(state, hello, answers, patience)
+
+
+def is_successor(node: MonitoredNode, supervisor: str) -> bool:
+    """Return whether an agent with this supervisor was started in place of the node's present one, which has ended."""
+    return bool(supervisor) and node.supervisor == supervisor
 
 
 def may_join(state: DetectorState, heartbeat: Heartbeat) -> bool:

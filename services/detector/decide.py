@@ -166,26 +166,14 @@ class Monitor:
         if node is not None and node.has_newer(heartbeat):
             return decision
         if node is None or node.incarnation != heartbeat.incarnation:
-            # Two agents that took turns as the newest one would append each other's loss for ever.
-            if not admission.may_join(self.state, heartbeat):
-                decision.revokes.append(Revoke(heartbeat.node, heartbeat.incarnation))
+            if not self._enter(decision, node, heartbeat, now):
                 return decision
-            if node is not None and node.present:
-                self._lose(decision, node, now, "a new incarnation of the agent")
-            if not isolation.may_return(self.state, heartbeat.node):
-                return decision
-            self.state.admitted.pop(heartbeat.node, None)
-        node = self.state.nodes.get(heartbeat.node)
-        if node is not None and node.incarnation == heartbeat.incarnation:
-            decision.notes += silence.heard(self.state, node, now)
-        if node is None or node.incarnation != heartbeat.incarnation:
-            decision.add(self.state, status_events.node_joined(heartbeat, heartbeat.incarnation, now))
         elif node.left:
             return decision
-        elif (gone := isolation.cause(self.state, node)) and isolation.may_return(self.state, node.name):
-            stale = leftovers.of_returned(heartbeat)
-            decision.cleans += leftovers.requests(self.state, node, stale, now)
-            if not stale:
+        else:
+            decision.notes += silence.heard(self.state, node, now)
+            gone = isolation.cause(self.state, node)
+            if gone and isolation.may_return(self.state, node.name) and self._clean(decision, node, heartbeat, now):
                 decision.add(self.state, status_events.node_joined(heartbeat, gone, now))
         node = self.state.nodes[heartbeat.node]
         node.receive(heartbeat, now)
@@ -241,6 +229,34 @@ class Monitor:
         return decision
 
     # ---- parts
+
+    def _enter(self, decision: Decision, node: MonitoredNode | None, heartbeat: Heartbeat, now: datetime) -> bool:
+        """Take the first heartbeat of an agent; return whether the agent is its node's from now on."""
+        # Two agents that took turns as the newest one would append each other's loss for ever.
+        if not admission.may_join(self.state, heartbeat):
+            decision.revokes.append(Revoke(heartbeat.node, heartbeat.incarnation))
+            return False
+        if node is not None and admission.is_successor(node, heartbeat.supervisor):
+            if node.present:
+                self.state.admitted.pop(heartbeat.node, None)
+                decision.add(self.state, status_events.node_adopted(node, heartbeat, now))
+                decision.notes += silence.heard(self.state, node, now)
+                return True
+            if not self._clean(decision, node, heartbeat, now):
+                return False
+        elif node is not None and node.present:
+            self._lose(decision, node, now, "a new incarnation of the agent")
+        if not isolation.may_return(self.state, heartbeat.node):
+            return False
+        self.state.admitted.pop(heartbeat.node, None)
+        decision.add(self.state, status_events.node_joined(heartbeat, heartbeat.incarnation, now))
+        return True
+
+    def _clean(self, decision: Decision, node: MonitoredNode, heartbeat: Heartbeat, now: datetime) -> bool:
+        """Have the processes ended that a node has kept while it was out of use; return whether there are none."""
+        stale = leftovers.of_returned(heartbeat)
+        decision.cleans += leftovers.requests(self.state, node, stale, now)
+        return not stale
 
     def _deaf(self, now: datetime) -> bool:
         """Return whether a node's silence may be due to the bus or to the detector itself."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from services.detector import checkpoint_failures, isolation
+from services.detector.faults import SERVICE
 from services.detector.state import DetectorState, Isolation, MonitoredNode, MonitoredTask, Occurrence
 from shared.events import (
     ErrorDetected,
     EventBase,
+    NodeAdopted,
     NodeDrained,
     NodeDraining,
     NodeJoined,
@@ -25,10 +28,12 @@ from shared.events import (
     TaskStopped,
     TaskStopRefused,
     TaskSubmitted,
+    derived_id,
 )
 from shared.evidence import Evidence
 from shared.plans import Stage
 from shared.severities import ErrorKind
+from shared.signals import RECONNECT_GRACE_S
 from shared.tasks import DEFAULT_MAX_RESTARTS
 
 
@@ -54,10 +59,21 @@ def _node_joined(state: DetectorState, event: NodeJoined) -> None:
         name=event.node,
         incarnation=event.incarnation,
         joined=event.event_id,
+        supervisor=event.supervisor,
         past=past - {event.incarnation},
         heard_at=known.heard_at if known is not None and same else None,
         heartbeat=known.heartbeat if known is not None and same else None,
     )
+
+
+def _node_adopted(state: DetectorState, event: NodeAdopted) -> None:
+    """Note that a node has another agent. That agent joins no more, and sends first what its predecessor has not."""
+    node = state.nodes.get(event.node)
+    if node is None or node.incarnation != event.predecessor:
+        return
+    state.joins.add(derived_id(event.incarnation, SERVICE, "joined"))
+    node.incarnation, node.past = event.incarnation, node.past | {event.predecessor}
+    node.adopted_until = event.occurred_at + timedelta(seconds=RECONNECT_GRACE_S)
 
 
 def _node_left(state: DetectorState, event: NodeLeft) -> None:
@@ -263,6 +279,7 @@ _OF_NODES = (ErrorKind.NODE_LOST, ErrorKind.BROKEN_LINK)
 
 _FOLDS: dict[type[EventBase], Callable[[DetectorState, Any], None]] = {
     NodeJoined: _node_joined,
+    NodeAdopted: _node_adopted,
     NodeLeft: _node_left,
     NodeDraining: _node_draining,
     NodeDrained: _node_drained,

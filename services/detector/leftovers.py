@@ -20,7 +20,7 @@ CLEAN_INTERVAL_S = 1.0
 
 LEFTOVER_S = 5.0
 """For how long heartbeats must report such a process. A release takes milliseconds, and a rank that has finished its
-task has 5 s to leave (``services.agent.agent.FINISH_GRACE_S``)."""
+task has 5 s to leave (``services.agent.ending_processes.FINISH_GRACE_S``)."""
 
 
 @dataclass(frozen=True, slots=True)

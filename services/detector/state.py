@@ -31,6 +31,7 @@ class MonitoredNode:
         name: the node's name.
         incarnation: of its agent.
         joined: id of its newest join event.
+        supervisor: id of the process that starts its agents again; empty if there is none.
         past: the incarnations before it.
         lost: id of the error event that declared it lost; None while it counts as alive.
         draining: the newest request to empty it; None if there is none, or it was returned.
@@ -54,6 +55,7 @@ class MonitoredNode:
     name: str
     incarnation: str
     joined: str
+    supervisor: str = ""
     past: frozenset[str] = frozenset()
     lost: str | None = None
     left: bool = False

@@ -10,6 +10,7 @@ from services.detector.faults import SERVICE
 from services.detector.state import DetectorState, MonitoredNode, MonitoredTask
 from shared.events import (
     Event,
+    NodeAdopted,
     NodeJoined,
     NodeLeft,
     StateMoved,
@@ -52,6 +53,19 @@ def node_joined(heartbeat: Heartbeat, cause: str, now: datetime) -> NodeJoined:
         domain=heartbeat.domain,
         hardware=heartbeat.hardware,
         workers=[w.worker for w in heartbeat.workers],
+        supervisor=heartbeat.supervisor,
+    )
+
+
+def node_adopted(node: MonitoredNode, heartbeat: Heartbeat, now: datetime) -> NodeAdopted:
+    """Return the event of a node whose agent has a successor, which has sent its first heartbeat."""
+    return NodeAdopted(
+        event_id=derived_id(heartbeat.incarnation, SERVICE, "adopted"),
+        occurred_at=now,
+        node=node.name,
+        incarnation=heartbeat.incarnation,
+        predecessor=node.incarnation,
+        agent_pid=heartbeat.agent_pid,
     )
 
 

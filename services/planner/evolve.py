@@ -14,6 +14,7 @@ from services.planner.blame import blamed_node, blamed_task, blamed_workers, is_
 from services.planner.corrections import forget_rates, measure
 from services.planner.execution import execute_phase, form_stage, make_plan
 from services.planner.nodes import (
+    adopt_node,
     cordon_node,
     count_incident,
     drain_node,
@@ -28,6 +29,7 @@ from shared.events import (
     ClusterConfigured,
     ErrorDetected,
     EventBase,
+    NodeAdopted,
     NodeCordoned,
     NodeDraining,
     NodeJoined,
@@ -168,6 +170,7 @@ _FOLDS: dict[type[EventBase], Callable[[State, Any, datetime], State]] = {
     TaskProgressed: _progressed,
     TaskCheckpointed: _checkpointed,
     NodeJoined: join_node,
+    NodeAdopted: adopt_node,
     NodeLeft: leave_node,
     NodeCordoned: cordon_node,
     NodeDraining: drain_node,

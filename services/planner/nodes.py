@@ -8,7 +8,7 @@ from typing import Any
 
 from services.planner.blame import blamed_node
 from services.planner.state import Node, State, node_of, without
-from shared.events import ErrorDetected, NodeCordoned, NodeDraining, NodeJoined, NodeLeft, NodeReturned
+from shared.events import ErrorDetected, NodeAdopted, NodeCordoned, NodeDraining, NodeJoined, NodeLeft, NodeReturned
 from shared.severities import ErrorKind, Severity
 
 
@@ -35,6 +35,14 @@ def join_node(state: State, event: NodeJoined, at: datetime) -> State:
     }
     nodes = {**state.nodes, node.name: node}
     return state.model_copy(update={"nodes": nodes, "tasks": tasks, "kinds": _counted(state.kinds, old, node)})
+
+
+def adopt_node(state: State, event: NodeAdopted, at: datetime) -> State:
+    """Return the state after a node has got another agent. Its processes stay, and so does all that they train."""
+    node = state.nodes.get(event.node)
+    if node is None or node.incarnation != event.predecessor:
+        return state
+    return _with_node(state, node, incarnation=event.incarnation)
 
 
 def _counted(kinds: dict[str, dict[int, int]], old: Node | None, new: Node) -> dict[str, dict[int, int]]:

@@ -29,6 +29,7 @@ from shared.commands import Reply
 from shared.events import (
     ErrorDetected,
     Event,
+    NodeAdopted,
     NodeJoined,
     NodeLeft,
     NodeReturned,
@@ -120,6 +121,8 @@ def _logged(state: State, event: Event) -> State:
             return _node_lost(state if event.escalates else _with_away(state, event.node), event.node)
         case NodeJoined():
             return _node_joined(state, event)
+        case NodeAdopted():
+            return _node_adopted(state, event)
         case NodeReturned():
             return _node_returned(state, event)
         case NodeLeft(node=node, incarnation=incarnation):
@@ -185,6 +188,13 @@ def _node_joined(state: State, event: NodeJoined) -> State:
     incarnations = {**state.incarnations, event.node: event.incarnation}
     gone = {event.node}
     return replace(state, incarnations=incarnations, lost=state.lost - gone, away=state.away - gone)
+
+
+def _node_adopted(state: State, event: NodeAdopted) -> State:
+    """Fold a node that has another agent. It has the processes of the one before, and gets its commands again."""
+    if state.incarnations.get(event.node) != event.predecessor:
+        return state
+    return replace(state, incarnations={**state.incarnations, event.node: event.incarnation})
 
 
 def _with_away(state: State, node: str) -> State:

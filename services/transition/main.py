@@ -40,8 +40,8 @@ from shared.signals import RECONNECT_GRACE_S
 logger = logging.getLogger(__name__)
 
 ATTEMPT_S = 5.0
-"""Time for a reply before the command is sent again. A restarted agent has forgotten the command; any other agent joins
-the repeated command to the first."""
+"""Time for a reply before the command is sent again. An agent joins the repeated command to the first; its successor
+answers what was carried out, and carries out the rest. The agent of a new supervisor knows neither."""
 
 RETRY_S = 0.05
 """Pause before a command is sent again to a node where no agent listens. An agent that starts or reconnects takes about

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from services.agent.agent import Agent
+from services.agent.inheritance import Inheritance
 from shared.bus import Bus
 from shared.settings import Settings
 from shared.signals import HEARTBEATS, SIGNALS
-from tests.agent.kit import HERE, STAND_IN, Driver, Ear
+from tests.agent.kit import HERE, Driver, Ear, supervision
 
 
 @pytest.fixture
@@ -23,9 +24,16 @@ async def ear(bus: Bus) -> Ear:
 
 
 @pytest.fixture
-async def agent(settings: Settings, bus: Bus) -> AsyncIterator[Agent]:
+async def inherited(settings: Settings) -> AsyncIterator[Inheritance]:
+    """What the agents of one supervisor share."""
+    async with supervision(settings) as shared:
+        yield shared
+
+
+@pytest.fixture
+async def agent(settings: Settings, bus: Bus, inherited: Inheritance) -> AsyncIterator[Agent]:
     """A running agent."""
-    started = Agent(settings, bus, HERE, "0" * 32, command=STAND_IN)
+    started = Agent(settings, bus, HERE, "0" * 32, inherited)
     try:
         await started.start()
         yield started

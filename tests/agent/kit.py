@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from services.agent.address import NodeAddress
+from services.agent.inheritance import Inheritance
+from services.agent.supervisor import Supervisor
 from shared.bus import Bus
 from shared.changes import Changes
 from shared.commands import COMMANDS, Reply
 from shared.plans import Layout, Member, Stage
+from shared.settings import Settings
 from shared.signals import SIGNAL, Heartbeat, Signal
 
 STAND_IN = (sys.executable, "-m", "tests.agent.stand_in")
 """The command line of a fork server whose ranks train nothing."""
+
+
+@contextlib.asynccontextmanager
+async def supervision(settings: Settings, command: Sequence[str] = STAND_IN) -> AsyncIterator[Inheritance]:
+    """A supervisor that runs a fork server, and leaves agents to the test."""
+    supervisor = Supervisor(settings, fork_server=command)
+    supervisor._worked = True
+    keeping = asyncio.create_task(supervisor._keep_fork_server())
+    try:
+        yield supervisor._inherited
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        await supervisor._end_children()
+        supervisor._close()
+
 
 HERE = NodeAddress("127.0.0.1", "lo", "127.0.0.1", "127.0.0.1", "a network stack")
 """The address of an agent in the test's own process."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from shared.settings import Settings
 
@@ -16,19 +19,24 @@ AGENT = "import sys; from services.agent import main as agent; sys.exit(agent.ma
 """Python code: the agent as it ships."""
 
 STAND_IN_AGENT = (
-    "from services.agent import main as agent; import functools, sys;"
-    "command = (sys.executable, '-m', 'tests.agent.stand_in');"
-    "agent.Agent = functools.partial(agent.Agent, command=command); sys.exit(agent.main())"
+    "from services.agent import main as agent; import sys;"
+    "sys.exit(agent.main(fork_server=(sys.executable, '-m', 'tests.agent.stand_in')))"
 )
 """Python code: the agent's ``main`` with the fork server of ``tests.agent.stand_in``."""
 
 
 @dataclass
 class Program:
-    """A running agent. ``log``: the file with its log lines."""
+    """A running node. ``process``: its supervisor; ``log``: the file with the log lines of supervisor and agent."""
 
     process: asyncio.subprocess.Process
     log: Path
+
+    def signal_agent(self, number: signal.Signals) -> None:
+        """Send a signal to the agent, not to its supervisor."""
+        children = psutil.Process(self.process.pid).children()
+        [agent] = [child for child in children if "services.agent.agent_process" in child.cmdline()]
+        agent.send_signal(number)
 
     async def ready(self) -> None:
         """Wait until the agent serves commands."""

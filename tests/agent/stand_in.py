@@ -9,6 +9,7 @@ no messages), ``newer`` (speaks a later version of the protocol).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -31,6 +32,7 @@ from unicron.protocol import (
     Progress,
     Quit,
     Raised,
+    Received,
     Resumed,
     Stop,
     Stopped,
@@ -47,15 +49,25 @@ class Rank:
         self.behaviour = os.environ.get("BEHAVIOUR", "train")
         self.generation, self.rank, self.step = 0, 0, 0
         self.training = False
+        self.unanswered: list[Message] = []
+        self.attach()
+
+    def attach(self) -> None:
+        """Connect to the agent, or to its successor, which gets again what was not answered."""
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect("\0" + os.environ["UNICRON_SOCKET"].removeprefix("@"))
         self.buffer = b""
         task, worker = os.environ["UNICRON_TASK"], os.environ["UNICRON_WORKER"]
         version = 99 if self.behaviour == "newer" else VERSION
-        self.send(Hello(version=version, task=task, worker=worker, pid=os.getpid()))
+        hello = Hello(version=version, task=task, worker=worker, pid=os.getpid())
+        for message in (hello, *self.unanswered):
+            self.socket.sendall(encode(message))
 
     def send(self, message: Message) -> None:
-        self.socket.sendall(encode(message))
+        if not isinstance(message, Progress):
+            self.unanswered.append(message)
+        with contextlib.suppress(BrokenPipeError):  # the end of the connection is noticed by reading, too
+            self.socket.sendall(encode(message))
 
     def run(self) -> int:
         print("a rank of", os.environ["UNICRON_TASK"], flush=True)
@@ -64,9 +76,10 @@ class Rank:
         while True:
             ready, _, _ = select.select([self.socket], [], [], STEP_S if self.training else None)
             if ready:
-                data = self.socket.recv(65536)
+                data = self.receive()
                 if not data:
-                    return 75
+                    self.attach()
+                    continue
                 self.buffer += data
                 while b"\n" in self.buffer:
                     line, self.buffer = self.buffer.split(b"\n", 1)
@@ -76,8 +89,26 @@ class Rank:
             elif (code := self.compute()) is not None:
                 return code
 
+    def receive(self) -> bytes:
+        with contextlib.suppress(ConnectionResetError):
+            return self.socket.recv(65536)
+        return b""
+
+    def last_words(self) -> None:
+        """Wait until all that was said is answered."""
+        while self.unanswered:
+            data = self.receive()
+            if not data:
+                self.attach()
+            self.buffer += data
+            while b"\n" in self.buffer:
+                line, self.buffer = self.buffer.split(b"\n", 1)
+                self.take(decode(line))
+
     def take(self, message: Message) -> int | None:
         match message:
+            case Received():
+                del self.unanswered[:1]
             case Configure():
                 if self.behaviour == "die-joining":
                     return 3
@@ -167,7 +198,11 @@ def train(request: dict[str, Any]) -> int:
     if os.environ.get("BEHAVIOUR") == "die-early":
         print("no such library", flush=True)
         return 7
-    return Rank().run()
+    rank = Rank()
+    code = rank.run()
+    if code == 0:
+        rank.last_words()
+    return code
 
 
 def store(host: str, writing: int) -> int:

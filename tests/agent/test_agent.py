@@ -15,9 +15,10 @@ import pytest
 
 from services.agent import agent as agent_module
 from services.agent.agent import Agent
+from services.agent.inheritance import Inheritance
 from shared.settings import Settings
 from shared.signals import ProcessExited, RankRaised
-from tests.agent.kit import HERE, SPEC, STAND_IN, WAIT_S, Driver, Ear, alive, listens, parent, train
+from tests.agent.kit import HERE, SPEC, STAND_IN, WAIT_S, Driver, Ear, alive, listens, parent, supervision, train
 from unicron.protocol import VERSION, Hello, encode
 
 
@@ -262,43 +263,46 @@ async def test_a_fork_server_that_cannot_be_started_is_tried_again(
     command, hidden = tmp_path / "forkserver", tmp_path / "hidden"
     command.write_text(f'#!/bin/sh\nexec {shlex.join(STAND_IN)} "$@"\n')
     command.chmod(0o755)
-    agent = Agent(settings, ear.bus, HERE, "first", command=[str(command)])
     failed = asyncio.Event()
 
     class Listening(logging.Filter):
         def filter(self, record: logging.LogRecord) -> bool:
-            if "does not start" in record.getMessage():
+            if "No such file or directory" in record.getMessage():
                 failed.set()
             return True
 
-    try:
-        await agent.start()
-        driver = Driver(ear.bus)
-        pids = await train(driver)
-        command.rename(hidden)  # starting it is an OSError now
-        with caplog.filtering(Listening()):
-            os.kill(parent(pids["n0/0"]), signal.SIGKILL)
-            async with asyncio.timeout(WAIT_S):
-                await failed.wait()
-        hidden.rename(command)
-        answer = await driver.prepare(2)
-        assert answer.ok, answer
-    finally:
-        await agent.stop()
+    async with supervision(settings, [str(command)]) as inherited:
+        agent = Agent(settings, ear.bus, HERE, "first", inherited)
+        try:
+            await agent.start()
+            driver = Driver(ear.bus)
+            pids = await train(driver)
+            command.rename(hidden)  # starting it is an OSError now
+            with caplog.filtering(Listening()):
+                os.kill(parent(pids["n0/0"]), signal.SIGKILL)
+                async with asyncio.timeout(WAIT_S):
+                    await failed.wait()
+            hidden.rename(command)
+            answer = await driver.prepare(2)
+            assert answer.ok, answer
+        finally:
+            await agent.stop()
 
 
 async def test_a_stopped_agent_leaves_no_process(settings: Settings, ear: Ear) -> None:
-    agent = Agent(settings, ear.bus, HERE, "first", command=STAND_IN)
-    await agent.start()
-    pids = await train(Driver(ear.bus))
-    server = parent(pids["n0/0"])
-    await agent.stop()
+    async with supervision(settings) as inherited:
+        agent = Agent(settings, ear.bus, HERE, "first", inherited)
+        await agent.start()
+        pids = await train(Driver(ear.bus))
+        server = parent(pids["n0/0"])
+        await agent.stop()
+        assert not any(alive(pid) for pid in pids.values())
     assert not any(alive(pid) for pid in [server, *pids.values()])
     assert ear.signals == []
 
 
-async def test_only_forked_processes_may_attach(agent: Agent, ear: Ear) -> None:
-    reader, writer = await asyncio.open_unix_connection(f"\0{agent._socket}")
+async def test_only_forked_processes_may_attach(agent: Agent, inherited: Inheritance, ear: Ear) -> None:
+    reader, writer = await asyncio.open_unix_connection(f"\0{inherited.ranks_name}")
     writer.write(encode(Hello(version=VERSION, task="gpt", worker="n0/0", pid=os.getpid())))
     async with asyncio.timeout(10):
         assert await reader.read() == b""

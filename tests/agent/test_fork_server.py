@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from services.agent.agent import Agent
+from services.agent.supervisor import FORK_SERVER
 from shared.bus import Bus
 from shared.settings import Settings
-from tests.agent.kit import HERE, SPEC, Driver, Ear
+from tests.agent.kit import HERE, SPEC, Driver, Ear, supervision
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +24,12 @@ async def test_ranks_are_forked_from_the_warm_server(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("the quick brown fox jumps over the lazy dog\n" * 200)
-    agent = Agent(settings, bus, HERE, "first")
+    async with supervision(settings, FORK_SERVER) as inherited:
+        await train(Agent(settings, bus, HERE, "first", inherited), bus, ear, corpus)
+    assert len(ear.signals) == 1
+
+
+async def train(agent: Agent, bus: Bus, ear: Ear, corpus: Path) -> None:
     try:
         await agent.start()
         driver = Driver(bus)
@@ -39,4 +45,3 @@ async def test_ranks_are_forked_from_the_warm_server(
         await ear.until(lambda: set(ear.workers().values()) == {"idle"})
     finally:
         await agent.stop()
-    assert len(ear.signals) == 1

@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 
 from services.agent.agent import Agent
-from tests.agent.kit import WAIT_S, Driver, listens, train
+from tests.agent.kit import SPEC, WAIT_S, Driver, listens, parent, train
 
 
-def fork_server(agent: Agent) -> int:
-    assert agent._fork_server is not None
-    assert agent._fork_server._process is not None
-    return agent._fork_server._process.pid
+async def fork_server(driver: Driver) -> int:
+    """Return the pid of the fork server: the parent of a process that is started for this."""
+    probed = await driver.ask("prepare", 0, workers=["n0/1"], spec={**SPEC, "name": "other"}, task="other")
+    pid = parent(probed.workers["n0/1"].pid or 0)
+    assert (await driver.ask("release", 0, workers=["n0/1"], task="other")).ok
+    return pid
 
 
 def children(pid: int) -> list[str]:
@@ -35,7 +37,7 @@ def children(pid: int) -> list[str]:
 async def test_a_store_that_is_not_wanted_any_more_when_it_opens_is_closed(
     agent: Agent, driver: Driver, newer: dict[str, Any], code: str
 ) -> None:
-    server = fork_server(agent)
+    server = await fork_server(driver)
     os.kill(server, signal.SIGSTOP)
     try:
         opening = asyncio.create_task(driver.ask("open-store", 1))
@@ -53,8 +55,8 @@ async def test_a_store_that_is_not_wanted_any_more_when_it_opens_is_closed(
 
 
 async def test_a_release_leaves_the_store_of_a_newer_plan(agent: Agent, driver: Driver) -> None:
-    await train(driver)
-    server = fork_server(agent)
+    pids = await train(driver)
+    server = parent(pids["n0/0"])
     os.kill(server, signal.SIGSTOP)  # the end of the processes is not reported
     try:
         releasing = asyncio.create_task(driver.ask("release", 2, workers=driver.workers, all_workers=True))

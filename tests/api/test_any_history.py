@@ -17,6 +17,7 @@ from services.api.views import ClusterView, PlanState, Views
 from shared.events import (
     ErrorDetected,
     Event,
+    NodeAdopted,
     NodeCordoned,
     NodeDrained,
     NodeDraining,
@@ -91,6 +92,8 @@ events: st.SearchStrategy[Event] = st.one_of(
     st.builds(NodeCordoned, node=st.just("n0"), reason=st.just("r"), **base),
     st.builds(NodeDraining, node=st.just("n0"), by=st.sampled_from(["user", "agent"]), timeout_s=st.just(60.0), **base),
     st.builds(NodeDrained, node=st.just("n0"), **base),
+    st.builds(NodeAdopted, node=st.just("n0"), incarnation=st.just("y"), predecessor=st.just("x"),
+              agent_pid=st.just(2), **base),
     st.builds(NodeReturned, node=st.just("n0"), incarnation=st.just("x"), **base),
     st.builds(NodeLeft, node=st.just("n0"), incarnation=st.just("x"), reason=st.just("r"), **base),
     st.builds(ErrorDetected, incident=st.sampled_from(["i0", "i1"]), kind=st.sampled_from(ErrorKind),

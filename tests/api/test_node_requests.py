@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from services.api import gateway
+from shared.agent_restart import AGENT_RESTART, AGENT_RESTART_REQUEST, AgentRestart, AgentRestartResult
 from shared.bus import Bus
 from shared.errors import Conflict, NotFound, Unavailable
-from shared.events import ErrorDetected, Event, NodeDrained, NodeDraining, NodeJoined, NodeLeft
+from shared.events import ErrorDetected, Event, NodeAdopted, NodeDrained, NodeDraining, NodeJoined, NodeLeft
 from shared.log.log import EventLog
 from shared.model import utc_now
 from shared.self_test import SELF_TEST, SELF_TEST_REQUEST, SelfTest, SelfTestResult
@@ -205,3 +206,41 @@ async def test_a_request_for_which_the_log_has_no_room_is_refused_with_the_reaso
     assert (problem["status"], problem["code"]) == (503, "unavailable")
     assert problem["detail"] == "no space left; the request may have been recorded: look before you repeat it"
     assert (await ask(api, "cordon"))["state"] == "cordoned"
+
+
+async def successor(api: Server, incarnation: str = "second") -> None:
+    fields = {"incarnation": incarnation, "predecessor": INCARNATION, "agent_pid": 2}
+    await api.projected((await api.append(NodeAdopted, node="n0", **fields)).position)
+
+
+async def test_an_agent_hands_over_and_its_successor_is_the_nodes(api: Server, bus: Bus) -> None:
+    await join(api)
+    asked: list[AgentRestart] = []
+
+    async def answer(data: bytes) -> bytes:
+        asked.append(AGENT_RESTART_REQUEST.validate_json(data))
+        return AgentRestartResult(incarnation=INCARNATION).model_dump_json().encode()
+
+    await bus.serve(f"{AGENT_RESTART}.n0", answer)
+    node = await ask(api, "agent/restart")
+    assert (node["state"], node["incarnation"], node["agent_pid"]) == ("ready", INCARNATION, 1)
+    assert asked == [AgentRestart(incarnation=INCARNATION)]
+    await successor(api)
+    node = (await api.http.get("/v1/nodes/n0")).json()
+    assert (node["state"], node["incarnation"], node["agent_pid"]) == ("ready", "second", 2)
+    problem = await refused(api, "agent/restart")  # the predecessor still answers
+    assert problem["code"] == Unavailable.code
+    assert "has not joined yet" in problem["detail"]
+    await successor(api, "of another predecessor")
+    assert (await api.http.get("/v1/nodes/n0")).json()["incarnation"] == "second"
+
+
+async def test_an_agent_that_is_not_there_is_not_started_again(api: Server) -> None:
+    assert (await refused(api, "agent/restart"))["code"] == NotFound.code
+    await join(api)
+    problem = await refused(api, "agent/restart")
+    assert problem["code"] == Unavailable.code
+    assert "the agent of node 'n0' does not answer" in problem["detail"]
+    await leave(api)
+    problem = await refused(api, "agent/restart")
+    assert (problem["code"], problem["state"]) == (Conflict.code, "left")

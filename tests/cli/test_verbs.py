@@ -17,9 +17,18 @@ import pytest
 import yaml
 
 from cli.events import line, records
+from shared.agent_restart import AGENT_RESTART, AgentRestartResult
 from shared.bus import Bus
 from shared.errors import Unavailable
-from shared.events import NodeDrained, TaskFailed, TaskFinished, TaskStopped, TaskStopRefused, TaskStopRequested
+from shared.events import (
+    NodeAdopted,
+    NodeDrained,
+    TaskFailed,
+    TaskFinished,
+    TaskStopped,
+    TaskStopRefused,
+    TaskStopRequested,
+)
 from shared.log.journal import Journal
 from shared.self_test import SELF_TEST, SelfTestResult
 from shared.settings import Settings
@@ -251,6 +260,32 @@ async def test_a_node_is_returned_once_its_agent_has_tested_itself(healed: Serve
     assert json.loads(as_json.out)["state"] == "ready"
 
 
+async def test_an_agent_is_started_again_and_waited_for(healed: Server, bus: Bus) -> None:
+    before = (await healed.http.get("/v1/nodes/n1")).json()
+    absent = await call_unicron("agent", "restart", "n1", server=healed.url)
+    assert absent.code == Unavailable.exit_code
+
+    asked = asyncio.Event()
+
+    async def hand_over(_: bytes) -> bytes:
+        asked.set()
+        return AgentRestartResult(incarnation=before["incarnation"]).model_dump_json().encode()
+
+    await bus.serve(f"{AGENT_RESTART}.n1", hand_over)
+    in_vain = await call_unicron("agent", "restart", "n1", "--timeout-s", "0.2", server=healed.url)
+    assert (in_vain.code, in_vain.out) == (Unavailable.exit_code, "")
+    assert "node 'n1' has no other agent after 0.2 s" in in_vain.err
+    asked.clear()
+    waiting = asyncio.create_task(call_unicron("agent", "restart", "n1", server=healed.url))
+    await asked.wait()
+    await healed.append(NodeAdopted, node="n1", incarnation="2", predecessor=before["incarnation"], agent_pid=77)
+    outcome = await waiting
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith("n1: ready, agent 77 after ")
+    after = (await healed.http.get("/v1/nodes/n1")).json()
+    assert (after["incarnation"], after["agent_pid"], after["state"]) == ("2", 77, before["state"])
+
+
 async def test_a_drain_is_waited_for(healed: Server) -> None:
     waiting = asyncio.create_task(call_unicron("drain", "n1", "--wait", server=healed.url))
     async with asyncio.timeout(40):
@@ -270,6 +305,7 @@ async def test_what_is_not_there_exits_3(unicron: Unicron) -> None:
         ["cordon", "x"],
         ["drain", "x"],
         ["return", "x"],
+        ["agent", "restart", "x"],
         ["plan", "show", "x"],
         ["show", "a/../b"],
     ):

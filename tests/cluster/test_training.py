@@ -21,8 +21,8 @@ FOUND_S = 10.0
 """Generous beside node_timeout_s of 1.5 s: the machine may be busy with other tests."""
 
 
-def end_agent(bed: Bed, node: str) -> None:
-    """Kill a node's agent; what runs below it ends by itself."""
+def end_supervisor(bed: Bed, node: str) -> None:
+    """Kill a node's main process; all others end by themselves."""
     bed.nodes[node].kill(bed.agents[node].pid)
 
 
@@ -48,7 +48,7 @@ def test_a_killed_rank_heals(bed: Bed, recorded: Recorded, corpus: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "fault", [pytest.param(cut_links, marks=pytest.mark.short), cut_power, end_agent], ids=lambda f: f.__name__
+    "fault", [pytest.param(cut_links, marks=pytest.mark.short), cut_power, end_supervisor], ids=lambda f: f.__name__
 )
 def test_a_node_is_lost_and_back(
     fault: Callable[[Bed, str], None], bed: Bed, recorded: Recorded, corpus: Path, tmp_path: Path

@@ -13,10 +13,10 @@ from shared.bus import Bus
 from shared.events import Event
 from shared.log.journal import Journal
 from shared.settings import Settings
-from tests.agent.conftest import agent, driver
+from tests.agent.conftest import agent, driver, inherited
 from tests.agent.kit import WAIT_S
 
-__all__ = ["agent", "driver", "monitor", "strict_monitor"]
+__all__ = ["agent", "driver", "inherited", "monitor", "strict_monitor"]
 
 STALL_S = 4.0
 """Longer than a busy machine stalls a process."""

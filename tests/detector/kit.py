@@ -74,8 +74,13 @@ class Cluster:
         max_restarts: int = 3,
         trained: bool = True,
         layout: Layout | None = None,
+        supervised: bool = False,
     ) -> None:
-        """``trained``: generation 1 has formed; else its processes are being started. ``layout``: if not only data."""
+        """``trained``: generation 1 has formed; else its processes are being started. ``layout``: if not only data.
+
+        ``supervised``: whether the nodes' agents have a supervisor.
+        """
+        self.supervised = supervised
         self.monitor = Monitor(limits=LIMITS, started_at=at(0))
         self.monitor.echo(at(0))
         self.names = [f"n{i}" for i in range(nodes)]
@@ -122,6 +127,7 @@ class Cluster:
             network=status.pop("network", ""),
             domain=status.pop("domain", "default"),
             hardware=status.pop("hardware", "cpu"),
+            supervisor=status.pop("supervisor", f"supervisor of {node}" if self.supervised else ""),
             workers=[WorkerStatus.model_validate({**fields, **status})],
         )
         decision = self.monitor.heartbeat(heartbeat, at(seconds))

@@ -181,14 +181,14 @@ async def test_a_silent_node_is_lost_and_comes_back_clean(
         driver = Driver(bus)
         pids = await train(monitor.journal, driver)
         stopped_s = time.monotonic()
-        agent.process.send_signal(signal.SIGSTOP)
+        agent.signal_agent(signal.SIGSTOP)
         events = await monitor.until(lambda found: bool(of(found, ErrorDetected)))
         took_s = time.monotonic() - stopped_s
         [lost] = of(events, ErrorDetected)
         assert (lost.kind, lost.severity, lost.node) == (ErrorKind.NODE_LOST, Severity.SEV1, "n0")
         assert lost.evidence["tasks"]["gpt"]["workers"] == driver.workers
         assert STALL_S - 0.3 < took_s < STALL_S + 20.0
-        agent.process.send_signal(signal.SIGCONT)
+        agent.signal_agent(signal.SIGCONT)
         await monitor.until(lambda found: len(of(found, NodeJoined)) == 2)
         for pid in pids.values():
             with pytest.raises(ProcessLookupError):

@@ -80,14 +80,14 @@ async def test_an_agent_that_was_replaced_while_it_stood_still_ends_and_harms_no
     async with running(settings, "n0", tmp_path / "first.log") as first:
         await first.ready()
         await monitor.until(bool)
-        first.process.send_signal(signal.SIGSTOP)
+        first.signal_agent(signal.SIGSTOP)
         async with running(settings, "n0", tmp_path / "second.log") as second:
             await second.ready()
             events = await monitor.until(lambda found: len(found) == 3)
             assert [type(event) for event in events] == [NodeJoined, ErrorDetected, NodeJoined]
             try:
                 snapshots.mkdir()
-                first.process.send_signal(signal.SIGCONT)
+                first.signal_agent(signal.SIGCONT)
                 async with asyncio.timeout(WAIT_S):
                     assert await first.process.wait() == 4
                 assert snapshots.is_dir()  # they are the successor's

@@ -174,6 +174,22 @@ class Cluster:
         self._client.post(f"/v1/nodes/{node}/{what}").raise_for_status()
         self._until(lambda: self._node(node)["state"] == state, f"node {node} is {state}")
 
+    def replace_agent(self, node: str, end: Callable[[str], None]) -> None:
+        """End a node's agent, and wait until it has another one."""
+        before = self._node(node)["incarnation"]
+        print(f"{end.__name__} of {node}", flush=True)
+        end(node)
+        self._until(lambda: self._node(node)["incarnation"] != before, f"node {node} has another agent")
+        self._until(lambda: self._usable(node), f"node {node} is ready")
+
+    def kill_agent(self, node: str) -> None:
+        """Kill a node's agent, not its supervisor."""
+        os.kill(self._node(node)["agent_pid"], signal.SIGKILL)
+
+    def restart_agent(self, node: str) -> None:
+        """Have a node's agent hand over."""
+        self._client.post(f"/v1/nodes/{node}/agent/restart").raise_for_status()
+
     def _node(self, node: str) -> Answer:
         answer: Answer = self._client.get(f"/v1/nodes/{node}").raise_for_status().json()
         return answer
@@ -329,12 +345,28 @@ def drained_node(python: Path, run_dir: Path) -> None:
             cluster.ends(name, "stopped")
 
 
+def adopted_node(python: Path, run_dir: Path) -> None:
+    """Record a node whose agent is killed, and one whose agent hands over, while a task trains on both."""
+    with running(python, run_dir) as cluster:
+        cluster.submit("kept", steps=100_000, workers={"min": 4, "max": 4})
+        cluster.reaches("kept", 10)
+        cluster.replace_agent("n1", cluster.kill_agent)
+        cluster.reaches("kept", 10)
+        cluster.replace_agent("n0", cluster.restart_agent)
+        cluster.reaches("kept", 10)
+        cluster.kill_rank("kept", 1)
+        cluster.reaches("kept", 10)
+        cluster.stop("kept")
+        cluster.ends("kept", "stopped")
+
+
 COURSES: dict[str, Callable[[Path, Path], None]] = {
     "demo": demo,
     "every-event": every_event,
     "planned-stop": planned_stop,
     "unsaved": unsaved,
     "drained-node": drained_node,
+    "adopted-node": adopted_node,
 }
 
 

@@ -26,7 +26,7 @@ from shared.log.relay import decode, encode
 from shared.tasks import ENDED
 from tests.logs.kit import FOLDER, GOLDEN, read_rows, restore
 
-COURSES = ["demo", "every-event", "planned-stop", "unsaved", "drained-node"]
+COURSES = ["demo", "every-event", "planned-stop", "unsaved", "drained-node", "adopted-node"]
 
 EVENT_TYPES = set(EVENT.json_schema()["discriminator"]["mapping"])
 

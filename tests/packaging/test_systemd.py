@@ -29,10 +29,10 @@ def unit() -> configparser.SectionProxy:
     return parser["Service"]
 
 
-def test_the_unit_runs_the_agent_and_signals_it_alone() -> None:
+def test_the_unit_runs_the_supervisor_and_signals_it_alone() -> None:
     module = unit()["ExecStart"].split()[-1]
     assert importlib.util.find_spec(module) is not None
-    assert unit()["KillMode"] == "mixed"
+    assert unit()["KillMode"] == "process"
 
 
 def test_the_unit_leaves_time_for_a_drain() -> None:

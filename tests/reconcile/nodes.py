@@ -21,29 +21,64 @@ from tests.reconcile.virtual import Network, now, seconds, watched
 from unicron import protocol
 
 START_S = 0.4
+ATTACH_S = 0.01
+"""How long ranks take to attach to the successor of their agent."""
+
 HEARTBEAT_S = 0.25
 
 
 class Agent:
-    """One incarnation of a node's agent: what ``commands.Host`` asks for, signals and heartbeats."""
+    """One incarnation of a node's agent: what ``commands.Host`` asks for, signals and heartbeats.
 
-    def __init__(self, cluster: Cluster, name: str, incarnation: str, workers: int) -> None:
-        self.cluster, self.name = cluster, name
-        self.node = Node.create(name, incarnation, workers)
+    ``before``: the agent of the same supervisor whose record and ranks it takes over.
+    """
+
+    def __init__(
+        self, cluster: Cluster, name: str, incarnation: str, workers: int, supervisor: str, before: Agent | None = None
+    ) -> None:
+        self.cluster, self.name, self.supervisor, self.workers = cluster, name, supervisor, workers
         self.changes = Changes()
-        self.commands = Commands(self.node, self.changes, self, self._notify, DroppedMessages({}))
-        self.ranks: dict[str, Rank] = {}
+        self.ranks: dict[str, Rank] = before.ranks if before is not None else {}
         self.signals: list[Signal] = []
+        self.unheard: list[Callable[[], None]] = []
+        """What happened while there was no agent: ranks say it again, and the fork server repeats it."""
+        self.node = Node.create(name, incarnation, workers)
+        if before is not None:
+            processes = [process for process in before.node.processes() if process.pid is not None]
+            self.node = Node.restored(
+                name, incarnation, workers, processes=processes, fences=before.node.fences, at_s=seconds()
+            )
+            self.signals = [signal.model_copy(update={"incarnation": incarnation}) for signal in before.signals]
+            for rank in self.ranks.values():
+                rank.agent = self
+            cluster.loop.call_later(ATTACH_S, self._reattach, before)
+        replies = before.commands.replies.values() if before is not None else ()
+        self.commands: Commands = Commands(self.node, self.changes, self, self._notify, DroppedMessages({}), replies)
         self._sequence = 0
         self._due = asyncio.Event()
         self._tasks = [watched(self._send_signals()), watched(self._beat())]
-        self.ended_for_good = False
+        self.ended_for_good = self.may_be_followed = False
 
     # ---- life
 
+    async def part(self) -> None:
+        """End the agent alone. Its ranks go on, and a successor may follow."""
+        self.ended_for_good = self.may_be_followed = True
+        for task in self._tasks:
+            task.cancel()
+        await self.commands.stop()
+
+    def _reattach(self, before: Agent) -> None:
+        """Have the ranks attach, and take what they and the fork server repeat."""
+        for process in self.node.processes():
+            process.attached = process.attached or not self.ranks[process.id].starting
+        for repeat in before.unheard:
+            repeat()
+        self._notify()
+
     async def kill(self) -> None:
         """End the agent and its ranks, without a word."""
-        self.ended_for_good = True
+        self.ended_for_good, self.may_be_followed = True, False
         for task in self._tasks:
             task.cancel()
         for rank in self.ranks.values():
@@ -69,9 +104,11 @@ class Agent:
         self._notify()
 
     def _attached(self, process: Process) -> None:
-        if process.alive:
+        rank = self.ranks[process.id]
+        rank.starting = False
+        if rank.alive:
             process.attached = True
-            self._notify()
+            rank.agent._notify()
 
     def send(self, process: Process, message: protocol.Message) -> None:
         if isinstance(message, protocol.Configure):
@@ -87,7 +124,9 @@ class Agent:
         ending = [process for process in processes if process.alive]
         for process in ending:
             process.ending = True
-            self.cluster.loop.call_later(0.05, self.ended, process, -9)
+            rank = self.ranks.get(process.id)
+            if rank is not None:
+                self.cluster.loop.call_later(0.05, rank.end, -9)
         await self.changes.until(lambda: not any(p.alive for p in ending))
 
     async def open_store(self, task: str, generation: int) -> tuple[str, int]:
@@ -102,6 +141,8 @@ class Agent:
 
     def hear(self, process: Process, message: protocol.Message) -> None:
         if self.ended_for_good:
+            if self.may_be_followed and not isinstance(message, protocol.Progress):
+                self.unheard.append(lambda: self.ranks[process.id].agent.hear(process, message))
             return
         self.signals += self.node.receive(process, message, at_s=seconds(), now=now())
         if not isinstance(message, protocol.Progress):
@@ -110,10 +151,14 @@ class Agent:
 
     def ended(self, process: Process, exit_code: int, *, signalled: bool = True) -> None:
         """Note the end of a process. ``signalled``: whether its signal is sent."""
-        if not process.alive or self.ended_for_good:
+        if not process.alive or process.pid is None:
+            return  # without a pid the fork server has not answered; ``launch`` goes on
+        rank = self.ranks[process.id]
+        rank.ended = True
+        if self.ended_for_good:
+            if self.may_be_followed:
+                self.unheard.append(lambda: rank.agent.ended(process, exit_code, signalled=signalled))
             return
-        if process.pid is None:
-            return  # the fork server has not answered; ``launch`` goes on
         signals = self.node.exited(process, exit_code, last_output="", now=now())
         if signalled:
             self.signals += signals
@@ -143,6 +188,7 @@ class Agent:
                 sequence=self._sequence,
                 sent_at=now(),
                 interval_s=HEARTBEAT_S,
+                supervisor=self.supervisor,
                 workers=self.node.status(at_s=seconds(), process_states={}, schedules={}),
             )
             self.cluster.network.post(self.name, lambda h=heartbeat: self.cluster.take_heartbeat(h))  # type: ignore[misc]
@@ -199,7 +245,14 @@ class Cluster:
 
     def start_agent(self, name: str, workers: int) -> None:
         incarnation = f"{name}-{next(self._incarnations)}"
-        self.agents[name] = Agent(self, name, incarnation, workers)
+        self.agents[name] = Agent(self, name, incarnation, workers, f"supervisor {incarnation}")
+
+    def follow_agent(self, name: str) -> None:
+        """Start the successor of an agent that has ended alone, unless its machine has failed since."""
+        before = self.agents[name]
+        if before.may_be_followed:
+            incarnation = f"{name}-{next(self._incarnations)}"
+            self.agents[name] = Agent(self, name, incarnation, before.workers, before.supervisor, before)
 
     async def command(self, node: str, command: Command) -> bytes:
         """Carry out a command at whatever agent the node has now."""

@@ -37,10 +37,17 @@ class Rank:
     stop: bool = False
     number: int = 0
     group: Group | None = None
+    starting: bool = True
+    ended: bool = False
+    """Whether the process has ended; its agent may not know yet."""
 
     @property
     def alive(self) -> bool:
-        return self.process.alive
+        return self.process.alive and not self.ended
+
+    def end(self, exit_code: int) -> None:
+        """End, and have whatever agent the node has notice."""
+        self.agent.ended(self.process, exit_code)
 
     def say(self, message: protocol.Message) -> None:
         if self.alive:
@@ -83,7 +90,7 @@ class Rank:
                 if self.mode != "training":
                     self.save()
             case protocol.Quit():
-                self.agent.ended(self.process, 0)
+                self.end(0)
             case _:
                 pass
 
@@ -101,7 +108,7 @@ class Rank:
         self.say(
             protocol.Stopped(generation=self.process.generation, rank=self.number, step=step, path=f"/step-{step}")
         )
-        self.agent.ended(self.process, 0)
+        self.end(0)
 
     def fail(self, kind: str) -> None:
         """Raise, and wait for what comes."""
@@ -202,7 +209,7 @@ class Group:
                         parameters_path="p",
                     )
                 )
-                self.cluster.loop.call_later(0.2, rank.agent.ended, rank.process, 0)
+                self.cluster.loop.call_later(0.2, rank.end, 0)
             return True
         if not any(rank.drain or rank.stop for rank in ranks):
             return False

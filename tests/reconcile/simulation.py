@@ -15,7 +15,9 @@ from tests.reconcile.nodes import Cluster
 from tests.reconcile.services import Detector, Log, Planner, Service, Transition
 from tests.reconcile.virtual import FAILED, Network, now, seconds, watched
 
-Kind = Literal["exit", "vanish", "hang", "silence", "agent", "detector", "planner", "transition", "stop", "finish"]
+Kind = Literal[
+    "exit", "vanish", "hang", "silence", "agent", "restart", "detector", "planner", "transition", "stop", "finish"
+]
 
 WORKERS = {"n0": 2, "n1": 1, "n2": 1}
 
@@ -141,6 +143,10 @@ class Simulation:
                 await asyncio.sleep(fault.lasts_s)
                 if self.cluster.agents[node].ended_for_good:
                     self.cluster.start_agent(node, WORKERS[node])
+            case "restart" if not self.cluster.agents[node].ended_for_good:
+                await self.cluster.agents[node].part()
+                await asyncio.sleep(fault.lasts_s)
+                self.cluster.follow_agent(node)
             case "detector" | "planner" | "transition" if fault.kind in self.services:
                 self.services.pop(fault.kind).end()
                 await asyncio.sleep(fault.lasts_s)

@@ -22,6 +22,8 @@ KINDS: list[Kind] = [
     "hang",
     "silence",
     "agent",
+    "restart",
+    "restart",
     "detector",
     "planner",
     "transition",
@@ -122,3 +124,18 @@ def test_without_faults_there_is_no_incident(seed: int) -> None:
         return [r.event.type for r in simulation.log.records if r.event.type == "error.detected"]
 
     assert run(errors()) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_agents_that_are_followed_at_once_cost_nothing(seed: int) -> None:
+    """Their nodes are adopted: no incident, and every rank stays, whatever is lost or overtaken."""
+
+    async def events() -> list[str]:
+        faults = [ScheduledFault(2.0 + 0.7 * number, "restart", number, 0.3) for number in range(12)]
+        simulation = Simulation(Script(seed, repeat=0.5, delay_s=0.05, faults=faults))
+        assert await simulation.run() == ""
+        return [r.event.type for r in simulation.log.records]
+
+    found = run(events())
+    assert "error.detected" not in found
+    assert found.count("node.adopted") == 12

@@ -12,6 +12,7 @@ from shared.codes import FailureCode
 from shared.events import (
     ErrorDetected,
     Event,
+    NodeAdopted,
     NodeCordoned,
     NodeDrained,
     NodeDraining,
@@ -185,6 +186,15 @@ events: st.SearchStrategy[Event] = st.one_of(
         reason=_text,
     ),
     st.builds(NodeDrained, event_id=_ids, occurred_at=_times, node=_names),
+    st.builds(
+        NodeAdopted,
+        event_id=_ids,
+        occurred_at=_times,
+        node=_names,
+        incarnation=_text,
+        predecessor=_text,
+        agent_pid=st.integers(1, 1 << 22),
+    ),
     st.builds(NodeReturned, event_id=_ids, occurred_at=_times, node=_names, incarnation=_text),
     st.builds(NodeLeft, event_id=_ids, occurred_at=_times, node=_names, incarnation=_text, reason=_text),
 )

@@ -20,15 +20,19 @@ from unicron.link.agent_link import EXIT_INCOMPATIBLE, AgentLink
 from unicron.link.breaker import Breaker, BreakMethod
 from unicron.link.connection import socket_address
 from unicron.protocol import (
+    Checkpointed,
     Configure,
     Drain,
     Drained,
+    Finished,
     Held,
     Hello,
     Hold,
     Incompatible,
     Message,
     Progress,
+    Received,
+    Resumed,
     Stop,
     decode,
     encode,
@@ -136,17 +140,79 @@ def test_a_drain_is_answered_by_what_the_process_waits_for(held: bool, connected
     assert future.result(TIMEOUT_S) is None
 
 
-def test_the_successor_of_an_agent_gets_the_last_answer_again(connected: tuple[FakeAgent, AgentLink]) -> None:
+def test_the_successor_of_an_agent_gets_what_was_not_answered_and_the_newest_progress(
+    connected: tuple[FakeAgent, AgentLink],
+) -> None:
     agent, link = connected
-    future = waits(agent, link)
+    resumed, written = Resumed(generation=2, step=1, source="own"), Checkpointed(generation=2, step=2, path="/two")
+    for message in (resumed, written):
+        link.send(message)
+        assert agent.receive() == message
+    link.progress(3, "begun")
+    assert isinstance(agent.receive(), Progress)
+    agent.send(Received())
     agent.send(Hold(generation=2))
-    answer = agent.receive()
+    future = waits(agent, link)
+    assert agent.receive() == Held(generation=2, step=3)
+    for _ in range(2):  # an answer counts on its own connection only
+        agent.disconnect()
+        agent.accept()
+        assert isinstance(agent.receive(), Hello)
+        assert agent.receive() == written
+        assert agent.receive() == Held(generation=2, step=3)
+        progress = agent.receive()
+        assert isinstance(progress, Progress)
+        assert (progress.step, progress.phase) == (4, "waiting")
+    agent.send(Received())
+    agent.send(Received())
+    agent.send(generation(3))
+    assert future.result(TIMEOUT_S) == generation(3)
     agent.disconnect()
     agent.accept()
     assert isinstance(agent.receive(), Hello)
-    assert agent.receive() == answer == Held(generation=2, step=3)
+    assert isinstance(agent.receive(), Progress)
+
+
+def test_what_is_sent_while_there_is_no_agent_waits_for_the_successor(connected: tuple[FakeAgent, AgentLink]) -> None:
+    agent, link = connected
+    agent.disconnect()
+    messages = [Checkpointed(generation=2, step=step, path="/c") for step in range(1, 4)]
+    for message in messages:
+        link.send(message)
+    agent.accept()
+    assert isinstance(agent.receive(), Hello)
+    while isinstance(found := agent.receive(), Progress):
+        pass
+    assert [found, agent.receive(), agent.receive()] == messages
+
+
+def test_a_process_does_not_end_before_the_successor_has_its_last_message(
+    connected: tuple[FakeAgent, AgentLink],
+) -> None:
+    agent, link = connected
+    link.send(Resumed(generation=2, step=1, source="own"))
+    assert isinstance(agent.receive(), Resumed)
+    agent.send(Received())
+    agent.send(Hold(generation=2))
+    waiting = waits(agent, link)
+    assert isinstance(agent.receive(), Held)  # so the answer before has arrived, too
+    agent.send(Received())
     agent.send(generation(3))
-    assert future.result(TIMEOUT_S) == generation(3)
+    assert waiting.result(TIMEOUT_S) == generation(3)
+    agent.disconnect()  # what is sent from here on reaches the successor alone
+    last = Finished(generation=3, rank=0, step=9)
+    link.send(last)
+    assert link._connection is not None
+    flushing = threading.Thread(target=link._connection.flush, args=(0.0, TIMEOUT_S))
+    flushing.start()
+    agent.accept()
+    assert isinstance(agent.receive(), Hello)
+    while (found := agent.receive()) != last:
+        assert isinstance(found, Progress)
+    assert flushing.is_alive()
+    agent.send(Received())
+    flushing.join(TIMEOUT_S)
+    assert not flushing.is_alive()
 
 
 class WatchedCondition(threading.Condition):

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from unicron import forkserver
+from unicron import forkserver, processes
 
 WRITES_AT_ONCE = {"UNICRON_TEST_WRITES_AT_ONCE": "1"}
 """Environment of a rank that trains on only when its part of a checkpoint is written, and on rank 0 the checkpoint too.
@@ -161,7 +161,7 @@ def main(control: socket.socket) -> None:
             os.close(output)
             request = json.loads(data)
             if request:
-                ctypes.CDLL(None).prctl(forkserver.PR_SET_PDEATHSIG, signal.SIGKILL)
+                ctypes.CDLL(None).prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 os.write(answer, str(_run(request["arguments"], request["directory"])).encode())
                 os._exit(0)

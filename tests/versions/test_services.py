@@ -29,8 +29,8 @@ from shared.service import Context
 from shared.settings import Settings
 from shared.signals import ACCEPTED, HEARTBEATS, REFUSED, SIGNALS, ProcessExited, RankCheckpointed
 from shared.tasks import parse_spec
-from tests.agent.conftest import agent, driver, ear
-from tests.agent.kit import HERE, SPEC, STAND_IN, WAIT_S, Driver, Ear, stage
+from tests.agent.conftest import agent, driver, ear, inherited
+from tests.agent.kit import HERE, SPEC, WAIT_S, Driver, Ear, stage, supervision
 from tests.api.kit import Server, serving, until
 from tests.detector.conftest import watching
 from tests.detector.kit import moved, plan
@@ -45,7 +45,7 @@ from tests.versions.kit import (
     heartbeat,
 )
 
-__all__ = ["agent", "driver", "ear"]
+__all__ = ["agent", "driver", "ear", "inherited"]
 
 
 def of(journal: Journal, kind: type[Any]) -> list[Any]:
@@ -153,7 +153,8 @@ async def test_a_fork_server_of_another_version_is_refused_and_lines_that_are_no
     script = tmp_path / "server.py"
     script.write_text(
         "import json, socket, sys\n"
-        "agent = socket.socket(fileno=int(sys.argv[-1]))\n"
+        "listener = socket.socket(fileno=int(sys.argv[sys.argv.index('--fd') + 1]))\n"
+        "agent, _ = listener.accept()\n"
         "def say(**event): agent.sendall(json.dumps(event).encode() + b'\\n')\n"
         "agent.sendall(b'[' * 99999 + b'\\n' + b'x' * 200000 + b'\\n\\xff\\n{\"event\": 1}\\n[]\\n')\n"
         "say(event='later', id='a'); say(event='exited', id='a'); say(event='exited', code=1); say(event='forked')\n"
@@ -161,13 +162,15 @@ async def test_a_fork_server_of_another_version_is_refused_and_lines_that_are_no
         "agent.recv(99)\n"
     )
     counters: dict[str, int] = {}
-    newer = Agent(settings, bus, HERE, "0" * 32, command=(sys.executable, str(script), "2"), counters=counters)
-    with pytest.raises(Unavailable, match="the fork server speaks version 2; the agent reads 1"):
-        await newer.start()
-    await newer.stop()
-    same = Agent(settings, bus, HERE, "0" * 32, command=(sys.executable, str(script), "1"), counters=counters)
-    await same.start()
-    await same.stop()
+    async with supervision(settings, (sys.executable, str(script), "2")) as inherited:
+        newer = Agent(settings, bus, HERE, "0" * 32, inherited, counters=counters)
+        with pytest.raises(Unavailable, match="the fork server speaks version 2; the agent reads 1"):
+            await newer.start()
+        await newer.stop()
+    async with supervision(settings, (sys.executable, str(script), "1")) as inherited:
+        same = Agent(settings, bus, HERE, "0" * 32, inherited, counters=counters)
+        await same.start()
+        await same.stop()
     assert counters["undecodable"] >= 2 * 9
 
 
@@ -190,9 +193,13 @@ async def background(*tasks: asyncio.Task[None]) -> AsyncIterator[None]:
 async def cluster(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterator[tuple[Server, dict[str, int]]]:
     """Every service, and an agent whose ranks train nothing; the counters of all of them but the api."""
     counters: dict[str, int] = {}
-    agent = Agent(settings, bus, HERE, "0" * 32, command=STAND_IN, counters=counters)
     contexts = [Context(settings, bus, journal, asyncio.Event(), name) for name in ("transition", "planner")]
-    async with serving(settings, bus, journal) as server, watching(settings, bus, journal):
+    async with (
+        supervision(settings) as inherited,
+        serving(settings, bus, journal) as server,
+        watching(settings, bus, journal),
+    ):
+        agent = Agent(settings, bus, HERE, "0" * 32, inherited, counters=counters)
         works = [Transition(contexts[0]).run(), planner.serve(contexts[1])]
         tasks = [asyncio.create_task(work) for work in works]
         try:

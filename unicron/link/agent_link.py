@@ -39,6 +39,10 @@ from unicron.protocol import (
 FLUSH_S = 1.0
 """Longest time that the last messages of a process may take to leave it."""
 
+LAST_ANSWER_S = 60.0
+"""Longest time that a process waits at its end for the agent's answer to its last messages. An agent answers within
+milliseconds; one that is being restarted has a successor within seconds, on a busy machine within half a minute."""
+
 STUCK_S = 0.3
 """How long after its sockets were shut a collective is given up. Measured: a collective ends within 20 ms of that, but
 for about 1 of 100 under stress whose failure gloo does not pass on, and which waits until its time-out."""
@@ -77,8 +81,6 @@ class AgentLink:
         self._unanswered_hold = 0
         self._requests: set[int] = set()
         self._unanswered_request = NOTHING
-        self._last_answer: Message | None = None
-        """The last answer given since a generation was joined: an agent's successor gets it again."""
         self._breaker = Breaker(self._changed, self.is_held)
         self._connection: AgentConnection | None = None
         self.abandoned: list[Any] = []
@@ -94,7 +96,6 @@ class AgentLink:
                     pid=os.getpid(),
                 ),
                 on_message=self._receive,
-                on_attached=self._reattached,
                 on_orphaned=self._orphaned,
             )
 
@@ -159,7 +160,7 @@ class AgentLink:
     def exit(self, code: int) -> NoReturn:
         """End the process at once, after the last messages have left: no destructor can block on a broken group."""
         if self._connection is not None:
-            self._connection.flush(FLUSH_S)
+            self._connection.flush(FLUSH_S, LAST_ANSWER_S)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -184,7 +185,7 @@ class AgentLink:
         with self._changed:
             self._requests.clear()
             if drained:
-                self._answer(Drained(generation=self._generation, step=step))
+                self.send(Drained(generation=self._generation, step=step))
             # A drain is answered now. A stop during a step that a fault broke gives way to the answer to the fault.
             unanswered = self._unanswered_request
             if unanswered == DRAIN if drained else unanswered >= STOP:
@@ -207,7 +208,7 @@ class AgentLink:
             return None
         self._configure = None
         self._generation, self._rank = configure.generation, configure.rank
-        self._unanswered_hold, self._last_answer = 0, None
+        self._unanswered_hold = 0
         self._requests.clear()
         self._unanswered_request = NOTHING
         return configure
@@ -215,17 +216,13 @@ class AgentLink:
     def _answer_waiting(self, step: int, *, drained: bool) -> None:
         """Answer a hold and a drain that came while this process waits for a generation."""
         if self._unanswered_hold:
-            self._answer(Held(generation=self._unanswered_hold, step=step))
+            self.send(Held(generation=self._unanswered_hold, step=step))
             self._unanswered_hold = 0
         if self._unanswered_request == DRAIN:
             left_by_hold = self.is_held() and not drained
             message_type = Held if left_by_hold else Drained
-            self._answer(message_type(generation=self._generation, step=step))
+            self.send(message_type(generation=self._generation, step=step))
             self._unanswered_request = NOTHING
-
-    def _answer(self, message: Held | Drained) -> None:
-        self._last_answer = message
-        self.send(message)
 
     # The training thread: in a generation.
 
@@ -336,12 +333,6 @@ class AgentLink:
                     self._requests.add(request)
                     self._unanswered_request = max(self._unanswered_request, request)
             self._changed.notify_all()
-
-    def _reattached(self) -> None:
-        """Give the successor of the agent the last answer again."""
-        with self._changed:
-            if self._last_answer is not None:
-                self.send(self._last_answer)
 
     def _orphaned(self) -> None:
         print("unicron: the node agent did not come back; this process ends", file=sys.stderr, flush=True)

@@ -3,6 +3,9 @@
 Sending never blocks the training thread. Bytes that the socket does not accept at once wait in a backlog, which the
 connection's thread flushes. While there is a backlog, messages that may be dropped (progress of single micro-batches)
 are dropped. Messages are those of ``unicron.protocol``; ``unicron.link.agent_link`` interprets them.
+
+When the agent ends, its successor gets a new connection: first ``Hello``, then the messages that no agent has answered
+with ``Received``, in order, then the newest progress.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 
 from unicron import environment
-from unicron.protocol import MAX_LINE_BYTES, Hello, Message, ProtocolError, decode, encode
+from unicron.protocol import MAX_LINE_BYTES, Hello, Message, Progress, ProtocolError, Received, decode, encode
 
 MAX_NAMES = 32
 """Names of unknown messages that are reported, each once."""
@@ -26,6 +29,13 @@ MAX_NAMES = 32
 RETRY_S = 0.05
 """Between two attempts to reach the agent's successor. Chosen: short beside the default grace period (5 s), long beside
 the duration of a connect within one machine."""
+
+
+FLUSH_PAUSE_S = 0.001
+"""Between two looks at whether the last messages have left the process: short beside the end of a process."""
+
+MAX_KEPT = 64
+"""Messages that are kept for an agent that has never sent ``Received`` (a version that does not know it)."""
 
 
 def socket_address(address: str) -> str:
@@ -42,7 +52,6 @@ class AgentConnection:
         hello: Hello,
         *,
         on_message: Callable[[Message], None],
-        on_attached: Callable[[], None],
         on_orphaned: Callable[[], None],
     ) -> None:
         """Connect, and start the thread on which the callbacks run.
@@ -51,7 +60,6 @@ class AgentConnection:
             address: the agent's socket.
             hello: the first message on every connection.
             on_message: called with each message received.
-            on_attached: called after each reconnection.
             on_orphaned: called when no agent could be reached for the grace period
                 (``unicron.environment.ORPHAN_GRACE_S``).
 
@@ -60,9 +68,15 @@ class AgentConnection:
         """
         self._address = socket_address(address)
         self._hello = hello
-        self._on_message, self._on_attached, self._on_orphaned = on_message, on_attached, on_orphaned
+        self._on_message, self._on_orphaned = on_message, on_orphaned
         self._lock = threading.Lock()
         self._backlog: deque[bytes] = deque()
+        self._unanswered: deque[bytes] = deque()
+        """Messages that the agent's successor would get again."""
+        self._progress = b""
+        """The newest progress; empty: there is none yet."""
+        self._answers = False
+        """Whether an agent has ever sent ``Received``."""
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._closing = False
         self._reported: set[str] = set()
@@ -90,6 +104,10 @@ class AgentConnection:
         """
         line = encode(message)
         with self._lock:
+            if isinstance(message, Progress):
+                self._progress = line
+            else:
+                self._keep(line)
             if self._socket is not None and not self._backlog:
                 try:
                     sent = self._socket.send(line)
@@ -108,12 +126,27 @@ class AgentConnection:
             self._backlog.append(line)
         self._wake()
 
-    def flush(self, timeout_s: float) -> None:
-        """Wait until the backlog is sent, at most ``timeout_s`` seconds; called once, before the process ends."""
-        deadline = time.monotonic() + timeout_s
-        while self._backlog and time.monotonic() < deadline:
+    def _keep(self, line: bytes) -> None:
+        """Keep a message for the agent's successor; of an agent that answers none, the newest ones."""
+        if len(line) > MAX_LINE_BYTES:
+            return  # the agent drops the connection because of it, and so would the successor, again and again
+        if not self._answers and len(self._unanswered) == MAX_KEPT:
+            self._unanswered.popleft()
+        self._unanswered.append(line)
+
+    def flush(self, timeout_s: float, answer_timeout_s: float) -> None:
+        """Wait until the last messages have left; called once, before the process ends.
+
+        Args:
+            timeout_s: how long they may take to be sent.
+            answer_timeout_s: how long an agent that answers them may take, or the start of its successor.
+        """
+        begun_s = time.monotonic()
+        while self._backlog or (self._answers and self._unanswered):
+            if time.monotonic() - begun_s > (answer_timeout_s if self._answers else timeout_s):
+                return
             self._flush()
-            time.sleep(0.001)
+            time.sleep(FLUSH_PAUSE_S)
 
     def close(self) -> None:
         """Close the connection and end its thread."""
@@ -154,12 +187,9 @@ class AgentConnection:
             with self._lock:
                 connection.close()
                 self._socket = None
-                # The rest of a partly sent line means nothing to a successor. Hello and what on_attached sends suffice.
-                self._backlog.clear()
             if not self._reconnect():
                 self._on_orphaned()
                 return
-            self._on_attached()
 
     def _reconnect(self) -> bool:
         """Connect to the agent's successor; return whether there was one within the grace period."""
@@ -172,6 +202,8 @@ class AgentConnection:
                 continue
             with self._lock:
                 self._socket = connection
+                # In place of what was to be sent to the predecessor, which may begin in the middle of a line.
+                self._backlog = deque([*self._unanswered, self._progress] if self._progress else self._unanswered)
             return True
         return False
 
@@ -213,8 +245,17 @@ class AgentConnection:
             except ProtocolError as err:
                 self._report(err)
                 continue
-            self._on_message(message)
+            if isinstance(message, Received):
+                self._note_answer()
+            else:
+                self._on_message(message)
         return len(buffer) <= MAX_LINE_BYTES
+
+    def _note_answer(self) -> None:
+        with self._lock:
+            self._answers = True
+            if self._unanswered:
+                self._unanswered.popleft()
 
     def _report(self, err: ProtocolError) -> None:
         """Print, once for each kind, that a message is ignored: the agent is of a newer version."""

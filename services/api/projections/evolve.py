@@ -8,6 +8,7 @@ from services.api.views import CheckpointFailure, ClusterView, Views
 from shared.events import (
     ClusterConfigured,
     ErrorDetected,
+    NodeAdopted,
     NodeCordoned,
     NodeDrained,
     NodeDraining,
@@ -54,6 +55,8 @@ def evolve(views: Views, recorded: Recorded) -> None:
             tasks.ended(views, event)
         case NodeJoined():
             nodes.joined(views, recorded, event)
+        case NodeAdopted():
+            nodes.adopted(views, event)
         case NodeLeft():
             nodes.left(views, event)
         case NodeCordoned():

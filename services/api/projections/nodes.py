@@ -7,6 +7,7 @@ from typing import Any
 from services.api.views import NodeState, NodeView, Views
 from shared.events import (
     ErrorDetected,
+    NodeAdopted,
     NodeCordoned,
     NodeDrained,
     NodeDraining,
@@ -40,6 +41,13 @@ def joined(views: Views, recorded: Recorded, event: NodeJoined) -> None:
         workers=event.workers,
         joined_at=recorded.recorded_at,
     )
+
+
+def adopted(views: Views, event: NodeAdopted) -> None:
+    """Give a node its new agent; all else stays."""
+    node = views.nodes.get(event.node)
+    if node is not None and node.incarnation == event.predecessor:
+        _change(views, event.node, incarnation=event.incarnation, agent_pid=event.agent_pid)
 
 
 def left(views: Views, event: NodeLeft) -> None:

@@ -70,6 +70,12 @@ async def put_back(name: str, api: Api) -> Node:
     return await _shown(api, await node_requests.put_back(api, name))
 
 
+@router.post("/{name}/agent/restart", status_code=status.HTTP_202_ACCEPTED)
+async def restart_agent(name: str, api: Api) -> Node:
+    """Start the node's agent again; ranks train on. Once that is done the node has another ``incarnation``."""
+    return await _shown(api, await node_requests.restart_agent(api, name))
+
+
 async def _shown(api: Gateway, view: NodeView) -> Node:
     live = api.live.state()
     return await api.read(lambda views: present.node(view, live, views.page(TASKS)))

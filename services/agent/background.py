@@ -1,0 +1,42 @@
+"""The work that an agent does in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+class Background:
+    """The tasks of one agent.
+
+    Attributes:
+        broken: the error that ended vital work.
+    """
+
+    def __init__(self) -> None:
+        self.broken: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None], *, vital: bool = False) -> None:
+        """Run something; the failure of ``vital`` work is ``broken``."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(functools.partial(self._done, vital=vital))
+
+    async def stop(self) -> None:
+        """Cancel everything."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _done(self, task: asyncio.Task[None], *, vital: bool) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (err := task.exception()) is not None:
+            logger.error("background work failed", exc_info=err)
+            if vital and not self.broken.done():
+                self.broken.set_result(err)

@@ -1,0 +1,50 @@
+"""The environment variables of the rank processes of a node (``unicron.environment``)."""
+
+from __future__ import annotations
+
+import os
+
+from services.agent import hardware
+from services.agent.address import NodeAddress, socket_environment
+from services.agent.process import Process
+from services.agent.snapshot_folders import SnapshotFolders
+from services.agent.task_files import TaskFiles
+from shared.settings import Settings
+from shared.tasks import TaskSpec
+from unicron import environment
+
+
+class RankEnvironment:
+    """What all ranks of the node have in common.
+
+    Args:
+        settings: ``node``, ``domain``, ``orphan_grace_s``.
+        address: the node's.
+        socket: name of the socket on which ranks connect, in Linux's abstract namespace.
+        files: of the tasks.
+        snapshots: of the tasks.
+    """
+
+    def __init__(
+        self, settings: Settings, address: NodeAddress, socket: str, files: TaskFiles, snapshots: SnapshotFolders
+    ) -> None:
+        self._settings, self._address, self._socket = settings, address, socket
+        self._files, self._snapshots = files, snapshots
+
+    def of(self, process: Process, spec: TaskSpec) -> dict[str, str]:
+        """Return the variables of a process that is to train a task."""
+        return {
+            "OMP_NUM_THREADS": "1",
+            **socket_environment(self._address.interface),
+            **hardware.device_environment(process.worker, os.environ.get(hardware.VISIBLE_VARIABLE)),
+            **spec.env,
+            environment.SOCKET: f"@{self._socket}",
+            environment.TASK: process.task,
+            environment.WORKER: process.worker,
+            environment.RUN_DIR: str(self._files.folder(process.task)),
+            environment.MEMORY: str(self._snapshots.of_task(process.task)),
+            environment.NODE: self._settings.node,
+            environment.DOMAIN: self._settings.domain,
+            environment.HOST: self._address.store_ip,
+            environment.ORPHAN_GRACE_S: str(self._settings.orphan_grace_s),
+        }

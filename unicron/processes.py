@@ -1,0 +1,51 @@
+"""What the fork server asks of the kernel for itself and its children."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import struct
+
+PR_SET_PDEATHSIG = 1
+"""From linux/prctl.h."""
+
+_CREDENTIALS = struct.Struct("3i")
+"""``struct ucred``: pid, uid, gid (unix(7))."""
+
+
+def end_with_parent(parent: int, number: signal.Signals) -> bool:
+    """Have the kernel send a signal to this process when its parent ends; return whether the parent lives.
+
+    Args:
+        parent: the parent's pid. No signal comes for one that ended before this call.
+        number: the signal.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
+    return os.getppid() == parent
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """Return the user id of the process at the other end of a Unix socket."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(data)
+    return int(uid)
+
+
+def kill_group(pid: int) -> None:
+    """Kill the process group of a child that is not reaped yet: its processes would go on using memory and devices."""
+    # No such group: the child ended before it had one. No permission: only processes of another user are left.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def redirect(output: int) -> None:
+    """Redirect standard input to nothing, and standard output and error to ``output``."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
