@@ -12,8 +12,6 @@ from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent, reference_of
 from unicron.protocol import Checkpointed, Finished, Progress, Resumed
 
-pytestmark = pytest.mark.timeout(180)
-
 WORKERS = ["w0", "w1", "w2"]
 SMALL_BUCKETS = {"UNICRON_BUCKET_BYTES": str(16 << 10), "UNICRON_FLOAT64_LIMIT_BYTES": "0"}
 """As for a large model: several buckets and, except in exact mode, gradients summed in place."""

@@ -18,8 +18,6 @@ from unicron.errors import UnsupportedModel
 from unicron.megatron import supported
 from unicron.protocol import Checkpointed, Finished, Progress, Raised
 
-pytestmark = pytest.mark.timeout(120)
-
 SCRIPT = """
 import os
 
