@@ -17,7 +17,6 @@ from tests.agent.kit import HERE, SPEC, Driver, Ear, supervision
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.timeout(120)
 async def test_ranks_are_forked_from_the_warm_server(
     settings: Settings, bus: Bus, ear: Ear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -274,7 +274,7 @@ def client_of(gateway: Gateway) -> httpx.AsyncClient:
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
     """Wait until a condition holds."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(40):
         while not await holds():  # noqa: ASYNC110 - what is asked is another process, or a port
             await asyncio.sleep(0.01)
 
@@ -298,7 +298,7 @@ async def serving(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterat
 
         await until(started)
         url = f"http://127.0.0.1:{port_file.read_text().strip()}"
-        async with httpx.AsyncClient(base_url=url, timeout=20) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=40) as http:
             yield Server(url, http, journal, data)
     finally:
         task.cancel()

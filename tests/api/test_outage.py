@@ -75,7 +75,7 @@ async def test_requests_during_an_outage(server: Server, postgres: PostgresServe
 
         await until(served)
         assert (await server.http.post("/v1/tasks/gpt/stop")).status_code == 202
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             assert await anext(lines) == "id: 2"
     events = (await server.http.get("/v1/events")).json()["items"]
     assert [event["type"] for event in events] == ["task.submitted", "task.stop-requested"]

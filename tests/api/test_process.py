@@ -46,17 +46,17 @@ async def test_it_says_ready_writes_its_port_and_ends_on_sigterm_with_streams_op
     process = await start(environment(nats, tmp_path), tmp_path)
     try:
         assert process.stdout is not None
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(100):
             assert await process.stdout.readline() == b"ready\n"
         url = f"http://127.0.0.1:{(tmp_path / 'services' / 'api.port').read_text().strip()}"
-        async with httpx.AsyncClient(base_url=url, timeout=20) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=40) as http:
             async with http.stream("GET", "/v1/events?follow=true") as response:
                 lines = response.aiter_lines()
                 assert await anext(lines) == ": unicron events"
                 process.send_signal(signal.SIGTERM)
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(100):
                     assert [line async for line in lines if line] == []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(100):
             out, err = await process.communicate()
         assert (process.returncode, out) == (0, b"")
         assert b"Traceback" not in err
@@ -69,7 +69,7 @@ async def test_it_says_ready_writes_its_port_and_ends_on_sigterm_with_streams_op
 async def test_a_port_that_is_taken_is_said_and_exits_5(nats: NatsServer, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         process = await start(environment(nats, tmp_path, taken.getsockname()[1]), tmp_path)
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(100):
             out, err = await process.communicate()
     assert (process.returncode, out) == (5, b"")
     assert b"cannot listen on 127.0.0.1" in err

@@ -107,7 +107,7 @@ async def test_the_event_stream_goes_on_with_new_events(healed: Server) -> None:
         assert response.headers["content-type"].startswith("text/event-stream")
         lines = response.aiter_lines()
         seen: list[tuple[int, str]] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             async for line in lines:
                 if line.startswith("data:"):
                     record = json.loads(line.removeprefix("data:"))
@@ -234,7 +234,7 @@ async def test_output_is_streamed_until_the_task_ends(healed: Server, settings: 
     assert (await healed.http.get("/v1/tasks/gpt/logs?rank=4")).status_code == 404
     async with healed.http.stream("GET", "/v1/tasks/gpt/logs", params={"rank": 3, "follow": True}) as response:
         followed = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             async for line in response.aiter_lines():
                 followed.append(line)
                 if line == "hello":

@@ -288,7 +288,7 @@ async def test_an_agent_is_started_again_and_waited_for(healed: Server, bus: Bus
 
 async def test_a_drain_is_waited_for(healed: Server) -> None:
     waiting = asyncio.create_task(call_unicron("drain", "n1", "--wait", server=healed.url))
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(100):
         while (await healed.http.get("/v1/nodes/n1")).json()["state"] != "draining":  # noqa: ASYNC110 - asks a server
             await asyncio.sleep(0.05)
     await healed.append(NodeDrained, node="n1")
@@ -319,7 +319,7 @@ async def test_events_are_followed_until_the_server_ends(settings: Settings, bus
         process = await start_unicron("events", "--follow", "-o", "json", server=server.url)
         assert process.stdout is not None
         seen = []
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(100):
             for name in ("a", "b"):
                 await server.http.post("/v1/tasks", json=server.spec(name))
                 seen.append(json.loads(await process.stdout.readline())["event"]["task"])

@@ -18,7 +18,7 @@ from tests.cluster.control import until
 from tests.cluster.machine import Machine, Process
 from tests.cluster.network import ROOT, Network
 
-pytestmark = [pytest.mark.cluster, pytest.mark.short, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.cluster, pytest.mark.short]
 
 PORT = 5000
 HOSTS = "127.0.0.1 localhost\n"

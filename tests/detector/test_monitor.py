@@ -101,7 +101,7 @@ async def test_a_signal_that_overtakes_the_log_is_not_lost(monitor: LogWatch, bu
             pid=1,
             exit_code=-9,
         )
-        assert await bus.request(SIGNALS, died.model_dump_json().encode(), timeout_s=10) == b"+"
+        assert await bus.request(SIGNALS, died.model_dump_json().encode(), timeout_s=40) == b"+"
         # Once a signal is answered, the events that follow from it are in the log.
         errors = of([r.event for r in monitor.journal.log.read()], ErrorDetected)
         assert [e.task for e in errors] == [f"gpt{i}" for i in range(1, generation + 1)]
@@ -288,6 +288,6 @@ async def test_a_repeated_signal_of_a_node_whose_clock_is_ahead_is_answered(
         own = await Bus.connect(settings.nats_url, token=settings.nats_token, name=name)
         async with watching(settings, own, journal):
             for _ in range(2):
-                assert await own.request(SIGNALS, data, timeout_s=10) == b"+"
+                assert await own.request(SIGNALS, data, timeout_s=40) == b"+"
         await own.close()  # its subscriptions end with the connection
     assert len(of([r.event for r in journal.log.read()], TaskCheckpointed)) == 1

@@ -106,7 +106,7 @@ class Client:
     """
 
     def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
-        self.http = httpx.Client(base_url=url, timeout=10.0, transport=transport)
+        self.http = httpx.Client(base_url=url, timeout=40.0, transport=transport)
 
     def __enter__(self) -> Self:
         return self

@@ -71,7 +71,7 @@ def healthy(url: str) -> bool:
 
 
 def get(url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=40) as answer:
         data: dict[str, Any] = json.load(answer)
         return data
 

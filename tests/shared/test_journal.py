@@ -96,7 +96,7 @@ async def test_a_slow_handler_gets_each_record_once(journal: Journal, monkeypatc
     task = asyncio.create_task(journal.follow(handle, consumer="test", after=0))
     for number in range(1, 6):
         await journal.append([node_joined(number)])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(40):
         await done.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -185,7 +185,7 @@ async def test_events_that_another_process_appended_without_relaying(journal: Jo
         other.append([node_joined(1)])
         other.close()
         await follower.until(1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             while await journal.relay() != 1:
                 pass
 

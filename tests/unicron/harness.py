@@ -39,7 +39,7 @@ from unicron.protocol import (
     encode,
 )
 
-PATIENCE_S = float(os.environ.get("UNICRON_TEST_PATIENCE_S", "30"))
+PATIENCE_S = float(os.environ.get("UNICRON_TEST_PATIENCE_S", "60"))
 """How long to wait for what must come: far longer than it takes, also on a busy machine."""
 
 LATE_S = float(os.environ.get("UNICRON_TEST_LATE_S", "0"))

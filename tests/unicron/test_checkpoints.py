@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
 from safetensors.torch import load_file
 
 from tests.unicron.conftest import SpecFile
@@ -14,8 +13,6 @@ from tests.unicron.test_recovery import begin, check_result
 from tests.unicron.zygote import WRITES_AT_ONCE
 from unicron.checkpoint import archive
 from unicron.protocol import Checkpointed, CheckpointFailed, Stop, StopRefused
-
-pytestmark = pytest.mark.timeout(120)
 
 
 def damage(location: str) -> None:

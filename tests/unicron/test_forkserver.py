@@ -18,8 +18,6 @@ from tests.unicron.harness import agent
 from tests.unicron.test_recovery import check_result
 from unicron.protocol import Hello, Progress, Raised
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def alive(pid: int) -> bool:
     """Whether a process exists and is not a zombie."""
@@ -158,7 +156,7 @@ async def test_what_a_rank_started_ends_with_it(end: str, tmp_path: Path, spec_f
                 os.kill(a.pids["w0"], signal.SIGKILL)
             else:
                 a.ask(do="exit")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(40):
                 await gone(pid)
         finally:
             with contextlib.suppress(ProcessLookupError):

@@ -12,8 +12,6 @@ from tests.unicron.conftest import TWO_LAYERS, SpecFile, largest_difference, tra
 from tests.unicron.harness import Agent, agent
 from unicron.protocol import Checkpointed, Finished, Progress
 
-pytestmark = pytest.mark.timeout(180)
-
 LAYOUTS = [(2, 1, 2), (3, 1, 1), (4, 2, 1)]
 """(processes, tensor, pipeline)"""
 

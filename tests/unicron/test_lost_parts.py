@@ -13,8 +13,6 @@ from tests.unicron.test_snapshots import Nodes
 from tests.unicron.test_transfer import check_result
 from unicron.protocol import Resumed
 
-pytestmark = pytest.mark.timeout(120)
-
 STEP = 3
 SLOW = ("1", "reduce")
 """Where the rank is lost: beside the other two these show little more."""

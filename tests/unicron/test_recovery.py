@@ -16,7 +16,6 @@ from tests.unicron.zygote import WRITES_AT_ONCE
 from unicron.protocol import Checkpointed, Finished, Hello, Progress, Raised, Resumed, Stop, Stopped
 
 TOLERANCE = 1e-5
-pytestmark = pytest.mark.timeout(120)
 
 
 async def begin(

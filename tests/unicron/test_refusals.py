@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import Agent, agent
 from tests.unicron.test_scripts import script
 from unicron.protocol import Raised
-
-pytestmark = pytest.mark.timeout(120)
 
 AT_START = [
     ("import no_such_module", "refused", "ModuleNotFoundError", "No module named 'no_such_module'"),

@@ -13,8 +13,6 @@ from tests.unicron.harness import Agent, agent, reference_of
 from unicron.protocol import Checkpointed, Finished, Progress, Resumed
 from unicron.step import BUCKET_REPORTS
 
-pytestmark = pytest.mark.timeout(180)
-
 WORKERS = ["w0", "w1", "w2"]
 SMALL_BUCKETS = {"UNICRON_BUCKET_BYTES": str(16 << 10)}
 """As for a large model: several buckets."""

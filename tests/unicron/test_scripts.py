@@ -13,8 +13,6 @@ from tests.unicron.harness import Agent, agent
 from tests.unicron.test_snapshots import Nodes
 from unicron.protocol import Checkpointed, Finished, Progress, Raised
 
-pytestmark = pytest.mark.timeout(120)
-
 SCRIPT = """
 import os
 

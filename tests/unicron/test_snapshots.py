@@ -22,8 +22,6 @@ from unicron.snapshot import files
 COPIED_AT_4 = {"every": 0, "memory_every": 4}
 """With steps this short a copy of each step may be left out because the one before is not yet stored."""
 
-pytestmark = pytest.mark.timeout(120)
-
 
 class Nodes:
     """Workers on nodes of their own failure domains, each with its part of the shared memory."""

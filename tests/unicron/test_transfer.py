@@ -15,7 +15,6 @@ from unicron.environment import ROUND_BYTES
 from unicron.protocol import Checkpointed, Finished, Raised
 
 TOLERANCE = 1e-5
-pytestmark = pytest.mark.timeout(180)
 
 Layout = tuple[int, int, int]
 """(processes, tensor, pipeline)"""
