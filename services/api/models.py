@@ -115,7 +115,10 @@ class IncidentCost(BaseModel):
 
 
 class Incident(BaseModel):
-    """A fault. ``resumed_at``: end of the interrupted step; ``restored_at``: return to planned strength."""
+    """A fault. ``resumed_at``: end of the interrupted step; ``restored_at``: return to planned strength.
+
+    ``task``: of a fault of one task; null for a node's. ``tasks``: all that the fault hit or its plans changed.
+    """
 
     id: str
     kind: ErrorKind

@@ -15,7 +15,7 @@ from shared.plans import Layout, Member, Response, Stage, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, TaskState
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Raised whenever a document or the fold changes; the projections are then folded again from position 0."""
 
 SHORTEST_STEP_S = 1e-6
@@ -115,7 +115,10 @@ class TaskView(Model):
 
 
 class IncidentView(Model):
-    """A fault and what followed. ``plans``: those that answered it, in order; ``tasks``: those that they changed."""
+    """A fault and what followed. ``plans``: those that answered it, in order.
+
+    ``tasks``: those that it hit (``task`` alone, or all on a lost or isolated node), and those that the plans changed.
+    """
 
     id: str
     position: int

@@ -71,6 +71,17 @@ def test_an_incident_has_the_times_of_its_plan(story: Story) -> None:
     assert incident.tasks == ["gpt"]
 
 
+def test_the_incident_of_a_node_names_the_tasks_that_it_hits_before_any_plan(story: Story) -> None:
+    story.running()
+    lost = {name: {"workers": [f"n1/{slot}"], "generation": 1} for slot, name in enumerate(["small", "gpt"])}
+    node = {"kind": ErrorKind.NODE_LOST, "severity": Severity.SEV1, "method": Method.NODE_HEALTH, "node": "n1"}
+    story.at(100).error("lost", 99.0, **node, evidence={"tasks": lost})
+    story.error("empty", 99.0, **{**node, "node": "n0"}, evidence={"tasks": {}})
+    incidents = story.views().incidents
+    assert (incidents["lost"].task, incidents["lost"].tasks) == (None, ["gpt", "small"])
+    assert incidents["empty"].tasks == []
+
+
 def test_resumed_falls_back_to_restored_when_no_step_was_interrupted(story: Story) -> None:
     story.running()
     story.at(100).error("i1", 99, task="gpt")

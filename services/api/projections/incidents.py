@@ -7,6 +7,7 @@ from typing import Any
 
 from services.api.views import Impact, IncidentView, Views
 from shared.events import ErrorDetected, PlanDecided, Recorded
+from shared.evidence import Evidence
 
 _LIVE = frozenset({"own", "live", "take"})
 """Sources of state that are the memory of a running process: the worker's own, or a peer's."""
@@ -30,7 +31,7 @@ def detected(views: Views, recorded: Recorded, event: ErrorDetected) -> None:
             occurred_at=event.occurred_at,
             detected_at=event.detected_at,
             evidence=event.evidence,
-            tasks=[event.task] if event.task else [],
+            tasks=[event.task] if event.task else sorted(Evidence.read(event.evidence).tasks),
         )
         return
     escalation = {
