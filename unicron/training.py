@@ -7,7 +7,6 @@ which errors a new generation answers.
 from __future__ import annotations
 
 import json
-import posixpath
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch.distributed as dist
 from unicron.checkpoint import target
 from unicron.checkpoint.export import export
 from unicron.checkpoint.writer import Outcomes, Writer
-from unicron.errors import Interrupted, InvalidSpec
+from unicron.errors import DamagedCheckpoint, Interrupted, InvalidSpec
 from unicron.faults import FaultInjector
 from unicron.gradients.sums import Sums
 from unicron.join.joining import Build, Joiner, JoinResult, own_share
@@ -162,17 +161,28 @@ class Training:
         step = self._applied() + 1
         self.link.progress(step, "setup")
         self.snapshots.leave()
-        self._joined = self._joiner.join(
-            self.configure, self.link, self.micro_batches, lambda at: self.faults.reached(step, at)
-        )
+        try:
+            self._joined = self._joiner.join(
+                self.configure,
+                self.link,
+                self.micro_batches,
+                fault=lambda at: self.faults.reached(step, at),
+                formed=self._prove_target,
+            )
+        except DamagedCheckpoint as err:
+            # A checkpoint that some nodes do not see looks like one that is damaged.
+            if not self._writer.unusable:
+                raise
+            raise InvalidSpec(f"{err}; {self._writer.unusable}") from err
         # A checkpoint that the last generation was writing is abandoned; the next boundary begins a new one.
         self._checkpoint_due = self._checkpoint_due or not self._writer.idle
-        self._prove_target()
         self._writer.enter(self._checkpoint_location(), self.configure.generation, self._joined.checkpoint)
         self.snapshots.enter(self.configure.generation, self.rank_state)
 
     def _prove_target(self) -> None:
         """Find out whether the nodes see the same place for checkpoints, where that is not known.
+
+        Before any of them reads its state there: a task that resumes would otherwise fail at that, with less to say.
 
         Raises:
             InvalidSpec: they do not, at the start of a task that is to write checkpoints; or what would reach the place
@@ -180,11 +190,11 @@ class Training:
         """
         configure = self.configure
         nodes = target.nodes_of(configure.members)
-        target.check(self._checkpoint_location())
+        root = self._checkpoint_root()
+        target.check(root)
         if len(set(nodes)) == 1:
             self._writer.unusable = ""
         elif target.is_new(configure.members):
-            root = posixpath.dirname(self._checkpoint_location())
             self._writer.unusable = target.prove(root, configure.generation, nodes, self.link.wait)
             starts = all(source in ("initial", "checkpoint") for _, _, source in configure.members)
             if self._writer.unusable and starts and self.checkpoint_every and not configure.fault_step:
@@ -226,11 +236,12 @@ class Training:
         print(f"generation {self.configure.generation} from {joined.source}: {shown}", flush=True)
 
     def _checkpoint_location(self) -> str:
+        return f"{self._checkpoint_root()}/step-{self.rank_state.applied}"
+
+    def _checkpoint_root(self) -> str:
         if self._checkpoint_directory:
-            root = f"{self._checkpoint_directory.rstrip('/')}/generation-{self.configure.generation}"
-        else:
-            root = f"{self.configure.directory}/checkpoints"
-        return f"{root}/step-{self.rank_state.applied}"
+            return f"{self._checkpoint_directory.rstrip('/')}/generation-{self.configure.generation}"
+        return f"{self.configure.directory}/checkpoints"
 
     def _begin_checkpoint(self) -> None:
         self._checkpoint_due = False

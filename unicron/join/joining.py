@@ -103,6 +103,7 @@ class Joiner:
         link: AgentLink,
         micro_batches: int,
         fault: Callable[[str], None] = lambda at: None,
+        formed: Callable[[], None] = lambda: None,
     ) -> JoinResult:
         """Join a generation; ``rank_state`` is then the newest state of all members.
 
@@ -111,6 +112,7 @@ class Joiner:
             link: to the agent; waits for collectives.
             micro_batches: in one update.
             fault: lets an injected fault happen.
+            formed: called once the members have their groups, before state is read or moved.
 
         Raises:
             RuntimeError: a member was lost meanwhile, or the generation was held.
@@ -118,6 +120,7 @@ class Joiner:
         """
         began_s = time.monotonic()
         self._rebuild_groups(configure, link)
+        formed()
         rank_state = self._fitting(configure, micro_batches)
         rebuilt_s = time.monotonic()
         link.progress(self._next_step(), "setup", setup_parts=2)
