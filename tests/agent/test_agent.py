@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from services.agent import agent as agent_module
+from services.agent import ending_processes
 from services.agent.agent import Agent
 from services.agent.inheritance import Inheritance
 from shared.settings import Settings
@@ -141,7 +141,7 @@ async def test_older_generations_of_other_plans_are_fenced(agent: Agent, driver:
 async def test_a_waiting_command_ends_when_a_newer_plan_fences_it(
     agent: Agent, driver: Driver, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_module, "QUIT_GRACE_S", 2 * WAIT_S)
+    monkeypatch.setattr(ending_processes, "QUIT_GRACE_S", 2 * WAIT_S)
     pids = await train(driver)
     os.kill(pids["n0/0"], signal.SIGSTOP)
     held = asyncio.create_task(driver.ask("hold", 2, workers=["n0/0"]))

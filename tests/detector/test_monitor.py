@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from services.agent import agent as agent_module
+from services.agent import ending_processes
 from services.agent.agent import Agent
 from shared.bus import Bus
 from shared.codes import FailureCode
@@ -138,7 +138,7 @@ async def test_a_finished_task_is_in_the_log(monitor: LogWatch, agent: Agent, dr
 async def test_stopped_ranks_are_found_by_their_silence(
     settings: Settings, bus: Bus, journal: Journal, agent: Agent, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_module, "QUIT_GRACE_S", 2 * WAIT_S)
+    monkeypatch.setattr(ending_processes, "QUIT_GRACE_S", 2 * WAIT_S)
     # Ranks that the machine stalls are not stopped: only those that are count as hanging here.
     async with watching(settings.model_copy(update={"hang_floor_s": WAIT_S}), bus, journal) as monitor:
         pids = await train(journal, driver)

@@ -173,19 +173,6 @@ def test_the_successor_of_an_agent_gets_what_was_not_answered_and_the_newest_pro
     assert isinstance(agent.receive(), Progress)
 
 
-def test_what_is_sent_while_there_is_no_agent_waits_for_the_successor(connected: tuple[FakeAgent, AgentLink]) -> None:
-    agent, link = connected
-    agent.disconnect()
-    messages = [Checkpointed(generation=2, step=step, path="/c") for step in range(1, 4)]
-    for message in messages:
-        link.send(message)
-    agent.accept()
-    assert isinstance(agent.receive(), Hello)
-    while isinstance(found := agent.receive(), Progress):
-        pass
-    assert [found, agent.receive(), agent.receive()] == messages
-
-
 def test_a_process_does_not_end_before_the_successor_has_its_last_message(
     connected: tuple[FakeAgent, AgentLink],
 ) -> None:
