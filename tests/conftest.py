@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from shared.bus import Bus
@@ -12,6 +13,10 @@ from shared.log.journal import Journal
 from shared.log.log import EventLog
 from shared.nats_server import NatsServer
 from shared.settings import Settings
+
+# An example that a machine stalls is not wrong.
+hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("tests")
 
 
 @pytest.fixture

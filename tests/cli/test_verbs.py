@@ -331,7 +331,7 @@ async def test_ctrl_c_ends_following_quietly(api: Server) -> None:
     process = await start_unicron("events", "--follow", "-o", "json", server=api.url)
     assert process.stdout is not None
     await api.http.post("/v1/tasks", json=api.spec())
-    await asyncio.wait_for(process.stdout.readline(), 40)
+    await asyncio.wait_for(process.stdout.readline(), 100)
     process.send_signal(signal.SIGINT)
     outcome = await end(process)
     assert (outcome.code, outcome.err) == (130, "")
