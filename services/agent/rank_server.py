@@ -6,11 +6,12 @@ The agent (``agent.py``) sends messages to ranks here and receives theirs throug
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from services.agent.node import Node
 from services.agent.process import Process
@@ -67,8 +68,8 @@ class RankServer:
 
     async def start(self) -> None:
         """Begin to listen."""
-        duplicate = self._listener.dup()
-        self._server = await asyncio.start_unix_server(self._serve, sock=duplicate, limit=protocol.MAX_LINE_BYTES)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: _LastWords(self._serve), sock=self._listener.dup())
 
     async def stop(self) -> None:
         """Close the socket and every connection."""
@@ -158,6 +159,31 @@ class RankServer:
             return err.name
         self._received(process, message)
         return message.name
+
+
+class _LastWords(asyncio.StreamReaderProtocol):
+    """Reads to the end what a process has sent, also where a write to the process has broken the connection.
+
+    asyncio closes a connection at the first write that fails, which is one to a process that has ended, and drops what
+    the process sent before: its last error, for instance.
+    """
+
+    def __init__(self, serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> None:
+        self._words = asyncio.StreamReader(limit=protocol.MAX_LINE_BYTES)
+        self._connection: socket.socket | None = None
+        super().__init__(self._words, serve)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._connection = transport.get_extra_info("socket")
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if isinstance(exc, ConnectionError) and self._connection is not None:
+            with contextlib.suppress(OSError):
+                while data := os.read(self._connection.fileno(), protocol.MAX_LINE_BYTES):
+                    self._words.feed_data(data)
+            exc = None  # an end of file for the reader, once it has read the rest
+        super().connection_lost(exc)
 
 
 class _WrongVersion(protocol.ProtocolError):
