@@ -154,7 +154,8 @@ def test_a_clock_of_the_control_plane_that_jumps_is_no_fault(
             bed.control.start_service(restarted)
             heal(bed, recorded, name, 1)
             healed += 2
-        survivors = {w: pid for w, pid in pids(before).items() if w != rank(before, 1)["worker"]}
+        killed_workers = {incident["worker"] for incident in recorded.incidents()}
+        survivors = {worker: pid for worker, pid in pids(before).items() if worker not in killed_workers}
         assert survivors.items() <= pids(bed.client.task(name)).items()
         assert bed.ready_nodes() == set(bed.nodes)
         step_clock(bed, CONTROL, 0)
