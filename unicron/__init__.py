@@ -131,7 +131,7 @@ def attach(
         InvalidSpec: ``steps`` or ``micro_batches`` are not those of the task's specification, which the planner reads.
     """
     from unicron import device
-    from unicron.gradients.sums import Sums
+    from unicron.gradients.precision import Precision
     from unicron.link import agent_link
     from unicron.link.standalone import standalone_generation
     from unicron.megatron import cpu
@@ -156,14 +156,16 @@ def attach(
     }
     chosen: dict[str, Any] = {name: getattr(task, name) for name in given} if task is not None else {}
     chosen |= {name: value for name, value in given.items() if value is not None}
-    sums = Sums.of_task(exact=chosen.pop("exact", False), deterministic_sums=chosen.pop("deterministic_sums", False))
+    precision = Precision.of_task(
+        exact=chosen.pop("exact", False), deterministic_sums=chosen.pop("deterministic_sums", False)
+    )
     training = Training(
         link,
         steps=steps,
         micro_batches=micro_batches,
         build=build,
         initialise=initialise,
-        sums=sums,
+        precision=precision,
         **chosen,
     )
     return Run(training)

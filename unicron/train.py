@@ -72,7 +72,7 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
         checkpoint_directory=task.checkpoint_directory,
         checkpoint_keep=task.checkpoint_keep,
         memory_every=task.memory_every,
-        sums=task.sums,
+        precision=task.precision,
     )
     run = Run(training)
 

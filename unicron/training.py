@@ -19,7 +19,7 @@ from unicron.checkpoint.export import export
 from unicron.checkpoint.writer import Outcomes, Writer
 from unicron.errors import DamagedCheckpoint, Interrupted, InvalidSpec
 from unicron.faults import FaultInjector
-from unicron.gradients.sums import Sums
+from unicron.gradients.precision import Precision
 from unicron.join.joining import Build, Joiner, JoinResult, own_share
 from unicron.link import reporting
 from unicron.link.agent_link import DRAIN, NOTHING, STOP, STOP_UNSAVED, AgentLink
@@ -44,7 +44,7 @@ class Training:
         checkpoint_directory: str = "",
         checkpoint_keep: int = 2,
         memory_every: int = 0,
-        sums: Sums = Sums.FLOAT32,
+        precision: Precision = Precision.FLOAT32,
     ) -> None:
         """Prepare the training.
 
@@ -58,7 +58,7 @@ class Training:
             checkpoint_directory: where they go; empty: the generation's own directory.
             checkpoint_keep: how many of them to leave; at least 2.
             memory_every: steps between snapshots, where an agent says where they go; 0: none.
-            sums: what the sums of gradients may depend on.
+            precision: of the sums of gradients.
         """
         self.link = link
         self.total_steps = steps
@@ -71,7 +71,7 @@ class Training:
         self._writer = Writer(checkpoint_keep)
         self._checkpoint_due = False
         self._configure: Configure | None = None
-        self._joiner = Joiner(build, initialise, self.snapshots, sums=sums)
+        self._joiner = Joiner(build, initialise, self.snapshots, precision=precision)
         self._joined: JoinResult | None = None
         self._loss: float | None = None
 

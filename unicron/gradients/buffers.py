@@ -9,7 +9,7 @@ import torch
 from unicron.errors import WrongLoop
 from unicron.gradients.accumulators import Accumulator, InPlaceAccumulator, SeparateAccumulator
 from unicron.gradients.fixed_point import FixedPointAccumulator
-from unicron.gradients.sums import Sums
+from unicron.gradients.precision import Precision
 from unicron.megatron.optimizer import torch_optimizers
 from unicron.megatron.tied_embedding import separate_output_weight, tied_weight
 
@@ -30,20 +30,20 @@ class GradientBuffers:
                     # Most loops call it; in a resumed step it would erase the micro-batches that count as done.
                     setattr(one, name, _do_nothing)
 
-    def accumulator(self, micro_batches: int, *, sums: Sums, model_parallel: bool) -> Accumulator:
+    def accumulator(self, micro_batches: int, *, precision: Precision, model_parallel: bool) -> Accumulator:
         """Return a new accumulator of the gradients of one step.
 
         Args:
             micro_batches: in one step, over all replicas.
-            sums: what the sum may depend on.
+            precision: of the sum.
             model_parallel: whether the model is split over ranks, so that a peer's loss can break a backward pass.
         """
-        if sums is Sums.FLOAT32 and not model_parallel:
+        if precision is Precision.FLOAT32 and not model_parallel:
             return InPlaceAccumulator(self.tensors)
         tied = tied_weight(self._model)
         shared = next((i for i, p in enumerate(self._trained) if p is tied), None)
-        if sums is not Sums.EXACT:
-            dtype = torch.float64 if sums is Sums.FLOAT64 else torch.float32
+        if precision is not Precision.EXACT:
+            dtype = torch.float64 if precision is Precision.FLOAT64 else torch.float32
             return SeparateAccumulator(self.tensors, dtype=dtype, shared=shared)
         # The gradients of the two uses of a tied weight are added up in the same way on one pipeline stage and on two.
         leaf = separate_output_weight(self._model)

@@ -18,7 +18,7 @@ from unicron import device
 from unicron.accounting import EMPTY_DIGEST, PartialStep
 from unicron.checkpoint import reader
 from unicron.errors import UnicronError
-from unicron.gradients.sums import Sums
+from unicron.gradients.precision import Precision
 from unicron.join import agreement, groups
 from unicron.join.agreement import Report
 from unicron.join.reports import gather_reports
@@ -81,7 +81,7 @@ class Joiner:
         initialise: Callable[[Any], None] | None,
         snapshots: Snapshots,
         *,
-        sums: Sums = Sums.FLOAT32,
+        precision: Precision = Precision.FLOAT32,
     ) -> None:
         """Start outside of any generation.
 
@@ -89,9 +89,9 @@ class Joiner:
             build: makes model and optimizer for a tensor- and a pipeline-parallel size.
             initialise: sets a model's first parameters, the same on every rank; without it rank 0's are used.
             snapshots: used where the members of a generation do not have the whole state live.
-            sums: what the sums of gradients may depend on.
+            precision: of the sums of gradients.
         """
-        self._build, self._initialise, self._snapshots, self._sums = build, initialise, snapshots, sums
+        self._build, self._initialise, self._snapshots, self._precision = build, initialise, snapshots, precision
         self.rank_state: RankState | None = None
         self._roles: dict[str, Any] = {}
         self._random: torch.Tensor | None = None
@@ -200,7 +200,11 @@ class Joiner:
             model, optimizer = self._build(*layout)
             supported.check(model, optimizer, *layout)
             built = RankState(
-                model, optimizer, micro_batches=micro_batches, sums=self._sums, model_parallel=layout != (1, 1)
+                model,
+                optimizer,
+                micro_batches=micro_batches,
+                precision=self._precision,
+                model_parallel=layout != (1, 1),
             )
         built.place = place(layout, distributed=is_distributed(model))
         return built

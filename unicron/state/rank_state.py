@@ -19,7 +19,7 @@ from unicron.accounting import EMPTY_DIGEST, KeptGradients, PartialStep, chain_d
 from unicron.errors import NonFiniteValue, WrongLoop
 from unicron.gradients import reduction
 from unicron.gradients.buffers import GradientBuffers
-from unicron.gradients.sums import Sums
+from unicron.gradients.precision import Precision
 from unicron.link.waiting import Wait
 from unicron.megatron.optimizer import is_distributed, torch_optimizers
 from unicron.megatron.parallel import Place
@@ -51,7 +51,7 @@ class RankState:
         optimizer: Any,
         *,
         micro_batches: int = 1,
-        sums: Sums = Sums.FLOAT32,
+        precision: Precision = Precision.FLOAT32,
         model_parallel: bool = False,
     ) -> None:
         """Take what was built for this rank's layout; its values do not count as a state yet.
@@ -60,7 +60,7 @@ class RankState:
             model: the rank's shard of the model.
             optimizer: its optimizer.
             micro_batches: in one step, over all replicas.
-            sums: what the sums of gradients may depend on.
+            precision: of the sums of gradients.
             model_parallel: whether the model is split over ranks, so that a peer's loss can break a backward pass.
         """
         self.model = model
@@ -75,10 +75,10 @@ class RankState:
         self.update_ungathered = False
         """Whether a distributed optimizer has applied one update more to its own part, not yet gathered by all."""
         self.partial: PartialStep | None = None
-        self._exact = sums is Sums.EXACT
+        self._exact = precision is Precision.EXACT
         self._buffers = GradientBuffers(model, optimizer)
         self.loss_scale = LossScale(model, micro_batches)
-        self.accumulator = self._buffers.accumulator(micro_batches, sums=sums, model_parallel=model_parallel)
+        self.accumulator = self._buffers.accumulator(micro_batches, precision=precision, model_parallel=model_parallel)
         cuda = any(parameter.is_cuda for parameter in model.parameters())
         self._update_may_be_garbage = cuda and (model_parallel or self.is_distributed)
         """Whether an update may have used the garbage of an aborted collective, without an error that reports it."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from unicron import environment
 from unicron.errors import InvalidSpec
-from unicron.gradients.sums import Sums
+from unicron.gradients.precision import Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +66,9 @@ class Spec:
         return self.global_batch // self.micro_batch
 
     @property
-    def sums(self) -> Sums:
-        """What the sums of gradients may depend on."""
-        return Sums.of_task(exact=self.exact, deterministic_sums=self.deterministic_sums)
+    def precision(self) -> Precision:
+        """Of the sums of gradients."""
+        return Precision.of_task(exact=self.exact, deterministic_sums=self.deterministic_sums)
 
     def check_script(self, *, steps: int, micro_batches: int) -> None:
         """Check that a script trains as the specification describes, on which the planner relies.

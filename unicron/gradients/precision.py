@@ -1,12 +1,12 @@
-"""How a step's gradients are added up over micro-batches and ranks: what a task chooses, and what follows from it."""
+"""The precision with which a step's gradients are added up over micro-batches and ranks, which a task chooses."""
 
 from __future__ import annotations
 
 from enum import Enum
 
 
-class Sums(Enum):
-    """What the sum of a step's gradients may depend on. docs/recovery.md has the cost of each."""
+class Precision(Enum):
+    """What another order of additions changes. docs/recovery.md has the cost of each."""
 
     FLOAT32 = "float32"
     """Megatron's own precision. Another order of additions (another number of replicas, another rank that computes a
@@ -17,7 +17,7 @@ class Sums(Enum):
     """Sums of integers: another order changes nothing."""
 
     @classmethod
-    def of_task(cls, *, exact: bool, deterministic_sums: bool) -> Sums:
+    def of_task(cls, *, exact: bool, deterministic_sums: bool) -> Precision:
         """Return what the two fields of a task's specification ask for; ``exact`` is the stronger one."""
         if exact:
             return cls.EXACT
