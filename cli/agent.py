@@ -12,7 +12,7 @@ from cli.options import Format, NodeName, Output, Server
 from cli.output import print_json
 from shared.errors import Conflict
 
-app = typer.Typer(help="Start the agent of a node again.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 TIMEOUT_S = 60.0
 """An agent starts in one to two seconds, on a busy machine in ten. It may have to wait for NATS or the detector."""
@@ -20,7 +20,7 @@ TIMEOUT_S = 60.0
 
 @app.callback()
 def agent() -> None:
-    """Start the agent of a node again."""
+    """Start the agent of a node again; ranks train on."""
 
 
 @app.command("restart")

@@ -27,15 +27,19 @@ def test_help_imports_no_verb_and_nothing_heavy() -> None:
     assert all(f" {verb} " in done.stdout for verb in VERBS)
 
 
+GROUPS = {"plan": ["list", "show", "solve", "throughput"], "agent": ["restart"]}
+"""Verbs that have verbs of their own."""
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_can_be_loaded_and_takes_output_formats(verb: str) -> None:
     command = load(verb)
     assert command.name == verb
-    if verb == "plan":
-        assert sorted(command.commands) == ["list", "show", "solve", "throughput"]
-    elif verb != "up":
-        options = [option for parameter in command.params for option in parameter.opts]
-        assert {"--output", "-o"} <= set(options)
+    if verb in GROUPS:
+        assert sorted(command.commands) == GROUPS[verb]
+    for one in command.commands.values() if verb in GROUPS else [command]:
+        options = [option for parameter in one.params for option in parameter.opts]
+        assert {"--output", "-o"} <= set(options) or verb == "up"
 
 
 @pytest.mark.parametrize("verb", [v for v in VERBS if v not in {"plan", "up", "demo", "replay"}])
