@@ -14,7 +14,7 @@ import os
 import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, TypeAdapter
 
@@ -22,13 +22,14 @@ from shared import common_time
 from shared.bus import Bus
 from shared.clock import PROCESS_CLOCK
 from shared.errors import Unavailable, UnicronError
-from shared.log.journal import Journal
-from shared.log.log import EventLog
 from shared.log_lines import log_to_stderr
 from shared.model import Model
 from shared.outages import LOG, Outages
 from shared.parent import watch_parent
 from shared.settings import Settings, read_settings
+
+if TYPE_CHECKING:
+    from shared.log.journal import Journal
 
 logger = logging.getLogger(__name__)
 
@@ -66,19 +67,30 @@ class Ending:
 class Context:
     """What a service gets from the frame.
 
-    ``stop``: set when the process was asked to end; ``ending``: what that does. ``counters``: numbers by name that the
-    service reports with its health.
+    ``opened``: the journal, if the process opens one. ``stop``: set when the process was asked to end; ``ending``: what
+    that does. ``counters``: numbers by name that the service reports with its health.
     """
 
     settings: Settings
     bus: Bus
-    journal: Journal
+    opened: Journal | None
     stop: asyncio.Event
     name: str = ""
     ending: Ending = field(default_factory=Ending)
     outages: Outages = field(default_factory=Outages)
     is_ready: bool = field(default=False, init=False)
     counters: dict[str, int] = field(default_factory=dict, init=False)
+
+    @property
+    def journal(self) -> Journal:
+        """The journal.
+
+        Raises:
+            RuntimeError: the process has none.
+        """
+        if self.opened is None:
+            raise RuntimeError("this process was started without a journal")
+        return self.opened
 
     def ready(self) -> None:
         """Report that the service works from now on: with a line ``ready`` on stdout, and in its health."""
@@ -94,16 +106,6 @@ class Context:
 
 
 Main = Callable[[Context], Coroutine[Any, Any, None]]
-
-
-class _NoJournal(Journal):
-    """The journal of a process that has no access to the log (node agents): every use is an error."""
-
-    def __init__(self) -> None:
-        """Open nothing."""
-
-    def __getattr__(self, name: str) -> object:
-        raise RuntimeError("this process was started without a journal")
 
 
 def run(name: str, main: Main, *, journal: bool = True) -> int:
@@ -159,14 +161,18 @@ async def _work(
         limit_s = settings.connect_timeout_s
         bus = await Bus.connect(settings.nats_url, token=settings.nats_token, name=name, timeout_s=limit_s)
         stack.push_async_callback(bus.close)
-        context = Context(settings, bus, _NoJournal(), stop, name, ending)
+        context = Context(settings, bus, None, stop, name, ending)
         await bus.serve(f"{HEALTH}.{name}", context.health)
         if with_journal:
+            # Node agents have no journal, and start in two thirds of the time without SQLAlchemy.
+            from shared.log.journal import Journal
+            from shared.log.log import EventLog
+
             await common_time.join(bus, PROCESS_CLOCK)
             opening = functools.partial(EventLog, settings.log_database_url)
             log = await context.outages.outlast(LOG, opening, limit_s=limit_s, starting=True)
             stack.callback(log.close)
-            context.journal = await stack.enter_async_context(Journal(log, bus, context.outages))
+            context.opened = await stack.enter_async_context(Journal(log, bus, context.outages))
         await _until_done(main(context), bus)
 
 

@@ -40,6 +40,12 @@ def test_nothing_that_the_control_plane_loads_brings_torch_in() -> None:
     assert run_python(code + f"print(sorted(set({HEAVY!r}) & set(sys.modules)))").strip() == "[]"
 
 
+def test_a_node_agent_loads_no_database() -> None:
+    """It has no log, and a node is without an agent for as long as the next one takes to start."""
+    code = "import sys, services.agent.main, services.agent.agent_process; print('sqlalchemy' in sys.modules)"
+    assert run_python(code).strip() == "False"
+
+
 def test_importing_unicron_loads_the_standard_library_only() -> None:
     """A user's process gets nothing it did not ask for until it uses a trainer."""
     code = "import sys; before = set(sys.modules); import unicron, unicron.protocol, unicron.environment\n"
