@@ -146,12 +146,12 @@ def our_step(work: Workload, run: unicron.Run, step: unicron.Step) -> None:
     with step:
         for k in step.micro_batches():
             (loss,) = compute(work, run.model, [batch(work, step.number, k)])
-            step.commit(k, float(loss), [step.number * run_micro_batches(work) + k])
+            step.commit(k, float(loss), [step.number * micro_batches_of_step(work) + k])
         step.reduce()
         run.optimizer.step()
 
 
-def run_micro_batches(work: Workload) -> int:
+def micro_batches_of_step(work: Workload) -> int:
     """Return M, the micro-batches of all ranks in a step."""
     return work.micro_batches * int(os.environ["WORLD_SIZE"])
 
@@ -171,7 +171,7 @@ def measure(work: Workload, folder: Path) -> list[dict[str, dict[str, float]]]:
     rank = int(os.environ["RANK"])
     run = unicron.attach(
         steps=SETTLING_PAIRS + work.most_pairs,
-        micro_batches=run_micro_batches(work),
+        micro_batches=micro_batches_of_step(work),
         build=partial(build, work),
         directory=str(folder),
     )

@@ -104,7 +104,8 @@ async def test_micro_batches_that_are_collected_for_one_call_are_refused(tmp_pat
 def test_the_models_own_function_is_called_once_also_where_two_models_share_a_configuration() -> None:
     config = SimpleNamespace(calculate_per_token_loss=False, grad_scale_func=lambda loss: loss + 1.0)
     model = SimpleNamespace(config=config, module=SimpleNamespace(sharded_state_dict=dict))
-    LossScale(model, 8)
-    scale = LossScale(model, 8)
-    scale.begin_call(2)
+    first, second = LossScale(model, 8), LossScale(model, 8)
+    second.begin_call(2)
     assert config.grad_scale_func(3.0) == 1.0
+    first.begin_call(4)  # the model built last could not be used, and the one before trains on
+    assert config.grad_scale_func(3.0) == 2.0

@@ -59,7 +59,7 @@ class LossScale:
     """
 
     def __init__(self, model: Any, micro_batches: int) -> None:
-        """Take the place of the model's own function, which is called first.
+        """Prepare to take the place of the model's own function, which is called first.
 
         Args:
             model: Megatron's DistributedDataParallel, or any other module, of which nothing is changed.
@@ -69,16 +69,24 @@ class LossScale:
         self._factor = 1.0
         self.applies = is_megatron(model) and not model.config.calculate_per_token_loss
         """Whether the loss is scaled here rather than by the training loop."""
+        self._config: Any = None
         self._own: Callable[[torch.Tensor], torch.Tensor] | None = None
         if self.applies:
-            own = model.config.grad_scale_func
+            self._config = model.config
+            own = self._config.grad_scale_func
             # Two models may have the same configuration.
             self._own = own._own if isinstance(own, LossScale) else own
-            model.config.grad_scale_func = self
 
     def begin_call(self, micro_batches: int) -> None:
-        """Note how many micro-batches the next call of a schedule computes."""
+        """Scale the losses of the next call of a schedule.
+
+        Args:
+            micro_batches: that the call computes.
+        """
         self._factor = micro_batches / self._micro_batches
+        if self.applies:
+            # At each call: a model that was built later may have the same configuration.
+            self._config.grad_scale_func = self
 
     def __call__(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the loss, scaled."""
