@@ -21,6 +21,7 @@ import torch
 
 from unicron.errors import NonFiniteValue
 from unicron.gradients.buckets import bucket_bytes, bucket_slices
+from unicron.gradients.spans import spans
 
 Exchange = Callable[[torch.Tensor], None]
 """Sums a tensor, in place, over the ranks that share a parameter."""
@@ -41,8 +42,8 @@ class Accumulator(ABC):
         self.tensors = list(tensors)
         elements = max(1, bucket_bytes() // self.bytes_per_element)
         self.slices = bucket_slices([t.numel() for t in tensors], elements)
-        self.buffers = [[tensors[i].view(-1)[a:b] for i, a, b in bucket] for bucket in self.slices]
-        """For each bucket, views of its parts of the tensors."""
+        self.buffers = [spans([tensors[i].view(-1)[a:b] for i, a, b in bucket]) for bucket in self.slices]
+        """For each bucket, views of its parts of the tensors: one where the tensors follow one another in memory."""
 
     @property
     def buckets(self) -> int:
