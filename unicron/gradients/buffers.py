@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from unicron.errors import WrongLoop
 from unicron.gradients.accumulators import Accumulator, InPlaceAccumulator, SeparateAccumulator
+from unicron.gradients.exchange import Exchange
 from unicron.gradients.fixed_point import FixedPointAccumulator
 from unicron.gradients.precision import Precision
 from unicron.megatron.optimizer import torch_optimizers
-from unicron.megatron.tied_embedding import separate_output_weight, tied_weight
+from unicron.megatron.partial_gradients import partial_parameters, tensor_group
+from unicron.megatron.tied_embedding import separate_output_weight, tied_group, tied_weight
 
 
 class GradientBuffers:
@@ -38,17 +42,30 @@ class GradientBuffers:
             precision: of the sum.
             model_parallel: whether the model is split over ranks, so that a peer's loss can break a backward pass.
         """
+        exchanges = self._exchanges()
         if precision is Precision.FLOAT32 and not model_parallel:
-            return InPlaceAccumulator(self.tensors)
-        tied = tied_weight(self._model)
-        shared = next((i for i, p in enumerate(self._trained) if p is tied), None)
+            return InPlaceAccumulator(self.tensors, exchanges)
         if precision is not Precision.EXACT:
             dtype = torch.float64 if precision is Precision.FLOAT64 else torch.float32
-            return SeparateAccumulator(self.tensors, dtype=dtype, shared=shared)
+            return SeparateAccumulator(self.tensors, dtype=dtype, exchanges=exchanges)
         # The gradients of the two uses of a tied weight are added up in the same way on one pipeline stage and on two.
         leaf = separate_output_weight(self._model)
-        leaves = [] if leaf is None or shared is None else [(shared, leaf)]
-        return FixedPointAccumulator(self.tensors, micro_batches=micro_batches, shared=shared, leaves=leaves)
+        leaves = [] if leaf is None else [(i, leaf) for i in self._indices([tied_weight(self._model)])]
+        return FixedPointAccumulator(self.tensors, micro_batches=micro_batches, exchanges=exchanges, leaves=leaves)
+
+    def _exchanges(self) -> list[Exchange]:
+        """Return what other ranks than the data-parallel ones have a part of."""
+        found = []
+        if tied_group(self._model) is not None:
+            found.append(Exchange(self._indices([tied_weight(self._model)]), partial(tied_group, self._model), 2))
+        if partials := partial_parameters(self._model):
+            found.append(Exchange(self._indices(partials), tensor_group, tensor_group().size()))
+        return [exchange for exchange in found if exchange.tensors]
+
+    def _indices(self, parameters: Sequence[Any]) -> tuple[int, ...]:
+        """Return the indices of those of the parameters that are trained."""
+        wanted = {id(parameter) for parameter in parameters}
+        return tuple(i for i, parameter in enumerate(self._trained) if id(parameter) in wanted)
 
     def check(self) -> None:
         """Check that backward passes still add to these tensors.

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from unicron.accounting import EMPTY_DIGEST, KeptGradients, PartialStep, chain_digest
@@ -24,7 +23,6 @@ from unicron.link.waiting import Wait
 from unicron.megatron.optimizer import is_distributed, torch_optimizers
 from unicron.megatron.parallel import Place
 from unicron.megatron.schedule import LossScale
-from unicron.megatron.tied_embedding import tied_group
 from unicron.state import transfer
 from unicron.state.tensors import StateTensors
 from unicron.state.transfer import AgreedState, AvailableState
@@ -268,12 +266,7 @@ class RankState:
             broken=broken,
             in_flight=in_flight,
         )
-        stages = tied_group(self.model)
-
-        def exchange(total: torch.Tensor) -> None:
-            wait(dist.all_reduce(total, group=stages, async_op=True))
-
-        self.accumulator.finish(exchange if stages is not None else None)
+        self.accumulator.finish(lambda total, ranks: wait(dist.all_reduce(total, group=ranks, async_op=True)))
 
     def check_before_step(self) -> None:
         """Check that no update has been applied outside of a step.
