@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Protocol
 
-from unicron import end_of_step
+from unicron.end_of_step import EndOfStep
 from unicron.errors import Interrupted, WrongLoop
 from unicron.faults import FaultInjector
 from unicron.gradients.reduction import IN_FLIGHT
@@ -28,10 +28,10 @@ class StepHost(Protocol):
 
     link: AgentLink
     faults: FaultInjector
-    micro_batches: int
-    """In one step, over all replicas."""
     request: int
     """What the ranks agreed to do at the next boundary; the step sets it."""
+    end_of_step: EndOfStep
+    """The agreements at the end of this generation's steps."""
 
     @property
     def rank_state(self) -> RankState:
@@ -164,13 +164,11 @@ class Step:
         faults.reached(number, "reduce")
         link.progress(number, "reduce")
         partial = state.step_in_progress
-        agreement = end_of_step.agree(
+        agreement = host.end_of_step.agree(
             partial,
-            micro_batches=host.micro_batches,
             buckets=state.accumulator.buckets,
             request=link.request,
             statuses=host.statuses(),
-            wait=link.wait,
         )
         host.request = agreement.request
         assert partial.account is not None

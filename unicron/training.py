@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 
+from unicron import end_of_step
 from unicron.checkpoint import target
 from unicron.checkpoint.export import export
 from unicron.checkpoint.writer import Outcomes, Writer
+from unicron.end_of_step import EndOfStep
 from unicron.errors import DamagedCheckpoint, Interrupted, InvalidSpec
 from unicron.faults import FaultInjector
 from unicron.gradients.precision import Precision
@@ -64,6 +67,7 @@ class Training:
         self.total_steps = steps
         self.micro_batches = micro_batches
         self.request = NOTHING
+        self.end_of_step: EndOfStep
         self.checkpoint_every = checkpoint_every
         self.faults = FaultInjector()
         self.snapshots = Snapshots(memory_every, link.wait)
@@ -174,6 +178,8 @@ class Training:
             if not self._writer.unusable:
                 raise
             raise InvalidSpec(f"{err}; {self._writer.unusable}") from err
+        total = partial(end_of_step.total, wait=self.link.wait)
+        self.end_of_step = EndOfStep(self.micro_batches, end_of_step.member(), total)
         # A checkpoint that the last generation was writing is abandoned; the next boundary begins a new one.
         self._checkpoint_due = self._checkpoint_due or not self._writer.idle
         self._writer.enter(self._checkpoint_location(), self.configure.generation, self._joined.checkpoint)

@@ -17,8 +17,11 @@ from unicron.errors import NonFiniteValue
 from unicron.gradients import fixed_point, reduction
 from unicron.gradients.accumulators import Accumulator, InPlaceAccumulator, SeparateAccumulator
 from unicron.gradients.buckets import bucket_slices
+from unicron.gradients.buffers import GradientBuffers
 from unicron.gradients.exchange import Exchange
 from unicron.gradients.fixed_point import FixedPointAccumulator
+from unicron.gradients.precision import Precision
+from unicron.gradients.spans import spans
 
 SIZES = [5, 1, 7]
 MICRO_BATCHES = 6
@@ -46,6 +49,34 @@ def test_buckets_cover_every_element_once_in_order(sizes: list[int], elements: i
     lengths = [sum(end - start for _, start, end in bucket) for bucket in buckets]
     assert all(length == elements for length in lengths[:-1])
     assert all(0 < length <= elements for length in lengths[-1:])
+
+
+@examples
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5)), max_size=8))
+def test_spans_have_the_elements_of_their_views_in_order(ranges: list[tuple[int, int]]) -> None:
+    """The views follow one another in memory with gaps between some of them: one span for each gap."""
+    memory, views, start = torch.arange(60.0), [], 0
+    for gap, size in ranges:
+        start += gap
+        views.append(memory[start : start + size])
+        start += size
+    found = spans(views)
+    assert len(found) == sum(gap > 0 or i == 0 for i, (gap, _) in enumerate(ranges))
+    assert [x for span in found for x in span.tolist()] == [x for view in views for x in view.tolist()]
+
+
+def test_gradients_that_lie_in_one_buffer_are_reduced_as_one_tensor_for_each_bucket() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 4))
+    memory = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
+    stop = memory.numel()
+    for parameter in model.parameters():  # as Megatron does: the last parameter comes first
+        parameter.main_grad = memory[stop - parameter.numel() : stop].view(parameter.shape)  # type: ignore[attr-defined]
+        stop -= parameter.numel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = GradientBuffers(model, optimizer).accumulator(1, precision=Precision.FLOAT32, model_parallel=False)
+    assert [len(views) for views in made.buffers] == [1] * (memory.numel() // 4)
+    memory.copy_(torch.arange(float(memory.numel())))
+    assert torch.equal(torch.cat([made.load(bucket) for bucket in range(made.buckets)]), memory)
 
 
 def buffers() -> list[torch.Tensor]:

@@ -22,6 +22,7 @@ import torch
 from unicron.errors import NonFiniteValue
 from unicron.gradients.buckets import bucket_bytes, bucket_slices
 from unicron.gradients.exchange import AllReduce, Exchange
+from unicron.gradients.spans import spans
 
 
 class Accumulator(ABC):
@@ -45,8 +46,8 @@ class Accumulator(ABC):
         self._exchanges = list(exchanges)
         elements = max(1, bucket_bytes() // self.bytes_per_element)
         self.slices = bucket_slices([t.numel() for t in tensors], elements)
-        self.buffers = [[tensors[i].view(-1)[a:b] for i, a, b in bucket] for bucket in self.slices]
-        """For each bucket, views of its parts of the tensors."""
+        self.buffers = [spans([tensors[i].view(-1)[a:b] for i, a, b in bucket]) for bucket in self.slices]
+        """For each bucket, views of its parts of the tensors: one where the tensors follow one another in memory."""
 
     @property
     def buckets(self) -> int:
@@ -154,11 +155,13 @@ class InPlaceAccumulator(Accumulator):
         """Return a copy of a bucket."""
         if bucket < len(self._set_aside):
             return self._set_aside[bucket].clone()
-        parts = []
-        for (tensor, start, stop), buffer in zip(self.slices[bucket], self.buffers[bucket], strict=True):
-            before = self._exchanged.get(tensor)
-            parts.append((buffer if before is None else before[start:stop]).to(self._dtype))
-        return torch.cat(parts)
+        total = torch.cat([buffer.to(self._dtype) for buffer in self.buffers[bucket]])
+        offset = 0
+        for tensor, start, stop in self.slices[bucket]:
+            if tensor in self._exchanged:
+                total[offset : offset + stop - start].copy_(self._exchanged[tensor][start:stop])
+            offset += stop - start
+        return total
 
     def store(self, bucket: int, total: torch.Tensor) -> None:
         """Write a total into the buffers."""

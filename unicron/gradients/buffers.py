@@ -13,6 +13,7 @@ from unicron.gradients.accumulators import Accumulator, InPlaceAccumulator, Sepa
 from unicron.gradients.exchange import Exchange
 from unicron.gradients.fixed_point import FixedPointAccumulator
 from unicron.gradients.precision import Precision
+from unicron.gradients.spans import memory_order
 from unicron.megatron.model import model_chunks, parameters
 from unicron.megatron.optimizer import torch_optimizers
 from unicron.megatron.partial_gradients import partial_parameters, tensor_group
@@ -25,9 +26,12 @@ class GradientBuffers:
     def __init__(self, model: Any, optimizer: Any) -> None:
         """Use Megatron's buffers (``main_grad``), or make the buffers of a plain module (``.grad``)."""
         self._model = model
-        self._trained = [parameter for parameter in parameters(model) if parameter.requires_grad]
-        self.tensors = [_buffer(parameter) for parameter in self._trained]
-        """One for each trained parameter, in the model's order."""
+        trained = [parameter for parameter in parameters(model) if parameter.requires_grad]
+        buffers = [_buffer(parameter) for parameter in trained]
+        order = memory_order(buffers)
+        self._trained = [trained[i] for i in order]
+        self.tensors = [buffers[i] for i in order]
+        """One for each trained parameter, in the order in which they lie in memory."""
         self._plain = [(p, t) for p, t in zip(self._trained, self.tensors, strict=True) if p.grad is t]
         for one in (*model_chunks(model), optimizer, *torch_optimizers(optimizer)):
             for name in ("zero_grad", "zero_grad_buffer"):
