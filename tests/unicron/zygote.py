@@ -41,7 +41,9 @@ _MAX_REQUEST_BYTES = 1 << 16
 
 def environment() -> dict[str, str]:
     """Return what a fork server of the tests runs with."""
-    return dict(os.environ, PYTHONPATH=str(ROOT), UNICRON_ORPHAN_GRACE_S="2", PYTHONWARNINGS="ignore")
+    # On a busy machine a healthy replica may stand still for longer than it may by default.
+    limits = {"UNICRON_ORPHAN_GRACE_S": "2", "UNICRON_FINISH_FLOOR_S": "600"}
+    return dict(os.environ, PYTHONPATH=str(ROOT), PYTHONWARNINGS="ignore", **limits)
 
 
 class Zygote:
