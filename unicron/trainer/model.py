@@ -133,8 +133,8 @@ def initialise(spec: Spec, model: Any) -> None:
     The seed of each parameter is made of the task's seed and the parameter's global name. The whole parameter is drawn
     and the rank's slice of it is kept.
     """
-    for name, shard in sharded_parameters(model).items():
-        full = _initial(spec, name, tuple(shard.global_shape))
+    for shard in sharded_parameters(model):
+        full = _initial(spec, shard.key, tuple(shard.global_shape))
         view = tuple(
             slice(start, start + size) for start, size in zip(shard.global_offset, shard.local_shape, strict=True)
         )
