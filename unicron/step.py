@@ -13,6 +13,7 @@ from unicron.faults import FaultInjector
 from unicron.gradients.reduction import IN_FLIGHT
 from unicron.link.agent_link import AgentLink
 from unicron.megatron import clipping
+from unicron.megatron.model import model_chunks
 from unicron.megatron.optimizer import torch_optimizers
 from unicron.megatron.parallel import data_group
 from unicron.state.rank_state import RankState
@@ -120,7 +121,8 @@ class Step:
 
     def _reach_micro_batch(self) -> None:
         state = self._host.rank_state
-        self._host.faults.reached_micro_batch(self.number, len(state.step_in_progress.samples), state.model)
+        finished = len(state.step_in_progress.samples)
+        self._host.faults.reached_micro_batch(self.number, finished, model_chunks(state.model))
 
     def commit(self, micro_batch: int, loss: float | None, ids: list[int]) -> None:
         """Count a micro-batch as done: its gradients are in the buffers. See ``commit_all``."""

@@ -13,6 +13,7 @@ from unicron.gradients.accumulators import Accumulator, InPlaceAccumulator, Sepa
 from unicron.gradients.exchange import Exchange
 from unicron.gradients.fixed_point import FixedPointAccumulator
 from unicron.gradients.precision import Precision
+from unicron.megatron.model import model_chunks, parameters
 from unicron.megatron.optimizer import torch_optimizers
 from unicron.megatron.partial_gradients import partial_parameters, tensor_group
 from unicron.megatron.tied_embedding import separate_output_weight, tied_group, tied_weight
@@ -24,11 +25,11 @@ class GradientBuffers:
     def __init__(self, model: Any, optimizer: Any) -> None:
         """Use Megatron's buffers (``main_grad``), or make the buffers of a plain module (``.grad``)."""
         self._model = model
-        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._trained = [parameter for parameter in parameters(model) if parameter.requires_grad]
         self.tensors = [_buffer(parameter) for parameter in self._trained]
         """One for each trained parameter, in the model's order."""
         self._plain = [(p, t) for p, t in zip(self._trained, self.tensors, strict=True) if p.grad is t]
-        for one in (model, optimizer, *torch_optimizers(optimizer)):
+        for one in (*model_chunks(model), optimizer, *torch_optimizers(optimizer)):
             for name in ("zero_grad", "zero_grad_buffer"):
                 if hasattr(one, name):
                     # Most loops call it; in a resumed step it would erase the micro-batches that count as done.
@@ -78,7 +79,7 @@ class GradientBuffers:
 
     def release(self) -> None:
         """Drop what Megatron's optimizer leaves in ``.grad``: a backward pass would add to it once more."""
-        for parameter in self._model.parameters():
+        for parameter in parameters(self._model):
             if hasattr(parameter, "main_grad"):
                 parameter.grad = None
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from unicron.megatron.model import is_megatron
+from unicron.megatron.model import config_of, is_megatron, model_chunks
 
 _NORMS_OF_HEADS = ("q_layernorm", "k_layernorm")
 """Part of the name by which Megatron knows the norms of queries and keys; it does not mark their parameters."""
@@ -21,14 +21,15 @@ def partial_parameters(model: Any) -> list[torch.nn.Parameter]:
     """Return the parameters whose gradients are to be added up over the tensor-parallel ranks, in the model's order.
 
     Args:
-        model: Megatron's DistributedDataParallel; any other module has none.
+        model: Megatron's DistributedDataParallel, or a list of such model chunks; any other module has none.
     """
     if not is_megatron(model) or tensor_group().size() == 1:
         return []
-    config = model.config
+    config = config_of(model)
     return [
         parameter
-        for name, parameter in model.named_parameters()
+        for chunk in model_chunks(model)
+        for name, parameter in chunk.named_parameters()
         if parameter.requires_grad
         and (
             (config.sequence_parallel and getattr(parameter, "sequence_parallel", False))

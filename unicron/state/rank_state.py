@@ -20,6 +20,7 @@ from unicron.gradients import reduction
 from unicron.gradients.buffers import GradientBuffers
 from unicron.gradients.precision import Precision
 from unicron.link.waiting import Wait
+from unicron.megatron.model import parameters
 from unicron.megatron.optimizer import is_distributed, torch_optimizers
 from unicron.megatron.parallel import Place
 from unicron.megatron.schedule import LossScale
@@ -39,8 +40,8 @@ class Update(Enum):
 class RankState:
     """A model, its optimizer, and how far they have come.
 
-    ``model`` is Megatron's DistributedDataParallel or any module; its gradients belong to this library from here on
-    (``unicron.gradients.buffers``).
+    ``model`` is Megatron's DistributedDataParallel, a list of such model chunks, or any module; its gradients belong to
+    this library from here on (``unicron.gradients.buffers``).
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class RankState:
         self._buffers = GradientBuffers(model, optimizer)
         self.loss_scale = LossScale(model, micro_batches)
         self.accumulator = self._buffers.accumulator(micro_batches, precision=precision, model_parallel=model_parallel)
-        cuda = any(parameter.is_cuda for parameter in model.parameters())
+        cuda = any(parameter.is_cuda for parameter in parameters(model))
         self._update_may_be_garbage = cuda and (model_parallel or self.is_distributed)
         """Whether an update may have used the garbage of an aborted collective, without an error that reports it."""
         self._update = [Update.NOT_BEGUN]
