@@ -155,7 +155,8 @@ def test_every_history_folds_and_its_costs_add_up(history: list[Event]) -> None:
     assert costs.sum_check.ok
     allocated = allocated_worker_s(records, now)
     assert costs.allocated_worker_s == pytest.approx(allocated, abs=1e-6)
-    shares = [[share.categories for share in part] for part in (costs.buckets, *costs.breakdowns.values())]
+    shares = [[share.categories for share in part] for part in costs.breakdowns.values()]
+    shares.append([bucket.categories for bucket in costs.buckets])
     for parts in ([costs.categories], *shares):
         assert sum(sum(kinds.values()) for kinds in parts) == pytest.approx(allocated, abs=1e-6)
         assert all(seconds >= 0.0 for kinds in parts for seconds in kinds.values())
