@@ -185,6 +185,12 @@ class TaskSpec(Model):
         tensor = self.model.heads if self.parallel.tensor == "auto" else self.parallel.tensor
         return tensor * (self.model.layers if self.parallel.pipeline == "auto" else self.parallel.pipeline)
 
+    @property
+    def most_workers(self) -> int:
+        """The most workers that the task may have and could use: one micro-batch for each data-parallel replica."""
+        limit = self.batch.micro_batches * self._most_per_replica()
+        return limit if self.workers.max is None else min(self.workers.max, limit)
+
     @model_validator(mode="after")
     def _possible(self) -> Self:
         """Refuse what no layout can run; each message names the field and what is allowed."""
