@@ -86,7 +86,8 @@ class Step:
         """Yield the micro-batches to compute.
 
         Raises:
-            Interrupted: between two of them, where the generation is held.
+            Interrupted: between two of them, where the generation is held. A replica of several ranks that has lost
+                none of them goes on: its ranks all leave behind the last one.
             WrongLoop: one of them is not committed before the next, where Megatron's schedules scale the loss.
         """
         scale = self._host.rank_state.loss_scale
@@ -145,6 +146,7 @@ class Step:
         self._host.rank_state.commit(
             dict(zip(micro_batches, losses, strict=False)), dict(zip(micro_batches, ids, strict=True))
         )
+        link.finish_micro_batch()
         for k in micro_batches:
             link.progress(self.number, "compute", micro_batch=k)
         if self._in_one_schedule and self.remaining():
@@ -160,7 +162,7 @@ class Step:
         host, number = self._host, self.number
         link, faults, state = host.link, host.faults, host.rank_state
         self._computing = False
-        link.check()
+        link.end_passes()
         faults.reached(number, "reduce")
         link.progress(number, "reduce")
         partial = state.step_in_progress
@@ -208,7 +210,7 @@ class Step:
 
     def __enter__(self) -> Step:
         """Enter the part of the loop in which peers may be lost."""
-        self._host.link.enter()
+        self._host.link.enter(computes=True)
         self._host.link.progress(self.number, "begun")
         return self
 
@@ -225,7 +227,7 @@ class Step:
                 host.link.synchronize()
             except (Interrupted, RuntimeError) as err:
                 error = err
-        host.link.leave()
+        host.link.leave(failed=error is not None)
         state = host.rank_state
         if error is None:
             state.check_updated()

@@ -37,8 +37,9 @@ from shared.commands import (
 )
 from shared.events import derived_id
 
-WAITS_FOR_STEP = frozenset({Phase.DRAIN, Phase.STOP, Phase.CONFIGURE_INTERRUPTED, Phase.CONFIGURE_TARGET})
-"""Phases whose commands wait for a training step, so ``TransitionLimits.resume_s`` is their time-out."""
+WAITS_FOR_STEP = frozenset({Phase.HOLD, Phase.DRAIN, Phase.STOP, Phase.CONFIGURE_INTERRUPTED, Phase.CONFIGURE_TARGET})
+"""Phases whose commands wait for a training step, so ``TransitionLimits.resume_s`` is their time-out. A hold does where
+replicas of several ranks finish their micro-batches."""
 
 Build = Callable[[dict[str, Any], list[str]], Command]
 """Makes a command from the fields that all commands have and the node's workers."""
@@ -93,7 +94,8 @@ def _per_node(
 
 
 def _hold(state: State, part: Part, phase: Phase) -> list[Send]:
-    return _per_node(state, part, phase, to_hold(part), lambda base, mine: HoldTask(**base, workers=mine))
+    lost = to_free(part)
+    return _per_node(state, part, phase, to_hold(part), lambda base, mine: HoldTask(**base, workers=mine, lost=lost))
 
 
 def _free(state: State, part: Part, phase: Phase) -> list[Send]:

@@ -26,9 +26,11 @@ def tied_weight(model: Any) -> torch.nn.Parameter | None:
 
 def tied_group(model: Any) -> Any:
     """Return the group of the two pipeline stages that each have a copy of the shared weight; None for one stage."""
+    if tied_weight(model) is None:
+        return None
     from megatron.core import parallel_state
 
-    if tied_weight(model) is None or parallel_state.get_pipeline_model_parallel_world_size() == 1:
+    if parallel_state.get_pipeline_model_parallel_world_size() == 1:
         return None
     return parallel_state.get_embedding_group()
 
