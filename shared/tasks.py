@@ -127,6 +127,7 @@ class Parallel(Model):
     """Tensor and pipeline sizes; ``auto`` lets the planner choose the fastest layout that fits, for each count.
 
     The others are fixed for the task's life. ``recompute``: activations computed again in the backward pass.
+    ``overlap``: data-parallel ranks communicate beside backward and forward passes, where tensor and pipeline are 1.
     """
 
     tensor: Count | Literal["auto"] = "auto"
@@ -135,6 +136,7 @@ class Parallel(Model):
     interleave: Count = 1
     sequence_parallel: bool = False
     distributed_optimizer: bool = False
+    overlap: bool = False
 
 
 class TaskSpec(Model):
@@ -211,6 +213,10 @@ class TaskSpec(Model):
                 checks.append((fine, f"parallel.{name}: the built-in trainer has only {default!r}"))
             divisible = self.optimizer.name == "adam" or not self.parallel.distributed_optimizer
             checks.append((divisible, "parallel.distributed_optimizer: the built-in trainer divides only adam's state"))
+            divided = self.parallel.distributed_optimizer or not self.parallel.overlap
+            checks.append((divided, "parallel.overlap: only with parallel.distributed_optimizer"))
+            in_place = not (self.parallel.overlap and (self.exact or self.deterministic_sums))
+            checks.append((in_place, "parallel.overlap: not with exact or deterministic_sums, whose sums are apart"))
         problems = [text for holds, text in checks if not holds]
         if problems:
             raise ValueError("; ".join(problems))

@@ -51,6 +51,8 @@ class Spec:
     pipeline: int
     distributed_optimizer: bool
     """Whether data-parallel ranks divide the optimizer's state among them."""
+    overlap: bool
+    """Whether they communicate beside backward and forward passes, in layouts where that is supported."""
     seed: int
     dropout: float
     exact: bool
@@ -126,6 +128,7 @@ def parse(data: Mapping[str, Any]) -> Spec:
             tensor=sizes["tensor"],
             pipeline=sizes["pipeline"],
             distributed_optimizer=bool(parallel.get("distributed_optimizer", False)),
+            overlap=bool(parallel.get("overlap", False)),
             seed=int(data.get("seed", 1234)),
             dropout=float(data.get("dropout", 0.0)),
             exact=bool(data.get("exact", False)),
