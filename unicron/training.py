@@ -8,24 +8,27 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 
+from unicron.applied_step import AppliedStep
 from unicron.checkpoint import target
 from unicron.checkpoint.export import export
 from unicron.checkpoint.writer import Outcomes, Writer
 from unicron.errors import DamagedCheckpoint, Interrupted, InvalidSpec
 from unicron.faults import FaultInjector
 from unicron.gradients.precision import Precision
+from unicron.join import user_state
 from unicron.join.joining import Build, Joiner, JoinResult, own_share
 from unicron.link import reporting
 from unicron.link.agent_link import DRAIN, NOTHING, STOP, STOP_UNSAVED, AgentLink
 from unicron.protocol import Checkpointed, CheckpointFailed, Configure, Finished, Resumed, Stopped
 from unicron.snapshot.snapshots import Snapshots
 from unicron.state.rank_state import RankState
+from unicron.state.user_state import UserState
 from unicron.step import Step
 
 
@@ -45,6 +48,7 @@ class Training:
         checkpoint_keep: int = 2,
         memory_every: int = 0,
         precision: Precision = Precision.FLOAT32,
+        state: Mapping[str, Any] | None = None,
     ) -> None:
         """Prepare the training.
 
@@ -59,8 +63,10 @@ class Training:
             checkpoint_keep: how many of them to leave; at least 2.
             memory_every: steps between snapshots, where an agent says where they go; 0: none.
             precision: of the sums of gradients.
+            state: the user's state, as ``unicron.attach`` takes it.
         """
         self.link = link
+        self.user = UserState(state)
         self.total_steps = steps
         self.micro_batches = micro_batches
         self.request = NOTHING
@@ -71,9 +77,14 @@ class Training:
         self._writer = Writer(checkpoint_keep)
         self._checkpoint_due = False
         self._configure: Configure | None = None
-        self._joiner = Joiner(build, initialise, self.snapshots, precision=precision)
+        self._joiner = Joiner(build, initialise, self.snapshots, precision=precision, user=self.user)
         self._joined: JoinResult | None = None
         self._loss: float | None = None
+        self._left_step: Step | None = None
+        """The step that a failure ended last."""
+        self._checks_user = self.in_applied_step = False
+        """Whether this step's end, and the boundary behind it, check what the script does to its state; and whether the
+        loop is in a step whose update is applied already."""
 
     @property
     def rank_state(self) -> RankState:
@@ -111,12 +122,16 @@ class Training:
         """Yield the steps of one generation until it ends; return whether it ended drained to a boundary."""
         if self.rank_state.applied == self.total_steps:
             self._report_resumed(None)
-        first = True
+        assert self._joined is not None
+        if self._joined.repeats_update and not (yield from self._repeat_update()):
+            return False
+        first = self._checks_user = True
         while self.rank_state.applied < self.total_steps:
             step = self._next_step(resumes=first)
             yield step
             if step.completed:
                 self._loss = step.loss
+            self._place_user_state(step)
             if step.left:
                 return False
             if first:
@@ -130,8 +145,28 @@ class Training:
                 return False
         return False
 
+    def _repeat_update(self) -> Generator[Step, None, bool]:
+        """Yield the last step again, whose update is applied; return False if a new generation has to answer."""
+        step = AppliedStep(self, self.rank_state.applied, self._left_step)
+        self.in_applied_step = True
+        yield step
+        self.in_applied_step = False
+        self._place_user_state(step)
+        return not step.left
+
+    def _place_user_state(self, step: Step) -> None:
+        """Find out which update the user's state stands behind, now that the script has done what it does in a step."""
+        if step.left:
+            self._left_step = step
+            self.user.leave_step(step.number, updated=self.rank_state.version >= step.number)
+        else:
+            self.user.mark(step.number)
+
     def _at_boundary(self) -> bool:
         """Stop, write a checkpoint and take a snapshot, as due; return False if a new generation has to answer."""
+        if self._checks_user and not self._attempt(lambda: user_state.check_equal(self.user, self.link.wait)):
+            return False
+        self._checks_user = False
         applied = self.rank_state.applied
         due = self.checkpoint_every > 0 and applied % self.checkpoint_every == 0
         self._checkpoint_due = self._checkpoint_due or due
@@ -142,7 +177,7 @@ class Training:
         # Nor is the one that a stop could not write tried again at the same boundary.
         if self._checkpoint_due and not stopping and self._writer.idle and not self._attempt(self._begin_checkpoint):
             return False
-        self.snapshots.take(self.rank_state)
+        self.snapshots.take(self.rank_state, self.user.record)
         return True
 
     def heartbeat(self) -> None:
@@ -246,7 +281,7 @@ class Training:
     def _begin_checkpoint(self) -> None:
         self._checkpoint_due = False
         self.link.progress(self.rank_state.applied, "checkpoint")
-        self._writer.begin(self.rank_state, self._checkpoint_location())
+        self._writer.begin(self.rank_state, self._checkpoint_location(), self.user.record)
         self.faults.reached_checkpoint(self.rank_state.applied)
 
     def _outcomes(self) -> Outcomes:
@@ -271,6 +306,8 @@ class Training:
 
     def agreed(self, statuses: list[int]) -> None:
         """Act on the worst of what all ranks reported. The state may change once this returns."""
+        if self._checks_user:
+            self.user.check_unchanged()
         checkpoint, snapshot, due = statuses
         self._writer.agreed(checkpoint, self._outcomes())
         self.snapshots.wait_copied()
