@@ -54,6 +54,9 @@ BUCKET_BYTES = "UNICRON_BUCKET_BYTES"
 ROUND_BYTES = "UNICRON_ROUND_BYTES"
 """Bytes that a rank sends, and receives, in one round of a transfer of state."""
 
+PROGRESS_INTERVAL_S = "UNICRON_PROGRESS_INTERVAL_S"
+"""How long a rank may keep back what it does inside a step; newer progress takes the place of what was kept back."""
+
 RANK_NICE = "UNICRON_RANK_NICE"
 """How much less of a busy core ranks get than everything else (see nice(2))."""
 
@@ -77,6 +80,8 @@ DEFAULTS: dict[str, float] = {
     BUCKET_BYTES: 32 << 20,
     # The latency of a round (below 1 ms) is small beside the transfer of 64 MiB; two such buffers fit beside any state.
     ROUND_BYTES: 64 << 20,
+    # Short beside the interval of heartbeats (0.25 s), which are all that the agent passes progress on with.
+    PROGRESS_INTERVAL_S: 0.05,
     RANK_NICE: 0,
 }
 """Values of the numeric variables where the environment does not set them."""

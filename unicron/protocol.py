@@ -82,7 +82,7 @@ class Hello(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress(Message):
-    """What a rank is doing."""
+    """What a rank is doing; of the phases inside a step not every one is sent (``unicron.link.newest_progress``)."""
 
     name: ClassVar[str] = "progress"
     generation: int

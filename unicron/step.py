@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Protocol
 
-from unicron import end_of_step
+from unicron.end_of_step import EndOfStep
 from unicron.errors import Interrupted, WrongLoop
 from unicron.faults import FaultInjector
 from unicron.gradients.reduction import IN_FLIGHT
 from unicron.link.agent_link import AgentLink
 from unicron.megatron import clipping
+from unicron.megatron.model import model_chunks
 from unicron.megatron.optimizer import torch_optimizers
 from unicron.megatron.parallel import data_group
 from unicron.state.rank_state import RankState
@@ -27,10 +28,10 @@ class StepHost(Protocol):
 
     link: AgentLink
     faults: FaultInjector
-    micro_batches: int
-    """In one step, over all replicas."""
     request: int
     """What the ranks agreed to do at the next boundary; the step sets it."""
+    end_of_step: EndOfStep
+    """The agreements at the end of this generation's steps."""
 
     @property
     def rank_state(self) -> RankState:
@@ -120,7 +121,8 @@ class Step:
 
     def _reach_micro_batch(self) -> None:
         state = self._host.rank_state
-        self._host.faults.reached_micro_batch(self.number, len(state.step_in_progress.samples), state.model)
+        finished = len(state.step_in_progress.samples)
+        self._host.faults.reached_micro_batch(self.number, finished, model_chunks(state.model))
 
     def commit(self, micro_batch: int, loss: float | None, ids: list[int]) -> None:
         """Count a micro-batch as done: its gradients are in the buffers. See ``commit_all``."""
@@ -162,13 +164,11 @@ class Step:
         faults.reached(number, "reduce")
         link.progress(number, "reduce")
         partial = state.step_in_progress
-        agreement = end_of_step.agree(
+        agreement = host.end_of_step.agree(
             partial,
-            micro_batches=host.micro_batches,
             buckets=state.accumulator.buckets,
             request=link.request,
             statuses=host.statuses(),
-            wait=link.wait,
         )
         host.request = agreement.request
         assert partial.account is not None

@@ -9,15 +9,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 
+from unicron import end_of_step
 from unicron.applied_step import AppliedStep
 from unicron.checkpoint import target
 from unicron.checkpoint.export import export
 from unicron.checkpoint.writer import Outcomes, Writer
+from unicron.end_of_step import EndOfStep
 from unicron.errors import DamagedCheckpoint, Interrupted, InvalidSpec
 from unicron.faults import FaultInjector
 from unicron.gradients.precision import Precision
@@ -25,7 +28,7 @@ from unicron.join import user_state
 from unicron.join.joining import Build, Joiner, JoinResult, own_share
 from unicron.link import reporting
 from unicron.link.agent_link import DRAIN, NOTHING, STOP, STOP_UNSAVED, AgentLink
-from unicron.protocol import Checkpointed, CheckpointFailed, Configure, Finished, Resumed, Stopped
+from unicron.protocol import Checkpointed, CheckpointFailed, Configure, Finished, Stopped
 from unicron.snapshot.snapshots import Snapshots
 from unicron.state.rank_state import RankState
 from unicron.state.user_state import UserState
@@ -70,6 +73,7 @@ class Training:
         self.total_steps = steps
         self.micro_batches = micro_batches
         self.request = NOTHING
+        self.end_of_step: EndOfStep
         self.checkpoint_every = checkpoint_every
         self.faults = FaultInjector()
         self.snapshots = Snapshots(memory_every, link.wait)
@@ -209,6 +213,8 @@ class Training:
             if not self._writer.unusable:
                 raise
             raise InvalidSpec(f"{err}; {self._writer.unusable}") from err
+        total = partial(end_of_step.total, wait=self.link.wait)
+        self.end_of_step = EndOfStep(self.micro_batches, end_of_step.member(), total)
         # A checkpoint that the last generation was writing is abandoned; the next boundary begins a new one.
         self._checkpoint_due = self._checkpoint_due or not self._writer.idle
         self._writer.enter(self._checkpoint_location(), self.configure.generation, self._joined.checkpoint)
@@ -246,29 +252,19 @@ class Training:
 
     def _report_resumed(self, step: Step | None) -> None:
         """Report the first step of a generation to the agent, with the durations of the phases that led to it."""
-        joined = self._joined
+        joined, state = self._joined, self.rank_state
         assert joined is not None
-        resumption = joined.resumption
         total_s = time.monotonic() - step.began_s if step is not None else 0.0
-        redistribute_s = step.computed_s if step is not None and resumption is not None else 0.0
-        phases = {**joined.durations_s, "redistribute": redistribute_s, "first_step": total_s - redistribute_s}
-        deal = resumption.deal if resumption is not None else []
-        self.link.send(
-            Resumed(
-                generation=self.configure.generation,
-                step=self.rank_state.applied,
-                source=joined.source,
-                phases={k: round(v, 6) for k, v in phases.items()},
-                # All ranks agreed on it; reported by each, it would be as large as the square of their number.
-                deal={str(r): ks for r, ks in enumerate(deal)} if self.configure.rank == 0 else {},
-                steps_recomputed=joined.steps_recomputed,
-                computed=resumption.computed if resumption is not None else 0,
-                buckets_kept=resumption.buckets_kept if resumption is not None else 0,
-                buckets=self.rank_state.accumulator.buckets,
-            )
+        message = joined.message(
+            self.configure,
+            step=state.applied,
+            buckets=state.accumulator.buckets,
+            total_s=total_s,
+            computed_s=step.computed_s if step is not None else 0.0,
         )
-        shown = " ".join(f"{k}={v:.3f}" for k, v in phases.items())
-        print(f"generation {self.configure.generation} from {joined.source}: {shown}", flush=True)
+        self.link.send(message)
+        shown = " ".join(f"{k}={v:.3f}" for k, v in message.phases.items())
+        print(f"generation {message.generation} from {message.source}: {shown}", flush=True)
 
     def _checkpoint_location(self) -> str:
         return f"{self._checkpoint_root()}/step-{self.rank_state.applied}"

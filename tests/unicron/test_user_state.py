@@ -326,10 +326,10 @@ async def test_it_moves_between_layouts_as_the_parameters_do(tmp_path: Path, spe
         fault = {"UNICRON_FAIL_AT": "*:3:0:communication,*:5:0:communication"}
         await asyncio.gather(*(a.fork(worker, spec, fault) for worker in workers))
         await a.configure(dict.fromkeys(workers, "initial"), tensor=2)
-        for errors, layout in ((2, {"pipeline": 2}), (4, {}), (6, {})):
+        for errors, pipeline in ((2, 2), (4, 1), (6, 1)):
             await a.until(lambda: len(a.of(Raised)) >= errors)  # noqa: B023
             assert {one.error for one in a.of(Raised)} == {"CommunicationFailed"}
             await a.hold(workers)
-            await a.configure(dict.fromkeys(workers, "live"), **layout)
+            await a.configure(dict.fromkeys(workers, "live"), pipeline=pipeline)
         finished = await a.finished(2)
         assert (finished.step, len(a.of(Raised))) == (8, 6)

@@ -119,6 +119,21 @@ def test_only_tensors_with_the_name_and_shape_of_a_parameter_are_like_one() -> N
     assert same(found, value)
 
 
+def test_tensors_move_between_a_module_and_a_list_of_model_chunks() -> None:
+    first, second = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    shards = NamedShards([first, second])
+    state = torch.nn.ModuleList([first, second]).state_dict()
+    encoded = user_values.encode({f"module.{key}": value for key, value in state.items()}, "ema", shards.prefix_of)
+    assert [*encoded.like_parameters["ema"]] == [
+        f"module.{index}.{name}" for index in (0, 1) for name in ("weight", "bias")
+    ]
+    assert encoded.tensors == []
+    one = NamedShards(torch.nn.Linear(3, 2))
+    allocated = one.allocate(one.required(shards.chunks(encoded)))
+    found = user_values.decode(encoded.document, [], "ema", allocated.fill)
+    assert [*found] == ["module.weight", "module.bias"]
+
+
 class Places:
     """An object whose state dict has new tensors each time, as one has that copies them from a device."""
 

@@ -47,9 +47,11 @@ class FixedPointAccumulator(SeparateAccumulator):
             ValueError: more micro-batches than can be added exactly.
         """
         super().__init__(tensors, dtype=torch.float64, **options)
-        addends = 2 * micro_batches  # a parameter that is used twice has two gradients
+        # A parameter that is used twice has two gradients in a micro-batch; one that is exchanged, one on each rank.
+        each = max([2, *(exchange.ranks for exchange in self._exchanges)])
+        addends = each * micro_batches
         if addends > MAX_ADDENDS:
-            raise ValueError(f"exact mode adds up to {MAX_ADDENDS // 2} micro-batches, not {micro_batches}")
+            raise ValueError(f"exact mode adds up to {MAX_ADDENDS // each} micro-batches, not {micro_batches}")
         self._scratch = torch.empty(2, BLOCK, dtype=torch.float64, device=tensors[0].device)
         self.limit = RANGE / addends
         """Largest absolute value of one gradient of one micro-batch (scaled by 1/M, as all are)."""

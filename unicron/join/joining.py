@@ -28,7 +28,7 @@ from unicron.megatron.construction import without_collectives
 from unicron.megatron.group_references import groups_by_role, replace_groups
 from unicron.megatron.optimizer import is_distributed
 from unicron.megatron.parallel import data_group, model_coordinate, place
-from unicron.protocol import Configure
+from unicron.protocol import Configure, Resumed
 from unicron.snapshot.snapshots import Snapshots
 from unicron.state import transfer
 from unicron.state.rank_state import RankState
@@ -73,6 +73,33 @@ class JoinResult:
     """None: the next step begins anew."""
     repeats_update: bool = False
     """Whether the user's state lacks the last update: its step comes again, with nothing to compute."""
+
+    def message(self, configure: Configure, *, step: int, buckets: int, total_s: float, computed_s: float) -> Resumed:
+        """Return the report of the first step of a generation.
+
+        Args:
+            configure: the generation.
+            step: updates applied, with that step's.
+            buckets: of gradients.
+            total_s: duration of that step.
+            computed_s: the part of it until the gradients were reduced.
+        """
+        resumption = self.resumption
+        redistribute_s = computed_s if resumption is not None else 0.0
+        phases = {**self.durations_s, "redistribute": redistribute_s, "first_step": total_s - redistribute_s}
+        deal = resumption.deal if resumption is not None else []
+        return Resumed(
+            generation=configure.generation,
+            step=step,
+            source=self.source,
+            phases={k: round(v, 6) for k, v in phases.items()},
+            # All ranks agreed on it; reported by each, it would be as large as the square of their number.
+            deal={str(r): ks for r, ks in enumerate(deal)} if configure.rank == 0 else {},
+            steps_recomputed=self.steps_recomputed,
+            computed=resumption.computed if resumption is not None else 0,
+            buckets_kept=resumption.buckets_kept if resumption is not None else 0,
+            buckets=buckets,
+        )
 
 
 class Joiner:

@@ -121,15 +121,10 @@ class AgentLink:
 
     # The training thread: messages.
 
-    def send(self, message: Message, *, may_drop: bool = False) -> None:
-        """Send a message to the agent, if there is one.
-
-        Args:
-            message: the message.
-            may_drop: whether the message may be lost where the agent is slow to read.
-        """
+    def send(self, message: Message) -> None:
+        """Send a message to the agent, if there is one."""
         if self._connection is not None:
-            self._connection.send(message, may_drop=may_drop)
+            self._connection.send(message)
 
     def progress(
         self,
@@ -142,20 +137,24 @@ class AgentLink:
         duration_s: float | None = None,
         buckets: int | None = None,
     ) -> None:
-        """Report what this rank is doing; the arguments are the fields of ``unicron.protocol.Progress``."""
+        """Report what this rank is doing; the arguments are the fields of ``unicron.protocol.Progress``.
+
+        The agent gets the newest report, soon (``unicron.link.connection``), and not every one.
+        """
         if self._connection is not None:
-            message = Progress(
-                generation=self._generation,
-                rank=self._rank,
-                step=step,
-                phase=phase,
-                micro_batch=micro_batch,
-                setup_parts=setup_parts,
-                loss=loss,
-                duration_s=duration_s,
-                buckets=buckets,
+            self._connection.send(
+                Progress(
+                    generation=self._generation,
+                    rank=self._rank,
+                    step=step,
+                    phase=phase,
+                    micro_batch=micro_batch,
+                    setup_parts=setup_parts,
+                    loss=loss,
+                    duration_s=duration_s,
+                    buckets=buckets,
+                )
             )
-            self._connection.send(message, may_drop=phase == "compute" or buckets is not None)
 
     def exit(self, code: int) -> NoReturn:
         """End the process at once, after the last messages have left: no destructor can block on a broken group."""

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from unicron.link.waiting import Wait
+from unicron.megatron.model import parameters
 
 EPSILON = 1e-6
 """Added to the norm in the denominator, as in Megatron and torch."""
@@ -25,7 +26,7 @@ def clip(model: Any, limit: float, wait: Wait) -> float:
     All ranks of a model-parallel group call it.
 
     Args:
-        model: Megatron's DistributedDataParallel.
+        model: Megatron's DistributedDataParallel, or a list of such model chunks.
         limit: of the norm.
         wait: waits for a collective.
 
@@ -44,7 +45,7 @@ def norm(model: Any, wait: Wait) -> float:
     """Return the L2 norm of a Megatron model's gradients, over all shards of the model.
 
     Args:
-        model: Megatron's DistributedDataParallel.
+        model: Megatron's DistributedDataParallel, or a list of such model chunks.
         wait: waits for a collective.
 
     Raises:
@@ -73,4 +74,4 @@ def norm(model: Any, wait: Wait) -> float:
 
 
 def _trained(model: Any) -> list[Any]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [parameter for parameter in parameters(model) if parameter.requires_grad]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from unicron.megatron.model import is_megatron
+from unicron.megatron.model import config_of, is_megatron
 
 
 class _BackwardTimer:
@@ -42,7 +42,7 @@ def each_backward(model: Any, done: Callable[[], None]) -> Iterator[None]:
         model: Megatron's DistributedDataParallel.
         done: called without arguments.
     """
-    config = model.config
+    config = config_of(model)
     timers, config.timers = config.timers, _BackwardTimer(done)
     try:
         yield
@@ -62,17 +62,18 @@ class LossScale:
         """Prepare to take the place of the model's own function, which is called first.
 
         Args:
-            model: Megatron's DistributedDataParallel, or any other module, of which nothing is changed.
+            model: Megatron's DistributedDataParallel, a list of them, or any other module, of which nothing is
+                changed.
             micro_batches: M, in one step, over all replicas.
         """
         self._micro_batches = micro_batches
         self._factor = 1.0
-        self.applies = is_megatron(model) and not model.config.calculate_per_token_loss
+        self.applies = is_megatron(model) and not config_of(model).calculate_per_token_loss
         """Whether the loss is scaled here rather than by the training loop."""
         self._config: Any = None
         self._own: Callable[[torch.Tensor], torch.Tensor] | None = None
         if self.applies:
-            self._config = model.config
+            self._config = config_of(model)
             own = self._config.grad_scale_func
             # Two models may have the same configuration.
             self._own = own._own if isinstance(own, LossScale) else own

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from unicron.accounting import EMPTY_DIGEST, KeptGradients, PartialStep, chain_digest
@@ -21,10 +20,10 @@ from unicron.gradients import reduction
 from unicron.gradients.buffers import GradientBuffers
 from unicron.gradients.precision import Precision
 from unicron.link.waiting import Wait
+from unicron.megatron.model import parameters
 from unicron.megatron.optimizer import is_distributed, torch_optimizers
 from unicron.megatron.parallel import Place
 from unicron.megatron.schedule import LossScale
-from unicron.megatron.tied_embedding import tied_group
 from unicron.state import transfer
 from unicron.state.tensors import StateTensors
 from unicron.state.transfer import AgreedState, AvailableState
@@ -41,8 +40,8 @@ class Update(Enum):
 class RankState:
     """A model, its optimizer, and how far they have come.
 
-    ``model`` is Megatron's DistributedDataParallel or any module; its gradients belong to this library from here on
-    (``unicron.gradients.buffers``).
+    ``model`` is Megatron's DistributedDataParallel, a list of such model chunks, or any module; its gradients belong to
+    this library from here on (``unicron.gradients.buffers``).
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class RankState:
         self._buffers = GradientBuffers(model, optimizer)
         self.loss_scale = LossScale(model, micro_batches)
         self.accumulator = self._buffers.accumulator(micro_batches, precision=precision, model_parallel=model_parallel)
-        cuda = any(parameter.is_cuda for parameter in model.parameters())
+        cuda = any(parameter.is_cuda for parameter in parameters(model))
         self._update_may_be_garbage = cuda and (model_parallel or self.is_distributed)
         """Whether an update may have used the garbage of an aborted collective, without an error that reports it."""
         self._update = [Update.NOT_BEGUN]
@@ -268,12 +267,7 @@ class RankState:
             broken=broken,
             in_flight=in_flight,
         )
-        stages = tied_group(self.model)
-
-        def exchange(total: torch.Tensor) -> None:
-            wait(dist.all_reduce(total, group=stages, async_op=True))
-
-        self.accumulator.finish(exchange if stages is not None else None)
+        self.accumulator.finish(lambda total, ranks: wait(dist.all_reduce(total, group=ranks, async_op=True)))
 
     def check_before_step(self) -> None:
         """Check that no update has been applied outside of a step.

@@ -8,12 +8,13 @@ moves between layouts as the parameter does. Keys: ``state/<name>/<path>``, wher
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from unicron.megatron.model import LocatedShard, is_megatron, located_shards, unwrapped
+from unicron.megatron.model import LocatedShard, is_megatron, located_shards, model_chunks, unwrapped
 from unicron.state.chunks import StateChunk, dtype_of, name_of, undivided
 from unicron.state.user_values import Values
 
@@ -22,6 +23,9 @@ USER = "state"
 
 DOCUMENT = f"{USER}/document"
 """Key of the chunk that contains everything else of the user's state, packed."""
+
+NUMBER = "|"
+"""Stands, in a prefix, where the number of the model chunk is: a list of chunks has names as torch's ModuleList."""
 
 WRAPPER = "module."
 """What wrappers (data parallelism, half precision, torch's AveragedModel) put before the names of parameters."""
@@ -37,6 +41,15 @@ def document_chunk(size_bytes: int) -> StateChunk:
     return undivided(DOCUMENT, (size_bytes,), "uint8")
 
 
+class _Name(NamedTuple):
+    """A parameter's or persistent buffer's name on this rank."""
+
+    number: str
+    """Of the model chunk, with a dot behind it; empty where the model is one module."""
+    bare: str
+    """Without the prefixes of wrappers."""
+
+
 class NamedShards:
     """The shards of one model by the names that its parameters and persistent buffers have on this rank."""
 
@@ -44,29 +57,30 @@ class NamedShards:
         """Look at a model.
 
         Args:
-            model: the rank's shard of it, Megatron's DistributedDataParallel or a plain module.
+            model: the rank's shard of it: Megatron's DistributedDataParallel, a list of such chunks, or a plain module.
         """
         self.model = model
-        self._by_name: dict[str, list[LocatedShard]] = {}
-        listed = list(located_shards(model))
-        if not is_megatron(model):
-            self._by_name = {_bare(shard.name): [shard] for shard in listed}
-            return
-        by_tensor: dict[int, list[LocatedShard]] = {}
-        for shard in listed:
-            by_tensor.setdefault(id(shard.tensor), []).append(shard)
-        for name, tensor in unwrapped(model).state_dict(keep_vars=True).items():
-            found = by_tensor.pop(id(tensor), None)  # a tied tensor has one name
-            if found is not None:
-                self._by_name[_bare(name)] = found
+        self._is_list = isinstance(model, list | tuple)
+        self._by_name: dict[_Name, list[LocatedShard]] = {}
+        for index, chunk in enumerate(model_chunks(model)):
+            for name, shards in _shards_by_name(chunk).items():
+                self._by_name[_Name(f"{index}." if self._is_list else "", name)] = shards
 
     def prefix_of(self, key: str, tensor: torch.Tensor) -> str | None:
         """Return what a key has before the name of the parameter that a tensor is like; None: it is like none."""
-        name = _bare(key)
+        prefix, name = self._parsed(key)
         shards = self._by_name.get(name)
-        if shards is None or shards[0].tensor.shape != tensor.shape:
-            return None
-        return key[: len(key) - len(name)]
+        return None if shards is None or shards[0].tensor.shape != tensor.shape else prefix
+
+    def _parsed(self, key: str) -> tuple[str, _Name]:
+        """Return what a key has before the model chunk's number and behind it, and the name."""
+        outer, number = "", ""
+        if self._is_list:
+            found = re.match(rf"((?:{re.escape(WRAPPER)})*)(\d+\.)", key)
+            outer, number = found.groups() if found else ("", "")
+        rest = key[len(outer) + len(number) :]
+        name = _bare(rest)
+        return f"{outer}{NUMBER}{rest[: len(rest) - len(name)]}", _Name(number, name)
 
     def chunks(self, values: Values) -> dict[StateChunk, torch.Tensor]:
         """Return the tensors of encoded values that are like parameters, by chunk, each in its shard's shape."""
@@ -74,7 +88,7 @@ class NamedShards:
             chunk: view
             for path, tensors in values.like_parameters.items()
             for key, tensor in tensors.items()
-            for chunk, view in self._parts(path, _bare(key), tensor)
+            for chunk, view in self._parts(path, self._parsed(key)[1], tensor)
         }
 
     def required(self, available: Iterable[StateChunk]) -> list[StateChunk]:
@@ -103,7 +117,7 @@ class NamedShards:
                 found.chunks.update(self._parts(path, name, tensor))
         return found
 
-    def _parts(self, path: str, name: str, tensor: torch.Tensor) -> Iterable[tuple[StateChunk, torch.Tensor]]:
+    def _parts(self, path: str, name: _Name, tensor: torch.Tensor) -> Iterable[tuple[StateChunk, torch.Tensor]]:
         for shard in self._by_name[name]:
             size = math.prod(shard.shape)
             key = f"{USER}/{shard.name}/{path}"
@@ -116,14 +130,28 @@ class AllocatedTensors:
 
     def __init__(self) -> None:
         """Begin with none."""
-        self.tensors: dict[str, dict[str, torch.Tensor]] = {}
+        self.tensors: dict[str, dict[_Name, torch.Tensor]] = {}
         """Path -> the parameter's name on this rank -> the tensor."""
         self.chunks: dict[StateChunk, torch.Tensor] = {}
         """Views of the tensors."""
 
     def fill(self, path: str, prefix: str) -> Mapping[str, torch.Tensor]:
         """Return the tensors of a dictionary by key: see ``unicron.state.user_values.decode``."""
-        return {f"{prefix}{name}": tensor for name, tensor in self.tensors.get(path, {}).items()}
+        outer, inner = prefix.split(NUMBER)
+        tensors = self.tensors.get(path, {})
+        return {f"{outer}{name.number}{inner}{name.bare}": tensor for name, tensor in tensors.items()}
+
+
+def _shards_by_name(chunk: Any) -> dict[str, list[LocatedShard]]:
+    """Return the shards of a model chunk by bare name."""
+    if not is_megatron(chunk):
+        return {_bare(shard.name): [shard] for shard in located_shards(chunk)}
+    by_tensor: dict[int, list[LocatedShard]] = {}
+    for shard in located_shards(chunk):
+        by_tensor.setdefault(id(shard.tensor), []).append(shard)
+    names = unwrapped(chunk).state_dict(keep_vars=True).items()
+    # Each tensor is taken once: a tied one has one name.
+    return {_bare(name): by_tensor.pop(id(tensor)) for name, tensor in names if id(tensor) in by_tensor}
 
 
 def _bare(name: str) -> str:
