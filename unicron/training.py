@@ -6,11 +6,9 @@ which errors a new generation answers.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch.distributed as dist
@@ -18,7 +16,6 @@ import torch.distributed as dist
 from unicron import end_of_step
 from unicron.applied_step import AppliedStep
 from unicron.checkpoint import target
-from unicron.checkpoint.export import export
 from unicron.checkpoint.writer import Outcomes, Writer
 from unicron.end_of_step import EndOfStep
 from unicron.errors import DamagedCheckpoint, Interrupted, InvalidSpec
@@ -28,7 +25,8 @@ from unicron.join import user_state
 from unicron.join.joining import Build, Joiner, JoinResult, own_share
 from unicron.link import reporting
 from unicron.link.agent_link import DRAIN, NOTHING, STOP, STOP_UNSAVED, AgentLink
-from unicron.protocol import Checkpointed, CheckpointFailed, Configure, Finished, Stopped
+from unicron.protocol import Checkpointed, CheckpointFailed, Configure, Stopped
+from unicron.result import write_result
 from unicron.snapshot.snapshots import Snapshots
 from unicron.state.rank_state import RankState
 from unicron.state.user_state import UserState
@@ -346,23 +344,9 @@ class Training:
         configure, state = self.configure, self.rank_state
         self.link.progress(state.applied, "checkpoint")
         self._complete_checkpoint()
-        path = Path(configure.directory) / "result" / "parameters.safetensors"
-        export(state.model, path)
-        is_first = configure.rank == 0
-        if is_first:
-            summary = {"steps": state.applied, "samples_sha256": state.digest.hex(), "loss": self._loss}
-            path.with_name("summary.json").write_text(json.dumps(summary) + "\n")
+        finished = write_result(configure, state, self._loss)
         dist.barrier()
-        self.link.send(
-            Finished(
-                generation=configure.generation,
-                rank=configure.rank,
-                step=state.applied,
-                samples_sha256=state.digest.hex() if is_first else "",
-                parameters_path=str(path) if is_first else "",
-                loss=self._loss,
-            )
-        )
+        self.link.send(finished)
 
     # Failures.
 
