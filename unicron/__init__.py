@@ -138,9 +138,9 @@ def attach(
         UnsupportedState: an object of ``state`` has not these methods, or a value that cannot be saved.
         InvalidSpec: ``steps`` or ``micro_batches`` are not those of the task's specification, which the planner reads.
     """
-    from unicron import device
+    from unicron import device, environment
     from unicron.gradients.precision import Precision
-    from unicron.link import agent_link
+    from unicron.link import agent_link, torchrun
     from unicron.link.standalone import standalone_generation
     from unicron.megatron import cpu
     from unicron.run import Run
@@ -152,7 +152,7 @@ def attach(
     if task is not None:
         task.check_script(steps=steps, micro_batches=micro_batches)
     else:
-        device.take_local()
+        device.take(int(torchrun.value(environment.LOCAL_RANK, "0")))
     cpu.enable()
     given = {
         "checkpoint_every": checkpoint_every,

@@ -23,7 +23,7 @@ from unicron.faults import FaultInjector
 from unicron.gradients.precision import Precision
 from unicron.join import user_state
 from unicron.join.joining import Build, Joiner, JoinResult, own_share
-from unicron.link import reporting
+from unicron.link import reporting, torchrun
 from unicron.link.agent_link import DRAIN, NOTHING, STOP, STOP_UNSAVED, AgentLink
 from unicron.protocol import Checkpointed, CheckpointFailed, Configure, Stopped
 from unicron.result import write_result
@@ -195,7 +195,9 @@ class Training:
             self.link.abandoned.extend(self._joiner.rank_state.leave_generation())
 
     def _begin_life(self, configure: Configure) -> None:
-        """Keep the injected faults that are this process's."""
+        """Tell the script of its generation, and keep the injected faults that are this process's."""
+        if self.link.supervised:
+            torchrun.publish(configure)
         if self._configure is None:
             source = next((m[2] for m in configure.members if m[0] == configure.rank), "initial")
             self.faults.begin_life(configure.rank, replaces=source == "take" or configure.fault_step > 0)
