@@ -97,6 +97,7 @@ def attach(
     memory_every: int | None = None,
     exact: bool | None = None,
     deterministic_sums: bool | None = None,
+    interleave: int | None = None,
     directory: str = "unicron-run",
 ) -> Run:
     """Attach this process to its node agent, or let it train alone (also as one of torchrun's processes).
@@ -118,6 +119,9 @@ def attach(
             many replicas there are; 16 bytes for each parameter, and micro-batches are committed one at a time.
         deterministic_sums: whether gradients are added up in float64, with which the result is the same in practice; 8
             bytes for each parameter. The default is the precision of Megatron.
+        interleave: model chunks of each rank where there are several pipeline stages (an interleaved pipeline).
+            Megatron's ``parallel_state`` has the number as the virtual pipeline size when ``build`` is called, and
+            ``build`` returns as many modules in a list.
         directory: where checkpoints and results go without an agent.
 
     An argument that is None has the value of the task's specification or, without an agent, the default of
@@ -153,6 +157,7 @@ def attach(
         "memory_every": memory_every,
         "exact": exact,
         "deterministic_sums": deterministic_sums,
+        "interleave": interleave,
     }
     chosen: dict[str, Any] = {name: getattr(task, name) for name in given} if task is not None else {}
     chosen |= {name: value for name, value in given.items() if value is not None}

@@ -48,6 +48,7 @@ class Training:
         checkpoint_keep: int = 2,
         memory_every: int = 0,
         precision: Precision = Precision.FLOAT32,
+        interleave: int = 1,
     ) -> None:
         """Prepare the training.
 
@@ -62,6 +63,7 @@ class Training:
             checkpoint_keep: how many of them to leave; at least 2.
             memory_every: steps between snapshots, where an agent says where they go; 0: none.
             precision: of the sums of gradients.
+            interleave: model chunks of each rank, where there are several pipeline stages.
         """
         self.link = link
         self.total_steps = steps
@@ -75,7 +77,7 @@ class Training:
         self._writer = Writer(checkpoint_keep)
         self._checkpoint_due = False
         self._configure: Configure | None = None
-        self._joiner = Joiner(build, initialise, self.snapshots, precision=precision)
+        self._joiner = Joiner(build, initialise, self.snapshots, precision=precision, interleave=interleave)
         self._joined: JoinResult | None = None
         self._loss: float | None = None
 
