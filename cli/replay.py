@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from services.planner.replay import Place, Replayer, Report
-from shared.errors import Corrupt, NewerVersion
-from shared.log.anchors import Anchor, parse_anchor
+from shared.errors import Corrupt, InvalidInput, NewerVersion
+from shared.log.anchors import Anchor, Defect, parse_anchor
+from shared.log.signed_heads import anchors_of, read_heads, read_key
 from shared.settings import read_settings
 
 
@@ -42,6 +43,10 @@ def replay(
             metavar="[POSITION:]HASH", help="With --verify: a head noted earlier, which the log must have. Repeatable."
         ),
     ] = None,
+    heads: Annotated[
+        Path | None,
+        typer.Option(help="With --verify: a file of signed heads. The key is that of UNICRON_LOG_KEY_FILE."),
+    ] = None,
     output: Annotated[Output, typer.Option("--output", "-o", help="text or json")] = Output.TEXT,
 ) -> None:
     """Rebuild the state at a position of a log, or verify every plan in it. Needs no server.
@@ -51,14 +56,25 @@ def replay(
     """
     replayer = Replayer.of_url(_url(log, run_dir))
     if verify_plans:
-        _verify(replayer, [parse_anchor(text) for text in expect_head or ()], output)
+        anchors, defects = _signed(heads)
+        anchors += [parse_anchor(text) for text in expect_head or ()]
+        _verify(replayer.verify(anchors, defects), output)
         return
     place = replayer.place_at(at)
     typer.echo(_place_json(place) if output is Output.JSON else _place_text(place))
 
 
-def _verify(replayer: Replayer, anchors: list[Anchor], output: Output) -> None:
-    report = replayer.verify(anchors)
+def _signed(heads: Path | None) -> tuple[list[Anchor], list[Defect]]:
+    """Return what a file of signed heads says of the log."""
+    if heads is None:
+        return [], []
+    key = read_settings().log_key_file
+    if key is None:
+        raise InvalidInput("--heads needs the key that signed them: UNICRON_LOG_KEY_FILE names its file")
+    return anchors_of(read_heads(heads), read_key(key))
+
+
+def _verify(report: Report, output: Output) -> None:
     typer.echo(_report_json(report) if output is Output.JSON else _report_text(report))
     if not report.ok:
         raise typer.Exit(NewerVersion.exit_code if report.sound and report.skipped else Corrupt.exit_code)

@@ -133,6 +133,7 @@ class Parallel(Model):
     The others are fixed for the task's life. ``recompute``: activations computed again in the backward pass.
     ``interleave``: model chunks of each worker where there are several pipeline stages.
     ``sequence_parallel``: tensor-parallel ranks divide the sequence where they do not divide the layer.
+    ``overlap``: data-parallel ranks communicate beside backward and forward passes, where tensor and pipeline are 1.
     """
 
     tensor: Count | Literal["auto"] = "auto"
@@ -141,6 +142,7 @@ class Parallel(Model):
     interleave: Count = 1
     sequence_parallel: bool = False
     distributed_optimizer: bool = False
+    overlap: bool = False
 
 
 class TaskSpec(Model):
@@ -226,6 +228,10 @@ class TaskSpec(Model):
             )
             divisible = self.optimizer.name == "adam" or not self.parallel.distributed_optimizer
             checks.append((divisible, "parallel.distributed_optimizer: the built-in trainer divides only adam's state"))
+            divided = self.parallel.distributed_optimizer or not self.parallel.overlap
+            checks.append((divided, "parallel.overlap: only with parallel.distributed_optimizer"))
+            in_place = not (self.parallel.overlap and (self.exact or self.deterministic_sums))
+            checks.append((in_place, "parallel.overlap: not with exact or deterministic_sums, whose sums are apart"))
         problems = [text for holds, text in checks if not holds]
         if problems:
             raise ValueError("; ".join(problems))

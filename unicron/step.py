@@ -97,7 +97,8 @@ class Step:
         scale = self._host.rank_state.loss_scale
         for k in self.remaining():
             self._enter_micro_batch()
-            scale.begin_call(1)
+            # Not the last call if earlier ones are not committed: the loop may compute all of them together.
+            self._begin_call(1, is_last=self.remaining() == [k])
             yield k
             if scale.applies and k in self.remaining():
                 raise WrongLoop(
@@ -118,12 +119,22 @@ class Step:
         remaining = self.remaining()
         if remaining:
             self._enter_micro_batch()
-            state = self._host.rank_state
-            filled = fill(state.model, remaining)
-            state.loss_scale.begin_call(len(filled), filling=len(filled) - len(remaining))
+            filled = fill(self._host.rank_state.model, remaining)
+            self._begin_call(len(filled), filling=len(filled) - len(remaining), is_last=True)
             self._in_one_schedule = True
             return filled
         return remaining
+
+    def _begin_call(self, micro_batches: int, *, filling: int = 0, is_last: bool) -> None:
+        state = self._host.rank_state
+        state.loss_scale.begin_call(micro_batches, filling=filling)
+        if state.overlap is not None:
+            state.overlap.announce(micro_batches if is_last else 0, self._before_launch)
+
+    def _before_launch(self, number: int) -> None:
+        """Let an injected fault happen before a bucket group is sent, and send none in a generation that is held."""
+        self._host.faults.reached(self.number, f"launch:{number}")
+        self._host.link.check()
 
     def _enter_micro_batch(self) -> None:
         self._computing = False
@@ -182,6 +193,10 @@ class Step:
         faults.reached(number, "reduce")
         link.progress(number, "reduce")
         partial = state.step_in_progress
+        if state.overlap is not None:
+            state.overlap.launch_rest(self._before_launch)
+            # Before the ranks agree on the step: what this rank has sent may be all that the others still need.
+            state.check_finite()
         agreement = host.end_of_step.agree(
             partial,
             buckets=state.accumulator.buckets,
@@ -222,7 +237,9 @@ class Step:
         Raises:
             RuntimeError: a collective broke; the gradients are as they were.
         """
-        return clipping.clip(self._host.rank_state.model, limit, self._host.link.wait)
+        state = self._host.rank_state
+        own = state.overlap.own_gradients() if state.overlap is not None else None
+        return clipping.clip(state.model, limit, self._host.link.wait, own)
 
     def __enter__(self) -> Step:
         """Enter the part of the loop in which peers may be lost."""

@@ -101,6 +101,7 @@ class Training:
         """Yield the steps to do, through all generations, until the last one is applied everywhere."""
         drained = False
         while True:
+            self._leave_generation()
             configure = self.link.next_generation(self._applied(), drained=drained)
             if configure is None:
                 self._report_stop("")
@@ -156,6 +157,11 @@ class Training:
         self.link.progress(self._applied(), "aside")
 
     # Between steps.
+
+    def _leave_generation(self) -> None:
+        """Give up what still needs the peers of the generation that this process was in, if any."""
+        if self._joiner.rank_state is not None:
+            self.link.abandoned.extend(self._joiner.rank_state.leave_generation())
 
     def _begin_life(self, configure: Configure) -> None:
         """Keep the injected faults that are this process's."""

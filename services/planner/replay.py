@@ -35,7 +35,7 @@ from services.planner.verification import Report as Report
 from services.planner.verification import Verification
 from shared.errors import NotFound
 from shared.events import Recorded
-from shared.log.anchors import Anchor
+from shared.log.anchors import Anchor, Defect
 from shared.log.chain import FIRST_HASH
 from shared.log.log import EventLog
 from shared.log.scan import Scan
@@ -102,15 +102,16 @@ class Replayer:
         """All records that can be read, in memory."""
         return [row.record for row in self._source.rows(Scan()) if row.record is not None]
 
-    def verify(self, anchors: Iterable[Anchor] = ()) -> Report:
+    def verify(self, anchors: Iterable[Anchor] = (), defects: Iterable[Defect] = ()) -> Report:
         """Judge every event and every plan in the log.
 
         A cause at the very end without an answer is no mismatch: a live log may be read between the two.
 
         Args:
             anchors: hashes that the log must have.
+            defects: what is known to be wrong already; part of the report.
         """
-        return Verification(self._source, self._decider, anchors).report()
+        return Verification(self._source, self._decider, anchors, defects).report()
 
     def state_at(self, position: int | None = None) -> State:
         """Return the planner's state after the record at ``position`` (None: the last) and its recorded answer.

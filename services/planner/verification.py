@@ -100,9 +100,12 @@ class Verification:
         source: the log.
         decider: the decider whose plans are compared byte for byte.
         anchors: hashes that the log must have.
+        defects: what is known to be wrong already.
     """
 
-    def __init__(self, source: Source, decider: int, anchors: Iterable[Anchor] = ()) -> None:
+    def __init__(
+        self, source: Source, decider: int, anchors: Iterable[Anchor] = (), defects: Iterable[Defect] = ()
+    ) -> None:
         self._source = source
         self._decider = decider
         answers = list(source.answers())
@@ -121,7 +124,7 @@ class Verification:
         self._events = 0
         self._plans = 0
         self._last = 0
-        self._problems: list[Defect] = []
+        self._problems = list(defects)
         self._skipped: list[SkippedPart] = []
         self._mismatches: list[Mismatch] = []
         self._judged: dict[int, int] = {}

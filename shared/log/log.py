@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -176,6 +177,21 @@ class EventLog:
         with database_errors(self._what), self._database.engine.connect() as connection:
             row = connection.execute(query.order_by(_COLUMNS.position.desc()).limit(1)).first()
         return None if row is None else Head(row.position, row.hash, row.recorded_at)
+
+    def hash_at(self, position: int) -> str | None:
+        """Return the hash of the event at a position; None if the log has none there."""
+        with database_errors(self._what), self._database.engine.connect() as connection:
+            found = connection.scalar(select(_COLUMNS.hash).where(_COLUMNS.position == position))
+        return None if found is None else str(found)
+
+    def day_ends(self, *, after: int, before: date) -> list[Head]:
+        """Return the last event of each day (UTC) before ``before`` that has events behind position ``after``."""
+        day = func.substr(_COLUMNS.recorded_at, 1, 10)
+        within = (_COLUMNS.position > after) & (_COLUMNS.recorded_at < before.isoformat())
+        ends = select(func.max(_COLUMNS.position)).where(within).group_by(day)
+        query = select(_COLUMNS.position, _COLUMNS.hash, _COLUMNS.recorded_at).where(_COLUMNS.position.in_(ends))
+        with database_errors(self._what), self._database.engine.connect() as connection:
+            return [Head(*row) for row in connection.execute(query.order_by(_COLUMNS.position))]
 
     def raw(self, *types: str) -> Iterator[tuple[int, str, str]]:
         """Yield position, event id and JSON of the events of some types, in order, as they are stored."""

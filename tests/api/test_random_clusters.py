@@ -1,8 +1,8 @@
 """The kinds of time on random histories of small clusters, against an accounting second by second.
 
 The simulation writes down what each worker does in each second, straight from the definitions of docs/costs.md, while
-it makes the events from which the ledger has to find the same. One thing happens after the other; what overlaps, and what
-makes no sense, is left to ``test_any_history.py``.
+it makes the events from which the ledger has to find the same. One thing happens after the other; what overlaps, and
+what makes no sense, is left to ``test_any_history.py``.
 """
 
 from __future__ import annotations
@@ -41,13 +41,17 @@ from tests.api.kit import START, cost_report, spec, stage
 
 NODES = ["n0", "n1", "n2"]
 WEIGHTS = {"a": 2.0, "b": 1.0}
+FEWEST_WORKERS = {"a": 3, "b": 1}
 MOST_WORKERS = 4
 DETECTION_S, START_S, DRAIN_S, TRANSITION_S = 2, 4, 3, 3
 
 
 @dataclass
 class SimulatedTask:
-    """A task. ``lacking``: for each incident, the workers that it took, and how many the task had."""
+    """A task. With less than its fewest workers it waits.
+
+    ``lacking``: for each incident, the workers that it took, and how many the task had.
+    """
 
     generation: int = 0
     workers: list[str] = field(default_factory=list)
@@ -56,10 +60,15 @@ class SimulatedTask:
 
 @dataclass
 class Simulation:
-    """A cluster. ``nodes``: the state of each. ``incidents``: the one that took a node. ``seconds``: by node and kind."""
+    """A cluster.
+
+    ``nodes``: the state of each. ``closed``: those that a user closed. ``incidents``: what took those that are away.
+    ``seconds``: by node and kind.
+    """
 
     now: int = 0
     nodes: dict[str, str] = field(default_factory=dict)
+    closed: set[str] = field(default_factory=set)
     tasks: dict[str, SimulatedTask] = field(default_factory=dict)
     incidents: dict[str, str] = field(default_factory=dict)
     seconds: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -115,7 +124,7 @@ class Simulation:
         if self.nodes.get(node) in {None, "away", "left"}:
             self.add(NodeJoined, node=node, incarnation=node, agent_pid=1, domain="d", workers=workers_of(node))
             self.end_incident_of(node)
-            self.nodes[node] = "open"
+            self.nodes[node] = "cordoned" if node in self.closed else "open"
 
     def leave(self, node: str, _: str) -> None:
         used = {worker for task in self.tasks.values() for worker in task.workers}
@@ -127,11 +136,13 @@ class Simulation:
     def cordon(self, node: str, _: str) -> None:
         if self.nodes.get(node) == "open":
             self.add(NodeCordoned, node=node)
+            self.closed.add(node)
             self.nodes[node] = "cordoned"
 
     def return_node(self, node: str, _: str) -> None:
         if self.nodes.get(node) in {"cordoned", "drained"}:
             self.add(NodeReturned, node=node, incarnation=node)
+            self.closed.discard(node)
             self.nodes[node] = "open"
 
     def drain(self, node: str, _: str) -> None:
@@ -150,8 +161,9 @@ class Simulation:
 
     def finish(self, _: str, name: str) -> None:
         if (task := self.tasks.pop(name, None)) is not None:
-            fields = {"generation": task.generation, "step": 9, "samples_sha256": "s", "parameters_path": "/p"}
-            self.add(TaskFinished, task=name, **fields)
+            self.add(
+                TaskFinished, task=name, generation=task.generation, step=9, samples_sha256="s", parameters_path="/p"
+            )
 
     def grow(self, _: str, name: str) -> None:
         """Give a task the free workers; those that it has go on until they pause for the last second."""
@@ -159,6 +171,8 @@ class Simulation:
         used = {worker for other in self.tasks.values() for worker in other.workers}
         free = [worker for worker in self.workers("open") if worker not in used]
         if task is None or not (new := free[: MOST_WORKERS - len(task.workers)]):
+            return
+        if len(task.workers) + len(new) < FEWEST_WORKERS[name]:
             return
         plan, before, after = self.new("p"), task.workers, [*task.workers, *new]
         change = TaskChange(
@@ -188,7 +202,7 @@ class Simulation:
         self.moved(plan, name, "restored", complete=True)
 
     def lose(self, node: str, _: str) -> None:
-        """Lose a node; each task that it had a part of goes on with the others, or waits if there are none."""
+        """Lose a node; each task that it had a part of goes on with the others, or waits if they are too few."""
         if self.nodes.get(node) not in {"open", "cordoned"}:
             return
         hit = {name: task for name, task in self.tasks.items() if set(task.workers) & set(workers_of(node))}
@@ -206,6 +220,9 @@ class Simulation:
         changes = []
         for name, task in hit.items():
             left = [worker for worker in task.workers if worker not in workers_of(node)]
+            failed = [worker for worker in task.workers if worker not in left]
+            if len(left) < FEWEST_WORKERS[name]:
+                left = []
             task.lacking[incident] = (set(task.workers) - set(left), len(task.workers))
             target = stage(task.generation + 1, left) if left else None
             changes.append(
@@ -215,13 +232,13 @@ class Simulation:
                     action="move" if left else "pause",
                     from_generation=task.generation,
                     survivors=left,
-                    failed=[worker for worker in task.workers if worker not in left],
+                    failed=failed,
                     hold=True,
                     target=target,
                 )
             )
             task.workers, task.generation = left, task.generation + 1
-        fields = {"trigger": Trigger.ERROR, "response": Response.RECONFIGURE, "incident": incident}
+        fields: dict[str, Any] = {"trigger": Trigger.ERROR, "response": Response.RECONFIGURE, "incident": incident}
         self.add(PlanDecided, plan=plan, cause="c", changes=changes, **fields)
         self.incidents[node] = incident
         self.pass_time(TRANSITION_S, dict.fromkeys(involved, "transition_incident"))

@@ -12,6 +12,7 @@ sum as it was, and the buckets reduced before keep their totals.
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -155,13 +156,13 @@ class InPlaceAccumulator(Accumulator):
         """Return a copy of a bucket."""
         if bucket < len(self._set_aside):
             return self._set_aside[bucket].clone()
-        total = torch.cat([buffer.to(self._dtype) for buffer in self.buffers[bucket]])
+        copy = torch.cat([buffer.to(self._dtype) for buffer in self.buffers[bucket]])
         offset = 0
-        for tensor, start, stop in self.slices[bucket]:
+        for tensor, start, stop in self.slices[bucket] if self._exchanged else ():
             if tensor in self._exchanged:
-                total[offset : offset + stop - start].copy_(self._exchanged[tensor][start:stop])
+                copy[offset : offset + stop - start].copy_(self._exchanged[tensor][start:stop])
             offset += stop - start
-        return total
+        return copy
 
     def store(self, bucket: int, total: torch.Tensor) -> None:
         """Write a total into the buffers."""
@@ -208,6 +209,12 @@ class _Location(NamedTuple):
     """The view of the tensor."""
 
 
+def _locations(bucket: int, buffers: Sequence[torch.Tensor]) -> list[_Location]:
+    """Return where the views lie that a bucket consists of."""
+    offsets = itertools.accumulate((buffer.numel() for buffer in buffers), initial=0)
+    return [_Location(bucket, offset, buffer) for offset, buffer in zip(offsets, buffers, strict=False)]
+
+
 class SeparateAccumulator(Accumulator):
     """Sums beside the buffers."""
 
@@ -230,7 +237,8 @@ class SeparateAccumulator(Accumulator):
             dtype: of the sums.
             exchanges: those of ``Accumulator``.
             leaves: further tensors that backward passes add to, with the index of the tensor that each belongs to.
-            chunks: for each tensor, the number of its model chunk; empty: there is one chunk.
+            chunks: for each tensor, the number of its model chunk; empty: there is one chunk. Tensors of two chunks
+                have no memory in common.
         """
         self._dtype = dtype
         self.bytes_per_element = dtype.itemsize * self.numbers_per_element
@@ -238,15 +246,20 @@ class SeparateAccumulator(Accumulator):
         self._locations = [self._locate(tensors[i], i) for i in range(len(tensors))]
         device = tensors[0].device
         self._sums = [self._zeros(sum(b.numel() for b in buffers), device) for buffers in self.buffers]
-        self._sources: list[list[torch.Tensor]] = [[] for _ in range(1 + max(chunks, default=0))]
+        numbers = chunks or [0] * len(tensors)
+        self._sources: list[list[torch.Tensor]] = [[] for _ in range(1 + max(numbers))]
         """For each model chunk, what backward passes add to."""
+        for i, source in [*enumerate(tensors), *leaves]:
+            self._sources[numbers[i]].append(source)
         self._added: list[list[list[_Location]]] = [[[] for _ in self.slices] for _ in self._sources]
         """For each model chunk and bucket."""
-        for i, source in [*enumerate(tensors), *leaves]:
-            chunk = chunks[i] if chunks else 0
-            self._sources[chunk].append(source)
-            for location in self._locate(source, i):
-                self._added[chunk][location.bucket].append(location)
+        chunk_of = {t.untyped_storage().data_ptr(): chunk for t, chunk in zip(tensors, numbers, strict=True)}
+        for bucket, buffers in enumerate(self.buffers):
+            for location in _locations(bucket, buffers):
+                self._added[chunk_of[location.buffer.untyped_storage().data_ptr()]][bucket].append(location)
+        for i, leaf in leaves:
+            for location in self._locate(leaf, i):
+                self._added[numbers[i]][location.bucket].append(location)
 
     def _locate(self, source: torch.Tensor, tensor: int) -> list[_Location]:
         """Return the parts of ``source`` in the buckets, where it stands for the tensor with an index."""

@@ -93,7 +93,7 @@ def _check_module(model: torch.nn.Module, tensor: int, pipeline: int) -> None:
     """
     _check_distribution(model)
     if is_megatron(model):
-        found = next(filter(None, _refused(model)), "")
+        found = next(filter(None, _refused(model, tensor, pipeline)), "")
         if found:
             raise UnsupportedModel(found)
     elif hasattr(model, "sharded_state_dict"):
@@ -156,7 +156,6 @@ _GRAPH = "a captured graph goes on using the buffers and process groups of the g
 _LATE_WEIGHTS = "gradients of weights then come after the backward pass, when the micro-batch is already committed"
 
 _DDP_SETTINGS = (
-    _Setting("overlap_grad_reduce", (False,), _REDUCES),
     _Setting("overlap_param_gather", (False,), _REDUCES),
     _Setting("use_megatron_fsdp", (False,), _REDUCES),
     _Setting("use_custom_fsdp", (False,), _REDUCES),
@@ -184,8 +183,30 @@ _MODEL_SETTINGS = (
 """Of ``TransformerConfig``."""
 
 
-def _refused(model: Any) -> Iterator[str]:
-    """Yield a message for each setting of a Megatron model that would train to a wrong result."""
+_OVERLAP = _Setting("overlap_grad_reduce", (False,), "")
+"""Of ``DistributedDataParallelConfig``; supported where ``_without_overlap`` finds nothing against it."""
+
+
+def _without_overlap(model: Any, tensor: int, pipeline: int) -> str:
+    """Return why gradients cannot be reduced beside the backward pass; empty: they can."""
+    if not model.ddp_config.use_distributed_optimizer:
+        return "without use_distributed_optimizer a bucket is reduced in the place of its local sum"
+    if (tensor, pipeline) != (1, 1):
+        return "with tensor or pipeline parallelism sums are apart from the buffers that are sent"
+    return ""
+
+
+def _refused(model: Any, tensor: int, pipeline: int) -> Iterator[str]:
+    """Yield a message for each setting of a Megatron model that would train to a wrong result.
+
+    Args:
+        model: Megatron's DistributedDataParallel.
+        tensor: tensor-parallel size.
+        pipeline: pipeline-parallel size.
+    """
+    reason = _without_overlap(model, tensor, pipeline)
+    if reason:
+        yield _OVERLAP._replace(reason=reason).problem("DistributedDataParallelConfig", model.ddp_config)
     for setting in _DDP_SETTINGS:
         yield setting.problem("DistributedDataParallelConfig", model.ddp_config)
     for setting in _MODEL_SETTINGS:

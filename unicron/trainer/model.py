@@ -10,6 +10,7 @@ import torch
 
 from unicron import device
 from unicron.errors import InvalidSpec
+from unicron.gradients.buckets import bucket_bytes
 from unicron.megatron.model import sharded_parameters
 from unicron.megatron.parallel import virtual_stages
 from unicron.trainer.spec import Spec
@@ -18,6 +19,8 @@ VOCABULARY_MULTIPLE = 8
 """The number of rows of the embedding is a multiple of this, so that up to 8 tensor-parallel ranks can split it.
 Megatron pads to 128 x the tensor-parallel size; here the padding is the same in every layout, and so are the
 parameters."""
+
+FLOAT32_BYTES = 4
 
 INITIAL_STD = 0.02
 """Standard deviation of initial weights, as in GPT-2 and Megatron. Weights of projections to the residual stream are
@@ -89,8 +92,9 @@ def build(spec: Spec, tensor: int, pipeline: int) -> tuple[Any, Any]:
     # This library reduces the gradients out of place: a broken in-place all-reduce would destroy them.
     data_parallel = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
-        overlap_grad_reduce=False,
+        overlap_grad_reduce=spec.overlap and (tensor, pipeline) == (1, 1),
         use_distributed_optimizer=spec.distributed_optimizer,
+        bucket_size=bucket_bytes() // FLOAT32_BYTES,
     )
     model = [
         DistributedDataParallel(config, data_parallel, _module(spec, config, number if chunks > 1 else None))

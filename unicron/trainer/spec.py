@@ -61,6 +61,8 @@ class Spec:
     """Activations that are computed again in the backward pass: ``none``, ``selective`` or ``full``."""
     bf16: bool
     """Whether parameters and activations are bfloat16; gradients, and the optimizer's own parameters, are float32."""
+    overlap: bool
+    """Whether they communicate beside backward and forward passes, in layouts where that is supported."""
     seed: int
     dropout: float
     exact: bool
@@ -141,6 +143,7 @@ def parse(data: Mapping[str, Any]) -> Spec:
             sequence_parallel=bool(parallel.get("sequence_parallel", False)),
             recompute=str(parallel.get("recompute", "none")),
             bf16=bool(data.get("bf16", False)),
+            overlap=bool(parallel.get("overlap", False)),
             seed=int(data.get("seed", 1234)),
             dropout=float(data.get("dropout", 0.0)),
             exact=bool(data.get("exact", False)),
