@@ -50,6 +50,7 @@ class Training:
         memory_every: int = 0,
         precision: Precision = Precision.FLOAT32,
         state: Mapping[str, Any] | None = None,
+        interleave: int = 1,
     ) -> None:
         """Prepare the training.
 
@@ -65,6 +66,7 @@ class Training:
             memory_every: steps between snapshots, where an agent says where they go; 0: none.
             precision: of the sums of gradients.
             state: the user's state, as ``unicron.attach`` takes it.
+            interleave: model chunks of each rank, where there are several pipeline stages.
         """
         self.link = link
         self.user = UserState(state)
@@ -79,7 +81,9 @@ class Training:
         self._writer = Writer(checkpoint_keep)
         self._checkpoint_due = False
         self._configure: Configure | None = None
-        self._joiner = Joiner(build, initialise, self.snapshots, precision=precision, user=self.user)
+        self._joiner = Joiner(
+            build, initialise, self.snapshots, precision=precision, user=self.user, interleave=interleave
+        )
         self._joined: JoinResult | None = None
         self._loss: float | None = None
         self._left_step: Step | None = None
