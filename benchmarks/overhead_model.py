@@ -17,6 +17,10 @@ import unicron
 
 VOCABULARY = 256
 
+OVERLAPPED_BUCKET = 200_000
+"""Gradients in one of Megatron's buckets where reductions overlap: five buckets in the small model. Megatron's default
+is 40 million."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
@@ -33,8 +37,12 @@ class Workload:
     ranks: int = 2
     tensor: int = 1
     pipeline: int = 1
+    interleave: int = 1
+    """Model chunks of each pipeline stage."""
     sequence_parallel: bool = False
     distributed_optimizer: bool = False
+    overlap: bool = False
+    """Whether gradients are reduced beside the last backward pass."""
 
     @property
     def all_micro_batches(self) -> int:
@@ -43,22 +51,24 @@ class Workload:
 
 
 def build(work: Workload, tensor: int, pipeline: int) -> tuple[Any, Any]:
-    """Return Megatron's model and optimizer, with Megatron's defaults."""
-    from megatron.core import parallel_state
+    """Return Megatron's model, of an interleaved pipeline its chunks, and optimizer, with Megatron's defaults."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-    from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
     from megatron.core.transformer import TransformerConfig
 
     model_parallel_cuda_manual_seed(1)
+    interleaved = work.interleave > 1
     config = TransformerConfig(
         num_layers=work.layers,
         hidden_size=work.hidden,
         num_attention_heads=work.heads,
         tensor_model_parallel_size=tensor,
         pipeline_model_parallel_size=pipeline,
+        virtual_pipeline_model_parallel_size=work.interleave if interleaved else None,
+        # With Megatron's default two interleaved stages train to a wrong result on gloo.
+        overlap_p2p_comm=interleaved,
+        batch_p2p_comm=not interleaved,
         sequence_parallel=work.sequence_parallel,
         pipeline_dtype=torch.float32,
         hidden_dropout=0.0,
@@ -70,24 +80,41 @@ def build(work: Workload, tensor: int, pipeline: int) -> tuple[Any, Any]:
         masked_softmax_fusion=False,
         persist_layer_norm=False,
     )
-    module = GPTModel(
+    ddp = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=work.overlap,
+        use_distributed_optimizer=work.distributed_optimizer,
+        bucket_size=OVERLAPPED_BUCKET if work.overlap else None,
+    )
+    chunks = [
+        DistributedDataParallel(config, ddp, _module(work, config, number if interleaved else None))
+        for number in range(work.interleave)
+    ]
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(optimizer="adam", lr=1e-4, clip_grad=1.0, use_distributed_optimizer=work.distributed_optimizer),
+        chunks,
+        use_gloo_process_groups=False,
+    )
+    return (chunks if interleaved else chunks[0]), optimizer
+
+
+def _module(work: Workload, config: Any, virtual_stage: int | None) -> Any:
+    """Return a rank's GPT, or one chunk of it."""
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+
+    return GPTModel(
         config=config,
         transformer_layer_spec=get_gpt_layer_local_spec(normalization="LayerNorm"),
         vocab_size=VOCABULARY,
         max_sequence_length=work.sequence_length,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual_stage),
         share_embeddings_and_output_weights=True,
         position_embedding_type="learned_absolute",
+        vp_stage=virtual_stage,
     )
-    ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=work.distributed_optimizer)
-    model = DistributedDataParallel(config, ddp, module)
-    optimizer = get_megatron_optimizer(
-        OptimizerConfig(optimizer="adam", lr=1e-4, clip_grad=1.0, use_distributed_optimizer=work.distributed_optimizer),
-        [model],
-        use_gloo_process_groups=False,
-    )
-    return model, optimizer
 
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -102,16 +129,15 @@ def batch(work: Workload, step: int, micro_batch: int) -> Batch:
     return tokens[:, :-1].contiguous(), positions, tokens[:, 1:].contiguous()
 
 
-def compute(
-    work: Workload, model: Any, batches: list[Batch], done: Callable[[torch.Tensor | None], None] | None = None
-) -> list[torch.Tensor]:
+def compute(work: Workload, model: Any, batches: list[Batch], done: Callable[..., None] | None = None) -> list[Any]:
     """Compute some micro-batches in one call of Megatron's schedule.
 
     Args:
         work: the workload.
-        model: Megatron's DistributedDataParallel.
+        model: Megatron's DistributedDataParallel, or a list of chunks.
         batches: one for each micro-batch.
-        done: called after the backward pass of each with its loss, which only a pipeline's last stage knows.
+        done: called after the backward pass of each with its place in ``batches``, its loss, which only a pipeline's
+            last stage knows, and the number of the chunk, where there are several.
 
     Returns:
         The mean loss of each micro-batch; empty on a stage before the last.
@@ -119,7 +145,8 @@ def compute(
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     losses: list[torch.Tensor] = []
-    computed = iter(range(len(batches)))
+    chunks = model if isinstance(model, list) else [model]
+    computed = [iter(range(len(batches))) for _ in chunks]
 
     def forward_step(iterator: Iterator[Batch], module: Any) -> tuple[torch.Tensor, Any]:
         tokens, positions, labels = next(iterator)
@@ -131,16 +158,16 @@ def compute(
 
         return module(tokens, positions, None, labels=labels), loss
 
-    def backward_done() -> None:
-        i = next(computed)
+    def backward_done(*chunk: int) -> None:
+        i = next(computed[chunk[0] if chunk else 0])
         if done is not None:
-            done(losses[i] if losses else None)
+            done(i, losses[i] if losses else None, *chunk)
 
     with unicron.each_backward(model, backward_done) if done is not None else nullcontext():
         get_forward_backward_func()(
             forward_step_func=forward_step,
-            data_iterator=iter(batches),
-            model=[model],
+            data_iterator=[iter(batches) for _ in chunks] if len(chunks) > 1 else iter(batches),
+            model=chunks,
             num_microbatches=len(batches),
             seq_length=work.sequence_length,
             micro_batch_size=work.samples,
@@ -154,7 +181,10 @@ def stock(work: Workload) -> tuple[Any, Any]:
     from megatron.core.distributed import finalize_model_grads
 
     model, optimizer = build(work, work.tensor, work.pipeline)
-    model.config.finalize_model_grads_func = finalize_model_grads
+    config = (model[0] if isinstance(model, list) else model).config
+    config.finalize_model_grads_func = finalize_model_grads
+    if work.overlap:
+        config.no_sync_func = model.no_sync
     return model, optimizer
 
 
@@ -163,7 +193,8 @@ def stock_step(work: Workload, model: Any, optimizer: Any, step: int) -> None:
     from megatron.core import parallel_state
 
     replicas = parallel_state.get_data_parallel_group()
-    model.zero_grad_buffer()
+    for chunk in model if isinstance(model, list) else [model]:
+        chunk.zero_grad_buffer()
     optimizer.zero_grad()
     ks = range(replicas.rank(), work.all_micro_batches, replicas.size())
     losses = compute(work, model, [batch(work, step, k) for k in ks])
@@ -182,11 +213,10 @@ def our_step(work: Workload, run: unicron.Run, step: unicron.Step) -> None:
 
     with step:
         if work.pipeline > 1:
-            order = iter(ks := step.all_micro_batches())
+            ks = step.all_micro_batches()
 
-            def done(loss: torch.Tensor | None) -> None:
-                k = next(order)
-                step.commit(k, None if loss is None else float(loss), ids(k))
+            def done(i: int, loss: torch.Tensor | None, chunk: int | None = None) -> None:
+                step.commit(ks[i], None if loss is None else float(loss), ids(ks[i]), chunk)
 
             compute(work, run.model, [batch(work, step.number, k) for k in ks], done)
         else:

@@ -119,7 +119,14 @@ def attach(plan: Plan, folder: Path) -> unicron.Run:
     cpu.enable()
     work = plan.work
     link = agent_link.from_environment(standalone_generation(str(folder), tensor=work.tensor, pipeline=work.pipeline))
-    return Run(Training(link, steps=STEPS, micro_batches=work.all_micro_batches, build=partial(build, work)))
+    training = Training(
+        link,
+        steps=STEPS,
+        micro_batches=work.all_micro_batches,
+        build=partial(build, work),
+        interleave=work.interleave,
+    )
+    return Run(training)
 
 
 def measure(plan: Plan, folder: Path) -> dict[str, Any]:

@@ -97,6 +97,7 @@ def specification(plan: Plan, corpus: Path, script: Path) -> dict[str, Any]:
         "parallel": {
             "tensor": work.tensor,
             "pipeline": work.pipeline,
+            "interleave": work.interleave,
             "sequence_parallel": work.sequence_parallel,
             "distributed_optimizer": work.distributed_optimizer,
         },
