@@ -33,7 +33,10 @@ def check(model: Any, optimizer: Any, tensor: int, pipeline: int) -> None:
         raise UnsupportedModel(f"model: must be one module, not {type(model).__name__} (no interleaved pipeline)")
     _check_distribution(model)
     if is_megatron(model):
-        found = next(filter(None, _refused(model, tensor, pipeline)), "")
+        of_optimizer = (
+            one.problem("OptimizerConfig", getattr(optimizer, "config", None)) for one in _OPTIMIZER_SETTINGS
+        )
+        found = next(filter(None, (*_refused(model, tensor, pipeline), *of_optimizer)), "")
         if found:
             raise UnsupportedModel(found)
     elif hasattr(model, "sharded_state_dict"):
@@ -121,9 +124,18 @@ _MODEL_SETTINGS = (
     _Setting("tp_comm_overlap", (False,), "its user buffers belong to process groups that a fault replaces"),
     _Setting("defer_embedding_wgrad_compute", (False,), _LATE_WEIGHTS),
     _Setting("delay_wgrad_compute", (False,), _LATE_WEIGHTS),
+    _Setting("distribute_saved_activations", (False,), "no test recomputes from activations that are divided"),
+    _Setting("has_cond_embedder", (False,), "its gradients need one more sum over the pipeline stages"),
 )
 """Of ``TransformerConfig``."""
 
+_OPTIMIZER_SETTINGS = (
+    _Setting(
+        "use_precision_aware_optimizer", (False,), "no test moves main parameters that the optimizer keeps itself"
+    ),
+    _Setting("optimizer_cpu_offload", (False,), "no test moves a state that is in two memories"),
+)
+"""Of ``OptimizerConfig``."""
 
 _OVERLAP = _Setting("overlap_grad_reduce", (False,), "")
 """Of ``DistributedDataParallelConfig``; supported where ``_without_overlap`` finds nothing against it."""
