@@ -34,8 +34,10 @@ DEFAULT = Course(
 INTERLEAVED = Course(
     TaskLayout(1, 2, 1, interleave=2), False, (("1", "retry"), ("1.backward", "same"), ("reduce:1", "relayout"))
 )
-SEQUENCE = Course(TaskLayout(2, 1, 1), False, (("reduce:1", "same"), ("1.backward", "relayout")), settings="sequence")
-"""The second layout has the tied embeddings on two stages."""
+SEQUENCE = Course(
+    TaskLayout(2, 1, 1, interleave=2), False, (("reduce:1", "same"), ("1.backward", "relayout")), settings="sequence"
+)
+"""The second layout has the tied embeddings on two stages, of two model chunks each."""
 BF16 = Course(TaskLayout(1, 2, 1), True, (("apply", "same"), ("reduce:1", "relayout")), settings="bf16")
 """The first layout computes activations again after the forward passes of later micro-batches; the second divides the
 optimizer."""

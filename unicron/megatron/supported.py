@@ -38,6 +38,9 @@ def check(model: Any, optimizer: Any, tensor: int, pipeline: int, chunks: int = 
             _check_interleaved(chunk.config, chunks)
     if not torch_optimizers(optimizer):
         raise UnsupportedModel(f"optimizer: {type(optimizer).__name__} contains no torch optimizer")
+    for setting in _OPTIMIZER_SETTINGS:
+        if problem := setting.problem("OptimizerConfig", getattr(optimizer, "config", None)):
+            raise UnsupportedModel(problem)
 
 
 def _check_chunks(model: Any, chunks: int) -> None:
@@ -93,10 +96,7 @@ def _check_module(model: torch.nn.Module, tensor: int, pipeline: int) -> None:
     """
     _check_distribution(model)
     if is_megatron(model):
-        of_optimizer = (
-            one.problem("OptimizerConfig", getattr(optimizer, "config", None)) for one in _OPTIMIZER_SETTINGS
-        )
-        found = next(filter(None, (*_refused(model, tensor, pipeline), *of_optimizer)), "")
+        found = next(filter(None, _refused(model, tensor, pipeline)), "")
         if found:
             raise UnsupportedModel(found)
     elif hasattr(model, "sharded_state_dict"):
