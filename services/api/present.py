@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import UTC
 from typing import Final
 
+from services.api.cost_models import IncidentCost
 from services.api.live import LiveState
 from services.api.models import (
     CheckpointFailure,
     Incident,
-    IncidentCost,
     Node,
     NodeWorker,
     PlanSummary,

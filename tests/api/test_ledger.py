@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.api.models import Costs
+from services.api.cost_models import Costs
 from shared.events import NodeCordoned, NodeDrained, NodeDraining, NodeJoined, NodeLeft, NodeReturned, TaskFinished
 from shared.plans import Problem, Response, Solution, TaskChange, TaskProblem, Term, Trigger
 from shared.severities import ErrorKind, Method, Severity
