@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel
 
 from services.api.times import Time
@@ -23,6 +25,19 @@ class IncidentCost(BaseModel):
     lost_flop: float
     money: float
     failure_money: float
+
+
+class Counterfactual(BaseModel):
+    """What an incident would have cost with another answer: a model, not a measurement (docs/costs.md).
+
+    ``worker_s``, ``lost_flop``: to be compared with the sum of the incident's parts, and with its ``lost_flop``;
+    ``worker_s`` is null where the model says nothing of it. ``assumptions``: in words.
+    """
+
+    answer: Literal["plain-restart", "only-failed-task-shrinks"]
+    worker_s: float | None
+    lost_flop: float
+    assumptions: list[str]
 
 
 class TaskCost(BaseModel):

@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.api.cost_models import IncidentCost
+from services.api.cost_models import Counterfactual, IncidentCost
 from services.api.times import Time
 from services.api.views import Milestone, NodeState, PlanState, Result
 from shared.plans import Layout, Response, Trigger
@@ -100,6 +100,7 @@ class Incident(BaseModel):
     """A fault. ``resumed_at``: end of the interrupted step; ``restored_at``: return to planned strength.
 
     ``task``: of a fault of one task; null for a node's. ``tasks``: all that the fault hit or its plans changed.
+    ``counterfactuals``: models of other answers.
     """
 
     id: str
@@ -122,6 +123,7 @@ class Incident(BaseModel):
     state_source: str | None
     steps_recomputed: int
     cost: IncidentCost
+    counterfactuals: list[Counterfactual]
     evidence: dict[str, Any]
 
 
