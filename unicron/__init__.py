@@ -108,9 +108,9 @@ def attach(
         steps: updates to apply.
         micro_batches: M, in one update, over all replicas. The training loop scales the loss of each by 1/M, except
             with Megatron's schedules and ``calculate_per_token_loss=False``, the default: the library does then.
-        build: ``build(tensor, pipeline)`` returns model and optimizer: Megatron's DistributedDataParallel (without
-            overlapped gradient reduction) and optimizer, or a plain module and torch optimizer. It is called in
-            Megatron's process groups and must not wait for other ranks.
+        build: ``build(tensor, pipeline)`` returns model and optimizer: Megatron's DistributedDataParallel and
+            optimizer, or a plain module and torch optimizer. It is called in Megatron's process groups and must not
+            wait for other ranks.
         initialise: sets the parameters when a task begins, the same on every rank; without it rank 0's are used.
         checkpoint_every: steps between checkpoints; 0: only when the task is stopped.
         checkpoint_directory: where checkpoints are written: a directory or an fsspec URL; empty: the folder that the

@@ -48,6 +48,9 @@ DATA_DIRECTORY = "UNICRON_DATA_DIRECTORY"
 JOIN_TIMEOUT_S = "UNICRON_JOIN_TIMEOUT_S"
 """How long the members of a generation wait for one another when it begins."""
 
+FINISH_FLOOR_S = "UNICRON_FINISH_FLOOR_S"
+"""How long, at least, a replica that a hold spares may go without a finished micro-batch (``unicron.link.sparing``)."""
+
 BUCKET_BYTES = "UNICRON_BUCKET_BYTES"
 """Size of a bucket of gradients."""
 
@@ -85,6 +88,10 @@ DEFAULTS: dict[str, float] = {
     ORPHAN_GRACE_S: 5.0,
     # All members wait when they get their Configure at the same moment, and they meet in well under a second.
     JOIN_TIMEOUT_S: 20.0,
+    # Below the least time after which the detector takes a rank for hanging (0.5 s, ``hang_floor_s``): a rank that
+    # waits for a peer that hangs has then left its step, and only the peer is blamed. On a busy machine a healthy
+    # replica may be broken off, which loses the micro-batches that it had computed, and nothing else.
+    FINISH_FLOOR_S: 0.4,
     # The latency of a collective (below 1 ms) is small beside the transfer of 32 MiB, and a fault redoes little.
     BUCKET_BYTES: 32 << 20,
     # The latency of a round (below 1 ms) is small beside the transfer of 64 MiB; two such buffers fit beside any state.

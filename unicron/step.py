@@ -86,13 +86,15 @@ class Step:
         """Yield the micro-batches to compute.
 
         Raises:
-            Interrupted: between two of them, where the generation is held.
+            Interrupted: between two of them, where the generation is held. A replica of several ranks that has lost
+                none of them goes on: its ranks all leave behind the last one.
             WrongLoop: one of them is not committed before the next, where Megatron's schedules scale the loss.
         """
         scale = self._host.rank_state.loss_scale
         for k in self.remaining():
             self._enter_micro_batch()
-            scale.begin_call(1)
+            # Not the last call if earlier ones are not committed: the loop may compute all of them together.
+            self._begin_call(1, is_last=self.remaining() == [k])
             yield k
             if scale.applies and k in self.remaining():
                 raise WrongLoop(
@@ -109,9 +111,20 @@ class Step:
         remaining = self.remaining()
         if remaining:
             self._enter_micro_batch()
-            self._host.rank_state.loss_scale.begin_call(len(remaining))
+            self._begin_call(len(remaining), is_last=True)
             self._in_one_schedule = True
         return remaining
+
+    def _begin_call(self, micro_batches: int, *, is_last: bool) -> None:
+        state = self._host.rank_state
+        state.loss_scale.begin_call(micro_batches)
+        if state.overlap is not None:
+            state.overlap.announce(micro_batches if is_last else 0, self._before_launch)
+
+    def _before_launch(self, number: int) -> None:
+        """Let an injected fault happen before a bucket group is sent, and send none in a generation that is held."""
+        self._host.faults.reached(self.number, f"launch:{number}")
+        self._host.link.check()
 
     def _enter_micro_batch(self) -> None:
         self._computing = False
@@ -145,6 +158,7 @@ class Step:
         self._host.rank_state.commit(
             dict(zip(micro_batches, losses, strict=False)), dict(zip(micro_batches, ids, strict=True))
         )
+        link.finish_micro_batch()
         for k in micro_batches:
             link.progress(self.number, "compute", micro_batch=k)
         if self._in_one_schedule and self.remaining():
@@ -160,10 +174,14 @@ class Step:
         host, number = self._host, self.number
         link, faults, state = host.link, host.faults, host.rank_state
         self._computing = False
-        link.check()
+        link.end_passes()
         faults.reached(number, "reduce")
         link.progress(number, "reduce")
         partial = state.step_in_progress
+        if state.overlap is not None:
+            state.overlap.launch_rest(self._before_launch)
+            # Before the ranks agree on the step: what this rank has sent may be all that the others still need.
+            state.check_finite()
         agreement = host.end_of_step.agree(
             partial,
             buckets=state.accumulator.buckets,
@@ -204,11 +222,13 @@ class Step:
         Raises:
             RuntimeError: a collective broke; the gradients are as they were.
         """
-        return clipping.clip(self._host.rank_state.model, limit, self._host.link.wait)
+        state = self._host.rank_state
+        own = state.overlap.own_gradients() if state.overlap is not None else None
+        return clipping.clip(state.model, limit, self._host.link.wait, own)
 
     def __enter__(self) -> Step:
         """Enter the part of the loop in which peers may be lost."""
-        self._host.link.enter()
+        self._host.link.enter(computes=True)
         self._host.link.progress(self.number, "begun")
         return self
 
@@ -225,7 +245,7 @@ class Step:
                 host.link.synchronize()
             except (Interrupted, RuntimeError) as err:
                 error = err
-        host.link.leave()
+        host.link.leave(failed=error is not None)
         state = host.rank_state
         if error is None:
             state.check_updated()

@@ -189,6 +189,10 @@ class State(Model):
         """Return the workers of usable nodes, in the order of the nodes' names and the slots."""
         return [worker for name in sorted(self.nodes) if self.nodes[name].usable for worker in self.nodes[name].workers]
 
+    def find(self, name: str) -> Task | None:
+        """Return a task by its name, whether it has ended or not; None if it was never submitted."""
+        return self.tasks.get(name)
+
     def with_task(self, task: Task) -> State:
         """Return the state with the task added or replaced."""
         return self.model_copy(update={"tasks": {**self.tasks, task.name: task}})

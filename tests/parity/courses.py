@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 POINTS = ("1", "1.forward", "1.backward", "reduce", "reduce:1", "update", "apply", "checkpoint")
 """Where a rank fails: see ``unicron.faults``."""
@@ -13,6 +14,13 @@ KILLED = ("shrink", "same", "grow", "relayout")
 CHANGES = (*KILLED, "retry")
 """What follows: a replica less, a new process in the lost one's place, that and a replica more, another layout; or, of
 a communication error, the same processes once more."""
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sequence": {"model": {"qk_layernorm": True}, "parallel": {"sequence_parallel": True}},
+    "bf16": {"bf16": True, "parallel": {"recompute": "full"}},
+}
+"""Fields of a specification that differ from the defaults."""
 
 FIRST_FAULT, BETWEEN_FAULTS = 2, 2
 """Steps: the first fault's, and from one to the next. Even, as are the steps of checkpoints."""
@@ -48,9 +56,11 @@ class Course:
     faults: tuple[tuple[str, str], ...]
     """(point, change) of each."""
     exact: bool = True
+    settings: str = "plain"
+    """Of the model: one of ``SETTINGS``."""
 
     def __str__(self) -> str:
-        kind = "sharded" if self.sharded else "replicated"
+        kind = f"{'sharded' if self.sharded else 'replicated'}-{self.settings}"
         return f"{self.layout}-{kind}-{'exact' if self.exact else 'default'}-" + ",".join(map("/".join, self.faults))
 
     @property
@@ -168,10 +178,15 @@ IMPOSSIBLE_POINTS = {"checkpoint": ("retry",)}
 """A fault before a checkpoint has nothing to retry: the step is over."""
 
 
+def _settings(layout: TaskLayout) -> str:
+    """Return the settings with which a layout is tried: those of split layers, or bfloat16 where stages send."""
+    return "sequence" if layout.tensor > 1 else "bf16" if layout.pipeline > 1 else "plain"
+
+
 def matrix() -> list[Course]:
     """Return every point with every layout, optimizer and change, one fault each. New ones go into the tuples above."""
     return [
-        Course(layout, sharded, ((at, change),))
+        Course(layout, sharded, ((at, change),), settings=_settings(layout))
         for layout in LAYOUTS
         for sharded in (False, True)
         for at in POINTS
@@ -191,5 +206,5 @@ def pairwise() -> list[Course]:
             points = (*points[1:], points[0])
         elif points[5] == "checkpoint":
             points = (*points[:5], points[6], points[5], *points[7:])
-        courses.append(Course(layout, sharded, tuple(zip(points, changes, strict=True))))
+        courses.append(Course(layout, sharded, tuple(zip(points, changes, strict=True)), settings=_settings(layout)))
     return courses

@@ -17,11 +17,9 @@ from unicron.errors import NonFiniteValue
 from unicron.gradients import fixed_point, reduction
 from unicron.gradients.accumulators import Accumulator, InPlaceAccumulator, SeparateAccumulator
 from unicron.gradients.buckets import bucket_slices
-from unicron.gradients.buffers import GradientBuffers
 from unicron.gradients.exchange import Exchange
 from unicron.gradients.fixed_point import FixedPointAccumulator
-from unicron.gradients.precision import Precision
-from unicron.gradients.spans import spans
+from unicron.gradients.spans import memory_order, spans
 
 SIZES = [5, 1, 7]
 MICRO_BATCHES = 6
@@ -66,17 +64,16 @@ def test_spans_have_the_elements_of_their_views_in_order(ranges: list[tuple[int,
 
 
 def test_gradients_that_lie_in_one_buffer_are_reduced_as_one_tensor_for_each_bucket() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 4))
-    memory = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
-    stop = memory.numel()
-    for parameter in model.parameters():  # as Megatron does: the last parameter comes first
-        parameter.main_grad = memory[stop - parameter.numel() : stop].view(parameter.shape)  # type: ignore[attr-defined]
-        stop -= parameter.numel()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    made = GradientBuffers(model, optimizer).accumulator(1, precision=Precision.FLOAT32, model_parallel=False)
-    assert [len(views) for views in made.buffers] == [1] * (memory.numel() // 4)
-    memory.copy_(torch.arange(float(memory.numel())))
-    assert torch.equal(torch.cat([made.load(bucket) for bucket in range(made.buckets)]), memory)
+    memory, apart = torch.arange(16.0), torch.zeros(2, 4)
+    # As Megatron has them: the last parameter comes first.
+    gradients = [memory[10:16].view(2, 3), memory[8:10], memory[:8].view(4, 2), apart]
+    order = memory_order(gradients)
+    assert order == [2, 1, 0, 3]
+    sums = InPlaceAccumulator([gradients[i] for i in order])
+    assert [len(views) for views in sums.buffers] == [1] * 6
+    assert torch.equal(torch.cat([sums.load(bucket) for bucket in range(4)]), memory)
+    sums.store(1, torch.full((4,), 7.0))
+    assert memory[3:9].tolist() == [3.0, *[7.0] * 4, 8.0]
 
 
 def buffers() -> list[torch.Tensor]:

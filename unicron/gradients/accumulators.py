@@ -12,6 +12,7 @@ sum as it was, and the buckets reduced before keep their totals.
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -155,13 +156,13 @@ class InPlaceAccumulator(Accumulator):
         """Return a copy of a bucket."""
         if bucket < len(self._set_aside):
             return self._set_aside[bucket].clone()
-        total = torch.cat([buffer.to(self._dtype) for buffer in self.buffers[bucket]])
+        copy = torch.cat([buffer.to(self._dtype) for buffer in self.buffers[bucket]])
         offset = 0
-        for tensor, start, stop in self.slices[bucket]:
+        for tensor, start, stop in self.slices[bucket] if self._exchanged else ():
             if tensor in self._exchanged:
-                total[offset : offset + stop - start].copy_(self._exchanged[tensor][start:stop])
+                copy[offset : offset + stop - start].copy_(self._exchanged[tensor][start:stop])
             offset += stop - start
-        return total
+        return copy
 
     def store(self, bucket: int, total: torch.Tensor) -> None:
         """Write a total into the buffers."""
@@ -208,6 +209,12 @@ class _Location(NamedTuple):
     """The view of the tensor."""
 
 
+def _locations(bucket: int, buffers: Sequence[torch.Tensor]) -> list[_Location]:
+    """Return where the views lie that a bucket consists of."""
+    offsets = itertools.accumulate((buffer.numel() for buffer in buffers), initial=0)
+    return [_Location(bucket, offset, buffer) for offset, buffer in zip(offsets, buffers, strict=False)]
+
+
 class SeparateAccumulator(Accumulator):
     """Sums beside the buffers."""
 
@@ -237,9 +244,9 @@ class SeparateAccumulator(Accumulator):
         self._leaves = [leaf for _, leaf in leaves]
         device = tensors[0].device
         self._sums = [self._zeros(sum(b.numel() for b in buffers), device) for buffers in self.buffers]
-        self._added: list[list[_Location]] = [[] for _ in self.slices]
-        for located in [*self._locations, *(self._locate(leaf, i) for i, leaf in leaves)]:
-            for location in located:
+        self._added = [_locations(number, buffers) for number, buffers in enumerate(self.buffers)]
+        for i, leaf in leaves:
+            for location in self._locate(leaf, i):
                 self._added[location.bucket].append(location)
 
     def _locate(self, source: torch.Tensor, tensor: int) -> list[_Location]:

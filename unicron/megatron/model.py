@@ -56,15 +56,20 @@ def checkpoint_metadata() -> dict[str, Any]:
     return {"non_homogeneous_layers": True, "distrib_optim_sharding_type": "fully_reshardable"}
 
 
-def sharded_parameters(model: Any) -> dict[str, Any]:
-    """Return the rank's parameters as Megatron's ShardedTensors, by their keys."""
-    from megatron.core.dist_checkpointing.mapping import ShardedTensor
+def sharded_parameters(model: Any) -> Iterator[Any]:
+    """Yield the shards of a rank's Megatron model as Megatron's ShardedTensors.
 
-    found: dict[str, Any] = {}
+    A parameter that consists of several has several, of one key: a gated MLP's first weight.
+    """
+    from megatron.core.dist_checkpointing.dict_utils import nested_values
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+
     for chunk in model_chunks(model):
-        state = chunk.module.sharded_state_dict(metadata=checkpoint_metadata())
-        found |= {value.key: value for value in state.values() if isinstance(value, ShardedTensor)}
-    return found
+        for entry in nested_values(chunk.module.sharded_state_dict(metadata=checkpoint_metadata())):
+            if isinstance(entry, ShardedTensorFactory):
+                yield from nested_values(entry.build())
+            elif isinstance(entry, ShardedTensor) and entry.data is not None:
+                yield entry
 
 
 class LocatedShard(NamedTuple):

@@ -19,6 +19,14 @@ def model_coordinate() -> tuple[int, int]:
     return parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_rank()
 
 
+def model_ranks() -> list[int]:
+    """Return the ranks of this rank's data-parallel replica, which together have the model once."""
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+
+    return list(dist.get_process_group_ranks(parallel_state.get_model_parallel_group()))
+
+
 def last_stage() -> int:
     """Return the pipeline-parallel rank of the last stage, which computes the loss."""
     from megatron.core import parallel_state

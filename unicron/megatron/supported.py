@@ -33,7 +33,7 @@ def check(model: Any, optimizer: Any, tensor: int, pipeline: int) -> None:
         raise UnsupportedModel(f"model: must be one module, not {type(model).__name__} (no interleaved pipeline)")
     _check_distribution(model)
     if is_megatron(model):
-        found = next(filter(None, _refused(model.config, model.ddp_config, tensor)), "")
+        found = next(filter(None, _refused(model, tensor, pipeline)), "")
         if found:
             raise UnsupportedModel(found)
     elif hasattr(model, "sharded_state_dict"):
@@ -98,7 +98,6 @@ _GRAPH = "a captured graph goes on using the buffers and process groups of the g
 _LATE_WEIGHTS = "gradients of weights then come after the backward pass, when the micro-batch is already committed"
 
 _DDP_SETTINGS = (
-    _Setting("overlap_grad_reduce", (False,), _REDUCES),
     _Setting("overlap_param_gather", (False,), _REDUCES),
     _Setting("use_megatron_fsdp", (False,), _REDUCES),
     _Setting("use_custom_fsdp", (False,), _REDUCES),
@@ -125,25 +124,43 @@ _MODEL_SETTINGS = (
 )
 """Of ``TransformerConfig``."""
 
-_SETTINGS_OF_SPLIT_LAYERS = (
-    _Setting("sequence_parallel", (False,), "its gradients need one more sum over the tensor-parallel ranks"),
-    _Setting("qk_layernorm", (False,), "its gradients need one more sum over the tensor-parallel ranks"),
-)
-"""Of ``TransformerConfig``, where layers are split over tensor-parallel ranks."""
+
+_OVERLAP = _Setting("overlap_grad_reduce", (False,), "")
+"""Of ``DistributedDataParallelConfig``; supported where ``_without_overlap`` finds nothing against it."""
 
 
-def _refused(config: Any, ddp: Any, tensor: int) -> Iterator[str]:
+def _without_overlap(model: Any, tensor: int, pipeline: int) -> str:
+    """Return why gradients cannot be reduced beside the backward pass; empty: they can."""
+    if not model.ddp_config.use_distributed_optimizer:
+        return "without use_distributed_optimizer a bucket is reduced in the place of its local sum"
+    if (tensor, pipeline) != (1, 1):
+        return "with tensor or pipeline parallelism sums are apart from the buffers that are sent"
+    return ""
+
+
+def _refused(model: Any, tensor: int, pipeline: int) -> Iterator[str]:
     """Yield a message for each setting of a Megatron model that would train to a wrong result.
 
     Args:
-        config: the model's TransformerConfig.
-        ddp: its DistributedDataParallelConfig.
+        model: Megatron's DistributedDataParallel.
         tensor: tensor-parallel size.
+        pipeline: pipeline-parallel size.
     """
+    reason = _without_overlap(model, tensor, pipeline)
+    if reason:
+        yield _OVERLAP._replace(reason=reason).problem("DistributedDataParallelConfig", model.ddp_config)
     for setting in _DDP_SETTINGS:
-        yield setting.problem("DistributedDataParallelConfig", ddp)
-    for setting in (*_MODEL_SETTINGS, *(_SETTINGS_OF_SPLIT_LAYERS if tensor > 1 else ())):
-        yield setting.problem("TransformerConfig", config)
+        yield setting.problem("DistributedDataParallelConfig", model.ddp_config)
+    for setting in _MODEL_SETTINGS:
+        yield setting.problem("TransformerConfig", model.config)
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "main_grad") and parameter.main_grad.itemsize < torch.float32.itemsize:
+            yield (
+                f"DistributedDataParallelConfig.grad_reduce_in_fp32: must be True, where {name} is {parameter.dtype}; "
+                "a sum of bfloat16 gradients loses most of each addend's bits"
+            )
+        if getattr(parameter, "average_gradients_across_tp_domain", False):
+            yield f"model: nothing here averages the gradients of {name} over tensor-parallel ranks, as it asks for"
     if _batch_grows():
         yield "rampup_batch_size: must be None; every step has the micro-batches that the specification says"
 

@@ -18,6 +18,7 @@ from unicron.accounting import EMPTY_DIGEST, KeptGradients, PartialStep, chain_d
 from unicron.errors import NonFiniteValue, WrongLoop
 from unicron.gradients import reduction
 from unicron.gradients.buffers import GradientBuffers
+from unicron.gradients.overlap import OverlappedReduction
 from unicron.gradients.precision import Precision
 from unicron.link.waiting import Wait
 from unicron.megatron.model import parameters
@@ -78,6 +79,8 @@ class RankState:
         self._buffers = GradientBuffers(model, optimizer)
         self.loss_scale = LossScale(model, micro_batches)
         self.accumulator = self._buffers.accumulator(micro_batches, precision=precision, model_parallel=model_parallel)
+        self.overlap = OverlappedReduction.of(model, precision=precision, model_parallel=model_parallel)
+        """What reduces the gradients beside the backward passes; None: they are reduced afterwards."""
         cuda = any(parameter.is_cuda for parameter in parameters(model))
         self._update_may_be_garbage = cuda and (model_parallel or self.is_distributed)
         """Whether an update may have used the garbage of an aborted collective, without an error that reports it."""
@@ -115,6 +118,8 @@ class RankState:
     def discard(self) -> None:
         """Discard what the step in progress has accumulated."""
         self.partial = None
+        if self.overlap is not None:
+            self.overlap.reset()
         self._buffers.release()
         self.accumulator.clear()
 
@@ -170,6 +175,7 @@ class RankState:
         Args:
             computing: whether the failure came while the training loop computed, rather than inside this library.
         """
+        has_sums = self.overlap is not None and self.overlap.restore()
         match self._update[0]:
             case Update.UNDER_WAY:
                 self.invalidate()  # the parameters may be half updated
@@ -177,8 +183,12 @@ class RankState:
                 self._recover_applied()
             case Update.NOT_BEGUN if computing and self.partial is not None:
                 self._buffers.release()
-                if not self.accumulator.rewind():
+                if not has_sums and not self.accumulator.rewind():
                     self.discard()
+
+    def leave_generation(self) -> list[Any]:
+        """Give up what still needs the peers of this generation; return the collectives that may never end."""
+        return self.overlap.give_up() if self.overlap is not None else []
 
     def _recover_applied(self) -> None:
         """Bring the state into order after a failure behind this rank's update."""
@@ -227,6 +237,18 @@ class RankState:
             partial.samples.update(samples)
         partial.computed.update(samples)
 
+    def check_finite(self) -> None:
+        """Check the sums that are not yet reduced.
+
+        Raises:
+            NonFiniteValue: this rank's gradients are not finite.
+        """
+        partial = self.step_in_progress
+        try:
+            self.accumulator.check_finite(partial.reduced)
+        except NonFiniteValue as error:
+            raise NonFiniteValue(f"{error} in step {partial.step}") from None
+
     def reduce(
         self,
         group: Any,
@@ -239,7 +261,8 @@ class RankState:
     ) -> None:
         """Reduce the buckets that are not yet reduced over ``group``, and write the totals into the gradient buffers.
 
-        The arguments are those of ``unicron.gradients.reduction.reduce``.
+        What is reduced beside the backward passes is only waited for; no bucket of it counts as reduced, since every
+        rank keeps its sums until the update. The arguments are those of ``unicron.gradients.reduction.reduce``.
 
         Raises:
             NonFiniteValue: this rank's gradients are not finite (its peers see a broken collective).
@@ -248,10 +271,10 @@ class RankState:
         """
         partial = self.step_in_progress
         self._buffers.check()
-        try:
-            self.accumulator.check_finite(partial.reduced)
-        except NonFiniteValue as error:
-            raise NonFiniteValue(f"{error} in step {partial.step}") from None
+        if self.overlap is not None:
+            self.overlap.complete(wait)
+            return
+        self.check_finite()
 
         def reduced(count: int) -> None:
             partial.reduced = count
