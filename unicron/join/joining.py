@@ -203,7 +203,7 @@ class Joiner:
             steps_recomputed=max(0, configure.fault_step - rank_state.applied),
             checkpoint=checkpoint,
             resumption=resumption,
-            repeats_update=self._user.enabled and self._user.version < rank_state.applied,
+            repeats_update=not self._user.is_at(rank_state.applied),
         )
 
     def _rebuild_groups(self, configure: Configure, link: AgentLink) -> None:
