@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Protocol
 
 from unicron import end_of_step
-from unicron.errors import Interrupted, WrongLoop
+from unicron.errors import CommunicationFailed, Interrupted, WrongLoop
 from unicron.faults import FaultInjector
 from unicron.gradients.reduction import IN_FLIGHT
 from unicron.link.agent_link import AgentLink
@@ -118,6 +118,8 @@ class Step:
         state.loss_scale.begin_call(micro_batches)
         if state.overlap is not None:
             state.overlap.announce(micro_batches if is_last else 0, self._before_launch)
+        if state.gather is not None:
+            state.gather.before = lambda number: self._host.faults.reached(self.number, f"gather:{number}")
 
     def _before_launch(self, number: int) -> None:
         """Let an injected fault happen before a bucket group is sent, and send none in a generation that is held."""
@@ -152,6 +154,8 @@ class Step:
         """
         link = self._host.link
         link.synchronize()
+        if self._host.rank_state.gather is not None:
+            self._host.rank_state.gather.settle()
         self._host.rank_state.commit(
             dict(zip(micro_batches, losses, strict=False)), dict(zip(micro_batches, ids, strict=True))
         )
@@ -174,6 +178,7 @@ class Step:
         faults.reached(number, "reduce")
         link.progress(number, "reduce")
         partial = state.step_in_progress
+        self._gather_rest()
         if state.overlap is not None:
             state.overlap.launch_rest(self._before_launch)
             # Before the ranks agree on the step: what this rank has sent may be all that the others still need.
@@ -204,6 +209,14 @@ class Step:
         faults.reached_update(number, torch_optimizers(state.optimizer)[0])
         link.progress(number, "update")
         self._computing = True
+
+    def _gather_rest(self) -> None:
+        """Gather the parameters that no forward pass of this rank has used."""
+        gather = self._host.rank_state.gather
+        if gather is not None and gather.pending:
+            gather.complete()
+            self._host.link.synchronize()
+            gather.settle()
 
     def _report_buckets(self, reduced: int) -> None:
         """Report the progress of the reduction to the agent, in at most ``BUCKET_REPORTS`` messages."""
@@ -241,7 +254,10 @@ class Step:
                 raise WrongLoop(f"step {self.number} ended without step.reduce()")
             try:
                 host.link.synchronize()
-            except (Interrupted, RuntimeError) as err:
+                if host.rank_state.gather is not None:
+                    host.faults.reached(self.number, "gather")
+                    host.rank_state.gather.launch()
+            except (CommunicationFailed, Interrupted, RuntimeError) as err:
                 error = err
         host.link.leave()
         state = host.rank_state

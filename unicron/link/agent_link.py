@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from unicron import environment
 from unicron.errors import Interrupted
-from unicron.link.breaker import Breaker, BreakMethod
+from unicron.link.breaker import BREAK_AGAIN_S, Breaker, BreakMethod
 from unicron.link.connection import AgentConnection
 from unicron.link.waiting import has_ended
 from unicron.protocol import (
@@ -290,6 +290,19 @@ class AgentLink:
             if self.is_held() and broken_at_s is not None and time.monotonic() - broken_at_s > STUCK_S:
                 self.abandoned.append(work)
                 raise Interrupted(f"generation {self._generation} is held; a collective of it does not end")
+
+    def break_off(self, works: list[Any]) -> None:
+        """Break off collectives of a generation that this process has left, so that none of them writes any more.
+
+        Args:
+            works: the collectives. Those that do not end in ``STUCK_S`` are ``abandoned``.
+        """
+        if works and self._connection is not None:
+            self._breaker.break_now()
+            limit_s = time.monotonic() + STUCK_S
+            while time.monotonic() < limit_s and not all(work.is_completed() for work in works):
+                time.sleep(BREAK_AGAIN_S)
+        self.abandoned += [work for work in works if not work.is_completed()]
 
     def synchronize(self) -> None:
         """Wait for the device where collectives are aborted without an error; leave the step if they may have been.

@@ -73,6 +73,13 @@ class Breaker:
         with self._changed:
             self._may_block = False
 
+    def break_now(self) -> None:
+        """Break off the collectives of a generation that the training thread has left."""
+        with self._changed:
+            sockets.shut(self.method.is_breakable)
+            abort = self.method.abort
+        abort()
+
     def _run(self) -> NoReturn:
         while True:
             with self._changed:

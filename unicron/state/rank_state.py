@@ -24,6 +24,7 @@ from unicron.gradients.precision import Precision
 from unicron.link.waiting import Wait
 from unicron.megatron.optimizer import is_distributed, torch_optimizers
 from unicron.megatron.parallel import Place
+from unicron.megatron.parameter_gather import ParameterGather
 from unicron.megatron.schedule import LossScale
 from unicron.megatron.tied_embedding import tied_group
 from unicron.state import transfer
@@ -82,6 +83,8 @@ class RankState:
         self.accumulator = self._buffers.accumulator(micro_batches, precision=precision, model_parallel=model_parallel)
         self.overlap = OverlappedReduction.of(model, precision=precision, model_parallel=model_parallel)
         """What reduces the gradients beside the backward passes; None: they are reduced afterwards."""
+        self.gather = ParameterGather.of(model)
+        """What gathers the parameters beside the next forward pass; None: the optimizer's step does."""
         cuda = any(parameter.is_cuda for parameter in model.parameters())
         self._update_may_be_garbage = cuda and (model_parallel or self.is_distributed)
         """Whether an update may have used the garbage of an aborted collective, without an error that reports it."""
@@ -90,6 +93,8 @@ class RankState:
         for one in torch_optimizers(optimizer):
             one.register_step_pre_hook(lambda *_: update.__setitem__(0, Update.UNDER_WAY))
             one.register_step_post_hook(lambda *_: update.__setitem__(0, Update.APPLIED))
+            if self.gather is not None:
+                one.register_step_post_hook(self.gather.updated)
 
     @property
     def is_distributed(self) -> bool:
@@ -189,7 +194,16 @@ class RankState:
 
     def leave_generation(self) -> list[Any]:
         """Give up what still needs the peers of this generation; return the collectives that may never end."""
-        return self.overlap.give_up() if self.overlap is not None else []
+        given_up = self.overlap.give_up() if self.overlap is not None else []
+        if self.gather is None:
+            return given_up
+        given_up += self.gather.give_up()
+        if self.gather.pending and self.applied > 0 and not self.update_ungathered:
+            # Parameters of other ranks' parts may not have arrived.
+            self.applied, self.update_ungathered = self.applied - 1, True
+            self.discard()
+        self.gather.pending = False
+        return given_up
 
     def _recover_applied(self) -> None:
         """Bring the state into order after a failure behind this rank's update."""

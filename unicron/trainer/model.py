@@ -91,6 +91,7 @@ def build(spec: Spec, tensor: int, pipeline: int) -> tuple[Any, Any]:
         DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
             overlap_grad_reduce=overlap,
+            overlap_param_gather=overlap,
             use_distributed_optimizer=spec.distributed_optimizer,
             bucket_size=bucket_bytes() // FLOAT32_BYTES,
         ),
@@ -107,6 +108,7 @@ def build(spec: Spec, tensor: int, pipeline: int) -> tuple[Any, Any]:
             # In exact mode unicron.megatron.clipping clips.
             clip_grad=0.0 if spec.exact else spec.clip,
             use_distributed_optimizer=spec.distributed_optimizer,
+            overlap_param_gather=overlap,
         ),
         [model],
         use_gloo_process_groups=False,
