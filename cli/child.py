@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import time
@@ -69,8 +70,7 @@ class Child:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-            tail = log_path.read_text(errors="replace")[-2000:]
-            raise Unavailable(f"{self.name} did not start; the end of {log_path}:\n{tail}")
+            raise Unavailable(_why(self.name, log_path))
         return process
 
     def recent_starts(self) -> int:
@@ -114,3 +114,13 @@ class Child:
         except TimeoutError:
             kill_below(process.pid)
             await process.wait()
+
+
+def _why(name: str, log_path: Path) -> str:
+    """Return why a child did not start: its last words, if these are an error that it names; else its log's end."""
+    lines = log_path.read_text(errors="replace").splitlines()
+    named = re.search(r" ERROR \S+ shared\.service: ([a-z-]+: .*)", lines[-1]) if lines else None
+    if named is not None:
+        return f"{name} did not start: {named.group(1)}"
+    tail = "\n".join(lines)[-2000:]
+    return f"{name} did not start; the end of {log_path}:\n{tail}"

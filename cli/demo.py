@@ -44,17 +44,13 @@ def fresh_directory(path: Path) -> Path:
     """
     if path.exists() and any(path.iterdir()) and not (path / DEMO_MARKER).exists():
         raise Conflict(f"{path} contains more than a demo's run; give another folder, --run-dir {path / 'demo'}")
-    directory = RunDirectory(path)
-    directory.acquire()
-    try:
+    with RunDirectory(path) as directory:
         for entry in directory.path.iterdir():
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
             elif entry.name != LOCK:
                 entry.unlink()
         (directory.path / DEMO_MARKER).touch()
-    finally:
-        directory.release()
     return directory.path
 
 

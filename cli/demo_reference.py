@@ -8,11 +8,14 @@ from pathlib import Path
 
 from cli.demo_report import TaskComparison, compare_parameters
 from cli.processes import run_module
+from cli.run_directory import RunDirectory
 from cli.waiting import Record
 
 
 async def compare(specs: list[Record], tasks: list[Record], run_dir: Path) -> list[TaskComparison]:
     """Train every specification without failures; return how the tasks' results compare.
+
+    The stack has ended by then. The folder stays locked until the comparison is done: another demo would empty it.
 
     Args:
         specs: of the demo's tasks; each lies in ``<run_dir>/<name>.json`` too.
@@ -20,11 +23,13 @@ async def compare(specs: list[Record], tasks: list[Record], run_dir: Path) -> li
         run_dir: the demo's folder; references go below ``reference/``.
 
     Raises:
+        Conflict: another process uses the folder.
         Unavailable: a reference could not be trained.
     """
-    await asyncio.gather(*(_train(spec["name"], run_dir) for spec in specs))
     by_name = {task["name"]: task for task in tasks}
-    return [_comparison(spec, by_name[spec["name"]]["result"] or {}, run_dir) for spec in specs]
+    with RunDirectory(run_dir):
+        await asyncio.gather(*(_train(spec["name"], run_dir) for spec in specs))
+        return [_comparison(spec, by_name[spec["name"]]["result"] or {}, run_dir) for spec in specs]
 
 
 def _comparison(spec: Record, result: Record, run_dir: Path) -> TaskComparison:

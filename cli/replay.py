@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from services.planner.replay import Replayer, Report
-from services.planner.state import State
-from shared.errors import Corrupt
+from services.planner.replay import Place, Replayer, Report
+from shared.errors import Corrupt, InvalidInput, NewerVersion
+from shared.log.anchors import Anchor, Defect, parse_anchor
+from shared.log.signed_heads import anchors_of, read_heads, read_key
 from shared.settings import read_settings
 
 
@@ -33,20 +34,50 @@ def replay(
     run_dir: Annotated[Path | None, typer.Option(help="Folder with the log, where LOG is not given.")] = None,
     at: Annotated[int | None, typer.Option(min=0, help="Show the state after this position.")] = None,
     verify_plans: Annotated[
-        bool, typer.Option("--verify", help="Decide every plan again, compare byte for byte, check the hash chain.")
+        bool,
+        typer.Option("--verify", help="Decide every plan again, compare byte for byte, check hash chain and events."),
     ] = False,
+    expect_head: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[POSITION:]HASH", help="With --verify: a head noted earlier, which the log must have. Repeatable."
+        ),
+    ] = None,
+    heads: Annotated[
+        Path | None,
+        typer.Option(help="With --verify: a file of signed heads. The key is that of UNICRON_LOG_KEY_FILE."),
+    ] = None,
     output: Annotated[Output, typer.Option("--output", "-o", help="text or json")] = Output.TEXT,
 ) -> None:
-    """Rebuild the state at a position of a log, or verify every plan in it. Needs no server."""
+    """Rebuild the state at a position of a log, or verify every plan in it. Needs no server.
+
+    Exit status of --verify: 0 if all is right, 6 if something is wrong, 4 if a newer version of Unicron wrote a part of
+    the log, which was skipped, and nothing else is wrong.
+    """
     replayer = Replayer.of_url(_url(log, run_dir))
     if verify_plans:
-        report = replayer.verify()
-        typer.echo(_report_json(report) if output is Output.JSON else _report_text(report))
-        if not report.ok:
-            raise typer.Exit(Corrupt.exit_code)
-    else:
-        state = replayer.state_at(at)
-        typer.echo(_state_json(state) if output is Output.JSON else _state_text(state))
+        anchors, defects = _signed(heads)
+        anchors += [parse_anchor(text) for text in expect_head or ()]
+        _verify(replayer.verify(anchors, defects), output)
+        return
+    place = replayer.place_at(at)
+    typer.echo(_place_json(place) if output is Output.JSON else _place_text(place))
+
+
+def _signed(heads: Path | None) -> tuple[list[Anchor], list[Defect]]:
+    """Return what a file of signed heads says of the log."""
+    if heads is None:
+        return [], []
+    key = read_settings().log_key_file
+    if key is None:
+        raise InvalidInput("--heads needs the key that signed them: UNICRON_LOG_KEY_FILE names its file")
+    return anchors_of(read_heads(heads), read_key(key))
+
+
+def _verify(report: Report, output: Output) -> None:
+    typer.echo(_report_json(report) if output is Output.JSON else _report_text(report))
+    if not report.ok:
+        raise typer.Exit(NewerVersion.exit_code if report.sound and report.skipped else Corrupt.exit_code)
 
 
 def _url(log: str | None, run_dir: Path | None) -> str:
@@ -66,26 +97,41 @@ def _report_text(report: Report) -> str:
     lines = [
         f"{report.events} events, {report.plans} plans, {report.verified} decided again with the same result, "
         f"{report.older} of an older decider passed its checks",
-        f"hash chain: {'intact' if report.chain_ok else 'BROKEN'}",
+        f"hash chain: {'intact' if report.chain_ok else 'BROKEN'}, head {report.head}",
     ]
+    lines += [problem.what for problem in report.problems]
     lines += [f"position {m.position}: {m.plan or 'event'}: {m.problem}" for m in report.mismatches]
+    lines += [f"skipped: {part.what}" for part in report.skipped]
+    if report.skipped:
+        lines.append("a newer version of Unicron wrote what was skipped; what follows it may be judged wrongly")
     return "\n".join(lines)
 
 
-def _state_json(state: State) -> str:
-    return json.dumps(state.model_dump(mode="json", by_alias=True))
+def _place_json(place: Place) -> str:
+    state = place.state.model_dump(mode="json", by_alias=True, exclude={"tasks", "ended", "ended_corrections"})
+    tasks = {task.name: task.model_dump(mode="json", by_alias=True) for task in place.state.every_task()}
+    return json.dumps(
+        {**state, "tasks": tasks, "position": place.position, "head": place.hash, "skipped": _skipped(place)}
+    )
 
 
-def _state_text(state: State) -> str:
+def _skipped(place: Place) -> list[str]:
+    return [part.what for part in place.skipped]
+
+
+def _place_text(place: Place) -> str:
+    state = place.state
     lines = [f"{state.plans} plans, {state.losses} nodes lost"]
     for node in state.nodes.values():
         status = "usable" if node.usable else f"not usable: {node.reason}"
         lines.append(f"node {node.name} (domain {node.domain}): {len(node.workers)} workers, {status}")
-    for task in state.tasks.values():
+    for task in state.every_task():
         lines.append(
             f"task {task.name}: {task.life}, generation {task.generation}, step {task.step} of {task.spec.steps}, "
             f"workers {' '.join(task.members) or '-'}"
             + (f", plan {task.plan} under way" if task.change else "")
             + (f", queued: {task.queued}" if task.queued else "")
         )
+    lines.append(f"head {place.position}:{place.hash}")
+    lines += [f"skipped: {what}" for what in _skipped(place)]
     return "\n".join(lines)

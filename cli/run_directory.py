@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
+from types import TracebackType
 
 from shared.errors import Conflict
 
@@ -12,11 +13,11 @@ DEMO_MARKER = "made-by-demo"
 """File in a run directory that only demos have used: the next demo may replace it."""
 
 LOCK = "lock"
-"""File in a run directory, locked by the stack that uses it; it contains that stack's pid."""
+"""File in a run directory, locked by the process that uses it; it contains that process's pid."""
 
 
 class RunDirectory:
-    """A folder that one stack at a time may use."""
+    """A folder that one process at a time may use: a stack, or a demo that compares its results."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
@@ -26,7 +27,7 @@ class RunDirectory:
         """Make the folder and take its lock.
 
         Raises:
-            Conflict: another stack uses the folder.
+            Conflict: another process uses the folder.
         """
         (self.path / "services").mkdir(parents=True, exist_ok=True)
         lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -36,7 +37,7 @@ class RunDirectory:
             owner = os.read(lock, 32).decode(errors="replace").strip() or "unknown"
             os.close(lock)
             raise Conflict(
-                f"run directory {self.path} is in use by the stack with pid {owner}; "
+                f"run directory {self.path} is in use by the process with pid {owner}; "
                 "stop it first or give another --run-dir"
             ) from err
         os.ftruncate(lock, 0)
@@ -48,3 +49,14 @@ class RunDirectory:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def __enter__(self) -> RunDirectory:
+        """Acquire the folder for a block."""
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release it."""
+        self.release()

@@ -112,6 +112,10 @@ class Settings(BaseSettings):
     log_url: str = ""
     """SQLAlchemy URL of the log; empty: SQLite at ``<run_dir>/log.db``."""
 
+    log_key_file: Path | None = None
+    """File with the key by which the api signs the head of the log once a day; none: it signs nothing. The key is only
+    worth what its secrecy is: who can write the log's database must not be able to read it."""
+
     checkpoint_url: str = Field(default="", pattern=f"^$|{CHECKPOINT_URL}")
     """An fsspec URL (``s3://bucket/prefix``) for the checkpoints of all tasks that name no place of their own, each in
     a folder of its name; the api reads it. Empty: below ``run_dir``, which the nodes of a task then have to share."""

@@ -30,7 +30,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,13 +120,13 @@ class ScheduledFault:
             raise RAISED[self.kind](f"injected at step {step}, {at}")
         KINDS[self.kind]()
 
-    def place_in_passes(self, step: int, finished: int, model: Any) -> None:
+    def place_in_passes(self, step: int, finished: int, chunks: Sequence[Any]) -> None:
         """Place the fault into the passes of the next micro-batch if it belongs there."""
         forward, backward = f"{finished}.forward", f"{finished}.backward"
         if self.step != step or self.at not in (forward, backward):
             return
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        modules = [module for module in model.modules() if not list(module.children()) and list(module.parameters())]
+        parameters = [parameter for chunk in chunks for parameter in chunk.parameters() if parameter.requires_grad]
+        modules = [m for chunk in chunks for m in chunk.modules() if not list(m.children()) and list(m.parameters())]
         hook: Any = None
 
         def fail(*_: Any) -> None:
@@ -196,17 +196,17 @@ class FaultInjector:
         for fault in self._scheduled:
             fault.reached(step, at)
 
-    def reached_micro_batch(self, step: int, finished: int, model: Any) -> None:
+    def reached_micro_batch(self, step: int, finished: int, chunks: Sequence[Any]) -> None:
         """Let a fault happen before the next micro-batch, or place it into the micro-batch's passes.
 
         Args:
             step: which step.
             finished: how many of its micro-batches the rank has finished.
-            model: the rank's.
+            chunks: the modules of the rank's model.
         """
         self.reached(step, str(finished))
         for fault in self._scheduled:
-            fault.place_in_passes(step, finished, model)
+            fault.place_in_passes(step, finished, chunks)
 
     def reached_update(self, step: int, optimizer: Any) -> None:
         """Let a fault happen before the update of a step, or place it into the update.

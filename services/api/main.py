@@ -26,7 +26,8 @@ from services.api import problems
 from services.api.feed import PROJECTIONS, Feed
 from services.api.gateway import Gateway
 from services.api.live import Live
-from services.api.routers import costs, events, health, incidents, nodes, planning, plans, results, tasks
+from services.api.routers import costs, events, health, incidents, log, nodes, planning, plans, results, tasks
+from services.api.signed_heads import SignedHeads
 from services.api.store import Store
 from shared.errors import Unavailable
 from shared.reachability import REACHABILITY
@@ -40,7 +41,9 @@ _SHUTDOWN_S = 2
 _BACKLOG = 256
 """Connections that the kernel keeps for the server until it accepts them."""
 
-ROUTERS = tuple(module.router for module in (tasks, results, nodes, incidents, plans, planning, events, costs, health))
+ROUTERS = tuple(
+    module.router for module in (tasks, results, nodes, incidents, plans, planning, events, log, costs, health)
+)
 
 
 def create_app(gateway: Gateway) -> FastAPI:
@@ -124,6 +127,7 @@ async def _first(*tasks: asyncio.Task[Any]) -> None:
 async def serve(context: Context) -> None:
     """Run the gateway until cancelled."""
     settings = context.settings
+    heads = SignedHeads(settings, context.journal.log)
     opening = functools.partial(Store, projections_url(settings))
     limit_s = settings.connect_timeout_s
     store = await context.journal.outages.outlast(PROJECTIONS, opening, limit_s=limit_s, starting=True)
@@ -140,6 +144,7 @@ async def serve(context: Context) -> None:
         server = _Server(config)
         following = asyncio.create_task(feed.follow(), name="feed")
         serving = asyncio.create_task(server.serve(sockets=[listening]), name="http")
+        signing = asyncio.create_task(heads.keep_signing(), name="signed-heads")
         try:
             await _first(asyncio.create_task(server.listens.wait()), serving, following)
             write_port(settings.run_dir, listening.getsockname()[1])
@@ -150,7 +155,8 @@ async def serve(context: Context) -> None:
             server.should_exit = True
             await asyncio.wait({serving})
             following.cancel()
-            await asyncio.wait({following})
+            signing.cancel()
+            await asyncio.wait({following, signing})
     finally:
         await asyncio.to_thread(store.close)
 

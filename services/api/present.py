@@ -88,7 +88,7 @@ def _rank(member: Member, view: TaskView, live: LiveState) -> Rank:
 
 def incident(view: IncidentView, cost: IncidentCost) -> Incident:
     """Return an incident with its cost."""
-    fields = view.model_dump(exclude={"position", "response", "state_source"})
+    fields = view.model_dump(exclude={"position", "response", "state_source", "shortfalls"})
     return Incident(**fields, response=view.response or None, state_source=view.state_source or None, cost=cost)
 
 

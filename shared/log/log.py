@@ -10,52 +10,37 @@ A reader never sees position n + 1 before n: a lock that lasts until the commit 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
+from datetime import date
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from sqlalchemy import Connection, func, insert, select
 
 from shared.errors import Conflict, InvalidInput, UnicronError, VersionConflict
 from shared.events import EVENT, Event, Recorded
+from shared.log.chain import FIRST_HASH as FIRST_HASH
+from shared.log.chain import ChainReport
+from shared.log.chain import row_hash as row_hash
 from shared.log.driver_errors import database_errors
-from shared.log.schema import COLUMNS, TABLE, Database, begin_write, checkpoint
-from shared.log.unreadable import unreadable
-from shared.model import Clock, canonical_json, utc_now
+from shared.log.scan import Row, Scan, record_of, utc_text
+from shared.log.schema import TABLE, Database, begin_write, checkpoint, lacking_guards
+from shared.log.unreadable import Skipped, unreadable
+from shared.model import Clock, utc_now
 
-FIRST_HASH = "0" * 64
-"""``previous_hash`` of the first row."""
-
-_VERIFY_BATCH = 500
-"""Rows fetched at once while verifying: bounds the memory, whatever the size of the log."""
+_SCAN_BATCH = 500
+"""Rows fetched at once in a scan: bounds the memory, whatever the size of the log."""
 
 _COLUMNS = TABLE.c
 
 
-@dataclass(frozen=True, slots=True)
-class ChainReport:
-    """Result of ``verify``.
+class Head(NamedTuple):
+    """The place of an event and its hash, which covers every event up to it. ``recorded_at``: ISO 8601 in UTC."""
 
-    ``events``: number of rows, from the first on, that are intact. ``problem``: position and defect of the next row;
-    empty if there is none. ``head``: hash of the last intact row. Rows cut off at the end leave a valid, shorter chain:
-    compare ``head`` with an earlier one to notice that.
-    """
-
-    events: int
-    ok: bool
-    problem: str
-    head: str = FIRST_HASH
-
-
-def row_hash(values: Mapping[str, Any]) -> str:
-    """Return the hash of a row: SHA-256 over the canonical JSON of all its other columns, in the table's order."""
-    text = canonical_json([values[name] for name in COLUMNS if name != "hash"])
-    return hashlib.sha256(text.encode()).hexdigest()
+    position: int
+    hash: str
+    recorded_at: str
 
 
 class EventLog:
@@ -156,19 +141,80 @@ class EventLog:
         with database_errors(self._what), self._database.engine.connect() as connection:
             return _stream_version(connection, stream)
 
+    def scan(self, scan: Scan | None = None) -> Iterator[Row]:
+        """Yield every row that is there now, in order, checked and read, whatever is wrong with it.
+
+        Args:
+            scan: gives access to the state of the chain's check after each row.
+
+        Raises:
+            Corrupt: the database is damaged.
+            Unavailable: the database does not answer.
+        """
+        scan = scan or Scan()
+        with database_errors(self._what), self._database.engine.connect() as connection:
+            # No lower bound, so that a row at a position below 1 is found.
+            query = select(TABLE).order_by(_COLUMNS.position).execution_options(yield_per=_SCAN_BATCH)
+            for row in connection.execute(query):
+                yield scan.next(row._asdict())
+
     def verify(self) -> ChainReport:
         """Check every row: position, stream version, hash chain, times, and that the columns agree with the event."""
-        check = _ChainCheck()
+        scan, problem = Scan(), ""
+        unknown: list[Skipped] = []
         try:
-            with database_errors(self._what), self._database.engine.connect() as connection:
-                # No lower bound, so that a row at a position below 1 is found.
-                query = select(TABLE).order_by(_COLUMNS.position).execution_options(yield_per=_VERIFY_BATCH)
-                for row in connection.execute(query):
-                    if problem := check.next(row._asdict()):
-                        return ChainReport(check.events, False, problem, check.head)
+            for row in self.scan(scan):
+                problem = problem or row.problem
+                if row.skipped is not None:
+                    unknown.append(row.skipped)
         except UnicronError as err:
-            return ChainReport(check.events, False, f"position {check.events + 1}: {err.detail}", check.head)
-        return ChainReport(check.events, True, "", check.head)
+            problem = problem or f"position {scan.check.events + 1}: {err.detail}"
+        return ChainReport(scan.check.events, not problem, problem, scan.check.head, unknown)
+
+    def head(self) -> Head | None:
+        """Return the place of the last event; None when the log is empty."""
+        query = select(_COLUMNS.position, _COLUMNS.hash, _COLUMNS.recorded_at)
+        with database_errors(self._what), self._database.engine.connect() as connection:
+            row = connection.execute(query.order_by(_COLUMNS.position.desc()).limit(1)).first()
+        return None if row is None else Head(row.position, row.hash, row.recorded_at)
+
+    def hash_at(self, position: int) -> str | None:
+        """Return the hash of the event at a position; None if the log has none there."""
+        with database_errors(self._what), self._database.engine.connect() as connection:
+            found = connection.scalar(select(_COLUMNS.hash).where(_COLUMNS.position == position))
+        return None if found is None else str(found)
+
+    def day_ends(self, *, after: int, before: date) -> list[Head]:
+        """Return the last event of each day (UTC) before ``before`` that has events behind position ``after``."""
+        day = func.substr(_COLUMNS.recorded_at, 1, 10)
+        within = (_COLUMNS.position > after) & (_COLUMNS.recorded_at < before.isoformat())
+        ends = select(func.max(_COLUMNS.position)).where(within).group_by(day)
+        query = select(_COLUMNS.position, _COLUMNS.hash, _COLUMNS.recorded_at).where(_COLUMNS.position.in_(ends))
+        with database_errors(self._what), self._database.engine.connect() as connection:
+            return [Head(*row) for row in connection.execute(query.order_by(_COLUMNS.position))]
+
+    def raw(self, *types: str) -> Iterator[tuple[int, str, str]]:
+        """Yield position, event id and JSON of the events of some types, in order, as they are stored."""
+        query = select(_COLUMNS.position, _COLUMNS.event_id, _COLUMNS.data).where(_COLUMNS.type.in_(types))
+        with database_errors(self._what), self._database.engine.connect() as connection:
+            for row in connection.execute(query.order_by(_COLUMNS.position).execution_options(yield_per=_SCAN_BATCH)):
+                yield row.position, row.event_id, row.data
+
+    def doubled_ids(self) -> list[tuple[str, int, int]]:
+        """Return the event ids that several rows have, with the first and the last of their positions.
+
+        The unique index is not asked: who changed the file may have changed the index.
+        """
+        stored = _COLUMNS.event_id + ""
+        places = func.min(_COLUMNS.position), func.max(_COLUMNS.position)
+        query = select(stored, *places).group_by(stored).having(func.count() > 1).order_by(places[1])
+        with database_errors(self._what), self._database.engine.connect() as connection:
+            return [(event_id, first, last) for event_id, first, last in connection.execute(query)]
+
+    def lacking_guards(self) -> list[str]:
+        """Return which triggers and constraints the table lacks that refuse changes, in words; empty if it has all."""
+        with database_errors(self._what), self._database.engine.connect() as connection:
+            return lacking_guards(connection)
 
     def checkpoint(self) -> None:
         """Bring SQLite's main file up to date if events were appended, so that a copy of that file is nearly complete.
@@ -189,7 +235,7 @@ class EventLog:
         query = select(_COLUMNS.position, _COLUMNS.hash, _COLUMNS.recorded_at)
         last = connection.execute(query.order_by(_COLUMNS.position.desc()).limit(1)).first()
         position, previous_hash, earliest = last if last is not None else (0, FIRST_HASH, "")
-        recorded_at = max(_utc_text(self._clock()), earliest)  # never falls, whatever the clock does
+        recorded_at = max(utc_text(self._clock()), earliest)  # never falls, whatever the clock does
         versions: dict[str, int] = {}
         for draft in drafts:
             stream = draft["stream"]
@@ -204,53 +250,6 @@ class EventLog:
                 previous_hash=previous_hash,
             )
             draft["hash"] = previous_hash = row_hash(draft)
-
-
-class _ChainCheck:
-    """The check of a chain, row by row, with the place, hash, time and versions that the next row must continue."""
-
-    def __init__(self) -> None:
-        self.events = 0
-        self.head = FIRST_HASH
-        self._recorded_at = ""
-        self._versions: dict[str, int] = {}
-
-    def next(self, row: Mapping[str, Any]) -> str:
-        """Return the row's defect in words; count the row and return an empty text if it has none."""
-        try:
-            return self._next(row)
-        except (TypeError, ValueError) as err:
-            return f"position {self.events + 1}: a column has a value that no event has ({err})"
-
-    def _next(self, row: Mapping[str, Any]) -> str:
-        position, stream = self.events + 1, row["stream"]
-        version = self._versions.get(stream, 0) + 1
-        if row["position"] != position:
-            return f"position {position} is missing: {row['position']!r} follows {self.events}"
-        if row["previous_hash"] != self.head:
-            return f"position {position}: previous_hash is not the hash of the row before"
-        computed = row_hash(row)
-        if row["hash"] != computed:
-            return f"position {position}: the row does not match its hash"
-        if row["stream_version"] != version:
-            return f"position {position}: version {row['stream_version']} of stream {stream}, expected {version}"
-        if row["recorded_at"] < self._recorded_at:
-            return f"position {position}: recorded before the row that precedes it"
-        try:
-            event = EVENT.validate_json(row["data"])
-            draft = _draft(event)
-        except (ValidationError, InvalidInput) as err:
-            return unreadable(position, row["data"], err).detail
-        if event.schema_version != 1:  # the row may have been upcast
-            draft["schema_version"] = json.loads(row["data"]).get("schema_version", event.schema_version)
-        # Not `data`: an event of an older version of this program may lack fields that have a default today.
-        if different := [name for name, value in draft.items() if name != "data" and row[name] != value]:
-            return f"position {position}: column {different[0]} contradicts the event"
-        self.events = position
-        self.head = computed
-        self._recorded_at = row["recorded_at"]
-        self._versions[stream] = version
-        return ""
 
 
 def _draft(event: Event) -> dict[str, Any]:
@@ -273,7 +272,7 @@ def _draft(event: Event) -> dict[str, Any]:
         "stream": event.stream,
         "type": event.type,
         "schema_version": event.schema_version,
-        "occurred_at": _utc_text(event.occurred_at),
+        "occurred_at": utc_text(event.occurred_at),
         "data": data,
     }
 
@@ -290,11 +289,6 @@ def _same_event(recorded: str, appended: str) -> bool:
         return EVENT.validate_json(recorded).canonical() == appended
     except ValidationError:
         return False
-
-
-def _utc_text(moment: datetime) -> str:
-    """Return ISO 8601 text in UTC with microseconds: of fixed width, so that the order of texts is that of times."""
-    return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 
 def _known(connection: Connection, drafts: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -323,14 +317,6 @@ def _stream_version(connection: Connection, stream: str) -> int:
 def _recorded(row: Mapping[str, Any]) -> Recorded:
     """Return the record of a row. The event is read from its JSON, so that appending and reading give equal objects."""
     try:
-        return Recorded.model_construct(
-            position=row["position"],
-            stream=row["stream"],
-            stream_version=row["stream_version"],
-            recorded_at=datetime.fromisoformat(row["recorded_at"]),
-            event=EVENT.validate_json(row["data"]),
-            previous_hash=row["previous_hash"],
-            hash=row["hash"],
-        )
+        return record_of(row, EVENT.validate_json(row["data"]))
     except (ValidationError, ValueError, TypeError) as err:
         raise unreadable(row["position"], row["data"], err) from err

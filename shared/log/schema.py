@@ -101,6 +101,8 @@ _SQLITE_TRIGGERS = [
        BEGIN SELECT RAISE(ABORT, 'the event log is append-only: REPLACE and gaps refused'); END""",
 ]
 
+_UNIQUE = [["event_id"], ["stream", "stream_version"]]
+
 _POSTGRESQL_TRIGGERS = [
     """CREATE FUNCTION log_refuse() RETURNS trigger LANGUAGE plpgsql AS
        $$ BEGIN RAISE EXCEPTION 'the event log is append-only: %% refused', TG_OP; END $$""",
@@ -312,3 +314,36 @@ def _create(connection: Connection) -> None:
         connection.exec_driver_sql(statement)
     if sqlite:
         connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
+
+
+def lacking_guards(connection: Connection) -> list[str]:
+    """Return which triggers and constraints the log's table lacks that refuse changes, in words."""
+    found = _sqlite_guards(connection) if connection.dialect.name == "sqlite" else _postgresql_guards(connection)
+    inspector = inspect(connection)
+    unique = [sorted(item["column_names"]) for item in inspector.get_unique_constraints("log")]
+    found += [f"the constraint that {' and '.join(names)} are unique" for names in _UNIQUE if names not in unique]
+    if inspector.get_pk_constraint("log")["constrained_columns"] != ["position"]:
+        found.append("the primary key position")
+    return found
+
+
+def _sqlite_guards(connection: Connection) -> list[str]:
+    rows = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'log'")
+    present = {name: sql for name, sql in rows}
+    found = []
+    for statement in _SQLITE_TRIGGERS:
+        name = statement.split()[2]
+        if name not in present:
+            found.append(f"the trigger {name}")
+        elif present[name] != statement:
+            found.append(f"the trigger {name} as it was created")
+    return found
+
+
+def _postgresql_guards(connection: Connection) -> list[str]:
+    rows = connection.exec_driver_sql(
+        "SELECT tgname FROM pg_trigger WHERE tgrelid = 'log'::regclass AND NOT tgisinternal AND tgenabled IN ('O', 'A')"
+    )
+    present = {row.tgname for row in rows}
+    names = [statement.split()[2] for statement in _POSTGRESQL_TRIGGERS if statement.startswith("CREATE TRIGGER")]
+    return [f"the trigger {name}" for name in names if name not in present]

@@ -2,18 +2,20 @@
 
 The log is stricter than the bus (``shared.messages``). A service that skips an event, or a field of one, would fold
 another state than the service that wrote the event, decide otherwise, and relay the event without the field. So a
-record that is not fully known is an error, which names its position, type and version.
+record that is not fully known is an error, which names its position, type and version. Who examines a log goes on
+behind it (``shared.log.scan``), with the part that is known.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from pydantic import ValidationError
 from pydantic_core import from_json
 
 from shared.errors import Corrupt, NewerVersion, UnicronError
-from shared.events import Event
+from shared.events import EVENT, Event
 from shared.messages import shown
 
 _NEWEST: dict[str, int] = {
@@ -21,6 +23,20 @@ _NEWEST: dict[str, int] = {
     for event in get_args(get_args(Event)[0])
 }
 """Event type -> the newest schema version that this program knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """What was skipped of an event that a newer version of the program wrote.
+
+    ``what``: the event and what is not known of it, in words. ``whole``: whether all of the event was skipped.
+    """
+
+    position: int
+    type: str | None
+    schema_version: int | None
+    what: str
+    whole: bool
 
 
 def unreadable(position: object, data: object, err: Exception) -> UnicronError:
@@ -37,10 +53,10 @@ def unreadable(position: object, data: object, err: Exception) -> UnicronError:
     """
     try:
         event = from_json(data) if isinstance(data, str) else None
-    except ValueError:
+    except (ValueError, TypeError):  # TypeError: bytes that are no Unicode
         event = None
     if not isinstance(event, dict):
-        return Corrupt(f"position {position}: not an event ({err})")
+        return Corrupt(f"position {position}: not an event ({_sentence(err)})")
     kind, version = event.get("type"), event.get("schema_version")
     what = f"position {position}: event {shown(kind)}, schema version {shown(version)}"
     if unknown := _unknown(kind, version, err):
@@ -49,8 +65,36 @@ def unreadable(position: object, data: object, err: Exception) -> UnicronError:
             position=position,
             type=kind if isinstance(kind, str) else None,
             schema_version=version if isinstance(version, int) else None,
+            unknown=f"{what}: {unknown}",
         )
-    return Corrupt(f"{what}: not an event ({err})")
+    return Corrupt(f"{what}: not an event ({_sentence(err)})")
+
+
+def skipped(error: NewerVersion, *, whole: bool) -> Skipped:
+    """Return what was skipped because of an error of ``unreadable``."""
+    extra = error.extra
+    return Skipped(extra["position"], extra["type"], extra["schema_version"], extra["unknown"], whole)
+
+
+def known_part(data: str, err: Exception) -> Event | None:
+    """Return the event without the fields that are not known here; None if more than fields is unknown.
+
+    Args:
+        data: the event as it is stored.
+        err: the parser's error.
+    """
+    event = from_json(data)
+    if _unknown(event.get("type"), event.get("schema_version"), ValueError()):
+        return None
+    try:
+        for path in _unknown_paths(err):
+            inner = event
+            for key in path[:-1]:
+                inner = inner[key]
+            del inner[path[-1]]
+        return EVENT.validate_python(event, strict=False)
+    except (ValidationError, KeyError, IndexError, TypeError):
+        return None
 
 
 def _unknown(kind: object, version: object, err: Exception) -> str:
@@ -64,8 +108,25 @@ def _unknown(kind: object, version: object, err: Exception) -> str:
 
 
 def _unknown_fields(err: Exception) -> list[str]:
+    return [".".join(str(part) for part in path) for path in _unknown_paths(err)]
+
+
+def _unknown_paths(err: Exception) -> list[tuple[int | str, ...]]:
+    # The first part of the place is the type, by which the union was resolved.
+    return [item["loc"][1:] for item in _complaints(err) if item["type"] == "extra_forbidden"]
+
+
+def _complaints(err: Exception) -> list[Any]:
     if not isinstance(err, ValidationError):
         return []
-    found: list[Any] = err.errors(include_url=False, include_context=False, include_input=False)
-    # The first part of the place is the type, by which the union was resolved.
-    return [".".join(str(p) for p in item["loc"][1:]) for item in found if item["type"] == "extra_forbidden"]
+    return list(err.errors(include_url=False, include_context=False, include_input=False))
+
+
+def _sentence(err: Exception) -> str:
+    """Return the parser's first complaint in one line."""
+    complaints = _complaints(err)
+    if not complaints:
+        return str(err)
+    place = ".".join(str(part) for part in complaints[0]["loc"][1:])
+    more = f", and {len(complaints) - 1} more" if len(complaints) > 1 else ""
+    return f"{place}: {complaints[0]['msg']}{more}" if place else f"{complaints[0]['msg']}{more}"

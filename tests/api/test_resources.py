@@ -245,6 +245,14 @@ async def test_output_is_streamed_until_the_task_ends(healed: Server, settings: 
     assert followed == ["hello", "no end yet", "a new generation"]
 
 
+async def test_the_head_of_the_log_can_be_noted(healed: Server) -> None:
+    events = (await healed.http.get("/v1/events", params={"limit": 1000})).json()["items"]
+    head = (await healed.http.get("/v1/log/head")).json()
+    assert head["position"] == events[-1]["position"]
+    assert (head["hash"], head["recorded_at"]) == (events[-1]["hash"], events[-1]["recorded_at"])
+    assert (await healed.http.get("/v1/log/heads")).json() == []
+
+
 async def test_the_interface_is_described(api: Server) -> None:
     assert (await api.http.get("/docs")).status_code == 200
     paths = (await api.http.get("/openapi.json")).json()["paths"]

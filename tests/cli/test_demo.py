@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from cli.demo import fresh_directory
+from cli.demo_reference import compare
 from cli.demo_report import Check, Report
 from cli.demo_run import demo_specs
 from cli.run_directory import DEMO_MARKER, RunDirectory
@@ -32,14 +34,14 @@ def test_what_no_demo_made_is_kept(tmp_path: Path) -> None:
 def test_a_folder_in_use_is_kept(tmp_path: Path) -> None:
     run_dir = fresh_directory(tmp_path / "run")
     (run_dir / "log.db").touch()
-    holder = RunDirectory(run_dir)
-    holder.acquire()
-    try:
-        with pytest.raises(Conflict, match="in use"):
-            fresh_directory(run_dir)
-    finally:
-        holder.release()
+    with RunDirectory(run_dir), pytest.raises(Conflict, match="in use"):
+        fresh_directory(run_dir)
     assert (run_dir / "log.db").exists()
+
+
+def test_the_comparison_uses_the_folder(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path), pytest.raises(Conflict, match="in use"):
+        asyncio.run(compare([], [], tmp_path))
 
 
 def test_its_tasks_are_valid_and_differ_in_weight(tmp_path: Path) -> None:

@@ -46,6 +46,16 @@ def test_every_package_is_listed() -> None:
     assert found == set(PACKAGES)
 
 
+def test_modules_stay_short() -> None:
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for root in ("cli", "services", "shared", "simulator", "unicron", "benchmarks", "examples")
+        for path in (ROOT / root).rglob("*.py")
+        if (lines := len(path.read_text().splitlines())) >= 400  # CONTRIBUTING.md, style
+    }
+    assert not long
+
+
 def test_the_entry_point_exists() -> None:
     module, function = PROJECT["project"]["scripts"]["unicron"].split(":")
     tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text())

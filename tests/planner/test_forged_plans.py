@@ -15,7 +15,6 @@ import pytest
 
 from services.planner.decide import DECIDER
 from services.planner.replay import Replayer, Report
-from shared.errors import Corrupt
 from shared.log.log import EventLog
 from shared.planning.solver import evaluate
 from shared.plans import Problem
@@ -263,5 +262,7 @@ def test_a_forged_plan_does_not_pass_as_older(tmp_path: Path, name: str) -> None
 
 def test_there_is_no_decider_before_the_first(tmp_path: Path) -> None:
     path = forged(tmp_path, PLANS[3], lambda plan: plan.update(decider=0))
-    with pytest.raises(Corrupt, match="decider"):
-        Replayer.of_file(path)
+    report = Replayer.of_file(path).verify()
+    assert not report.ok
+    assert report.problem is not None
+    assert "decider: Input should be greater than or equal to 1" in report.problem.what

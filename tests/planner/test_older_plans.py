@@ -15,7 +15,7 @@ from services.planner.log_fold import Fold, answers_to, recorded_answers
 from services.planner.main import check_decider
 from services.planner.replay import Replayer, verify_records
 from shared.errors import Conflict
-from shared.events import PlanDecided, Recorded, derived_id
+from shared.events import PlanDecided, Recorded, StateMoved, derived_id
 from tests.planner.kit import World, running
 from tests.planner.test_replay import changed, course
 
@@ -81,7 +81,9 @@ def test_an_older_planner_may_leave_unanswered_what_this_one_answers(monkeypatch
     plan = world.records.pop(last - 1)
     assert isinstance(plan.event, PlanDecided)
     assert plan.event.cause == cause.event.event_id
-    assert Replayer(world.records, decider=DECIDER + 1).verify().ok
+    name = plan.event.plan
+    records = [r for r in world.records if not (isinstance(r.event, StateMoved) and r.event.plan == name)]
+    assert Replayer(records, decider=DECIDER + 1).verify().ok
 
 
 # ---- the order of deciders

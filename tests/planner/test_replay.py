@@ -90,7 +90,11 @@ def test_an_event_between_a_cause_and_its_plan_is_decided_after_the_plan() -> No
     world = course()
     at = index_of_plan(world.records, 4)
     records = world.records
-    records[at], records[at + 1] = records[at + 1], records[at]
+    there = records[at].position
+    records[at], records[at + 1] = (
+        records[at + 1].model_copy(update={"position": there}),
+        records[at].model_copy(update={"position": there + 1}),
+    )
     assert not isinstance(records[at].event, PlanDecided)
     assert verify_records(records).ok
 
@@ -166,6 +170,10 @@ def test_the_command_verifies_a_file(path: Path) -> None:
         "older": 0,
         "mismatches": [],
         "chain_ok": True,
+        "head": Replayer.of_file(path).records[-1].hash,
+        "problem": None,
+        "problems": [],
+        "skipped": [],
     }
     code, output = run("--run-dir", str(path.parent), "--verify")
     assert code == 0

@@ -142,6 +142,30 @@ def test_changes_are_refused_by_the_database(log: EventLog, log_url: str, statem
     assert log.verify().events == 2
 
 
+def test_a_log_has_its_guards_and_a_head(log: EventLog) -> None:
+    assert log.lacking_guards() == []
+    assert (log.head(), log.doubled_ids()) == (None, [])
+    records = log.append([node_joined(1), node_joined(2)])
+    assert log.head() == (2, records[1].hash, records[1].recorded_at.isoformat(timespec="microseconds"))
+    assert log.doubled_ids() == []
+
+
+def test_a_trigger_that_postgresql_lacks_is_named(postgres_url: str) -> None:
+    log = EventLog(postgres_url)
+    engine = sqlalchemy.create_engine(postgres_url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TRIGGER log_no_truncate ON log")
+        connection.exec_driver_sql("ALTER TABLE log DISABLE TRIGGER log_no_change")
+        connection.exec_driver_sql("ALTER TABLE log DROP CONSTRAINT log_stream_version")
+    engine.dispose()
+    assert log.lacking_guards() == [
+        "the trigger log_no_change",
+        "the trigger log_no_truncate",
+        "the constraint that stream and stream_version are unique",
+    ]
+    log.close()
+
+
 def test_truncate_is_refused(postgres_url: str) -> None:
     log = EventLog(postgres_url)
     log.append([node_joined(1)])

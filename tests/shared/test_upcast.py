@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,6 +16,7 @@ from shared.errors import Conflict
 from shared.events import EVENT, Event, Recorded, StateMoved
 from shared.log.log import FIRST_HASH, EventLog, row_hash
 from shared.log.relay import decode, encode
+from shared.log.scan import utc_text
 from shared.log.schema import TABLE
 from shared.model import canonical_json
 from shared.upcast import STEPS, upcast
@@ -38,17 +40,20 @@ def version_1(event: StateMoved) -> dict[str, Any]:
 def append_raw(url: str, *events: dict[str, Any], column: int | None = None) -> None:
     """Write rows into an empty log as another version did. ``column``: for ``schema_version``, if not the event's."""
     previous_hash = FIRST_HASH
+    versions: dict[str, int] = {}
     engine = sqlalchemy.create_engine(url)
     with engine.begin() as connection:
         for position, data in enumerate(events, start=1):
+            stream = f"node/{data['node']}" if data["type"].startswith("node.") else "cluster"
+            versions[stream] = versions.get(stream, 0) + 1
             row = {
                 "position": position,
                 "event_id": data["event_id"],
-                "stream": "cluster",
-                "stream_version": position,
+                "stream": stream,
+                "stream_version": versions[stream],
                 "type": data["type"],
                 "schema_version": column or data["schema_version"],
-                "occurred_at": EPOCH.isoformat(timespec="microseconds"),
+                "occurred_at": utc_text(datetime.fromisoformat(data["occurred_at"])),
                 "recorded_at": EPOCH.isoformat(timespec="microseconds"),
                 "data": canonical_json(data),
                 "previous_hash": previous_hash,

@@ -23,8 +23,6 @@ REFUSED_SETTINGS = [
     ({"fp16": True}, {}, 1),
     ({"fp8": "hybrid"}, {}, 1),
     ({"fp4": "e2m1"}, {}, 1),
-    ({"sequence_parallel": True}, {}, 2),
-    ({"qk_layernorm": True}, {}, 2),
     ({"context_parallel_size": 2}, {}, 1),
     ({"expert_model_parallel_size": 2}, {}, 1),
     ({"num_moe_experts": 4}, {}, 1),
@@ -75,6 +73,20 @@ def test_settings_of_megatron_that_would_train_wrongly(
         supported.check(in_megatrons_wrapper(config, ddp), optimizer, tensor, 1)
 
 
+def test_gradients_that_are_added_up_in_bfloat16_or_averaged() -> None:
+    model = in_megatrons_wrapper({"bf16": True, "sequence_parallel": True, "qk_layernorm": True}, {})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.weight.main_grad = torch.zeros(2)
+    supported.check(model, optimizer, 2, 1)
+    model.weight.main_grad = torch.zeros(2, dtype=torch.bfloat16)
+    with pytest.raises(UnsupportedModel, match=r"grad_reduce_in_fp32: must be True, where weight is torch\.float32"):
+        supported.check(model, optimizer, 2, 1)
+    del model.weight.main_grad
+    model.weight.average_gradients_across_tp_domain = True
+    with pytest.raises(UnsupportedModel, match="averages the gradients of weight"):
+        supported.check(model, optimizer, 2, 1)
+
+
 def test_overlapped_reduction_is_for_whole_models_with_the_distributed_optimizer() -> None:
     from unicron.gradients.overlap import OverlappedReduction
     from unicron.gradients.precision import Precision
@@ -88,8 +100,6 @@ def test_overlapped_reduction_is_for_whole_models_with_the_distributed_optimizer
             supported.check(model, optimizer, *sizes)
     with pytest.raises(UnsupportedModel, match="overlap_grad_reduce: must be False with exact or deterministic_sums"):
         OverlappedReduction.of(model, precision=Precision.FLOAT64, model_parallel=False)
-    with pytest.raises(UnsupportedModel, match="set grad_reduce_in_fp32"):
-        supported.check(model.bfloat16(), optimizer, 1, 1)
 
 
 def test_a_batch_size_that_grows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from unicron.link.waiting import Wait
+from unicron.megatron.model import parameters
 from unicron.megatron.parallel import data_group
 
 EPSILON = 1e-6
@@ -26,7 +27,7 @@ def clip(model: Any, limit: float, wait: Wait, own: list[torch.Tensor] | None = 
     All ranks of a model-parallel group call it.
 
     Args:
-        model: Megatron's DistributedDataParallel.
+        model: Megatron's DistributedDataParallel, or a list of such model chunks.
         limit: of the norm.
         wait: waits for a collective.
         own: the gradients that this rank alone has reduced, where the data-parallel ranks divide them; None: every
@@ -56,7 +57,7 @@ def norm(model: Any, wait: Wait) -> float:
     """Return the L2 norm of a Megatron model's gradients, over all shards of the model.
 
     Args:
-        model: Megatron's DistributedDataParallel.
+        model: Megatron's DistributedDataParallel, or a list of such model chunks.
         wait: waits for a collective.
 
     Raises:
@@ -85,4 +86,4 @@ def norm(model: Any, wait: Wait) -> float:
 
 
 def _trained(model: Any) -> list[Any]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [parameter for parameter in parameters(model) if parameter.requires_grad]

@@ -48,7 +48,8 @@ class StateTensors:
         """Look at a model and its optimizer.
 
         Args:
-            model: the rank's shard of the model: Megatron's DistributedDataParallel, or a plain module.
+            model: the rank's shard of the model: Megatron's DistributedDataParallel, a list of such model chunks, or a
+                plain module.
             optimizer: its optimizer.
         """
         self._model, self._optimizer = model, optimizer

@@ -8,12 +8,13 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query
 
 from services.api import present
-from services.api.costs import NO_COST, Ledger, ledger
+from services.api.costs import NO_COST
 from services.api.gateway import Api, Gateway
+from services.api.ledger import History, Ledger, ledger
 from services.api.models import Incident, Page
 from services.api.routers.parameters import PROBLEMS, Cursor, Limit, TaskFilter, page
 from services.api.store import ViewReader
-from services.api.tables import INCIDENTS, PLANS
+from services.api.tables import INCIDENTS, PLANS, SPANS
 from shared.model import utc_now
 
 router = APIRouter(prefix="/v1/incidents", tags=["incidents"], responses=PROBLEMS)
@@ -21,7 +22,8 @@ router = APIRouter(prefix="/v1/incidents", tags=["incidents"], responses=PROBLEM
 
 def _ledger(api: Gateway, views: ViewReader, as_of: datetime) -> Ledger:
     """Return what all incidents cost together: one incident's cost depends on those before it."""
-    return ledger(views.page(PLANS), views.page(INCIDENTS), api.cluster(views), as_of)
+    history = History(views.page(PLANS), views.page(INCIDENTS), views.page(SPANS))
+    return ledger(history, api.cluster(views).price_per_worker_hour, as_of)
 
 
 @router.get("")

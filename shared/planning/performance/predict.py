@@ -46,7 +46,7 @@ def model_shape(*, layers: int, hidden: int, heads: int, sequence_length: int, v
         "vocabulary": vocabulary,
     }
     _check_counts(sizes)
-    return ModelShape(**sizes)
+    return ModelShape.model_validate(sizes)
 
 
 def throughput(

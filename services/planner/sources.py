@@ -1,0 +1,168 @@
+"""Where replay gets a log from: a database, read in passes of bounded memory, or records that are in memory already."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from typing import NamedTuple, Protocol
+
+from pydantic_core import from_json
+
+from services.planner.decide import SERVICE
+from shared.errors import Corrupt
+from shared.events import PlanDecided, Recorded, TaskStopped, derived_id
+from shared.log.anchors import Defect
+from shared.log.chain import FIRST_HASH
+from shared.log.log import EventLog
+from shared.log.scan import Row, Scan
+
+
+class Answer(NamedTuple):
+    """An event of a type with which the planner answers. ``decider``: of a plan; None for others."""
+
+    position: int
+    event_id: str
+    decider: int | None
+
+
+class Source(Protocol):
+    """A log that can be read as often as wanted."""
+
+    def answers(self) -> Iterator[Answer]:
+        """Yield the events of the types with which the planner answers, in order."""
+        ...
+
+    def rows(self, scan: Scan) -> Iterator[Row]:
+        """Yield every row, checked by ``scan``."""
+        ...
+
+    def defects(self) -> list[Defect]:
+        """Return what is wrong with the table and not with one of its rows."""
+        ...
+
+
+class RecordsSource:
+    """Records in memory. They have no table and no chain to check: that was done, or there is none."""
+
+    def __init__(self, records: list[Recorded], *, chain_ok: bool) -> None:
+        self._records = records
+        self._chain_ok = chain_ok
+
+    def answers(self) -> Iterator[Answer]:
+        """Yield the events of the types with which the planner answers, in order."""
+        for record in self._records:
+            event = record.event
+            if isinstance(event, PlanDecided | TaskStopped):
+                decider = event.decider if isinstance(event, PlanDecided) else None
+                yield Answer(record.position, event.event_id, decider)
+
+    def rows(self, scan: Scan) -> Iterator[Row]:
+        """Yield every record as a row without a defect."""
+        if not self._chain_ok:
+            scan.check.broken()
+        for record in self._records:
+            scan.check.intact({"position": record.position, "hash": record.hash or FIRST_HASH})
+            yield Row(record.position, record.hash, record.recorded_at.isoformat(), record, "", None)
+
+    def defects(self) -> list[Defect]:
+        """Return the event ids that several records have."""
+        seen: dict[str, int] = {}
+        found = []
+        for record in self._records:
+            first = seen.setdefault(record.event.event_id, record.position)
+            if first != record.position:
+                found.append(doubled(record.event.event_id, first, record.position))
+        return found
+
+
+class LogSource:
+    """A log in a database. ``opened``: returns the log, opened anew for each pass, which closes it."""
+
+    def __init__(self, opened: Callable[[], EventLog]) -> None:
+        self._opened = opened
+
+    def answers(self) -> Iterator[Answer]:
+        """Yield the events of the types with which the planner answers, in order."""
+        with closing(self._opened()) as log:
+            for position, event_id, data in log.raw("plan.decided", "task.stopped"):
+                try:
+                    event = from_json(data)
+                except (TypeError, ValueError):
+                    continue  # the pass over the rows names it
+                if isinstance(event, dict):
+                    plan = event.get("type") == "plan.decided"
+                    decider = event.get("decider", 1) if plan else None
+                    known = isinstance(decider, int) and decider >= 1
+                    yield Answer(position, event_id, decider if known else None)
+
+    def rows(self, scan: Scan) -> Iterator[Row]:
+        """Yield every row."""
+        with closing(self._opened()) as log:
+            yield from log.scan(scan)
+
+    def defects(self) -> list[Defect]:
+        """Return the guards that the table lacks, and the event ids that several rows have."""
+        with closing(self._opened()) as log:
+            try:
+                found = [Defect(0, f"the table lacks {guard}") for guard in log.lacking_guards()]
+                return found + [doubled(*places) for places in log.doubled_ids()]
+            except Corrupt as err:
+                return [Defect(0, err.detail)]
+
+
+def doubled(event_id: str, first: int, last: int) -> Defect:
+    """Return the defect that an event id was recorded twice."""
+    return Defect(last, f"position {last}: event id {event_id} is that of position {first} too")
+
+
+class AnsweredRows:
+    """The rows of a log in order, with a look ahead to the answer of each cause, which the log has a little later.
+
+    Args:
+        rows: of the log, in order.
+        answers: of the log.
+    """
+
+    def __init__(self, rows: Iterable[Row], answers: Iterable[Answer]) -> None:
+        self._rows = iter(rows)
+        self._positions: dict[str, int] = {answer.event_id: answer.position for answer in answers}
+        self._ahead: deque[Row] = deque()
+        self._read = 0
+        self._unclaimed: dict[str, Recorded] = {}
+        """Answers that were read and that no cause has called for yet."""
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield the rows."""
+        while self._ahead or self._more():
+            yield self._ahead.popleft()
+
+    def answers_to(self, cause: Recorded) -> list[Recorded]:
+        """Return the planner's recorded answer to a cause, in the order of its events; empty if there is none."""
+        found: list[Recorded] = []
+        while (record := self._find(derived_id(cause.event.event_id, SERVICE, len(found)))) is not None:
+            found.append(record)
+        return found
+
+    def unclaimed(self) -> list[Recorded]:
+        """Return the plans that no cause has called for."""
+        return [record for record in self._unclaimed.values() if isinstance(record.event, PlanDecided)]
+
+    def _find(self, event_id: str) -> Recorded | None:
+        position = self._positions.get(event_id)
+        if position is None:
+            return None
+        while event_id not in self._unclaimed and self._read < position and self._more():
+            pass
+        return self._unclaimed.pop(event_id, None)
+
+    def _more(self) -> bool:
+        """Read one more row; return False at the end."""
+        row = next(self._rows, None)
+        if row is None:
+            return False
+        self._ahead.append(row)
+        self._read = row.position
+        if row.record is not None and isinstance(row.record.event, PlanDecided | TaskStopped):
+            self._unclaimed[row.record.event.event_id] = row.record
+        return True

@@ -1,0 +1,295 @@
+"""The verification of a log: one pass in which every row, every event and every plan is judged.
+
+``replay`` has the public side and says how plans are judged.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+
+from pydantic import Field
+
+from services.planner.contradictions import Contradictions
+from services.planner.invariants import answer_problems, execution_problems
+from services.planner.log_fold import Fold
+from services.planner.sources import AnsweredRows, Source
+from shared.errors import Corrupt
+from shared.events import Event, PlanDecided, Recorded, StateMoved
+from shared.log.anchors import Anchor, AnchorCheck, Defect
+from shared.log.chain import FIRST_HASH
+from shared.log.scan import Row, Scan
+from shared.model import Model
+from shared.planning.solver import solve_with_alternatives
+
+MOST_PROBLEMS = 100
+"""Problems that a report names. One changed row makes a few; a log that is wrong all through would fill the memory."""
+
+
+class Mismatch(Model):
+    """A place where the log contradicts the planner.
+
+    ``position``: of the plan, or of the cause where the log has no plan. ``plan``: the plan's name, empty if there is
+    none. ``problem``: the contradiction, in words.
+    """
+
+    position: int
+    plan: str
+    problem: str
+
+
+class LogProblem(Model):
+    """Something wrong with the log itself. ``position``: where; 0: nowhere in particular. ``what``: in words."""
+
+    position: int
+    what: str
+
+
+class SkippedPart(Model):
+    """An event of which a newer version wrote something that this one does not know: ``what`` was skipped, in words."""
+
+    position: int
+    type: str | None
+    schema_version: int | None
+    what: str
+
+
+class Report(Model):
+    """Result of a verification.
+
+    Attributes:
+        events: number of rows.
+        plans: number of plans.
+        verified: plans of this program's decider that were decided again with the same bytes.
+        older: plans of an older decider that passed the checks for those.
+        mismatches: plans, or missing plans, that contradict the planner.
+        chain_ok: whether the hash chain is intact; true where records without a log were verified.
+        head: hash of the last row before the first defect of the chain.
+        problem: the first of ``problems``; None if there are none.
+        problems: what is wrong with the log itself: its chain, its table, events other than plans; by position.
+        skipped: what a newer version of the program wrote. What follows may be judged wrongly for want of it.
+    """
+
+    events: int
+    plans: int
+    verified: int
+    older: int = 0
+    mismatches: list[Mismatch] = Field(default_factory=list)
+    chain_ok: bool = True
+    head: str = FIRST_HASH
+    problem: LogProblem | None = None
+    problems: list[LogProblem] = Field(default_factory=list)
+    skipped: list[SkippedPart] = Field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong with what this program knows of the log."""
+        return self.chain_ok and not self.mismatches and not self.problems
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong and nothing was skipped, and every plan is verified or is older and passed."""
+        return self.sound and not self.skipped and self.verified + self.older == self.plans
+
+
+class Verification:
+    """One pass over a log.
+
+    Args:
+        source: the log.
+        decider: the decider whose plans are compared byte for byte.
+        anchors: hashes that the log must have.
+        defects: what is known to be wrong already.
+    """
+
+    def __init__(
+        self, source: Source, decider: int, anchors: Iterable[Anchor] = (), defects: Iterable[Defect] = ()
+    ) -> None:
+        self._source = source
+        self._decider = decider
+        answers = list(source.answers())
+        plans = [(answer.position, answer.decider) for answer in answers if answer.decider is not None]
+        self._positions = [position for position, _ in plans]
+        self._deciders = [decider for _, decider in plans]
+        self._scan = Scan()
+        self._rows = AnsweredRows(source.rows(self._scan), answers)
+        self._anchors = AnchorCheck(anchors)
+        self._contradictions = Contradictions()
+        self._fold = Fold()
+        self._folding = True
+        self._folded = 0
+        """Position of the last record that could be folded."""
+        self._newest = 0
+        self._events = 0
+        self._plans = 0
+        self._last = 0
+        self._problems = list(defects)
+        self._skipped: list[SkippedPart] = []
+        self._mismatches: list[Mismatch] = []
+        self._judged: dict[int, int] = {}
+        """The deciders of plans that a cause calls for, by position."""
+        self._older: dict[str, Recorded] = {}
+        """Plans of older deciders, by the plan's name."""
+        self._unanswered: list[Mismatch] = []
+        """Causes without an answer since the last answered one."""
+
+    def report(self) -> Report:
+        """Return the report."""
+        try:
+            for row in self._rows:
+                self._take(row)
+        except Corrupt as err:
+            self._scan.check.broken()
+            self._problems.append(Defect(self._last + 1, f"position {self._last + 1}: {err.detail}"))
+        for plan in self._rows.unclaimed():
+            if plan.position <= self._folded:
+                self._mismatch(plan, plan.event, "nothing in the log calls for it")
+        self._problems += self._anchors.defects(self._last)
+        self._problems += self._source.defects()
+        wrong = {mismatch.position for mismatch in self._mismatches}
+        deciders = [decider for position, decider in self._judged.items() if position not in wrong]
+        problems = [LogProblem(position=at, what=what) for at, what in sorted(self._problems)]
+        return Report(
+            events=self._events,
+            plans=self._plans,
+            verified=sum(decider == self._decider for decider in deciders),
+            older=sum(decider < self._decider for decider in deciders),
+            mismatches=self._mismatches,
+            chain_ok=self._scan.check.ok,
+            head=self._scan.check.head,
+            problem=problems[0] if problems else None,
+            problems=problems[:MOST_PROBLEMS],
+            skipped=self._skipped,
+        )
+
+    def _take(self, row: Row) -> None:
+        """Judge one row, and the event in it."""
+        self._events += 1
+        self._last = row.position
+        self._anchors.next(row.position, row.hash)
+        if row.problem:
+            self._note(row.position, row.problem)
+        if row.skipped is not None:
+            part = row.skipped
+            self._skipped.append(
+                SkippedPart(position=part.position, type=part.type, schema_version=part.schema_version, what=part.what)
+            )
+        record = row.record
+        if record is None:
+            return
+        if isinstance(record.event, PlanDecided):
+            self._plans += 1
+            self._check_decider(record, record.event)
+            if row.skipped is not None:
+                self._mismatch(record, record.event, "parts of it are not known here: verify with a newer version")
+        if not self._folding:
+            return
+        try:
+            for problem in self._contradictions.of(self._fold.state, record.event):
+                self._note(record.position, f"position {record.position}: {problem}")
+            self._judge(record)
+            self._folded = record.position
+        except Exception as err:
+            # A forged log may have what no state of the planner allows; its fold fails anywhere.
+            problem = f"cannot be folded, and no later record be checked: {type(err).__name__} {err}"
+            self._mismatch(record, record.event, problem)
+            self._folding = False
+
+    def _note(self, position: int, what: str) -> None:
+        if len(self._problems) <= MOST_PROBLEMS:
+            self._problems.append(Defect(position, what))
+
+    def _check_decider(self, record: Recorded, plan: PlanDecided) -> None:
+        if plan.decider < self._newest:
+            self._mismatch(record, plan, f"decider {plan.decider} after a plan of decider {self._newest}")
+        if plan.decider > self._decider:
+            problem = (
+                f"decider {plan.decider} is newer than this program's, {self._decider}: verify with a newer version"
+            )
+            self._mismatch(record, plan, problem)
+        self._newest = max(self._newest, plan.decider)
+
+    def _decider_at(self, position: int) -> int:
+        """Return the decider at work at a position: that of the next plan, or this program's after the last plan."""
+        at = bisect_right(self._positions, position)
+        return self._deciders[at] if at < len(self._deciders) else self._decider
+
+    def _judge(self, cause: Recorded) -> None:
+        """Fold one record with its recorded answer, and judge that answer."""
+        self._check_execution(cause)
+        if not self._fold.take(cause):
+            return
+        recorded = self._rows.answers_to(cause)
+        if not recorded and self._decider_at(cause.position) != self._decider:
+            return  # another decider may leave unanswered what this one answers
+        if recorded and recorded[0].position < cause.position:
+            self._mismatch(recorded[0], recorded[0].event, f"recorded before its cause, position {cause.position}")
+        deciders = {r.position: r.event.decider for r in recorded if isinstance(r.event, PlanDecided)}
+        self._judged.update(deciders)
+        decider = max(deciders.values(), default=self._decider)
+        if decider == self._decider:
+            self._judge_again(cause, recorded)
+        elif decider < self._decider:
+            self._judge_older(cause, recorded)
+        else:
+            self._fold.answer(cause, [r.event for r in recorded])
+
+    def _judge_again(self, cause: Recorded, recorded: Sequence[Recorded]) -> None:
+        """Decide again and compare; what was recorded is folded, so that each plan is judged on its own."""
+        decided = self._fold.decide(cause)
+        if decided and not recorded:
+            self._unanswered.append(Mismatch(position=cause.position, plan="", problem="has no plan in the log"))
+            self._fold.answer(cause, decided)
+            return
+        if recorded:
+            # The planner answers in order: it passed over an earlier cause without an answer.
+            self._mismatches += self._unanswered
+            self._unanswered = []
+        self._mismatches += _differences(cause, recorded, decided)
+        self._fold.answer(cause, [r.event for r in recorded])
+
+    def _judge_older(self, cause: Recorded, recorded: Sequence[Recorded]) -> None:
+        """Check what is true of every plan."""
+        before = self._fold.state
+        answer = [r.event for r in recorded]
+        self._fold.answer(cause, answer)
+        for problem in answer_problems(before, cause, answer, self._fold.state, solve_with_alternatives):
+            self._mismatch(recorded[0], answer[0], problem)
+        self._older[_name(answer[0])] = recorded[0]
+
+    def _check_execution(self, record: Recorded) -> None:
+        """Check a report of a plan's execution against the plan, where the plan is of an older decider."""
+        event = record.event
+        plan = self._older.get(event.plan) if isinstance(event, StateMoved) else None
+        if isinstance(event, StateMoved) and plan is not None and isinstance(plan.event, PlanDecided):
+            for problem in execution_problems(plan.event, event):
+                self._mismatch(plan, plan.event, f"position {record.position} contradicts it: {problem}")
+
+    def _mismatch(self, record: Recorded, event: Event, problem: str) -> None:
+        self._mismatches.append(Mismatch(position=record.position, plan=_name(event), problem=problem))
+
+
+def _differences(cause: Recorded, recorded: Sequence[Recorded], decided: Sequence[Event]) -> list[Mismatch]:
+    """Return the differences between the recorded answer to a cause and the answer decided now."""
+    found = []
+    for there, here in zip_longest(recorded, decided):
+        if there is None:
+            found.append(Mismatch(position=cause.position, plan=_name(here), problem="decided again, not in the log"))
+        elif here is None:
+            found.append(Mismatch(position=there.position, plan=_name(there.event), problem="not decided again"))
+        elif there.event.canonical() != here.canonical():
+            problem = _difference(there.event.canonical(), here.canonical())
+            found.append(Mismatch(position=there.position, plan=_name(there.event), problem=problem))
+    return found
+
+
+def _name(event: Event | None) -> str:
+    return event.plan if isinstance(event, PlanDecided) else ""
+
+
+def _difference(there: str, here: str) -> str:
+    """Return the first place at which two canonical texts differ, with the text around it."""
+    at = next((i for i, (a, b) in enumerate(zip(there, here, strict=False)) if a != b), min(len(there), len(here)))
+    start = max(0, at - 40)
+    return f"byte {at}: recorded ...{there[start : at + 40]!r}, decided again ...{here[start : at + 40]!r}"

@@ -1,0 +1,33 @@
+"""Why a child of the stack did not start: in one sentence, where the child says it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cli.child import Child
+from shared.errors import Unavailable
+from shared.nats_server import NatsServer
+from tests.versions.test_log import joined, newer_log
+
+ROOT = Path(__file__).parents[2]
+
+
+async def test_a_log_of_a_newer_version_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    newer_log(tmp_path, joined(2, type="task.dreamt"))
+    (tmp_path / "services").mkdir()
+    async with NatsServer(tmp_path / "nats") as nats:
+        environment = os.environ | {
+            "PYTHONPATH": str(ROOT),
+            "UNICRON_RUN_DIR": str(tmp_path),
+            "UNICRON_NATS_URL": nats.url,
+            "UNICRON_NATS_TOKEN": nats.token,
+        }
+        with pytest.raises(Unavailable) as refused:
+            await Child("planner", "services.planner.main", environment, tmp_path).start()
+    assert refused.value.detail == (
+        "planner did not start: newer-version: position 2: event 'task.dreamt', schema version 1: its type is not "
+        "known here; a newer version of Unicron has written this log, and is needed to read it"
+    )
