@@ -150,7 +150,7 @@ class Training:
             if self.rank_state.applied == self.total_steps:
                 return False
             if self.request == DRAIN:
-                return True
+                return self._attempt(self._gather_parameters)
             if not self._at_boundary():
                 return False
         return False
@@ -190,6 +190,13 @@ class Training:
         self.snapshots.take(self.rank_state, self.user.record)
         return True
 
+    def _gather_parameters(self) -> None:
+        """Wait until the parameters that other ranks have updated have arrived on this one."""
+        if self.rank_state.gather is not None:
+            self.rank_state.gather.complete()
+            self.link.synchronize()
+            self.rank_state.gather.settle()
+
     def heartbeat(self) -> None:
         """Report that this rank is at work on something else than a step; see ``Run.heartbeat``."""
         self.link.progress(self._applied(), "aside")
@@ -199,7 +206,7 @@ class Training:
     def _leave_generation(self) -> None:
         """Give up what still needs the peers of the generation that this process was in, if any."""
         if self._joiner.rank_state is not None:
-            self.link.abandoned.extend(self._joiner.rank_state.leave_generation())
+            self.link.break_off(self._joiner.rank_state.leave_generation())
 
     def _begin_life(self, configure: Configure) -> None:
         """Tell the script of its generation, and keep the injected faults that are this process's."""
@@ -345,6 +352,7 @@ class Training:
         """Write the result and report that the task is finished."""
         configure, state = self.configure, self.rank_state
         self.link.progress(state.applied, "checkpoint")
+        self._gather_parameters()
         self._complete_checkpoint()
         finished = write_result(configure, state, self._loss)
         dist.barrier()
