@@ -46,8 +46,13 @@ def histories(draw: st.DrawFn) -> list[Report]:
     return reports
 
 
-def carried_out(reports: list[Report], agreed: Deal, micro_batches: int) -> dict[tuple[int, int], list[list[int]]]:
-    """Return the micro-batches in each bucket's final sum, for each model shard; one counted twice is listed twice."""
+def carried_out(
+    reports: list[Report], agreed: Deal, micro_batches: int, *, in_place: bool
+) -> dict[tuple[int, int], list[list[int]]]:
+    """Return the micro-batches in each bucket's final sum, for each model shard; one counted twice is listed twice.
+
+    In place a pass adds to each bucket of each shard, and totals were set aside before.
+    """
     sums = {}
     for coordinate, part in agreed.kept.items():
         buckets = []
@@ -59,30 +64,53 @@ def carried_out(reports: list[Report], agreed: Deal, micro_batches: int) -> dict
             for rank, report in enumerate(reports):
                 if report.coordinate == coordinate:
                     total += part.kept_by_rank[rank]
-                    total += [k for k in agreed.assigned[report.replica] if k not in part.counted]
+                    total += [k for k in agreed.assigned[report.replica] if in_place or k not in part.counted]
             buckets.append(sorted(total))
         sums[coordinate] = buckets
     return sums
 
 
 @examples
-@given(histories())
-def test_every_bucket_has_every_micro_batch_exactly_once(reports: list[Report]) -> None:
+@given(histories(), st.booleans())
+def test_every_bucket_has_every_micro_batch_exactly_once(reports: list[Report], in_place: bool) -> None:
     count = len(reports[0].micro_batches)
-    agreed = deal(reports, STEP, count)
-    for buckets in carried_out(reports, agreed, count).values():
+    agreed = deal(reports, STEP, count, in_place=in_place)
+    for buckets in carried_out(reports, agreed, count, in_place=in_place).values():
         assert buckets == [list(range(count))] * BUCKETS
 
 
 @examples
-@given(histories())
-def test_nothing_is_computed_that_no_shard_needs(reports: list[Report]) -> None:
+@given(histories(), st.booleans())
+def test_nothing_is_computed_that_no_shard_needs(reports: list[Report], in_place: bool) -> None:
     count = len(reports[0].micro_batches)
-    agreed = deal(reports, STEP, count)
+    agreed = deal(reports, STEP, count, in_place=in_place)
     work = [k for ks in agreed.assigned for k in ks]
     assert len(work) == len(set(work))
     for k in work:
         assert any(not part.is_complete and k not in part.counted for part in agreed.kept.values())
+
+
+@examples
+@given(histories())
+def test_a_replica_keeps_in_place_what_all_its_shards_have(reports: list[Report]) -> None:
+    """And keeps it if no other replica has any of it, in the usual case: all have been in the newest generation."""
+    reports = [dataclasses.replace(report, partial=STEP, generation=1) for report in reports]
+    agreed = deal(reports, STEP, len(reports[0].micro_batches), in_place=True)
+    done: dict[int, set[frozenset[int]]] = {}
+    for report in reports:
+        if not agreed.kept[report.coordinate].is_complete:
+            mine = frozenset(k for k, state in enumerate(report.micro_batches) if state == DONE)
+            done.setdefault(report.replica, set()).add(mine)
+    for rank, report in enumerate(reports):
+        part = agreed.kept[report.coordinate]
+        if part.is_complete:
+            continue
+        sets = done[report.replica]
+        others = {k for replica, ones in done.items() if replica != report.replica for one in ones for k in one}
+        if len(sets) > 1:
+            assert not part.kept_by_rank[rank]
+        elif not min(sets) & others:
+            assert part.kept_by_rank[rank] == min(sets)
 
 
 @examples
@@ -125,11 +153,11 @@ def test_a_reduced_bucket_of_a_single_rank_is_kept() -> None:
             reduced=reduced, buckets=BUCKETS, micro_batches=tuple(states),
         )  # fmt: skip
 
-    agreed = deal([survivor(0, 1), survivor(1, 2)], STEP, 6)
+    agreed = deal([survivor(0, 1), survivor(1, 2)], STEP, 6, in_place=False)
     part = agreed.kept[0, 0]
     assert (part.reduced, part.is_complete, part.source, part.reduced_by_rank) == (2, False, 1, {0: 1, 1: 2})
     assert (agreed.assigned, agreed.accountant) == ([(2,), (5,)], 0)
-    done = deal([survivor(0, 0), survivor(1, BUCKETS)], STEP, 6)
+    done = deal([survivor(0, 0), survivor(1, BUCKETS)], STEP, 6, in_place=False)
     assert (done.kept[0, 0].is_complete, done.assigned, done.accountant) == (True, [(), ()], 1)
 
 
@@ -142,9 +170,9 @@ def test_twelve_over_five_after_one_of_six_is_lost() -> None:
         members.append(
             Report(coordinate=(0, 0), replica=replica, partial=STEP, generation=1, micro_batches=tuple(states))
         )
-    assert deal(members, STEP, 12).assigned == [(3,), (9,), (), (), ()]
+    assert deal(members, STEP, 12, in_place=False).assigned == [(3,), (9,), (), (), ()]
     started = [dataclasses.replace(m, micro_batches=tuple(min(s, ASSIGNED) for s in m.micro_batches)) for m in members]
-    assert deal(started, STEP, 12).assigned == [(0, 3, 6), (1, 7, 9), (2, 8), (4, 10), (5, 11)]
+    assert deal(started, STEP, 12, in_place=False).assigned == [(0, 3, 6), (1, 7, 9), (2, 8), (4, 10), (5, 11)]
 
 
 def test_members_with_the_same_complete_state_have_a_common_version() -> None:

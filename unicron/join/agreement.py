@@ -7,7 +7,7 @@ round of communication.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unicron.accounting import DONE, FREE, KeptGradients
 
@@ -76,6 +76,48 @@ def kept_gradients(reports: Sequence[Report], step: int, coordinate: tuple[int, 
     )
 
 
+def equal_over_replicas(
+    reports: Sequence[Report], step: int, kept: Mapping[tuple[int, int], KeptGradients]
+) -> dict[tuple[int, int], KeptGradients]:
+    """Return what the ranks keep of ``step`` where the gradient buffers are the sums.
+
+    A pass then adds to the sums of every shard of its replica, also of one that has counted the micro-batch already. So
+    a replica keeps its micro-batches if all its shards have the same ones, and otherwise none. Shards of which all
+    buckets are reduced need nothing, and are left as they are.
+
+    Args:
+        reports: of all members.
+        step: the interrupted one.
+        kept: what ``kept_gradients`` returns for each shard.
+    """
+    incomplete = {coordinate for coordinate, part in kept.items() if not part.is_complete}
+    shards: dict[int, list[int]] = {}
+    for rank, report in enumerate(reports):
+        if report.coordinate in incomplete:
+            shards.setdefault(report.replica, []).append(rank)
+
+    def done(rank: int) -> frozenset[int] | None:
+        report = reports[rank]
+        counts = report.generation == kept[report.coordinate].generation or report.reduced == 0
+        if report.partial != step or not counts:
+            return None
+        return frozenset(k for k, state in enumerate(report.micro_batches) if state == DONE)
+
+    of_replica: dict[int, frozenset[int]] = dict.fromkeys(shards, frozenset())
+    counted: set[int] = set()
+    for replica in sorted(shards, key=lambda replica: (-min(reports[r].generation for r in shards[replica]), replica)):
+        first, *others = (done(rank) for rank in shards[replica])
+        if first is not None and all(other == first for other in others) and not first & counted:
+            of_replica[replica] = first
+            counted |= first
+    return {
+        coordinate: part
+        if coordinate not in incomplete
+        else replace(part, kept_by_rank={rank: of_replica[reports[rank].replica] for rank in part.kept_by_rank})
+        for coordinate, part in kept.items()
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deal:
     """How the members complete an interrupted step."""
@@ -84,7 +126,7 @@ class Deal:
     """For each model shard (tensor- and pipeline-parallel rank)."""
     assigned: Sequence[tuple[int, ...]]
     """For each replica, the micro-batches that it computes. A rank adds the gradients of those that its shard has not
-    counted."""
+    counted: of all, where the gradient buffers are the sums, unless all buckets of the shard are reduced."""
     accountant: int
     """The lowest rank that knows the account of the whole step; -1: none does."""
 
@@ -93,14 +135,22 @@ class Deal:
         return sorted({*self.assigned[report.replica], *self.kept[report.coordinate].kept_by_rank[rank]})
 
 
-def deal(reports: Sequence[Report], step: int, micro_batches: int) -> Deal:
+def deal(reports: Sequence[Report], step: int, micro_batches: int, *, in_place: bool) -> Deal:
     """Return what the members keep of ``step`` and which replica computes what is missing.
+
+    Args:
+        reports: of all members.
+        step: the interrupted one.
+        micro_batches: in the step.
+        in_place: whether the gradient buffers are the sums, so that a pass adds to all shards of its replica.
 
     A micro-batch is missing if some shard that has unreduced buckets has not counted it. A replica goes on with the
     missing micro-batches that it had been assigned. The others are dealt in order, each to the replica with the least
     left to compute (the lowest of equals): round-robin where all have equally much left.
     """
     kept = {c: kept_gradients(reports, step, c) for c in sorted({report.coordinate for report in reports})}
+    if in_place:
+        kept = equal_over_replicas(reports, step, kept)
     missing = set().union(*(set(range(micro_batches)) - k.counted for k in kept.values() if not k.is_complete))
     owner: dict[int, int] = {}
     for report in sorted(reports, key=lambda report: report.replica):

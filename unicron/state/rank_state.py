@@ -61,7 +61,7 @@ class RankState:
             optimizer: its optimizer.
             micro_batches: in one step, over all replicas.
             precision: of the sums of gradients.
-            model_parallel: whether the model is split over ranks, so that a peer's loss can break a backward pass.
+            model_parallel: whether the model is split over ranks, so that updates have collectives of their own.
         """
         self.model = model
         self.optimizer = optimizer
@@ -78,7 +78,7 @@ class RankState:
         self._exact = precision is Precision.EXACT
         self._buffers = GradientBuffers(model, optimizer)
         self.loss_scale = LossScale(model, micro_batches)
-        self.accumulator = self._buffers.accumulator(micro_batches, precision=precision, model_parallel=model_parallel)
+        self.accumulator = self._buffers.accumulator(micro_batches, precision=precision)
         self.overlap = OverlappedReduction.of(model, precision=precision, model_parallel=model_parallel)
         """What reduces the gradients beside the backward passes; None: they are reduced afterwards."""
         cuda = any(parameter.is_cuda for parameter in parameters(model))
@@ -182,9 +182,20 @@ class RankState:
             case Update.APPLIED:
                 self._recover_applied()
             case Update.NOT_BEGUN if computing and self.partial is not None:
-                self._buffers.release()
-                if not has_sums and not self.accumulator.rewind():
-                    self.discard()
+                self._recover_sums(self.partial, has_sums=has_sums)
+
+    def _recover_sums(self, partial: PartialStep, *, has_sums: bool) -> None:
+        """Bring the sums into order after a failure of the training loop: in a pass, or behind the reduction."""
+        self._buffers.release()
+        if has_sums or self.accumulator.rewind():
+            return
+        if self.overlap is not None:
+            self.overlap.reset()
+        if partial.remaining() or partial.reduced < self.accumulator.buckets:
+            self.accumulator.clear_from(partial.reduced)
+            partial.losses, partial.samples, partial.computed = {}, {}, set()
+        elif not self.accumulator.is_intact():
+            self.discard()
 
     def leave_generation(self) -> list[Any]:
         """Give up what still needs the peers of this generation; return the collectives that may never end."""
