@@ -2,11 +2,11 @@
 
     .venv/bin/python -m benchmarks.hold [--rounds 8]
 
-Two replicas of two tensor-parallel ranks train a small GPT; a rank of one is killed inside the third of its eight
-backward passes. The survivors are held at once, by a hold that names the lost rank (``named``) and by one that does not
-(``unknown``: every collective is broken off), in turns in one run; sums are in the gradient buffers (``in-place``, the
-default), or in float64 beside them (``apart``, ``deterministic_sums``). The time is from the hold to the end of the
-interrupted step on the healthy replica. No services take part.
+Two replicas of two tensor-parallel ranks train a small GPT. A rank of one is killed while the other replica is in the
+fourth of its eight backward passes, in which a stopped rank keeps it until the hold is sent. That names the lost rank
+(``named``) or does not (``unknown``: every collective is broken off), in turns in one run; sums are in the gradient
+buffers (``in-place``, the default), or in float64 beside them (``apart``, ``deterministic_sums``). The time is from the
+hold to the end of the interrupted step on the healthy replica. No services take part.
 
 One JSON line for each run, then for each kind of sums the medians, and a bound on the ratio of the two times.
 """
@@ -31,7 +31,7 @@ from unicron.trainer import corpus
 
 WORKERS = ("w0", "w1", "w2", "w3")
 WHOLE, LOST = ("w0", "w1"), "w3"
-FAULT = "3:2:2.backward:kill"
+FAULTS = "3:2:2.backward:kill,0:2:3.backward:hang"
 
 SPEC = {
     "name": "held",
@@ -54,13 +54,15 @@ def write_spec(folder: Path, text: Path, *, apart: bool) -> Path:
 async def heal(spec: Path, *, named: bool) -> dict[str, float]:
     """Train until the fault, hold, and finish the step; return what was measured."""
     async with agent(spec.parent / "run") as a:
-        await asyncio.gather(*(a.fork(worker, spec, {"UNICRON_FAIL_AT": FAULT}) for worker in WORKERS))
+        await asyncio.gather(*(a.fork(worker, spec, {"UNICRON_FAIL_AT": FAULTS}) for worker in WORKERS))
         await a.configure(dict.fromkeys(WORKERS, "initial"), tensor=2)
         await a.until(lambda: LOST in a.exits)
+        await a.stopped("w0")
         began_s = time.monotonic()
         survivors = [worker for worker in WORKERS if worker != LOST]
         for worker in survivors:
             a.send(worker, Hold(generation=1, lost=[LOST] if named else []))
+        a.go_on(["w0"])
         await a.until(lambda: all(a.of(Held, worker) for worker in survivors))
         held_s = time.monotonic() - began_s
         resumed = await a.resumed(await a.configure(dict.fromkeys(WHOLE, "live"), stage="interrupted", tensor=2))
