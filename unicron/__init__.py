@@ -100,6 +100,7 @@ def attach(
     exact: bool | None = None,
     deterministic_sums: bool | None = None,
     state: Mapping[str, Any] | None = None,
+    interleave: int | None = None,
     directory: str = "unicron-run",
 ) -> Run:
     """Attach this process to its node agent, or let it train alone (also as one of torchrun's processes).
@@ -125,6 +126,9 @@ def attach(
             functions of model and optimizer that make one (a scheduler). ``run.state`` has the objects. Each changes
             once for every update, after ``run.optimizer.step()``; it is the same on every rank, except for tensors
             under the names and in the shapes of parameters (an average of the weights).
+        interleave: model chunks of each rank where there are several pipeline stages (an interleaved pipeline).
+            Megatron's ``parallel_state`` has the number as the virtual pipeline size when ``build`` is called, and
+            ``build`` returns as many modules in a list.
         directory: where checkpoints and results go without an agent.
 
     An argument that is None has the value of the task's specification or, without an agent, the default of
@@ -138,9 +142,9 @@ def attach(
         UnsupportedState: an object of ``state`` has not these methods, or a value that cannot be saved.
         InvalidSpec: ``steps`` or ``micro_batches`` are not those of the task's specification, which the planner reads.
     """
-    from unicron import device
+    from unicron import device, environment
     from unicron.gradients.precision import Precision
-    from unicron.link import agent_link
+    from unicron.link import agent_link, torchrun
     from unicron.link.standalone import standalone_generation
     from unicron.megatron import cpu
     from unicron.run import Run
@@ -152,7 +156,7 @@ def attach(
     if task is not None:
         task.check_script(steps=steps, micro_batches=micro_batches)
     else:
-        device.take_local()
+        device.take(int(torchrun.value(environment.LOCAL_RANK, "0")))
     cpu.enable()
     given = {
         "checkpoint_every": checkpoint_every,
@@ -161,6 +165,7 @@ def attach(
         "memory_every": memory_every,
         "exact": exact,
         "deterministic_sums": deterministic_sums,
+        "interleave": interleave,
     }
     chosen: dict[str, Any] = {name: getattr(task, name) for name in given} if task is not None else {}
     chosen |= {name: value for name, value in given.items() if value is not None}

@@ -69,10 +69,19 @@ FAIL_AT = "UNICRON_FAIL_AT"
 FAULT_SIGNALS = "UNICRON_FAULT_SIGNALS"
 """With the value 1, SIGUSR1 makes a process raise an ``InjectedFault`` at the next fault point of a step."""
 
-# Set by torchrun, read where there is no agent.
+# Set by torchrun, read where there is no agent. Where there is one, a rank sets them in each generation that it joins.
 
-RANK, LOCAL_RANK, WORLD_SIZE = "RANK", "LOCAL_RANK", "WORLD_SIZE"
+RANK, LOCAL_RANK, GROUP_RANK = "RANK", "LOCAL_RANK", "GROUP_RANK"
+WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_WORLD_SIZE = "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"
 MASTER_ADDR, MASTER_PORT = "MASTER_ADDR", "MASTER_PORT"
+
+TORCHRUN = (RANK, LOCAL_RANK, GROUP_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT)
+
+TORCHRUN_ID = "TORCHELASTIC_RUN_ID"
+"""Set by torchrun alone."""
+
+GENERATION = "UNICRON_GENERATION"
+"""The generation that a rank has joined, beside torchrun's variables."""
 
 DEFAULTS: dict[str, float] = {
     # Without a supervisor there is no next agent: the node is lost, and so is what its processes do from here on.

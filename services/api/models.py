@@ -230,7 +230,8 @@ class TaskCost(BaseModel):
 
     ``goodput_fraction``: training / ``worker_s``. ``flop``: model FLOP of the updates applied, whatever the window;
     ``weighted_flop``: times the task's weight, as ``lost_flop`` is. ``lost_worker_s``: of ``sub_healthy_worker_s``.
-    ``money``: price of ``worker_s``; ``failure_money``: price of the failure parts.
+    ``money``: price of ``worker_s``; ``failure_money``: price of the failure parts. ``ettr``: effective training time
+    ratio, the share of the time from submission to end in which some worker trained.
     """
 
     task: str
@@ -246,6 +247,7 @@ class TaskCost(BaseModel):
     weighted_flop: float
     lost_flop: float
     goodput_fraction: float | None
+    ettr: float | None
     money: float
     failure_money: float
 
@@ -303,11 +305,27 @@ class Share(BaseModel):
     money: float
 
 
+class ServiceLevel(BaseModel):
+    """What was achieved in a window. ``availability``: share of the allocated time that is not lost.
+
+    ``goodput_fraction``: share of it that is useful. ``achieved_flop``: weighted FLOP of the steps done.
+    ``healthy_flop``: integral of the healthy line, the WAF of the best plan on all allocated workers; ``waf_fraction``:
+    achieved / healthy.
+    """
+
+    availability: float | None
+    goodput_fraction: float | None
+    achieved_flop: float
+    healthy_flop: float
+    waf_fraction: float | None
+
+
 class Bucket(Share):
     """A day or a week of the window, in UTC. ``key``: its first day, as a date."""
 
     start: Time
     end: Time
+    service: ServiceLevel
 
 
 class Costs(BaseModel):
@@ -327,6 +345,7 @@ class Costs(BaseModel):
     categories: dict[str, float]
     allocated_worker_s: float
     allocated_money: float
+    service: ServiceLevel
     breakdowns: dict[str, list[Share]]
     buckets: list[Bucket]
     tasks: list[TaskCost]

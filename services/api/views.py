@@ -76,7 +76,8 @@ class TaskView(Model):
     without a checkpoint. ``step_s``: the newest measured step time in seconds; 0 until one was measured.
 
     ``rates``: the newest measured rates. ``modelled``: FLOP/s by the throughput model at the counts of workers that
-    plans gave the task. ``demand``, ``shortfalls``: keys of the spans that last (``SpanView``).
+    plans gave the task. ``demand``, ``progress``, ``shortfalls``: keys of the spans that last (``SpanView``).
+    ``counted_step``: up to which earlier spans count the progress.
     """
 
     name: str
@@ -106,6 +107,8 @@ class TaskView(Model):
     rates: list[RateSample] = Field(default_factory=list)
     modelled: dict[int, float] = Field(default_factory=dict)
     demand: str = ""
+    progress: str = ""
+    counted_step: int = 0
     shortfalls: list[str] = Field(default_factory=list)
     loss: float | None = None
     checkpoint: str = ""
@@ -292,6 +295,10 @@ class SpanKind(StrEnum):
     """A task could use more workers than it has."""
     SHORTFALL = "shortfall"
     """A task has fewer workers because of an incident."""
+    PROGRESS = "progress"
+    """A task goes from one step to another under one plan."""
+    HEALTHY = "healthy"
+    """The best plan on all allocated workers would achieve so much."""
 
 
 class SpanView(Model):
@@ -300,6 +307,9 @@ class SpanView(Model):
     ``workers``: all of the node; or those that the task has lost to the incident. ``hardware``: their kind; the kind
     that the task wants, empty for any. ``incident``: that took the node or the workers. ``before``: workers that the
     task had. ``weight``, ``flop_per_worker_s``: of the task, and its weighted FLOP/s of one worker.
+
+    ``first_step``, ``last_step``: of progress, ``last_step`` once it has ended; ``flop_per_step``: weighted. ``waf``:
+    weighted FLOP/s of the healthy line, by task.
     """
 
     id: str
@@ -315,15 +325,24 @@ class SpanView(Model):
     before: int = 0
     weight: float = 1.0
     flop_per_worker_s: float = 0.0
+    first_step: int = 0
+    last_step: int = 0
+    flop_per_step: float = 0.0
+    waf: dict[str, float] = Field(default_factory=dict)
 
 
 class ClusterView(Model):
-    """Parameters of the cluster from which costs are computed."""
+    """Parameters of the cluster from which costs are computed.
+
+    ``away``: names of the nodes that are allocated and away. ``healthy``: key of the healthy line's span that lasts.
+    """
 
     name: str = "cluster"
     position: int = 0
     price_per_worker_hour: float = 0.0
     currency: str = "USD"
+    away: list[str] = Field(default_factory=list)
+    healthy: str = ""
 
 
 @dataclass

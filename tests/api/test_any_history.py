@@ -166,6 +166,9 @@ def test_every_history_folds_and_its_costs_add_up(history: list[Event]) -> None:
     for kind, seconds in costs.categories.items():
         assert sum(half.categories[kind] for half in halves) == pytest.approx(seconds, abs=1e-6)
     assert all(half.sum_check.ok for half in halves)
+    for level in ("achieved_flop", "healthy_flop"):
+        whole = getattr(costs.service, level)
+        assert sum(getattr(half.service, level) for half in halves) == pytest.approx(whole, rel=1e-6)
     assert all(row.worker_s >= 0 for row in costs.tasks)
     held = costs.totals.worker_s
     assert held <= costs.allocated_worker_s + 1e-6 <= len(WORKERS) * 600  # three workers, ten minutes

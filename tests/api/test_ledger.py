@@ -9,7 +9,7 @@ import pytest
 
 from services.api.models import Costs
 from shared.events import NodeCordoned, NodeDrained, NodeDraining, NodeJoined, NodeLeft, NodeReturned, TaskFinished
-from shared.plans import Problem, Response, TaskChange, TaskProblem, Trigger
+from shared.plans import Problem, Response, Solution, TaskChange, TaskProblem, Term, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from tests.api.kit import PRICE, Story, cost_report, stage
 
@@ -246,6 +246,39 @@ def test_the_loss_rate_of_a_count_that_was_not_measured_is_the_models(story: Sto
     views = story.views()
     rate = views.plans["p1"].impacts["gpt"].waf_flop_per_s
     assert views.plans["p2"].impacts["gpt"].waf_flop_per_s == pytest.approx(rate * 60 / 100)
+
+
+def solution(**waf: float) -> Solution:
+    terms = [
+        Term(name=name, workers=1, waf_flop_per_s=rate, reward=0, penalty=0, objective=0) for name, rate in waf.items()
+    ]
+    return Solution(label="best", assignment=dict.fromkeys(waf, 1), objective=0, terms=terms)
+
+
+def test_what_is_achieved_is_measured_by_the_best_plan_on_all_allocated_workers(story: Story) -> None:
+    story.running()
+    story.at(25).plan("p0", solution=solution(gpt=100.0))
+    story.at(95).progress("gpt", 90, 1.0)
+    lose_n1(story, ALL[:2], solution=solution(gpt=60.0))  # the line stays: the node is allocated
+    story.at(200).progress("gpt", 103, 1.0, generation=3)
+    views = story.views()
+    report = cost_report(views, story.time(210))
+    step = views.tasks["gpt"].update_flop
+    assert report.service.healthy_flop == pytest.approx(100.0 * (210 - 25))
+    assert report.service.achieved_flop == pytest.approx(103 * step)
+    assert report.service.waf_fraction == pytest.approx(103 * step / (100.0 * (210 - 25)))
+    assert report.service.availability == pytest.approx(1 - 2 * (210 - 104) / 840)
+    assert report.service.goodput_fraction == report.categories["useful"] / 840
+    # From 10 to 102 it went from its first step to 90; from 110 to 210 from 93 to 103.
+    last = cost_report(views, story.time(210), start=story.time(160))
+    assert last.service.achieved_flop == pytest.approx(5 * step)
+    assert last.service.healthy_flop == 100.0 * 50
+    # It trained from 10 to 100, from 104 to 108 and from 110 on.
+    assert report.tasks[0].ettr == pytest.approx((90 + 4 + 100) / (210 - 1))
+    story.at(300).add(TaskFinished, task="gpt", generation=3, step=110, samples_sha256="s", parameters_path="/p")
+    ended = cost_report(story.views(), story.time(500), period="day")
+    assert ended.service.healthy_flop == 100.0 * (300 - 25)
+    assert ended.buckets[0].service == ended.service
 
 
 def test_flop_is_shown_weighted_as_lost_flop_is(story: Story) -> None:

@@ -57,7 +57,15 @@ class Samples:
         self.seen = state["seen"]
 
 
+def check_variables():
+    # torchrun's variables are those of the present generation.
+    if WORKER != "alone":
+        own = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        assert (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])) == own
+
+
 def build(tensor, pipeline):
+    check_variables()
     torch.manual_seed(WORKER == "w1")  # the average begins with rank 0's parameters
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     return model, torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -79,6 +87,7 @@ state = {
 run = unicron.attach(steps=8, micro_batches=12, build=build, state=state, exact=True)
 for step in run.steps():
     with step:
+        check_variables()
         {begin}
         for k in step.micro_batches():
             loss = run.model(torch.arange(4.0) + step.number + k / 12).square().sum()

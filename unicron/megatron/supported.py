@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from unicron import device
 from unicron.errors import UnsupportedModel
-from unicron.megatron.model import is_megatron
+from unicron.megatron.model import is_megatron, model_chunks
 from unicron.megatron.optimizer import torch_optimizers
 
 
-def check(model: Any, optimizer: Any, tensor: int, pipeline: int) -> None:
+def check(model: Any, optimizer: Any, tensor: int, pipeline: int, chunks: int = 1) -> None:
     """Check that a model and its optimizer train to the right result.
 
     Args:
@@ -25,12 +26,71 @@ def check(model: Any, optimizer: Any, tensor: int, pipeline: int) -> None:
         optimizer: as ``build`` returned it.
         tensor: tensor-parallel size.
         pipeline: pipeline-parallel size.
+        chunks: model chunks of each rank: Megatron's virtual pipeline size, or 1.
 
     Raises:
         UnsupportedModel: they would not; the message names the setting and its allowed values.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise UnsupportedModel(f"model: must be one module, not {type(model).__name__} (no interleaved pipeline)")
+    _check_chunks(model, chunks)
+    for chunk in model_chunks(model):
+        _check_module(chunk, tensor, pipeline)
+        if chunks > 1:
+            _check_interleaved(chunk.config, chunks)
+    if not torch_optimizers(optimizer):
+        raise UnsupportedModel(f"optimizer: {type(optimizer).__name__} contains no torch optimizer")
+
+
+def _check_chunks(model: Any, chunks: int) -> None:
+    """Refuse anything but the modules that the pipeline's schedule takes.
+
+    Raises:
+        UnsupportedModel: the model is something else.
+    """
+    found = model_chunks(model)
+    if not all(isinstance(chunk, torch.nn.Module) for chunk in found):
+        raise UnsupportedModel(f"model: must be a module or a list of modules, not {type(model).__name__}")
+    if len(found) != chunks:
+        raise UnsupportedModel(
+            f"model: build returned {len(found)} model chunks, and parallel.interleave asks for {chunks} with this "
+            "layout (with one pipeline stage there is always one); build as many as "
+            "megatron.core.parallel_state.get_virtual_pipeline_model_parallel_world_size() says, one for None"
+        )
+    if chunks > 1 and not is_megatron(model):
+        raise UnsupportedModel("model: each chunk must be wrapped in Megatron's DistributedDataParallel")
+
+
+def _check_interleaved(config: Any, chunks: int) -> None:
+    """Refuse a configuration with which Megatron's interleaved schedule would train wrongly.
+
+    Args:
+        config: a model chunk's TransformerConfig.
+        chunks: model chunks of each rank.
+
+    Raises:
+        UnsupportedModel: it would.
+    """
+    if config.virtual_pipeline_model_parallel_size != chunks:
+        raise UnsupportedModel(
+            f"TransformerConfig.virtual_pipeline_model_parallel_size: must be {chunks}, the number of model chunks, "
+            f"not {config.virtual_pipeline_model_parallel_size!r}"
+        )
+    if not device.is_cuda() and not config.overlap_p2p_comm:
+        raise UnsupportedModel(
+            "TransformerConfig.overlap_p2p_comm: must be True (and batch_p2p_comm False) for an interleaved pipeline "
+            "on gloo, which mixes up what two stages send each other in one batch"
+        )
+    if config.overlap_p2p_comm_warmup_flush:
+        raise UnsupportedModel(
+            "TransformerConfig.overlap_p2p_comm_warmup_flush: must be False, not True; it is not tested with recovery"
+        )
+
+
+def _check_module(model: torch.nn.Module, tensor: int, pipeline: int) -> None:
+    """Check one module of a model.
+
+    Raises:
+        UnsupportedModel: it would not train to the right result.
+    """
     _check_distribution(model)
     if is_megatron(model):
         found = next(filter(None, _refused(model, tensor, pipeline)), "")
@@ -49,8 +109,6 @@ def check(model: Any, optimizer: Any, tensor: int, pipeline: int) -> None:
                 f"model: {name or 'it'} is a batch norm that trains; its running statistics depend on which process "
                 "computes what, and how often"
             )
-    if not torch_optimizers(optimizer):
-        raise UnsupportedModel(f"optimizer: {type(optimizer).__name__} contains no torch optimizer")
 
 
 def _check_distribution(model: torch.nn.Module) -> None:

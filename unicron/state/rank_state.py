@@ -21,7 +21,7 @@ from unicron.gradients.buffers import GradientBuffers
 from unicron.gradients.overlap import OverlappedReduction
 from unicron.gradients.precision import Precision
 from unicron.link.waiting import Wait
-from unicron.megatron.model import parameters
+from unicron.megatron.model import model_chunks, parameters
 from unicron.megatron.optimizer import is_distributed, torch_optimizers
 from unicron.megatron.parallel import Place
 from unicron.megatron.schedule import LossScale
@@ -75,6 +75,7 @@ class RankState:
         self.update_ungathered = False
         """Whether a distributed optimizer has applied one update more to its own part, not yet gathered by all."""
         self.partial: PartialStep | None = None
+        self._chunks = len(model_chunks(model))
         self._exact = precision is Precision.EXACT
         self._buffers = GradientBuffers(model, optimizer)
         self.loss_scale = LossScale(model, micro_batches)
@@ -126,7 +127,7 @@ class RankState:
     def begin(self, step: int, assigned: list[int], generation: int) -> None:
         """Begin a step."""
         self.discard()
-        self.partial = PartialStep(step=step, assigned=assigned, generation=generation)
+        self.partial = PartialStep.begin(step, assigned, generation, self._chunks)
 
     def resume(self, step: int, kept: KeptGradients, rank: int, assigned: tuple[int, ...]) -> None:
         """Go on with an interrupted step: keep what counts of this rank's gradients, and drop the rest.
@@ -145,13 +146,15 @@ class RankState:
             account = before.account if before is not None and before.step == step else None
             self.begin(step, [], kept.generation)
             self.step_in_progress.account = account
-        elif set(before.samples) != micro_batches:
+        elif tuple(before.done) != micro_batches:
+            # A rank keeps what it has in all of its model chunks, or nothing.
             self.accumulator.clear_from(reduced)
-            before.losses, before.samples = {}, {}
+            before.forget_done()
         partial = self.step_in_progress
         self.clear_gradients()
         partial.generation = kept.generation
-        partial.assigned, partial.counted, partial.computed = list(assigned), kept.counted, set()
+        partial.assigned, partial.counted = list(assigned), kept.counted
+        partial.computed = [set() for _ in range(self._chunks)]
 
     def share_reduced(self, kept: KeptGradients, group: Any, wait: Wait) -> None:
         """Bring the reduced buckets from their source to the ranks of ``group`` that lack some. All of them call it.
@@ -189,11 +192,9 @@ class RankState:
         self._buffers.release()
         if has_sums or self.accumulator.rewind():
             return
-        if self.overlap is not None:
-            self.overlap.reset()
         if partial.remaining() or partial.reduced < self.accumulator.buckets:
             self.accumulator.clear_from(partial.reduced)
-            partial.losses, partial.samples, partial.computed = {}, {}, set()
+            partial.forget_done()
         elif not self.accumulator.is_intact():
             self.discard()
 
@@ -218,12 +219,15 @@ class RankState:
         self._buffers.release()
         self.accumulator.rewind()
 
-    def commit(self, losses: dict[int, float], samples: dict[int, list[int]]) -> None:
+    def commit(self, losses: dict[int, float], samples: dict[int, list[int]], chunk: int | None = None) -> None:
         """Count micro-batches as done: their gradients (already scaled by 1/M) are in the buffers.
+
+        A micro-batch that a chunk has computed before, to fill a schedule, adds nothing: its gradients are zero.
 
         Args:
             losses: micro-batch -> its loss; empty on ranks that do not compute it.
             samples: micro-batch -> its sample ids.
+            chunk: the number of the model chunk that has done them; None: all chunks have.
 
         Raises:
             NonFiniteValue: a loss is not finite or, in exact mode, a gradient.
@@ -234,19 +238,29 @@ class RankState:
         for k, loss in losses.items():
             if not math.isfinite(loss):
                 raise NonFiniteValue(f"loss {loss} in micro-batch {k} of step {partial.step}")
-        counted = [k for k in samples if k in partial.counted]
-        if len(samples) > 1 and (self._exact or counted):
+        for number in range(self._chunks) if chunk is None else (chunk,):
+            added = self._commit_chunk({k for k in samples if k not in partial.computed[number]}, number)
+            partial.samples.update((k, samples[k]) for k in added)
+            if number == self._chunks - 1:
+                partial.losses.update((k, losses[k]) for k in added if k in losses)
+
+    def _commit_chunk(self, micro_batches: set[int], chunk: int) -> set[int]:
+        """Count micro-batches as done by one model chunk; return those that its sums have now for the first time."""
+        partial = self.step_in_progress
+        counted = micro_batches & partial.counted[chunk]
+        if len(micro_batches) > 1 and (self._exact or (counted and not self.accumulator.in_place)):
             raise WrongLoop("micro-batches must be committed one at a time: see unicron.each_backward")
+        added = micro_batches - counted
         if counted:
-            self.accumulator.drop()
-        else:
+            self.accumulator.drop(chunk)
+        elif added:
             try:
-                self.accumulator.add(partial.reduced)
+                self.accumulator.add(partial.reduced, chunk)
             except NonFiniteValue as error:
-                raise NonFiniteValue(f"{error}, in micro-batches {list(samples)} of step {partial.step}") from None
-            partial.losses.update(losses)
-            partial.samples.update(samples)
-        partial.computed.update(samples)
+                raise NonFiniteValue(f"{error}, in micro-batches {sorted(added)} of step {partial.step}") from None
+            partial.done[chunk] |= added
+        partial.computed[chunk] |= micro_batches
+        return added
 
     def check_finite(self) -> None:
         """Check the sums that are not yet reduced.
