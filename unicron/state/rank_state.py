@@ -62,7 +62,7 @@ class RankState:
             optimizer: its optimizer.
             micro_batches: in one step, over all replicas.
             precision: of the sums of gradients.
-            model_parallel: whether the model is split over ranks, so that a peer's loss can break a backward pass.
+            model_parallel: whether the model is split over ranks, so that updates have collectives of their own.
         """
         self.model = model
         self.optimizer = optimizer
@@ -80,7 +80,7 @@ class RankState:
         self._exact = precision is Precision.EXACT
         self._buffers = GradientBuffers(model, optimizer)
         self.loss_scale = LossScale(model, micro_batches)
-        self.accumulator = self._buffers.accumulator(micro_batches, precision=precision, model_parallel=model_parallel)
+        self.accumulator = self._buffers.accumulator(micro_batches, precision=precision)
         self.overlap = OverlappedReduction.of(model, precision=precision, model_parallel=model_parallel)
         """What reduces the gradients beside the backward passes; None: they are reduced afterwards."""
         self.gather = ParameterGather.of(model)
@@ -152,7 +152,7 @@ class RankState:
         elif tuple(before.done) != micro_batches:
             # A rank keeps what it has in all of its model chunks, or nothing.
             self.accumulator.clear_from(reduced)
-            before.losses, before.samples, before.done = {}, {}, [set() for _ in range(self._chunks)]
+            before.forget_done()
         partial = self.step_in_progress
         self.clear_gradients()
         partial.generation = kept.generation
@@ -188,9 +188,18 @@ class RankState:
             case Update.APPLIED:
                 self._recover_applied()
             case Update.NOT_BEGUN if computing and self.partial is not None:
-                self._buffers.release()
-                if not has_sums and not self.accumulator.rewind():
-                    self.discard()
+                self._recover_sums(self.partial, has_sums=has_sums)
+
+    def _recover_sums(self, partial: PartialStep, *, has_sums: bool) -> None:
+        """Bring the sums into order after a failure of the training loop: in a pass, or behind the reduction."""
+        self._buffers.release()
+        if has_sums or self.accumulator.rewind():
+            return
+        if partial.remaining() or partial.reduced < self.accumulator.buckets:
+            self.accumulator.clear_from(partial.reduced)
+            partial.forget_done()
+        elif not self.accumulator.is_intact():
+            self.discard()
 
     def leave_generation(self) -> list[Any]:
         """Give up what still needs the peers of this generation; return the collectives that may never end."""
@@ -249,7 +258,7 @@ class RankState:
         """Count micro-batches as done by one model chunk; return those that its sums have now for the first time."""
         partial = self.step_in_progress
         counted = micro_batches & partial.counted[chunk]
-        if len(micro_batches) > 1 and (self._exact or counted):
+        if len(micro_batches) > 1 and (self._exact or (counted and not self.accumulator.in_place)):
             raise WrongLoop("micro-batches must be committed one at a time: see unicron.each_backward")
         added = micro_batches - counted
         if counted:
