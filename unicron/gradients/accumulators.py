@@ -68,16 +68,16 @@ class Accumulator(ABC):
         """Drop what backward passes have added since the last ``add``; return False if that cannot be told apart."""
 
     @abstractmethod
-    def add(self, first: int) -> None:
-        """Add the buffers to the sums of the buckets from ``first`` on.
+    def add(self, first: int, chunk: int = 0) -> None:
+        """Add the buffers of a model chunk to the sums of the buckets from ``first`` on.
 
         Raises:
             NonFiniteValue: a value is not finite, or too large for the accumulator.
         """
 
     @abstractmethod
-    def drop(self) -> None:
-        """Set the buffers to zero: the micro-batch just computed is already counted by another rank."""
+    def drop(self, chunk: int = 0) -> None:
+        """Set a model chunk's buffers to zero: the micro-batch just computed is already counted by another rank."""
 
     @abstractmethod
     def check_finite(self, first: int) -> None:
@@ -141,10 +141,10 @@ class InPlaceAccumulator(Accumulator):
         """Return False: a half-done backward pass has changed the sum."""
         return False
 
-    def add(self, first: int) -> None:
+    def add(self, first: int, chunk: int = 0) -> None:
         """Do nothing: the backward pass has added."""
 
-    def drop(self) -> None:
+    def drop(self, chunk: int = 0) -> None:
         """Refuse: where a model is not split, the members deal only micro-batches that none of them has counted."""
         raise AssertionError("a micro-batch was dealt that is already in the sum")
 
@@ -228,6 +228,7 @@ class SeparateAccumulator(Accumulator):
         dtype: torch.dtype = torch.float32,
         exchanges: Sequence[Exchange] = (),
         leaves: Sequence[tuple[int, torch.Tensor]] = (),
+        chunks: Sequence[int] = (),
     ) -> None:
         """Allocate the sums.
 
@@ -236,18 +237,29 @@ class SeparateAccumulator(Accumulator):
             dtype: of the sums.
             exchanges: those of ``Accumulator``.
             leaves: further tensors that backward passes add to, with the index of the tensor that each belongs to.
+            chunks: for each tensor, the number of its model chunk; empty: there is one chunk. Tensors of two chunks
+                have no memory in common.
         """
         self._dtype = dtype
         self.bytes_per_element = dtype.itemsize * self.numbers_per_element
         super().__init__(tensors, exchanges)
         self._locations = [self._locate(tensors[i], i) for i in range(len(tensors))]
-        self._leaves = [leaf for _, leaf in leaves]
         device = tensors[0].device
         self._sums = [self._zeros(sum(b.numel() for b in buffers), device) for buffers in self.buffers]
-        self._added = [_locations(number, buffers) for number, buffers in enumerate(self.buffers)]
+        numbers = chunks or [0] * len(tensors)
+        self._sources: list[list[torch.Tensor]] = [[] for _ in range(1 + max(numbers))]
+        """For each model chunk, what backward passes add to."""
+        for i, source in [*enumerate(tensors), *leaves]:
+            self._sources[numbers[i]].append(source)
+        self._added: list[list[list[_Location]]] = [[[] for _ in self.slices] for _ in self._sources]
+        """For each model chunk and bucket."""
+        chunk_of = {t.untyped_storage().data_ptr(): chunk for t, chunk in zip(tensors, numbers, strict=True)}
+        for bucket, buffers in enumerate(self.buffers):
+            for location in _locations(bucket, buffers):
+                self._added[chunk_of[location.buffer.untyped_storage().data_ptr()]][bucket].append(location)
         for i, leaf in leaves:
             for location in self._locate(leaf, i):
-                self._added[location.bucket].append(location)
+                self._added[numbers[i]][location.bucket].append(location)
 
     def _locate(self, source: torch.Tensor, tensor: int) -> list[_Location]:
         """Return the parts of ``source`` in the buckets, where it stands for the tensor with an index."""
@@ -266,23 +278,23 @@ class SeparateAccumulator(Accumulator):
     def clear_from(self, bucket: int) -> None:
         """Set later sums, and the buffers, to zero."""
         _zero(self._sums[bucket:])
-        self.drop()
+        self.rewind()
 
     def rewind(self) -> bool:
         """Set the buffers to zero: the sums contain finished micro-batches only."""
-        self.drop()
+        _zero([source for sources in self._sources for source in sources])
         return True
 
-    def drop(self) -> None:
-        """Set the buffers to zero."""
-        _zero([*self.tensors, *self._leaves])
+    def drop(self, chunk: int = 0) -> None:
+        """Set a chunk's buffers to zero."""
+        _zero(self._sources[chunk])
 
-    def add(self, first: int) -> None:
-        """Add the buffers to the sums, and set the buffers to zero."""
-        for total, locations in zip(self._sums[first:], self._added[first:], strict=True):
+    def add(self, first: int, chunk: int = 0) -> None:
+        """Add a chunk's buffers to the sums, and set them to zero."""
+        for total, locations in zip(self._sums[first:], self._added[chunk][first:], strict=True):
             for _, offset, buffer in locations:
                 total[offset : offset + buffer.numel()].add_(buffer)
-        self.drop()
+        self.drop(chunk)
 
     def check_finite(self, first: int) -> None:
         """Check the sums of the buckets from ``first`` on."""
