@@ -73,7 +73,7 @@ def cost(
     bucket: _Bucket = None,
     by: _By = None,
 ) -> None:
-    """Report where the allocated worker-seconds went, and what failures cost.
+    """Report where worker-seconds went, and what failures cost.
 
     Every allocated second of a worker has one kind; docs/costs.md defines them.
     """

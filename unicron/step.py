@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Protocol
 
 from unicron.end_of_step import EndOfStep
-from unicron.errors import Interrupted, WrongLoop
+from unicron.errors import CommunicationFailed, Interrupted, WrongLoop
 from unicron.faults import FaultInjector
 from unicron.gradients.reduction import IN_FLIGHT
 from unicron.link.agent_link import AgentLink
@@ -130,6 +130,8 @@ class Step:
         state.loss_scale.begin_call(micro_batches, filling=filling)
         if state.overlap is not None:
             state.overlap.announce(micro_batches if is_last else 0, self._before_launch)
+        if state.gather is not None:
+            state.gather.before = lambda number: self._host.faults.reached(self.number, f"gather:{number}")
 
     def _before_launch(self, number: int) -> None:
         """Let an injected fault happen before a bucket group is sent, and send none in a generation that is held."""
@@ -169,6 +171,8 @@ class Step:
         link = self._host.link
         link.synchronize()
         state = self._host.rank_state
+        if state.gather is not None:
+            state.gather.settle()
         before = set(self.remaining())
         state.commit(dict(zip(micro_batches, losses, strict=False)), dict(zip(micro_batches, ids, strict=True)), chunk)
         link.finish_micro_batch()
@@ -193,6 +197,7 @@ class Step:
         faults.reached(number, "reduce")
         link.progress(number, "reduce")
         partial = state.step_in_progress
+        self._gather_rest()
         if state.overlap is not None:
             state.overlap.launch_rest(self._before_launch)
             # Before the ranks agree on the step: what this rank has sent may be all that the others still need.
@@ -221,6 +226,14 @@ class Step:
         faults.reached_update(number, torch_optimizers(state.optimizer)[0])
         link.progress(number, "update")
         self._computing = True
+
+    def _gather_rest(self) -> None:
+        """Gather the parameters that no forward pass of this rank has used."""
+        gather = self._host.rank_state.gather
+        if gather is not None and gather.pending:
+            gather.complete()
+            self._host.link.synchronize()
+            gather.settle()
 
     def _report_buckets(self, reduced: int) -> None:
         """Report the progress of the reduction to the agent, in at most ``BUCKET_REPORTS`` messages."""
@@ -258,7 +271,10 @@ class Step:
                 raise WrongLoop(f"step {self.number} ended without step.reduce()")
             try:
                 host.link.synchronize()
-            except (Interrupted, RuntimeError) as err:
+                if host.rank_state.gather is not None:
+                    host.faults.reached(self.number, "gather")
+                    host.rank_state.gather.launch()
+            except (CommunicationFailed, Interrupted, RuntimeError) as err:
                 error = err
         host.link.leave(failed=error is not None)
         state = host.rank_state

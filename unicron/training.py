@@ -84,7 +84,7 @@ class Training:
         self._joiner = Joiner(
             build, initialise, self.snapshots, precision=precision, user=self.user, interleave=interleave
         )
-        self._joined: JoinResult | None = None
+        self._joined = JoinResult(source="")
         self._loss: float | None = None
         self._left_step: Step | None = None
         """The step that a failure ended last."""
@@ -108,6 +108,10 @@ class Training:
         """Return the updates applied to the state; 0 if there is no usable state."""
         return max(0, self._joiner.rank_state.applied) if self._joiner.rank_state is not None else 0
 
+    def _has_all_updates(self) -> bool:
+        """Return whether model and user's state both have the last update."""
+        return self.rank_state.applied == self.total_steps and self.user.is_at(self.total_steps)
+
     def steps(self) -> Iterator[Step]:
         """Yield the steps to do, through all generations, until the last one is applied everywhere."""
         drained = False
@@ -122,14 +126,13 @@ class Training:
             if not self._attempt(self._join):
                 continue
             drained = yield from self._steps_of_generation()
-            if self.rank_state.applied == self.total_steps and self._attempt(self._finish):
+            if self._has_all_updates() and self._attempt(self._finish):
                 return
 
     def _steps_of_generation(self) -> Generator[Step, None, bool]:
         """Yield the steps of one generation until it ends; return whether it ended drained to a boundary."""
         if self.rank_state.applied == self.total_steps:
             self._report_resumed(None)
-        assert self._joined is not None
         if self._joined.repeats_update and not (yield from self._repeat_update()):
             return False
         first = self._checks_user = True
@@ -147,7 +150,7 @@ class Training:
             if self.rank_state.applied == self.total_steps:
                 return False
             if self.request == DRAIN:
-                return True
+                return self._attempt(self._gather_parameters)
             if not self._at_boundary():
                 return False
         return False
@@ -187,6 +190,13 @@ class Training:
         self.snapshots.take(self.rank_state, self.user.record)
         return True
 
+    def _gather_parameters(self) -> None:
+        """Wait until the parameters that other ranks have updated have arrived on this one."""
+        if self.rank_state.gather is not None:
+            self.rank_state.gather.complete()
+            self.link.synchronize()
+            self.rank_state.gather.settle()
+
     def heartbeat(self) -> None:
         """Report that this rank is at work on something else than a step; see ``Run.heartbeat``."""
         self.link.progress(self._applied(), "aside")
@@ -196,7 +206,7 @@ class Training:
     def _leave_generation(self) -> None:
         """Give up what still needs the peers of the generation that this process was in, if any."""
         if self._joiner.rank_state is not None:
-            self.link.abandoned.extend(self._joiner.rank_state.leave_generation())
+            self.link.break_off(self._joiner.rank_state.leave_generation())
 
     def _begin_life(self, configure: Configure) -> None:
         """Tell the script of its generation, and keep the injected faults that are this process's."""
@@ -239,23 +249,17 @@ class Training:
             InvalidSpec: they do not, at the start of a task that is to write checkpoints; or what would reach the place
                 is not installed here.
         """
-        configure = self.configure
-        nodes = target.nodes_of(configure.members)
-        root = self._checkpoint_root()
-        target.check(root)
-        if len(set(nodes)) == 1:
-            self._writer.unusable = ""
-        elif target.is_new(configure.members):
-            self._writer.unusable = target.prove(root, configure.generation, nodes, self.link.wait)
-            starts = all(source in ("initial", "checkpoint") for _, _, source in configure.members)
-            if self._writer.unusable and starts and self.checkpoint_every and not configure.fault_step:
-                raise InvalidSpec(self._writer.unusable)
+        problem = target.problem_of(self._checkpoint_root(), self.configure, self.link.wait)
+        if problem is not None:
+            self._writer.unusable = problem
+            starts = all(source in ("initial", "checkpoint") for _, _, source in self.configure.members)
+            if problem and starts and self.checkpoint_every and not self.configure.fault_step:
+                raise InvalidSpec(problem)
 
     def _next_step(self, *, resumes: bool) -> Step:
         """Return the next step; the first of a generation may resume an interrupted one."""
         number = self.rank_state.applied + 1
         self.rank_state.check_before_step()
-        assert self._joined is not None
         if not resumes or self._joined.resumption is None:
             self.rank_state.begin(number, own_share(self.micro_batches), self.configure.generation)
         return Step(self, number, self.rank_state.step_in_progress.assigned)
@@ -263,7 +267,6 @@ class Training:
     def _report_resumed(self, step: Step | None) -> None:
         """Report the first step of a generation to the agent, with the durations of the phases that led to it."""
         joined, state = self._joined, self.rank_state
-        assert joined is not None
         total_s = time.monotonic() - step.began_s if step is not None else 0.0
         message = joined.message(
             self.configure,
@@ -349,6 +352,7 @@ class Training:
         """Write the result and report that the task is finished."""
         configure, state = self.configure, self.rank_state
         self.link.progress(state.applied, "checkpoint")
+        self._gather_parameters()
         self._complete_checkpoint()
         finished = write_result(configure, state, self._loss)
         dist.barrier()

@@ -9,8 +9,7 @@ from typing import Literal
 
 from services.api.charges import Charge, Interval, money, total, worker_s
 from services.api.claims import Claim, Part
-from services.api.ledger import CATEGORIES, History, Ledger, categories, incident_cost, ledger
-from services.api.models import (
+from services.api.cost_models import (
     Bucket,
     Costs,
     CostTotals,
@@ -21,6 +20,7 @@ from services.api.models import (
     SumCheck,
     TaskCost,
 )
+from services.api.ledger import CATEGORIES, History, Ledger, categories, incident_cost, ledger
 from services.api.service_levels import (
     achieved_flop,
     effective_training_time_ratio,

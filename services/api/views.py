@@ -77,7 +77,8 @@ class TaskView(Model):
 
     ``rates``: the newest measured rates. ``modelled``: FLOP/s by the throughput model at the counts of workers that
     plans gave the task. ``demand``, ``progress``, ``shortfalls``: keys of the spans that last (``SpanView``).
-    ``counted_step``: up to which earlier spans count the progress.
+    ``start_s``: how long the newest start from nothing took. ``counted_step``: up to which earlier spans count the
+    progress.
     """
 
     name: str
@@ -104,6 +105,7 @@ class TaskView(Model):
     pausing: bool = False
     queued_reason: str = ""
     step_s: float = 0.0
+    start_s: float = 0.0
     rates: list[RateSample] = Field(default_factory=list)
     modelled: dict[int, float] = Field(default_factory=dict)
     demand: str = ""
@@ -194,6 +196,9 @@ class Impact(Model):
     plan took the task over. ``until``: when the training that followed ended (None: it goes on). ``step_s``: time of a
     step of the workers after the plan. ``waf_flop_per_s``: weighted FLOP/s of all workers before it. Both are robust
     means (``services/api/rates.py``). ``weight``: of the task.
+
+    For counterfactuals: ``step``, ``saved_step`` when the plan was made; ``step_before_s``: time of a step of the
+    workers before; ``start_s``: how long the task's newest start from nothing took, 0 while unknown.
     """
 
     task: str
@@ -211,6 +216,10 @@ class Impact(Model):
     step_s: float = 0.0
     waf_flop_per_s: float = 0.0
     weight: float = 1.0
+    step: int = 0
+    saved_step: int = 0
+    step_before_s: float = 0.0
+    start_s: float = 0.0
 
 
 class PlanView(Model):
@@ -218,6 +227,8 @@ class PlanView(Model):
 
     ``incidents``: those that the plan answers, its own and the open ones of the plans that it supersedes.
     ``outstanding``: tasks that the plan is not done with. ``impacts``: by task. ``queued``: why tasks wait, by task.
+    ``solved``: whether the solver made it. ``gain_flop_per_s``: its WAF above that of the alternative in which only the
+    failed tasks shrink; None where there is no such alternative.
     """
 
     id: str
@@ -234,6 +245,8 @@ class PlanView(Model):
     outstanding: list[str]
     impacts: dict[str, Impact]
     queued: dict[str, str]
+    solved: bool = False
+    gain_flop_per_s: float | None = None
     milestones: list[Milestone] = Field(default_factory=list)
 
 

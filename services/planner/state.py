@@ -9,9 +9,9 @@ nothing behind, are kept apart from the others (``State.ended``), and a new stat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import Field
 
@@ -28,6 +28,24 @@ DEFAULT_HARDWARE = "cpu"
 """Kind of the workers of a node that reports no kind."""
 
 
+class _Value(Model):
+    """A model of which many changed copies are made."""
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with some fields changed. As pydantic's, which copies the set of given fields too, every time.
+
+        The attributes are those that ``pydantic.BaseModel`` documents.
+        """
+        if deep:
+            return super().model_copy(update=update, deep=True)
+        copied = object.__new__(type(self))
+        object.__setattr__(copied, "__dict__", {**self.__dict__, **update} if update else self.__dict__.copy())
+        object.__setattr__(copied, "__pydantic_fields_set__", self.__pydantic_fields_set__)
+        object.__setattr__(copied, "__pydantic_extra__", None)
+        object.__setattr__(copied, "__pydantic_private__", None)
+        return copied
+
+
 class HardwareLayout(NamedTuple):
     """A kind of workers, and the tensor, pipeline and data parallel sizes of a task on them."""
 
@@ -37,7 +55,7 @@ class HardwareLayout(NamedTuple):
     data: int
 
 
-class Node(Model):
+class Node(_Value):
     """A node. ``hardware``: the kind of its workers.
 
     ``usable``: false once the node is lost, isolated or left. ``since``: when ``usable`` changed last. ``reason``: why
@@ -63,7 +81,7 @@ class Node(Model):
         return self.usable and not self.cordoned and not self.draining
 
 
-class Wait(Model):
+class Wait(_Value):
     """A task's wait for workers, and its turn after that.
 
     ``since``: when the plan that queued the task was made. ``cause``: id of the event from which the id of the next
@@ -77,7 +95,7 @@ class Wait(Model):
     ended_at: datetime | None = None
 
 
-class Task(Model):
+class Task(_Value):
     """A task.
 
     Attributes:
@@ -178,7 +196,7 @@ class Corrections(NamedTuple):
     total: int
 
 
-class State(Model):
+class State(_Value):
     """The whole cluster.
 
     Attributes:

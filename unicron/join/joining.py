@@ -203,7 +203,7 @@ class Joiner:
             steps_recomputed=max(0, configure.fault_step - rank_state.applied),
             checkpoint=checkpoint,
             resumption=resumption,
-            repeats_update=self._user.enabled and self._user.version < rank_state.applied,
+            repeats_update=not self._user.is_at(rank_state.applied),
         )
 
     def _rebuild_groups(self, configure: Configure, link: AgentLink) -> None:
@@ -340,7 +340,7 @@ def _resume(
 ) -> Resumption:
     """Deal what is missing of the interrupted step; the survivors keep what they have."""
     step = rank_state.applied + 1
-    dealt = agreement.deal(reports, step, micro_batches)
+    dealt = agreement.deal(reports, step, micro_batches, in_place=rank_state.accumulator.in_place)
     kept = dealt.kept[model_coordinate()]
     rank_state.resume(step, kept, configure.rank, dealt.assigned[reports[configure.rank].replica])
     partial = rank_state.step_in_progress

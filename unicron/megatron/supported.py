@@ -38,6 +38,9 @@ def check(model: Any, optimizer: Any, tensor: int, pipeline: int, chunks: int = 
             _check_interleaved(chunk.config, chunks)
     if not torch_optimizers(optimizer):
         raise UnsupportedModel(f"optimizer: {type(optimizer).__name__} contains no torch optimizer")
+    for setting in _OPTIMIZER_SETTINGS:
+        if problem := setting.problem("OptimizerConfig", getattr(optimizer, "config", None)):
+            raise UnsupportedModel(problem)
 
 
 def _check_chunks(model: Any, chunks: int) -> None:
@@ -156,7 +159,6 @@ _GRAPH = "a captured graph goes on using the buffers and process groups of the g
 _LATE_WEIGHTS = "gradients of weights then come after the backward pass, when the micro-batch is already committed"
 
 _DDP_SETTINGS = (
-    _Setting("overlap_param_gather", (False,), _REDUCES),
     _Setting("use_megatron_fsdp", (False,), _REDUCES),
     _Setting("use_custom_fsdp", (False,), _REDUCES),
     _Setting("num_distributed_optimizer_instances", (1,), "the optimizer's parts are named by data-parallel rank"),
@@ -179,16 +181,30 @@ _MODEL_SETTINGS = (
     _Setting("tp_comm_overlap", (False,), "its user buffers belong to process groups that a fault replaces"),
     _Setting("defer_embedding_wgrad_compute", (False,), _LATE_WEIGHTS),
     _Setting("delay_wgrad_compute", (False,), _LATE_WEIGHTS),
+    _Setting("distribute_saved_activations", (False,), "no test recomputes from activations that are divided"),
+    _Setting("has_cond_embedder", (False,), "its gradients need one more sum over the pipeline stages"),
 )
 """Of ``TransformerConfig``."""
 
+_OPTIMIZER_SETTINGS = (
+    _Setting(
+        "use_precision_aware_optimizer", (False,), "no test moves main parameters that the optimizer keeps itself"
+    ),
+    _Setting("optimizer_cpu_offload", (False,), "no test moves a state that is in two memories"),
+)
+"""Of ``OptimizerConfig``."""
 
-_OVERLAP = _Setting("overlap_grad_reduce", (False,), "")
+_OVERLAP = (_Setting("overlap_grad_reduce", (False,), ""), _Setting("overlap_param_gather", (False,), ""))
 """Of ``DistributedDataParallelConfig``; supported where ``_without_overlap`` finds nothing against it."""
+
+_GATHER_IN_UPDATE = _Setting(
+    "overlap_param_gather_with_optimizer_step", (False,), "parameters are gathered once the whole update is applied"
+)
+"""Of ``OptimizerConfig``; Megatron's optimizer sets it on the model."""
 
 
 def _without_overlap(model: Any, tensor: int, pipeline: int) -> str:
-    """Return why gradients cannot be reduced beside the backward pass; empty: they can."""
+    """Return why ranks cannot communicate beside forward and backward passes; empty: they can."""
     if not model.ddp_config.use_distributed_optimizer:
         return "without use_distributed_optimizer a bucket is reduced in the place of its local sum"
     if (tensor, pipeline) != (1, 1):
@@ -204,9 +220,13 @@ def _refused(model: Any, tensor: int, pipeline: int) -> Iterator[str]:
         tensor: tensor-parallel size.
         pipeline: pipeline-parallel size.
     """
-    reason = _without_overlap(model, tensor, pipeline)
-    if reason:
-        yield _OVERLAP._replace(reason=reason).problem("DistributedDataParallelConfig", model.ddp_config)
+    ddp = model.ddp_config
+    for setting in _OVERLAP:
+        if reason := _without_overlap(model, tensor, pipeline):
+            yield setting._replace(reason=reason).problem("DistributedDataParallelConfig", ddp)
+    if ddp.overlap_param_gather and not ddp.overlap_grad_reduce:
+        yield "DistributedDataParallelConfig.overlap_param_gather: must be False without overlap_grad_reduce"
+    yield _GATHER_IN_UPDATE.problem("DistributedDataParallel", model)
     for setting in _DDP_SETTINGS:
         yield setting.problem("DistributedDataParallelConfig", model.ddp_config)
     for setting in _MODEL_SETTINGS:

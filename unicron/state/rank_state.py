@@ -24,6 +24,7 @@ from unicron.link.waiting import Wait
 from unicron.megatron.model import model_chunks, parameters
 from unicron.megatron.optimizer import is_distributed, torch_optimizers
 from unicron.megatron.parallel import Place
+from unicron.megatron.parameter_gather import ParameterGather
 from unicron.megatron.schedule import LossScale
 from unicron.state import transfer
 from unicron.state.tensors import StateTensors
@@ -61,7 +62,7 @@ class RankState:
             optimizer: its optimizer.
             micro_batches: in one step, over all replicas.
             precision: of the sums of gradients.
-            model_parallel: whether the model is split over ranks, so that a peer's loss can break a backward pass.
+            model_parallel: whether the model is split over ranks, so that updates have collectives of their own.
         """
         self.model = model
         self.optimizer = optimizer
@@ -79,9 +80,11 @@ class RankState:
         self._exact = precision is Precision.EXACT
         self._buffers = GradientBuffers(model, optimizer)
         self.loss_scale = LossScale(model, micro_batches)
-        self.accumulator = self._buffers.accumulator(micro_batches, precision=precision, model_parallel=model_parallel)
+        self.accumulator = self._buffers.accumulator(micro_batches, precision=precision)
         self.overlap = OverlappedReduction.of(model, precision=precision, model_parallel=model_parallel)
         """What reduces the gradients beside the backward passes; None: they are reduced afterwards."""
+        self.gather = ParameterGather.of(model)
+        """What gathers parameters beside the next forward pass; None: the optimizer's step does."""
         cuda = any(parameter.is_cuda for parameter in parameters(model))
         self._update_may_be_garbage = cuda and (model_parallel or self.is_distributed)
         """Whether an update may have used the garbage of an aborted collective, without an error that reports it."""
@@ -90,6 +93,8 @@ class RankState:
         for one in torch_optimizers(optimizer):
             one.register_step_pre_hook(lambda *_: update.__setitem__(0, Update.UNDER_WAY))
             one.register_step_post_hook(lambda *_: update.__setitem__(0, Update.APPLIED))
+            if self.gather is not None:
+                one.register_step_post_hook(self.gather.updated)
 
     @property
     def is_distributed(self) -> bool:
@@ -110,9 +115,7 @@ class RankState:
 
     def invalidate(self) -> None:
         """Declare that there is no usable state."""
-        self.applied, self.update_ungathered = -1, False
-        self._update[0] = Update.NOT_BEGUN
-        self.discard()
+        self.set_version(-1, self.digest)
 
     # The step in progress.
 
@@ -149,7 +152,7 @@ class RankState:
         elif tuple(before.done) != micro_batches:
             # A rank keeps what it has in all of its model chunks, or nothing.
             self.accumulator.clear_from(reduced)
-            before.losses, before.samples, before.done = {}, {}, [set() for _ in range(self._chunks)]
+            before.forget_done()
         partial = self.step_in_progress
         self.clear_gradients()
         partial.generation = kept.generation
@@ -185,13 +188,29 @@ class RankState:
             case Update.APPLIED:
                 self._recover_applied()
             case Update.NOT_BEGUN if computing and self.partial is not None:
-                self._buffers.release()
-                if not has_sums and not self.accumulator.rewind():
-                    self.discard()
+                self._recover_sums(self.partial, has_sums=has_sums)
+
+    def _recover_sums(self, partial: PartialStep, *, has_sums: bool) -> None:
+        """Bring the sums into order after a failure of the training loop: in a pass, or behind the reduction."""
+        self._buffers.release()
+        if has_sums or self.accumulator.rewind():
+            return
+        if partial.remaining() or partial.reduced < self.accumulator.buckets:
+            self.accumulator.clear_from(partial.reduced)
+            partial.forget_done()
+        elif not self.accumulator.is_intact():
+            self.discard()
 
     def leave_generation(self) -> list[Any]:
         """Give up what still needs the peers of this generation; return the collectives that may never end."""
-        return self.overlap.give_up() if self.overlap is not None else []
+        given_up = self.overlap.give_up() if self.overlap is not None else []
+        if self.gather is not None:
+            given_up += self.gather.give_up()
+            if self.gather.pending and self.applied > 0 and not self.update_ungathered:
+                self.applied, self.update_ungathered = self.applied - 1, True
+                self.discard()
+            self.gather.pending = False
+        return given_up
 
     def _recover_applied(self) -> None:
         """Bring the state into order after a failure behind this rank's update."""
@@ -239,7 +258,7 @@ class RankState:
         """Count micro-batches as done by one model chunk; return those that are in its sums."""
         partial = self.step_in_progress
         counted = micro_batches & partial.counted[chunk]
-        if len(micro_batches) > 1 and (self._exact or counted):
+        if len(micro_batches) > 1 and (self._exact or (counted and not self.accumulator.in_place)):
             raise WrongLoop("micro-batches must be committed one at a time: see unicron.each_backward")
         added = micro_batches - counted
         if counted:
@@ -259,11 +278,10 @@ class RankState:
         Raises:
             NonFiniteValue: this rank's gradients are not finite.
         """
-        partial = self.step_in_progress
         try:
-            self.accumulator.check_finite(partial.reduced)
+            self.accumulator.check_finite(self.step_in_progress.reduced)
         except NonFiniteValue as error:
-            raise NonFiniteValue(f"{error} in step {partial.step}") from None
+            raise NonFiniteValue(f"{error} in step {self.step_in_progress.step}") from None
 
     def reduce(
         self,
@@ -277,8 +295,8 @@ class RankState:
     ) -> None:
         """Reduce the buckets that are not yet reduced over ``group``, and write the totals into the gradient buffers.
 
-        What is reduced beside the backward passes is only waited for; no bucket of it counts as reduced, since every
-        rank keeps its sums until the update. The arguments are those of ``unicron.gradients.reduction.reduce``.
+        What is reduced beside the passes is only waited for, and counts as not reduced: every rank keeps its sums. The
+        arguments are those of ``unicron.gradients.reduction.reduce``.
 
         Raises:
             NonFiniteValue: this rank's gradients are not finite (its peers see a broken collective).

@@ -99,6 +99,10 @@ class UserState:
         assert self._shards is not None
         return self._shards
 
+    def is_at(self, version: int) -> bool:
+        """Return whether the objects, if there are any, stand after ``version`` updates."""
+        return not self.enabled or self.version == version
+
     def belongs_to(self, model: Any) -> bool:
         """Return whether the objects were made for a model."""
         return self._made_for is model

@@ -47,19 +47,24 @@ def _is_interrupted(views: Views, name: str, event: EventBase) -> bool:
 
 def follow_healthy_line(views: Views, recorded: Recorded) -> None:
     """Begin a span of the healthy line where a plan or the end of a task has changed it."""
-    event, cluster = recorded.event, views.cluster.get("cluster")
+    event = recorded.event
+    if not isinstance(event, PlanDecided | TaskFinished | TaskFailed | TaskStopped):
+        return
+    cluster = views.cluster.get("cluster")
     if cluster is None:
         return
     known = views.spans[cluster.healthy] if cluster.healthy else None
     before = known.waf if known is not None else {}
-    if isinstance(event, PlanDecided) and event.solution is not None:
+    if isinstance(event, PlanDecided):
+        if event.solution is None:
+            return
         waf = {term.name: term.waf_flop_per_s for term in event.solution.terms}
         if cluster.away:
             waf = {name: max(rate, before.get(name, 0.0)) for name, rate in waf.items()}
-    elif isinstance(event, TaskFinished | TaskFailed | TaskStopped) and _has_ended(views, event.task):
+    elif _has_ended(views, event.task):
         waf = {name: rate for name, rate in before.items() if name != event.task}
     else:
-        return
+        return  # paused: ``task.stopped`` says that its state was saved
     if waf == before:
         return
     if known is not None:
