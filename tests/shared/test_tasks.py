@@ -103,3 +103,14 @@ def test_the_trainer_has_the_same_vocabulary() -> None:
 def test_a_text_above_the_limit_is_not_read() -> None:
     with pytest.raises(InvalidInput, match=f"at most {MAX_SPEC_BYTES}"):
         load_spec("#" * (MAX_SPEC_BYTES + 1))
+
+
+def test_chunks_that_do_not_divide_the_layers_are_refused() -> None:
+    """The built-in trainer gives each of a pipeline's chunks as many layers; a script may do otherwise."""
+    layers = load_spec(f"{TEXT}steps: 5").model.layers
+    assert load_spec(f"{TEXT}steps: 5\nparallel: {{interleave: {layers}}}").parallel.interleave == layers
+    text = f"{TEXT}steps: 5\nparallel: {{pipeline: {layers}, interleave: 2}}"
+    (error,) = errors_of(text)
+    assert error["field"] == "parallel.interleave"
+    assert error["problem"] == f"times pipeline, {2 * layers}, must divide model.layers, {layers}"
+    assert load_spec(f"{text}\nscript: train.py").parallel.interleave == 2

@@ -238,13 +238,13 @@ class RankState:
             if not math.isfinite(loss):
                 raise NonFiniteValue(f"loss {loss} in micro-batch {k} of step {partial.step}")
         for number in range(self._chunks) if chunk is None else (chunk,):
-            added = self._commit_chunk({k for k in samples if k not in partial.computed[number]}, number)
+            added = self._commit_chunk(set(samples), number)
             partial.samples.update((k, samples[k]) for k in added)
             if number == self._chunks - 1:
                 partial.losses.update((k, losses[k]) for k in added if k in losses)
 
     def _commit_chunk(self, micro_batches: set[int], chunk: int) -> set[int]:
-        """Count micro-batches as done by one model chunk; return those that its sums have now for the first time."""
+        """Count micro-batches as done by one model chunk; return those that are in its sums."""
         partial = self.step_in_progress
         counted = micro_batches & partial.counted[chunk]
         if len(micro_batches) > 1 and (self._exact or (counted and not self.accumulator.in_place)):
