@@ -44,7 +44,7 @@ AGENT_CORES, CONTROL_PLANE_CORES = 0.02, 0.08
 LAYOUTS: dict[str, dict[str, Any]] = {
     "dp2": {},
     "dp2-distributed": {"distributed_optimizer": True},
-    "tp2": {"tensor": 2},
+    "tp2-sequence": {"tensor": 2, "sequence_parallel": True},
     "pp2": {"pipeline": 2, "micro_batches": 4},
 }
 """Name -> fields of the workload. A pipeline has more micro-batches: with two its stages would idle half the time."""

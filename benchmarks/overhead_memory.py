@@ -70,8 +70,10 @@ def _train_stock(work: Workload, folder: Path) -> None:
     from unicron.megatron import cpu
 
     cpu.enable()
-    generation = standalone_generation(str(folder), tensor=work.tensor, pipeline=work.pipeline)
-    groups.make(generation, agent_link.from_environment(generation))
+    link = agent_link.from_environment(standalone_generation(str(folder), tensor=work.tensor, pipeline=work.pipeline))
+    generation = link.next_generation(0)
+    assert generation is not None
+    groups.make(generation, link)
     step = partial(stock_step, work, *stock(work))
     for number in range(1, STEPS + 1):
         step(number)

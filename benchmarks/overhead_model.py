@@ -33,6 +33,7 @@ class Workload:
     ranks: int = 2
     tensor: int = 1
     pipeline: int = 1
+    sequence_parallel: bool = False
     distributed_optimizer: bool = False
 
     @property
@@ -58,6 +59,7 @@ def build(work: Workload, tensor: int, pipeline: int) -> tuple[Any, Any]:
         num_attention_heads=work.heads,
         tensor_model_parallel_size=tensor,
         pipeline_model_parallel_size=pipeline,
+        sequence_parallel=work.sequence_parallel,
         pipeline_dtype=torch.float32,
         hidden_dropout=0.0,
         attention_dropout=0.0,

@@ -97,6 +97,7 @@ def specification(plan: Plan, corpus: Path, script: Path) -> dict[str, Any]:
         "parallel": {
             "tensor": work.tensor,
             "pipeline": work.pipeline,
+            "sequence_parallel": work.sequence_parallel,
             "distributed_optimizer": work.distributed_optimizer,
         },
         "checkpoint": {"every": 0, "memory_every": 0},

@@ -22,6 +22,7 @@ _PARTS = (
     "lost_flop",
 )
 _PART_COLUMNS = ("DETECTION", "TRANSITION", "RECOMPUTE", "SUB-HEALTHY", "OF IT LOST", "LOST WEIGHTED FLOP")
+_SERVICE = ("availability", "goodput_fraction", "waf_fraction")
 _TIME_FORMATS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]
 
 
@@ -72,7 +73,7 @@ def cost(
     bucket: _Bucket = None,
     by: _By = None,
 ) -> None:
-    """Report where the allocated worker-seconds went, and what failures cost.
+    """Report where worker-seconds went, and what failures cost.
 
     Every allocated second of a worker has one kind; docs/costs.md defines them.
     """
@@ -99,8 +100,8 @@ def _shares(costs: dict[str, Any], by: Dimension | None) -> tuple[str, list[dict
         return by.value, costs["breakdowns"][by.value]
     if costs["buckets"]:
         return "from", costs["buckets"]
-    whole = {"key": "all", "categories": costs["categories"], "allocated_worker_s": costs["allocated_worker_s"]}
-    return "", [whole | {"money": costs["allocated_money"]}]
+    whole = {"key": "all", "money": costs["allocated_money"]}
+    return "", [whole | {name: costs[name] for name in ("categories", "allocated_worker_s", "service")}]
 
 
 def _print_csv(costs: dict[str, Any], by: Dimension | None) -> None:
@@ -108,10 +109,12 @@ def _print_csv(costs: dict[str, Any], by: Dimension | None) -> None:
     name, rows = _shares(costs, by)
     kinds = list(costs["categories"])
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow([name or "time", *kinds, "allocated_worker_s", f"money_{costs['currency']}"])
+    levels = list(costs["service"]) if any("service" in row for row in rows) else []
+    writer.writerow([name or "time", *kinds, "allocated_worker_s", f"money_{costs['currency']}", *levels])
     for row in rows:
         times = (row["categories"][kind] for kind in kinds)
-        writer.writerow([row["key"], *times, row["allocated_worker_s"], row["money"]])
+        service = (row["service"][level] for level in levels)
+        writer.writerow([row["key"], *times, row["allocated_worker_s"], row["money"], *service])
 
 
 def _print_text(costs: dict[str, Any], by: Dimension | None) -> None:
@@ -123,12 +126,11 @@ def _print_text(costs: dict[str, Any], by: Dimension | None) -> None:
         _print_shares("from", costs["buckets"], costs)
     rows = []
     for row in (*costs["tasks"], {"task": "total", **costs["totals"]}):
-        fraction = row["goodput_fraction"]
-        goodput = None if fraction is None else f"{100 * fraction:.2f}%"
+        goodput, ettr = _percent(row["goodput_fraction"]), _percent(row.get("ettr"))
         times = (row["worker_s"], row["training_worker_s"], row["planned_worker_s"])
         prices = (row["money"], row["failure_money"])
-        rows.append((row["task"], *times, *(row[p] for p in _PARTS), row["weighted_flop"], goodput, *prices))
-    columns = ("TASK", "WORKER-S", "TRAINING", "PLANNED", *_PART_COLUMNS, "WEIGHTED FLOP", "GOODPUT")
+        rows.append((row["task"], *times, *(row[p] for p in _PARTS), row["weighted_flop"], goodput, ettr, *prices))
+    columns = ("TASK", "WORKER-S", "TRAINING", "PLANNED", *_PART_COLUMNS, "WEIGHTED FLOP", "GOODPUT", "ETTR")
     print_table((*columns, currency, f"FAILURES {currency}"), rows, empty="no tasks")
     print()
     incidents = [
@@ -154,16 +156,30 @@ def _print_kinds(costs: dict[str, Any]) -> None:
         for kind, seconds in kinds.items()
     ]
     print_table(("KIND", "WORKER-S", "SHARE", costs["currency"]), rows)
-    print()
+    service = costs["service"]
+    print(
+        f"\navailability {_percent(service['availability'])}, goodput {_percent(service['goodput_fraction'])}; "
+        f"weighted FLOP {service['achieved_flop']:.4g} of {service['healthy_flop']:.4g} with all workers healthy "
+        f"({_percent(service['waf_fraction'])})\n"
+    )
+
+
+def _percent(part: float | None) -> str:
+    return "-" if part is None else f"{100 * part:.2f}%"
 
 
 def _print_shares(name: str, shares: list[dict[str, Any]], costs: dict[str, Any]) -> None:
     """Print a breakdown: a row for each key, a column for each kind."""
     kinds = list(costs["categories"])
-    columns = (name.upper(), "WORKER-S", *(kind.replace("_", " ").upper() for kind in kinds), costs["currency"])
+    columns = [name.upper(), "WORKER-S", *(kind.replace("_", " ").upper() for kind in kinds), costs["currency"]]
     rows = [
-        (row["key"], row["allocated_worker_s"], *(row["categories"][kind] for kind in kinds), row["money"])
+        [row["key"], row["allocated_worker_s"], *(row["categories"][kind] for kind in kinds), row["money"]]
         for row in shares
     ]
+    if any("service" in row for row in shares):
+        columns += [name.replace("_", " ").upper() for name in _SERVICE]
+        rows = [
+            [*row, *(_percent(share["service"][n]) for n in _SERVICE)] for row, share in zip(rows, shares, strict=True)
+        ]
     print_table(columns, rows)
     print()

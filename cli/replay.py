@@ -108,8 +108,11 @@ def _report_text(report: Report) -> str:
 
 
 def _place_json(place: Place) -> str:
-    state = place.state.model_dump(mode="json", by_alias=True)
-    return json.dumps({**state, "position": place.position, "head": place.hash, "skipped": _skipped(place)})
+    state = place.state.model_dump(mode="json", by_alias=True, exclude={"tasks", "ended", "ended_corrections"})
+    tasks = {task.name: task.model_dump(mode="json", by_alias=True) for task in place.state.every_task()}
+    return json.dumps(
+        {**state, "tasks": tasks, "position": place.position, "head": place.hash, "skipped": _skipped(place)}
+    )
 
 
 def _skipped(place: Place) -> list[str]:
@@ -122,7 +125,7 @@ def _place_text(place: Place) -> str:
     for node in state.nodes.values():
         status = "usable" if node.usable else f"not usable: {node.reason}"
         lines.append(f"node {node.name} (domain {node.domain}): {len(node.workers)} workers, {status}")
-    for task in state.tasks.values():
+    for task in state.every_task():
         lines.append(
             f"task {task.name}: {task.life}, generation {task.generation}, step {task.step} of {task.spec.steps}, "
             f"workers {' '.join(task.members) or '-'}"

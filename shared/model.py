@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict
 
 from shared.clock import PROCESS_CLOCK
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
 Clock = Callable[[], datetime]
 """Returns the time in UTC. Shells get one; tests pass their own."""
 
@@ -37,4 +39,4 @@ def canonical_json(value: Any) -> str:
     Raises:
         ValueError: the value contains NaN or an infinity.
     """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return _ENCODER.encode(value)

@@ -131,6 +131,7 @@ class Parallel(Model):
     """Tensor and pipeline sizes; ``auto`` lets the planner choose the fastest layout that fits, for each count.
 
     The others are fixed for the task's life. ``recompute``: activations computed again in the backward pass.
+    ``interleave``: model chunks of each worker where there are several pipeline stages.
     ``sequence_parallel``: tensor-parallel ranks divide the sequence where they do not divide the layer.
     ``overlap``: data-parallel ranks communicate beside backward and forward passes, where tensor and pipeline are 1.
     """
@@ -220,7 +221,11 @@ class TaskSpec(Model):
         ]
         if self.script is None:
             # What the built-in trainer does not do; a user's own script may.
-            checks.append((self.parallel.interleave == 1, "parallel.interleave: the built-in trainer has only 1"))
+            chunks = self.pipeline * self.parallel.interleave
+            even = m.layers % chunks == 0
+            checks.append(
+                (even, f"parallel.interleave: times pipeline, {chunks}, must divide model.layers, {m.layers}")
+            )
             divisible = self.optimizer.name == "adam" or not self.parallel.distributed_optimizer
             checks.append((divisible, "parallel.distributed_optimizer: the built-in trainer divides only adam's state"))
             divided = self.parallel.distributed_optimizer or not self.parallel.overlap

@@ -100,6 +100,7 @@ def attach(
     exact: bool | None = None,
     deterministic_sums: bool | None = None,
     state: Mapping[str, Any] | None = None,
+    interleave: int | None = None,
     directory: str = "unicron-run",
 ) -> Run:
     """Attach this process to its node agent, or let it train alone (also as one of torchrun's processes).
@@ -125,6 +126,9 @@ def attach(
             functions of model and optimizer that make one (a scheduler). ``run.state`` has the objects. Each changes
             once for every update, after ``run.optimizer.step()``; it is the same on every rank, except for tensors
             under the names and in the shapes of parameters (an average of the weights).
+        interleave: model chunks of each rank where there are several pipeline stages (an interleaved pipeline).
+            Megatron's ``parallel_state`` has the number as the virtual pipeline size when ``build`` is called, and
+            ``build`` returns as many modules in a list.
         directory: where checkpoints and results go without an agent.
 
     An argument that is None has the value of the task's specification or, without an agent, the default of
@@ -161,6 +165,7 @@ def attach(
         "memory_every": memory_every,
         "exact": exact,
         "deterministic_sums": deterministic_sums,
+        "interleave": interleave,
     }
     chosen: dict[str, Any] = {name: getattr(task, name) for name in given} if task is not None else {}
     chosen |= {name: value for name, value in given.items() if value is not None}

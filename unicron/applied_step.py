@@ -46,7 +46,9 @@ class AppliedStep(Step):
         """Return none."""
         return []
 
-    def commit_all(self, micro_batches: list[int], losses: list[float], ids: list[list[int]]) -> None:
+    def commit_all(
+        self, micro_batches: list[int], losses: list[float], ids: list[list[int]], chunk: int | None = None
+    ) -> None:
         """Refuse: there are no micro-batches.
 
         Raises:

@@ -9,7 +9,7 @@ status, how many ranks are at each level, which tells the largest; then a row fo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from unicron import device
 from unicron.accounting import PartialStep, StepAccount
 from unicron.errors import SampleAccountingError
 from unicron.link.waiting import Wait
-from unicron.megatron.parallel import data_group, last_stage, model_coordinate
+from unicron.megatron.parallel import data_group, last_stage, model_coordinate, virtual_stages
 
 LEVELS = 4
 """A request is below this, and so is each status: they are small enumerations (``unicron.link.agent_link``,
@@ -49,6 +49,8 @@ class Member(NamedTuple):
     """This rank's."""
     reporting: int
     """The shard that reports losses and samples: for each replica one rank that knows the loss."""
+    chunks: int = 1
+    """Model chunks of each rank, which count micro-batches on their own. The last one computes the loss."""
 
 
 def member() -> Member:
@@ -56,7 +58,8 @@ def member() -> Member:
     replicas = data_group().size()
     tensor, pipeline = model_coordinate()
     stages = last_stage() + 1
-    return Member(replicas, dist.get_world_size() // replicas, tensor * stages + pipeline, last_stage())
+    shards = dist.get_world_size() // replicas
+    return Member(replicas, shards, tensor * stages + pipeline, last_stage(), virtual_stages())
 
 
 def total(values: torch.Tensor, wait: Wait) -> torch.Tensor:
@@ -105,23 +108,25 @@ class EndOfStep:
         """
         accounted = partial.account is not None
         levels = _levels([request, *statuses])
-        counts = self._counts.encode(list(partial.samples), self._micro_batches)
+        counts = self._counts.encode(partial.done, self._micro_batches)
         rows = torch.cat([counts] if accounted else [counts, self._entries(partial)], dim=1)
         summed = self._total(torch.cat([levels.view(-1), rows.view(-1)]))
         worst = _worst(summed[: levels.numel()].view_as(levels))
         rows = summed[levels.numel() :].view_as(rows)
         if not accounted:
-            self._counts.check(rows, self._member.reporting, partial.step)
+            self._counts.check(rows, self._member.reporting, self._member.chunks - 1, partial.step)
             partial.account = self._account(partial, rows[:, counts.shape[1] :].tolist())
         if partial.reduced < buckets:
-            self._counts.check(rows, self._member.shard, partial.step)
+            for chunk in range(self._member.chunks):
+                self._counts.check(rows, self._member.shard, chunk, partial.step)
         return Agreement(worst[0], worst[1:])
 
     def _entries(self, partial: PartialStep) -> torch.Tensor:
         """Return for each micro-batch its loss, the number of its sample ids, and the ids where there is room."""
         entries = torch.zeros(self._micro_batches, 2 + self._samples, dtype=torch.float64)
         if self._member.shard == self._member.reporting:
-            for k, ids in partial.samples.items():
+            for k in partial.done[-1]:
+                ids = partial.samples[k]
                 numbers = [partial.losses[k], len(ids), *(ids if len(ids) <= self._samples else [])]
                 entries[k, : len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
         return entries
@@ -137,32 +142,37 @@ class EndOfStep:
 
 
 class _Counts:
-    """How often each micro-batch was computed, counted for each model shard on its own.
+    """How often each micro-batch was computed, counted for each model shard, and each of its model chunks, on its own.
 
-    The counts of several shards share a number, as its digits in a base above the number of replicas: no rank counts a
+    The counts of several of them share a number, as its digits in a base above the number of replicas: no rank counts a
     micro-batch twice.
     """
 
     def __init__(self, member: Member) -> None:
         self._base = member.replicas + 1
         self._in_column = int(EXACT_BITS / math.log2(self._base))
-        self._columns = -(-member.shards // self._in_column)
-        self._shard = member.shard
+        self._columns = -(-member.shards * member.chunks // self._in_column)
+        self._shard, self._chunks = member.shard, member.chunks
 
-    def encode(self, computed: list[int], micro_batches: int) -> torch.Tensor:
-        """Return this rank's counts, [micro_batches, columns]."""
+    def encode(self, done: Sequence[Collection[int]], micro_batches: int) -> torch.Tensor:
+        """Return this rank's counts of what each of its chunks has done, [micro_batches, columns]."""
         counts = torch.zeros(micro_batches, self._columns, dtype=torch.float64)
-        column, digit = divmod(self._shard, self._in_column)
-        counts[computed, column] = float(self._base**digit)
+        for chunk, computed in enumerate(done):
+            column, digit = self._place(self._shard, chunk)
+            counts[list(computed), column] += float(self._base**digit)
         return counts
 
-    def check(self, rows: torch.Tensor, shard: int, step: int) -> None:
-        """Check the counts of a shard; ``rows`` begin with the sums over all ranks.
+    def _place(self, shard: int, chunk: int) -> tuple[int, int]:
+        """Return the column and the digit in which a chunk is counted."""
+        return divmod(shard * self._chunks + chunk, self._in_column)
+
+    def check(self, rows: torch.Tensor, shard: int, chunk: int, step: int) -> None:
+        """Check the counts of a shard's chunk; ``rows`` begin with the sums over all ranks.
 
         Raises:
             SampleAccountingError: a micro-batch was not computed exactly once.
         """
-        column, digit = divmod(shard, self._in_column)
+        column, digit = self._place(shard, chunk)
         counts = [int(number) // self._base**digit % self._base for number in rows[:, column].tolist()]
         wrong = {k: count for k, count in enumerate(counts) if count != 1}
         if wrong:

@@ -11,6 +11,8 @@
     reduce:b       b buckets of gradients are reduced, and no more on any rank
     update         all buckets are reduced, the update is not yet applied
     apply          inside the optimizer's step: one parameter is changed, the others are not
+    gather         the update is applied, this rank's part of the parameters is not yet sent (overlapped gather)
+    gather:b       in the first forward pass of the step, b bucket groups of parameters have come, and the next has not
     move:r         r rounds of state have moved into a new generation, which is to go on with that step
     checkpoint     as the first checkpoint of that step or a later one begins (one at a time is written)
 

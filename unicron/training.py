@@ -6,11 +6,9 @@ which errors a new generation answers.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch.distributed as dist
@@ -18,7 +16,6 @@ import torch.distributed as dist
 from unicron import end_of_step
 from unicron.applied_step import AppliedStep
 from unicron.checkpoint import target
-from unicron.checkpoint.export import export
 from unicron.checkpoint.writer import Outcomes, Writer
 from unicron.end_of_step import EndOfStep
 from unicron.errors import DamagedCheckpoint, Interrupted, InvalidSpec
@@ -28,7 +25,8 @@ from unicron.join import user_state
 from unicron.join.joining import Build, Joiner, JoinResult, own_share
 from unicron.link import reporting, torchrun
 from unicron.link.agent_link import DRAIN, NOTHING, STOP, STOP_UNSAVED, AgentLink
-from unicron.protocol import Checkpointed, CheckpointFailed, Configure, Finished, Stopped
+from unicron.protocol import Checkpointed, CheckpointFailed, Configure, Stopped
+from unicron.result import write_result
 from unicron.snapshot.snapshots import Snapshots
 from unicron.state.rank_state import RankState
 from unicron.state.user_state import UserState
@@ -52,6 +50,7 @@ class Training:
         memory_every: int = 0,
         precision: Precision = Precision.FLOAT32,
         state: Mapping[str, Any] | None = None,
+        interleave: int = 1,
     ) -> None:
         """Prepare the training.
 
@@ -67,6 +66,7 @@ class Training:
             memory_every: steps between snapshots, where an agent says where they go; 0: none.
             precision: of the sums of gradients.
             state: the user's state, as ``unicron.attach`` takes it.
+            interleave: model chunks of each rank, where there are several pipeline stages.
         """
         self.link = link
         self.user = UserState(state)
@@ -81,7 +81,9 @@ class Training:
         self._writer = Writer(checkpoint_keep)
         self._checkpoint_due = False
         self._configure: Configure | None = None
-        self._joiner = Joiner(build, initialise, self.snapshots, precision=precision, user=self.user)
+        self._joiner = Joiner(
+            build, initialise, self.snapshots, precision=precision, user=self.user, interleave=interleave
+        )
         self._joined = JoinResult(source="")
         self._loss: float | None = None
         self._left_step: Step | None = None
@@ -148,7 +150,7 @@ class Training:
             if self.rank_state.applied == self.total_steps:
                 return False
             if self.request == DRAIN:
-                return True
+                return self._attempt(self._gather_parameters)
             if not self._at_boundary():
                 return False
         return False
@@ -188,6 +190,13 @@ class Training:
         self.snapshots.take(self.rank_state, self.user.record)
         return True
 
+    def _gather_parameters(self) -> None:
+        """Wait until the parameters that other ranks have updated have arrived on this one."""
+        if self.rank_state.gather is not None:
+            self.rank_state.gather.complete()
+            self.link.synchronize()
+            self.rank_state.gather.settle()
+
     def heartbeat(self) -> None:
         """Report that this rank is at work on something else than a step; see ``Run.heartbeat``."""
         self.link.progress(self._applied(), "aside")
@@ -197,7 +206,7 @@ class Training:
     def _leave_generation(self) -> None:
         """Give up what still needs the peers of the generation that this process was in, if any."""
         if self._joiner.rank_state is not None:
-            self.link.abandoned.extend(self._joiner.rank_state.leave_generation())
+            self.link.break_off(self._joiner.rank_state.leave_generation())
 
     def _begin_life(self, configure: Configure) -> None:
         """Tell the script of its generation, and keep the injected faults that are this process's."""
@@ -343,24 +352,11 @@ class Training:
         """Write the result and report that the task is finished."""
         configure, state = self.configure, self.rank_state
         self.link.progress(state.applied, "checkpoint")
+        self._gather_parameters()
         self._complete_checkpoint()
-        path = Path(configure.directory) / "result" / "parameters.safetensors"
-        export(state.model, path)
-        is_first = configure.rank == 0
-        if is_first:
-            summary = {"steps": state.applied, "samples_sha256": state.digest.hex(), "loss": self._loss}
-            path.with_name("summary.json").write_text(json.dumps(summary) + "\n")
+        finished = write_result(configure, state, self._loss)
         dist.barrier()
-        self.link.send(
-            Finished(
-                generation=configure.generation,
-                rank=configure.rank,
-                step=state.applied,
-                samples_sha256=state.digest.hex() if is_first else "",
-                parameters_path=str(path) if is_first else "",
-                loss=self._loss,
-            )
-        )
+        self.link.send(finished)
 
     # Failures.
 

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from services.api.charges import Charge, Interval, money, total, worker_s
 from services.api.claims import Claim, Part
+from services.api.cost_models import (
+    Bucket,
+    Costs,
+    CostTotals,
+    IncidentCost,
+    IncidentCostRow,
+    ServiceLevel,
+    Share,
+    SumCheck,
+    TaskCost,
+)
 from services.api.ledger import CATEGORIES, History, Ledger, categories, incident_cost, ledger
-from services.api.models import Bucket, Costs, CostTotals, IncidentCost, IncidentCostRow, Share, SumCheck, TaskCost
+from services.api.service_levels import (
+    achieved_flop,
+    effective_training_time_ratio,
+    fraction,
+    healthy_flop,
+    service_level,
+)
 from services.api.span_claims import Window, overlapping, union
 from services.api.views import ClusterView, NodeView, TaskView
 
@@ -78,7 +95,8 @@ def report(
     as_of = history.present(as_of)
     until = as_of if end is None else min(end, as_of)
     price = cluster.price_per_worker_hour
-    book = ledger(history, price, as_of, Window.of(start, until))
+    window = Window.of(start, until)
+    book = ledger(history, price, as_of, window)
     whole = start is None and end is None
     spans_s = sum(high - low for intervals in book.allocated.values() for low, high in intervals)
     allocated = allocated_worker_s(nodes, as_of) if whole else spans_s
@@ -86,7 +104,7 @@ def report(
     by_task: dict[str, list[Charge]] = {name: [] for name in views}
     by_task |= book.group(lambda charge: charge.claim.task)
     without_task = by_task.pop("", [])
-    task_costs = [_task_cost(views.get(name), name, charges, price) for name, charges in by_task.items()]
+    task_costs = [_task_cost(views.get(name), name, charges, price, window) for name, charges in by_task.items()]
     costs = book.by_incident()
     rows = [
         IncidentCostRow(
@@ -100,6 +118,11 @@ def report(
     ]
     totals = _totals(book, task_costs, price)
     kinds = categories(book.charges)
+
+    def level(part: Mapping[str, float], within: Window) -> ServiceLevel:
+        achieved = achieved_flop(history.spans, views, within, as_of.timestamp())
+        return service_level(part, achieved, healthy_flop(history.spans, within))
+
     return Costs(
         as_of=as_of,
         window_start=start,
@@ -109,11 +132,12 @@ def report(
         categories=kinds,
         allocated_worker_s=allocated,
         allocated_money=money(allocated, price),
+        service=level(kinds, window),
         breakdowns={
             name: [_share(key, charges, price) for key, charges in sorted(book.group(keyed).items())]
             for name, keyed in book.dimensions().items()
         },
-        buckets=list(_buckets(book, period, price)) if period is not None else [],
+        buckets=list(_buckets(book, period, window, level)) if period is not None else [],
         tasks=task_costs,
         incidents=rows,
         totals=totals,
@@ -149,7 +173,9 @@ def _share(key: str, charges: Iterable[Charge], price: float) -> Share:
     return Share(key=key, categories=kinds, allocated_worker_s=allocated, money=money(allocated, price))
 
 
-def _buckets(book: Ledger, period: Period, price: float) -> Iterator[Bucket]:
+def _buckets(
+    book: Ledger, period: Period, window: Window, level: Callable[[Mapping[str, float], Window], ServiceLevel]
+) -> Iterator[Bucket]:
     """Yield the days or weeks of the window, from the first in which a worker was allocated."""
     bounds = [bound for intervals in book.allocated.values() for interval in intervals for bound in interval]
     if not bounds:
@@ -179,15 +205,12 @@ def _buckets(book: Ledger, period: Period, price: float) -> Iterator[Bucket]:
             end=begin + length,
             categories=kinds,
             allocated_worker_s=allocated,
-            money=money(allocated, price),
+            money=money(allocated, book.price_per_worker_hour),
+            service=level(kinds, Window(*window.clip(begin.timestamp(), (begin + length).timestamp()))),
         )
 
 
-def _fraction(part: float, whole: float) -> float | None:
-    return part / whole if whole > 0.0 else None
-
-
-def _task_cost(task: TaskView | None, name: str, charges: list[Charge], price: float) -> TaskCost:
+def _task_cost(task: TaskView | None, name: str, charges: list[Charge], price: float, window: Window) -> TaskCost:
     failure = total(charges, price)
     training = worker_s(charges, Part.TRAINING)
     held = sum(charge.worker_s for charge in charges)
@@ -205,7 +228,8 @@ def _task_cost(task: TaskView | None, name: str, charges: list[Charge], price: f
         flop=flop,
         weighted_flop=flop * task.spec.weight if task is not None else 0.0,
         lost_flop=failure.lost_flop,
-        goodput_fraction=_fraction(training, held),
+        goodput_fraction=fraction(training, held),
+        ettr=effective_training_time_ratio(task, charges, window) if task is not None else None,
         money=money(held, price),
         failure_money=failure.money,
     )
@@ -231,5 +255,5 @@ def _totals(book: Ledger, rows: Sequence[TaskCost], price: float) -> CostTotals:
         failure_worker_s=_failure_worker_s(failure),
         flop=sum(row.flop for row in rows),
         weighted_flop=sum(row.weighted_flop for row in rows),
-        goodput_fraction=_fraction(training, held),
+        goodput_fraction=fraction(training, held),
     )

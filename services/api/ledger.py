@@ -20,7 +20,7 @@ from services.api.claims import (
     start_claims,
     training_claims,
 )
-from services.api.models import IncidentCost
+from services.api.cost_models import IncidentCost
 from services.api.span_claims import (
     NODE_SPANS,
     Window,

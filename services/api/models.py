@@ -1,27 +1,20 @@
 """Answers of the interface, the stable contract. Times are UTC ISO 8601 with microseconds.
 
-``services/api/present.py`` and ``services/api/costs.py`` make them from the views (``services/api/views.py``).
+``services/api/present.py`` makes them from the views (``services/api/views.py``).
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic import BaseModel, ConfigDict, Field
 
+from services.api.cost_models import Counterfactual, IncidentCost
+from services.api.times import Time
 from services.api.views import Milestone, NodeState, PlanState, Result
 from shared.plans import Layout, Response, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, TaskState
-
-
-def iso(at: datetime) -> str:
-    """Return a time as text, always in UTC and always with microseconds."""
-    return at.astimezone(UTC).isoformat(timespec="microseconds")
-
-
-Time = Annotated[datetime, PlainSerializer(iso, return_type=str, when_used="json-unless-none")]
 
 T = TypeVar("T")
 
@@ -103,27 +96,11 @@ class Task(BaseModel):
     spec: TaskSpec
 
 
-class IncidentCost(BaseModel):
-    """Cost of one incident so far (docs/costs.md). ``transition`` does not include ``recompute``.
-
-    ``sub_healthy_worker_s``: of lost workers (``lost_worker_s``), and of those present that it leaves unused or used
-    worse. ``lost_flop``: weighted FLOP not achieved. ``money``, ``failure_money``: price of all these worker-seconds.
-    """
-
-    detection_worker_s: float
-    transition_worker_s: float
-    recompute_worker_s: float
-    sub_healthy_worker_s: float
-    lost_worker_s: float
-    lost_flop: float
-    money: float
-    failure_money: float
-
-
 class Incident(BaseModel):
     """A fault. ``resumed_at``: end of the interrupted step; ``restored_at``: return to planned strength.
 
     ``task``: of a fault of one task; null for a node's. ``tasks``: all that the fault hit or its plans changed.
+    ``counterfactuals``: models of other answers.
     """
 
     id: str
@@ -146,6 +123,7 @@ class Incident(BaseModel):
     state_source: str | None
     steps_recomputed: int
     cost: IncidentCost
+    counterfactuals: list[Counterfactual]
     evidence: dict[str, Any]
 
 
@@ -221,118 +199,6 @@ class DrainRequest(NodeRequest):
     """``timeout_s``: how long tasks may take to move away; null: the setting ``drain_timeout_s``."""
 
     timeout_s: float | None = Field(default=None, ge=0, le=86_400)
-
-
-class TaskCost(BaseModel):
-    """A task's worker-seconds by use; ``worker_s``, the time of all its workers, = training + planned + failure parts.
-
-    Workers that an incident has taken from the task count as its own until it has as many again, or ends.
-
-    ``goodput_fraction``: training / ``worker_s``. ``flop``: model FLOP of the updates applied, whatever the window;
-    ``weighted_flop``: times the task's weight, as ``lost_flop`` is. ``lost_worker_s``: of ``sub_healthy_worker_s``.
-    ``money``: price of ``worker_s``; ``failure_money``: price of the failure parts.
-    """
-
-    task: str
-    worker_s: float
-    training_worker_s: float
-    planned_worker_s: float
-    detection_worker_s: float
-    transition_worker_s: float
-    recompute_worker_s: float
-    sub_healthy_worker_s: float
-    lost_worker_s: float
-    flop: float
-    weighted_flop: float
-    lost_flop: float
-    goodput_fraction: float | None
-    money: float
-    failure_money: float
-
-
-class IncidentCostRow(IncidentCost):
-    """An incident in the cost report."""
-
-    incident: str
-    kind: ErrorKind
-    severity: Severity
-    tasks: list[str]
-
-
-class CostTotals(IncidentCost):
-    """Sums over all tasks, and over workers that an incident has taken and no task lacks.
-
-    ``failure_worker_s``: the failure parts. ``money``: price of ``worker_s``.
-    """
-
-    worker_s: float
-    training_worker_s: float
-    planned_worker_s: float
-    failure_worker_s: float
-    flop: float
-    weighted_flop: float
-    goodput_fraction: float | None
-
-
-class SumCheck(BaseModel):
-    """Three checks: each compares two sums that are made in different ways.
-
-    Failure parts by task (and without a task), and by incident. All parts, and the time that the claims of plans and
-    incidents cover. All kinds of time (``categories_worker_s``), and the allocated time (``allocated_worker_s``), which
-    is counted as nodes join and leave, without any claim.
-    """
-
-    by_task_worker_s: float
-    by_incident_worker_s: float
-    parts_worker_s: float
-    held_worker_s: float
-    categories_worker_s: float
-    allocated_worker_s: float
-    ok: bool
-
-
-class Share(BaseModel):
-    """A part of the allocated time. ``key``: of a task, node, ...; empty for time that belongs to none.
-
-    ``categories``: worker-seconds by kind; they add up to ``allocated_worker_s``. ``money``: the price of that.
-    """
-
-    key: str
-    categories: dict[str, float]
-    allocated_worker_s: float
-    money: float
-
-
-class Bucket(Share):
-    """A day or a week of the window, in UTC. ``key``: its first day, as a date."""
-
-    start: Time
-    end: Time
-
-
-class Costs(BaseModel):
-    """The cost report (docs/costs.md).
-
-    ``window_start``, ``window_end``: the time that is accounted for; ``window_start`` is null for all time before.
-    ``categories``: worker-seconds by kind; each allocated second has one, so they add up to ``allocated_worker_s``.
-    ``allocated_money``: the price of that. ``breakdowns``: the same time by task, node, hardware, cause and incident.
-    ``buckets``: by day or week, if that was asked for.
-    """
-
-    as_of: Time
-    window_start: Time | None
-    window_end: Time
-    currency: str
-    price_per_worker_hour: float
-    categories: dict[str, float]
-    allocated_worker_s: float
-    allocated_money: float
-    breakdowns: dict[str, list[Share]]
-    buckets: list[Bucket]
-    tasks: list[TaskCost]
-    incidents: list[IncidentCostRow]
-    totals: CostTotals
-    sum_check: SumCheck
 
 
 class EventRecord(BaseModel):

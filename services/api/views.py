@@ -76,7 +76,9 @@ class TaskView(Model):
     without a checkpoint. ``step_s``: the newest measured step time in seconds; 0 until one was measured.
 
     ``rates``: the newest measured rates. ``modelled``: FLOP/s by the throughput model at the counts of workers that
-    plans gave the task. ``demand``, ``shortfalls``: keys of the spans that last (``SpanView``).
+    plans gave the task. ``demand``, ``progress``, ``shortfalls``: keys of the spans that last (``SpanView``).
+    ``start_s``: how long the newest start from nothing took. ``counted_step``: up to which earlier spans count the
+    progress.
     """
 
     name: str
@@ -103,9 +105,12 @@ class TaskView(Model):
     pausing: bool = False
     queued_reason: str = ""
     step_s: float = 0.0
+    start_s: float = 0.0
     rates: list[RateSample] = Field(default_factory=list)
     modelled: dict[int, float] = Field(default_factory=dict)
     demand: str = ""
+    progress: str = ""
+    counted_step: int = 0
     shortfalls: list[str] = Field(default_factory=list)
     loss: float | None = None
     checkpoint: str = ""
@@ -191,6 +196,9 @@ class Impact(Model):
     plan took the task over. ``until``: when the training that followed ended (None: it goes on). ``step_s``: time of a
     step of the workers after the plan. ``waf_flop_per_s``: weighted FLOP/s of all workers before it. Both are robust
     means (``services/api/rates.py``). ``weight``: of the task.
+
+    For counterfactuals: ``step``, ``saved_step`` when the plan was made; ``step_before_s``: time of a step of the
+    workers before; ``start_s``: how long the task's newest start from nothing took, 0 while unknown.
     """
 
     task: str
@@ -208,6 +216,10 @@ class Impact(Model):
     step_s: float = 0.0
     waf_flop_per_s: float = 0.0
     weight: float = 1.0
+    step: int = 0
+    saved_step: int = 0
+    step_before_s: float = 0.0
+    start_s: float = 0.0
 
 
 class PlanView(Model):
@@ -215,6 +227,8 @@ class PlanView(Model):
 
     ``incidents``: those that the plan answers, its own and the open ones of the plans that it supersedes.
     ``outstanding``: tasks that the plan is not done with. ``impacts``: by task. ``queued``: why tasks wait, by task.
+    ``solved``: whether the solver made it. ``gain_flop_per_s``: its WAF above that of the alternative in which only the
+    failed tasks shrink; None where there is no such alternative.
     """
 
     id: str
@@ -231,6 +245,8 @@ class PlanView(Model):
     outstanding: list[str]
     impacts: dict[str, Impact]
     queued: dict[str, str]
+    solved: bool = False
+    gain_flop_per_s: float | None = None
     milestones: list[Milestone] = Field(default_factory=list)
 
 
@@ -292,6 +308,10 @@ class SpanKind(StrEnum):
     """A task could use more workers than it has."""
     SHORTFALL = "shortfall"
     """A task has fewer workers because of an incident."""
+    PROGRESS = "progress"
+    """A task goes from one step to another under one plan."""
+    HEALTHY = "healthy"
+    """The best plan on all allocated workers would achieve so much."""
 
 
 class SpanView(Model):
@@ -300,6 +320,9 @@ class SpanView(Model):
     ``workers``: all of the node; or those that the task has lost to the incident. ``hardware``: their kind; the kind
     that the task wants, empty for any. ``incident``: that took the node or the workers. ``before``: workers that the
     task had. ``weight``, ``flop_per_worker_s``: of the task, and its weighted FLOP/s of one worker.
+
+    ``first_step``, ``last_step``: of progress, ``last_step`` once it has ended; ``flop_per_step``: weighted. ``waf``:
+    weighted FLOP/s of the healthy line, by task.
     """
 
     id: str
@@ -315,15 +338,24 @@ class SpanView(Model):
     before: int = 0
     weight: float = 1.0
     flop_per_worker_s: float = 0.0
+    first_step: int = 0
+    last_step: int = 0
+    flop_per_step: float = 0.0
+    waf: dict[str, float] = Field(default_factory=dict)
 
 
 class ClusterView(Model):
-    """Parameters of the cluster from which costs are computed."""
+    """Parameters of the cluster from which costs are computed.
+
+    ``away``: names of the nodes that are allocated and away. ``healthy``: key of the healthy line's span that lasts.
+    """
 
     name: str = "cluster"
     position: int = 0
     price_per_worker_hour: float = 0.0
     currency: str = "USD"
+    away: list[str] = Field(default_factory=list)
+    healthy: str = ""
 
 
 @dataclass

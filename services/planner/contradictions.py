@@ -72,6 +72,7 @@ class Contradictions:
             if task is not None and task.life != "ended":
                 yield f"task {event.task} is submitted again before it has ended"
             self._ends.pop(event.task, None)
+            self._steps.pop(event.task, None)
             return
         if task is None:
             yield from self._never(f"task {event.task} was never submitted")

@@ -6,10 +6,9 @@ times neither changes plans nor invalidates answers of the look-ahead. ``through
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import lru_cache
 
-from services.planner.state import HardwareLayout, State, Task
+from services.planner.state import Corrections, HardwareLayout, State, Task, mean_of
 from services.planner.throughput import flop_per_step, hardware_of, is_rated, modelled_flop_per_s
 
 CORRECTION_BASE = 1.1
@@ -34,13 +33,11 @@ def measure(state: State, task: Task, layout: HardwareLayout, step_s: float) -> 
 
 def forget_rates(state: State) -> State:
     """Return the state without the corrections that refer to ``worker_flop_per_s``, after that setting has changed."""
-    tasks = {
-        name: task.model_copy(
-            update={"measured": {layout: e for layout, e in task.measured.items() if not is_rated(layout.hardware)}}
-        )
-        for name, task in state.tasks.items()
-    }
-    return state.model_copy(update={"tasks": tasks})
+    for task in (*state.tasks.values(), *state.ended.values()):
+        kept = {layout: exponent for layout, exponent in task.measured.items() if not is_rated(layout.hardware)}
+        if kept != task.measured:
+            state = state.with_changed(task.name, measured=kept)
+    return state
 
 
 def exponent_of(state: State, task: Task, hardware: str) -> int:
@@ -50,21 +47,13 @@ def exponent_of(state: State, task: Task, hardware: str) -> int:
 
 def believed_exponent(state: State, task: Task, hardware: str) -> int | None:
     """Return the mean of the task's measured layouts, else that of all measured tasks; None without measurement."""
-    if task.measured and (own := general_exponent(task, hardware)) is not None:
+    if task.measured and (own := task.general_exponent(hardware)) is not None:
         return own
-    others = (general_exponent(other, hardware) for other in state.tasks.values() if other.measured)
-    return _mean(exponent for exponent in others if exponent is not None)
-
-
-def general_exponent(task: Task, hardware: str) -> int | None:
-    """Return the mean of the task's measured layouts on that kind of hardware; None if there is none."""
-    return _mean(exponent for layout, exponent in task.measured.items() if layout.hardware == hardware)
-
-
-def _mean(exponents: Iterable[int]) -> int | None:
-    """Return the rounded mean; None for no exponents. One more exponent that equals the mean does not change it."""
-    found = list(exponents)
-    return (2 * sum(found) + len(found)) // (2 * len(found)) if found else None
+    number, total = state.ended_corrections.get(hardware, Corrections(0, 0))
+    for other in state.tasks.values():
+        if other.measured and (exponent := other.general_exponent(hardware)) is not None:
+            number, total = number + 1, total + exponent
+    return mean_of(Corrections(number, total))
 
 
 @lru_cache(maxsize=2 * MAX_EXPONENT + 1)

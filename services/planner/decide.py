@@ -195,7 +195,7 @@ def _stop_task(state: State, draft: _Draft, task: Task, reason: str) -> None:
 
 
 def _task_ended(state: State, event: TaskFinished | TaskFailed | TaskStopped) -> _Draft | None:
-    task = state.tasks.get(event.task)
+    task = state.find(event.task)
     draft = _Draft(Trigger.TASK_ENDED)
     if task is None:
         return draft

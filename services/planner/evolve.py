@@ -12,7 +12,7 @@ from typing import Any
 from services.planner.admission import present_wait
 from services.planner.blame import blamed_node, blamed_task, blamed_workers, is_stale
 from services.planner.corrections import forget_rates, measure
-from services.planner.execution import execute_phase, form_stage, make_plan
+from services.planner.execution import execute_phase, formed_stage, make_plan
 from services.planner.nodes import (
     adopt_node,
     cordon_node,
@@ -63,8 +63,11 @@ def _configured(state: State, event: ClusterConfigured, at: datetime) -> State:
 
 
 def _submitted(state: State, event: TaskSubmitted, at: datetime) -> State:
-    old = state.tasks.get(event.spec.name)
-    task = Task(spec=event.spec, step=event.step, checkpoint=event.checkpoint, checkpoint_step=event.step)
+    old = state.find(event.spec.name)
+    number = len(state.tasks) + len(state.ended) if old is None else old.number
+    task = Task(
+        spec=event.spec, step=event.step, checkpoint=event.checkpoint, checkpoint_step=event.step, number=number
+    )
     if old is not None:
         same = all(getattr(old.spec, name) == getattr(event.spec, name) for name in ("model", "batch", "parallel"))
         task = task.model_copy(
@@ -81,7 +84,7 @@ def _submitted(state: State, event: TaskSubmitted, at: datetime) -> State:
 
 
 def _stop_requested(state: State, event: TaskStopRequested, at: datetime) -> State:
-    task = state.tasks.get(event.task)
+    task = state.find(event.task)
     if task is None or task.life == "ended":
         return state
     return state.with_changed(event.task, life="stopping", lose_steps=task.lose_steps or event.lose_steps)
@@ -89,7 +92,7 @@ def _stop_requested(state: State, event: TaskStopRequested, at: datetime) -> Sta
 
 def _stop_refused(state: State, event: TaskStopRefused, at: datetime) -> State:
     """Take a task that could not be saved back to training, on the workers that it has; or stop it in another way."""
-    task = state.tasks.get(event.task)
+    task = state.find(event.task)
     if task is None or task.life == "ended" or task.change is None or task.plan != event.plan:
         return state
     if task.lose_steps:
@@ -98,7 +101,7 @@ def _stop_refused(state: State, event: TaskStopRefused, at: datetime) -> State:
 
 
 def _starving(state: State, event: TaskStarving, at: datetime) -> State:
-    task = state.tasks.get(event.task)
+    task = state.find(event.task)
     wait = present_wait(task)
     if wait is None or wait.since != event.since:
         return state
@@ -112,7 +115,7 @@ def _ended(state: State, event: TaskFinished | TaskFailed, at: datetime) -> Stat
 
 
 def _stopped(state: State, event: TaskStopped, at: datetime) -> State:
-    task = state.tasks.get(event.task)
+    task = state.find(event.task)
     if task is None or task.life == "ended":
         return state
     saved = {"checkpoint": event.path, "checkpoint_step": event.step} if event.path else {}
@@ -123,19 +126,20 @@ def _stopped(state: State, event: TaskStopped, at: datetime) -> State:
 
 
 def _progressed(state: State, event: TaskProgressed, at: datetime) -> State:
-    task = state.tasks.get(event.task)
+    task = state.find(event.task)
     if task is None or task.life == "ended":
         return state
-    timed = {"step_s": event.step_s} if event.step_s > 0.0 else {}
-    state = state.with_changed(event.task, step=event.step, **timed)
+    changes: dict[str, Any] = {"step": event.step}
     layout = task.trained.get(event.generation)
-    if timed and layout is not None:
-        state = state.with_changed(event.task, measured=measure(state, task, layout, event.step_s))
-    return form_stage(state, event.task, event.generation)
+    if event.step_s > 0.0:
+        changes["step_s"] = event.step_s
+        if layout is not None:
+            changes["measured"] = measure(state, task, layout, event.step_s)
+    return state.with_changed(event.task, **changes, **formed_stage(task, event.generation))
 
 
 def _checkpointed(state: State, event: TaskCheckpointed, at: datetime) -> State:
-    task = state.tasks.get(event.task)
+    task = state.find(event.task)
     if task is None or event.step < task.checkpoint_step:
         return state
     return state.with_changed(event.task, checkpoint=event.path, checkpoint_step=event.step)

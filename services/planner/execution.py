@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from services.planner.state import HardwareLayout, State, Task, Wait, node_of, without
 from services.planner.transition_costs import kind_of_change
@@ -18,7 +19,7 @@ def make_plan(state: State, event: PlanDecided, at: datetime) -> State:
     """Return the state once the plan is made: members, stages and waits of all tasks."""
     state = state.model_copy(update={"plans": state.plans + 1})
     for change in event.changes:
-        task = state.tasks.get(change.task)
+        task = state.find(change.task)
         if task is not None:
             changed = _changed(task, change, event.plan, at)
             existing = tuple(worker for worker in changed.occupied if _exists(state, worker))
@@ -92,20 +93,19 @@ def _trained(state: State, task: Task, change: TaskChange) -> dict[int, Hardware
     return {generation: trained[generation] for generation in sorted(trained)[-GENERATIONS_REMEMBERED:]}
 
 
-def form_stage(state: State, name: str, generation: int) -> State:
-    """Return the state once a generation is known to train: its members have the task's state.
+def formed_stage(task: Task, generation: int) -> dict[str, Any]:
+    """Return what changes of a task once a generation is known to train: its members have the task's state.
 
     While the survivors finish an interrupted step, those of them that are no members of its stage keep what they have.
     """
-    task = state.tasks[name]
     stages = task.change.stages if task.change else []
     stage = next((s for s in stages if s.generation == generation), None)
     if stage is None:
-        return state
+        return {}
     ranks = {member.worker: member.rank for member in stage.members}
     if stage is not stages[-1] and not ranks.keys() >= set(task.owners):
-        return state
-    return state.with_changed(name, owners=tuple(ranks), state_layout=stage.layout, ranks=ranks)
+        return {}
+    return {"owners": tuple(ranks), "state_layout": stage.layout, "ranks": ranks}
 
 
 def execute_phase(state: State, event: StateMoved) -> State:
@@ -129,7 +129,7 @@ def _after_phase(state: State, task: Task, change: TaskChange, event: StateMoved
     if event.phase == "resumed":
         state = state.with_changed(event.task, idle_since=None, idle_s=task.idle_s + _idle_s(task, event))
     if event.phase in ("resumed", "restored"):
-        state = form_stage(state, event.task, event.generation)
+        state = state.with_changed(event.task, **formed_stage(state.tasks[event.task], event.generation))
     if event.phase == "released":
         staying = without(task.occupied, [w for w in change.release if w not in task.members])
         state = state.with_changed(event.task, occupied=staying)

@@ -137,7 +137,7 @@ def _stops(before: State, cause: Recorded, events: Sequence[Event]) -> Iterator[
 
 def _change(before: State, change: TaskChange) -> Iterator[str]:
     """Yield what is wrong with the change of one task."""
-    task = before.tasks.get(change.task)
+    task = before.find(change.task)
     if task is None:
         yield f"it changes task {change.task}, which was never submitted"
         return

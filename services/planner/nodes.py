@@ -29,12 +29,12 @@ def join_node(state: State, event: NodeJoined, at: datetime) -> State:
         hardware=event.hardware,
         cordoned=old is not None and old.cordoned,
     )
-    tasks = {
-        name: task.model_copy(update={"occupied": tuple(w for w in task.occupied if node_of(w) != node.name)})
-        for name, task in state.tasks.items()
-    }
+    for task in state.tasks.values():
+        elsewhere = tuple(worker for worker in task.occupied if node_of(worker) != node.name)
+        if len(elsewhere) < len(task.occupied):
+            state = state.with_changed(task.name, occupied=elsewhere)
     nodes = {**state.nodes, node.name: node}
-    return state.model_copy(update={"nodes": nodes, "tasks": tasks, "kinds": _counted(state.kinds, old, node)})
+    return state.model_copy(update={"nodes": nodes, "kinds": _counted(state.kinds, old, node)})
 
 
 def adopt_node(state: State, event: NodeAdopted, at: datetime) -> State:

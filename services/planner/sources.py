@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from pydantic_core import from_json
 
 from services.planner.decide import SERVICE
+from services.planner.invariants import TRIGGERS
 from shared.errors import Corrupt
 from shared.events import PlanDecided, Recorded, TaskStopped, derived_id
 from shared.log.anchors import Defect
@@ -140,6 +141,8 @@ class AnsweredRows:
     def answers_to(self, cause: Recorded) -> list[Recorded]:
         """Return the planner's recorded answer to a cause, in the order of its events; empty if there is none."""
         found: list[Recorded] = []
+        if type(cause.event) not in TRIGGERS:
+            return found
         while (record := self._find(derived_id(cause.event.event_id, SERVICE, len(found)))) is not None:
             found.append(record)
         return found

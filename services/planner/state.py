@@ -2,13 +2,16 @@
 
 All models are immutable. Tuples have the order that decisions depend on. ``unicron replay --at`` prints the state; the
 serialisation aliases are the names that it prints.
+
+What an event costs does not grow with the number of tasks that the log has ever had: tasks that have ended, and left
+nothing behind, are kept apart from the others (``State.ended``), and a new state shares them with the one before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import Field
 
@@ -25,6 +28,24 @@ DEFAULT_HARDWARE = "cpu"
 """Kind of the workers of a node that reports no kind."""
 
 
+class _Value(Model):
+    """A model of which many changed copies are made."""
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with some fields changed. As pydantic's, which copies the set of given fields too, every time.
+
+        The attributes are those that ``pydantic.BaseModel`` documents.
+        """
+        if deep:
+            return super().model_copy(update=update, deep=True)
+        copied = object.__new__(type(self))
+        object.__setattr__(copied, "__dict__", {**self.__dict__, **update} if update else self.__dict__.copy())
+        object.__setattr__(copied, "__pydantic_fields_set__", self.__pydantic_fields_set__)
+        object.__setattr__(copied, "__pydantic_extra__", None)
+        object.__setattr__(copied, "__pydantic_private__", None)
+        return copied
+
+
 class HardwareLayout(NamedTuple):
     """A kind of workers, and the tensor, pipeline and data parallel sizes of a task on them."""
 
@@ -34,7 +55,7 @@ class HardwareLayout(NamedTuple):
     data: int
 
 
-class Node(Model):
+class Node(_Value):
     """A node. ``hardware``: the kind of its workers.
 
     ``usable``: false once the node is lost, isolated or left. ``since``: when ``usable`` changed last. ``reason``: why
@@ -60,7 +81,7 @@ class Node(Model):
         return self.usable and not self.cordoned and not self.draining
 
 
-class Wait(Model):
+class Wait(_Value):
     """A task's wait for workers, and its turn after that.
 
     ``since``: when the plan that queued the task was made. ``cause``: id of the event from which the id of the next
@@ -74,7 +95,7 @@ class Wait(Model):
     ended_at: datetime | None = None
 
 
-class Task(Model):
+class Task(_Value):
     """A task.
 
     Attributes:
@@ -103,6 +124,7 @@ class Task(Model):
         trained: the hardware and layout of its newest generations.
         measured: throughput corrections: measured is 1.1 ** exponent times the modelled throughput.
         lose_steps: whether a user wants it to stop also if its state cannot be saved.
+        number: of the task's first submission, among all tasks.
     """
 
     spec: TaskSpec
@@ -131,6 +153,7 @@ class Task(Model):
     trained: dict[int, HardwareLayout] = Field(default_factory=dict)
     measured: dict[HardwareLayout, int] = Field(default_factory=dict)
     lose_steps: bool = False
+    number: int = Field(default=0, exclude=True)
 
     @property
     def name(self) -> str:
@@ -154,15 +177,35 @@ class Task(Model):
         """Whether the task is being stopped or paused: it still occupies its workers and gets no others."""
         return self.life == "stopping" or (self.change is not None and self.change.action == "pause")
 
+    @property
+    def settled(self) -> bool:
+        """Whether the task has ended and nothing of it is left: no process, no plan under way, no wait."""
+        if self.life != "ended" or self.occupied or self.change is not None:
+            return False
+        return self.wait is None or self.wait.ended_at is not None
 
-class State(Model):
+    def general_exponent(self, hardware: str) -> int | None:
+        """Return the mean of the corrections measured on that kind of hardware; None if there are none."""
+        return rounded_mean([exponent for layout, exponent in self.measured.items() if layout.hardware == hardware])
+
+
+class Corrections(NamedTuple):
+    """General corrections of settled tasks on one kind of hardware: how many, and the sum of their exponents."""
+
+    number: int
+    total: int
+
+
+class State(_Value):
     """The whole cluster.
 
     Attributes:
         config: the newest parameters of decisions.
         nodes: all nodes ever seen, by name.
         kinds: for each kind of hardware, how many of the nodes ever seen have how many workers (workers -> nodes).
-        tasks: all tasks, by name.
+        tasks: all tasks but settled ones, by name, in the order of their first submission.
+        ended: settled tasks, by name.
+        ended_corrections: their general corrections, by kind of hardware.
         plans: number of plans made.
         losses: number of node failures.
         node_s: seconds that nodes were usable, up to their loss.
@@ -174,6 +217,8 @@ class State(Model):
     nodes: dict[str, Node] = Field(default_factory=dict)
     kinds: dict[str, dict[int, int]] = Field(default_factory=dict)
     tasks: dict[str, Task] = Field(default_factory=dict)
+    ended: dict[str, Task] = Field(default_factory=dict)
+    ended_corrections: dict[str, Corrections] = Field(default_factory=dict)
     plans: int = 0
     losses: int = 0
     node_s: float = 0.0
@@ -191,21 +236,56 @@ class State(Model):
 
     def find(self, name: str) -> Task | None:
         """Return a task by its name, whether it has ended or not; None if it was never submitted."""
-        return self.tasks.get(name)
+        return self.tasks.get(name) or self.ended.get(name)
+
+    def every_task(self) -> list[Task]:
+        """Return all tasks that were ever submitted, in that order."""
+        return sorted((*self.ended.values(), *self.tasks.values()), key=lambda task: task.number)
 
     def with_task(self, task: Task) -> State:
         """Return the state with the task added or replaced."""
-        return self.model_copy(update={"tasks": {**self.tasks, task.name: task}})
+        name = task.name
+        if task.settled or name in self.ended:
+            return self._with_moved(task)
+        tasks = {**self.tasks, name: task}
+        return self.model_copy(update={"tasks": tasks})
+
+    def _with_moved(self, task: Task) -> State:
+        """Return the state with a task that is settled, or was."""
+        tasks, ended = dict(self.tasks), dict(self.ended)
+        before = ended.pop(task.name, None)
+        tasks.pop(task.name, None)
+        (ended if task.settled else tasks)[task.name] = task
+        if not task.settled:
+            tasks = {each.name: each for each in sorted(tasks.values(), key=lambda each: each.number)}
+        corrections = dict(self.ended_corrections)
+        for each, sign in ((before, -1), (task if task.settled else None, 1)):
+            for hardware in {layout.hardware for layout in each.measured} if each is not None else ():
+                exponent = each.general_exponent(hardware) if each is not None else None
+                number, total = corrections.get(hardware, Corrections(0, 0))
+                corrections[hardware] = Corrections(number + sign, total + sign * (exponent or 0))
+        return self.model_copy(update={"tasks": tasks, "ended": ended, "ended_corrections": corrections})
 
     def with_changed(self, name: str, **changes: Any) -> State:
         """Return the state with these attributes of a task changed; the state itself if it has no such task."""
-        task = self.tasks.get(name)
+        task = self.find(name)
         return self if task is None else self.with_task(task.model_copy(update=changes))
 
     def usable(self, worker: str) -> bool:
         """Return whether the worker's node is usable and has such a worker."""
         node = self.nodes.get(node_of(worker))
         return node is not None and node.usable and worker in node.workers
+
+
+def rounded_mean(exponents: Sequence[int]) -> int | None:
+    """Return the rounded mean; None for no exponents. One more exponent that equals the mean does not change it."""
+    return mean_of(Corrections(len(exponents), sum(exponents)))
+
+
+def mean_of(corrections: Corrections) -> int | None:
+    """Return the rounded mean of corrections; None for none."""
+    number, total = corrections
+    return (2 * total + number) // (2 * number) if number else None
 
 
 def node_of(worker: str) -> str:

@@ -25,7 +25,7 @@ from shared.log.chain import ChainReport
 from shared.log.chain import row_hash as row_hash
 from shared.log.driver_errors import database_errors
 from shared.log.scan import Row, Scan, record_of, utc_text
-from shared.log.schema import TABLE, Database, begin_write, checkpoint, lacking_guards
+from shared.log.schema import COLUMNS, TABLE, Database, begin_write, checkpoint, lacking_guards
 from shared.log.unreadable import Skipped, unreadable
 from shared.model import Clock, utc_now
 
@@ -152,11 +152,21 @@ class EventLog:
             Unavailable: the database does not answer.
         """
         scan = scan or Scan()
+        for row in self.rows():
+            yield scan.next(row)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield every row that is there now, in order, as it is stored.
+
+        Raises:
+            Corrupt: the database is damaged.
+            Unavailable: the database does not answer.
+        """
         with database_errors(self._what), self._database.engine.connect() as connection:
             # No lower bound, so that a row at a position below 1 is found.
             query = select(TABLE).order_by(_COLUMNS.position).execution_options(yield_per=_SCAN_BATCH)
             for row in connection.execute(query):
-                yield scan.next(row._asdict())
+                yield dict(zip(COLUMNS, row, strict=True))
 
     def verify(self) -> ChainReport:
         """Check every row: position, stream version, hash chain, times, and that the columns agree with the event."""

@@ -17,13 +17,13 @@ import pytest
 from services.agent import task_inputs
 from services.agent.file_server import FileServer
 from services.api import node_files, submitted_inputs
+from services.api.cost_models import Costs
 from services.api.costs import report
 from services.api.feed import Feed
 from services.api.gateway import Gateway
 from services.api.ledger import History, Ledger, ledger
 from services.api.live import Live
 from services.api.main import create_app, serve
-from services.api.models import Costs
 from services.api.projections.evolve import evolve
 from services.api.store import Store
 from services.api.views import ClusterView, Views

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from services.api.costs import NO_COST
+from services.api.counterfactuals import Answers
 from services.api.live import LiveState
 from services.api.present import task as show
 from services.api.projections.evolve import evolve
@@ -166,6 +168,15 @@ def test_every_history_folds_and_its_costs_add_up(history: list[Event]) -> None:
     for kind, seconds in costs.categories.items():
         assert sum(half.categories[kind] for half in halves) == pytest.approx(seconds, abs=1e-6)
     assert all(half.sum_check.ok for half in halves)
+    for level in ("achieved_flop", "healthy_flop"):
+        whole = getattr(costs.service, level)
+        assert sum(getattr(half.service, level) for half in halves) == pytest.approx(whole, rel=1e-6)
     assert all(row.worker_s >= 0 for row in costs.tasks)
+    answers = Answers(list(views.plans.values()), now)
+    assert all(
+        other.lost_flop >= 0
+        for incident in views.incidents.values()
+        for other in answers.counterfactuals(incident, NO_COST)
+    )
     held = costs.totals.worker_s
     assert held <= costs.allocated_worker_s + 1e-6 <= len(WORKERS) * 600  # three workers, ten minutes

@@ -7,11 +7,22 @@ from typing import Any
 
 import pytest
 
-from services.api.models import Costs
-from shared.events import NodeCordoned, NodeDrained, NodeDraining, NodeJoined, NodeLeft, NodeReturned, TaskFinished
-from shared.plans import Problem, Response, TaskChange, TaskProblem, Trigger
+from services.api.cost_models import Costs, Counterfactual
+from services.api.costs import NO_COST
+from services.api.counterfactuals import Answers
+from shared.events import (
+    NodeCordoned,
+    NodeDrained,
+    NodeDraining,
+    NodeJoined,
+    NodeLeft,
+    NodeReturned,
+    TaskCheckpointed,
+    TaskFinished,
+)
+from shared.plans import Problem, Response, Solution, TaskChange, TaskProblem, Term, Trigger
 from shared.severities import ErrorKind, Method, Severity
-from tests.api.kit import PRICE, Story, cost_report, stage
+from tests.api.kit import PRICE, Story, cost_ledger, cost_report, stage
 
 HOUR_S = 3600.0
 ALL = ["n0/0", "n0/1", "n1/0", "n1/1"]
@@ -246,6 +257,77 @@ def test_the_loss_rate_of_a_count_that_was_not_measured_is_the_models(story: Sto
     views = story.views()
     rate = views.plans["p1"].impacts["gpt"].waf_flop_per_s
     assert views.plans["p2"].impacts["gpt"].waf_flop_per_s == pytest.approx(rate * 60 / 100)
+
+
+def solution(**waf: float) -> Solution:
+    terms = [
+        Term(name=name, workers=1, waf_flop_per_s=rate, reward=0, penalty=0, objective=0) for name, rate in waf.items()
+    ]
+    return Solution(label="best", assignment=dict.fromkeys(waf, 1), objective=0, terms=terms)
+
+
+def test_what_is_achieved_is_measured_by_the_best_plan_on_all_allocated_workers(story: Story) -> None:
+    story.running()
+    story.at(25).plan("p0", solution=solution(gpt=100.0))
+    story.at(95).progress("gpt", 90, 1.0)
+    lose_n1(story, ALL[:2], solution=solution(gpt=60.0))  # the line stays: the node is allocated
+    story.at(200).progress("gpt", 103, 1.0, generation=3)
+    views = story.views()
+    report = cost_report(views, story.time(210))
+    step = views.tasks["gpt"].update_flop
+    assert report.service.healthy_flop == pytest.approx(100.0 * (210 - 25))
+    assert report.service.achieved_flop == pytest.approx(103 * step)
+    assert report.service.waf_fraction == pytest.approx(103 * step / (100.0 * (210 - 25)))
+    assert report.service.availability == pytest.approx(1 - 2 * (210 - 104) / 840)
+    assert report.service.goodput_fraction == report.categories["useful"] / 840
+    # From 10 to 102 it went from its first step to 90; from 110 to 210 from 93 to 103.
+    last = cost_report(views, story.time(210), start=story.time(160))
+    assert last.service.achieved_flop == pytest.approx(5 * step)
+    assert last.service.healthy_flop == 100.0 * 50
+    # It trained from 10 to 100, from 104 to 108 and from 110 on.
+    assert report.tasks[0].ettr == pytest.approx((90 + 4 + 100) / (210 - 1))
+    story.at(300).add(TaskFinished, task="gpt", generation=3, step=110, samples_sha256="s", parameters_path="/p")
+    ended = cost_report(story.views(), story.time(500), period="day")
+    assert ended.service.healthy_flop == 100.0 * (300 - 25)
+    assert ended.buckets[0].service == ended.service
+
+
+def test_counterfactuals_are_models_of_other_answers(story: Story) -> None:
+    story.running()
+    story.at(60).add(TaskCheckpointed, task="gpt", generation=1, step=50, path="/c50")
+    story.at(95).progress("gpt", 90, 1.0)
+    shrunk = solution(gpt=45.0, other=10.0).model_copy(update={"label": "only-faulted-shrinks"})
+    lose_n1(story, ALL[:2], solution=solution(gpt=60.0, other=5.0), alternatives=[shrunk])
+    views = story.views()
+    view = views.incidents["i1"]
+
+    def answers(now: float) -> dict[str, Counterfactual]:
+        cost = cost_ledger(story.views(), story.time(now)).incident("i1")
+        made = Answers(list(story.views().plans.values()), story.time(now)).counterfactuals(view, cost)
+        return {one.answer: one for one in made}
+
+    restart = answers(200)["plain-restart"]
+    # Found after 2 s; the start from nothing took 8 s; 40 steps of a second are not in the checkpoint.
+    assert restart.worker_s == pytest.approx(4 * (2 + 8 + 40))
+    assert restart.lost_flop == pytest.approx(views.tasks["gpt"].update_flop * (2 + 8 + 40))
+    cost = cost_ledger(views, story.time(200)).incident("i1")
+    assert answers(200)["only-failed-task-shrinks"].lost_flop == pytest.approx(cost.lost_flop + (65 - 55) * (200 - 102))
+    story.at(300).plan("p2", solution=solution(gpt=60.0))
+    later = cost_ledger(story.views(), story.time(500)).incident("i1")
+    shrinks = answers(500)["only-failed-task-shrinks"]
+    assert shrinks.lost_flop == pytest.approx(later.lost_flop + (65 - 55) * (300 - 102))
+    assert shrinks.worker_s is None
+    assert shrinks.assumptions
+
+
+def test_there_is_no_counterfactual_where_the_log_says_too_little(story: Story) -> None:
+    story.running().process_exit().process_restored()
+    views = story.views()
+    plan = views.plans["p1"]
+    unknown = plan.impacts["gpt"].model_copy(update={"start_s": 0.0})
+    views.plans["p1"] = plan.model_copy(update={"impacts": {"gpt": unknown}})
+    made = Answers(list(views.plans.values()), story.time()).counterfactuals(views.incidents["i1"], NO_COST)
+    assert made == []
 
 
 def test_flop_is_shown_weighted_as_lost_flop_is(story: Story) -> None:

@@ -81,8 +81,8 @@ def test_the_command_verifies_the_file(path: Path) -> None:
 def test_the_planner_folds_it(records: list[Recorded]) -> None:
     state = Replayer(records).state_at()
     assert state.plans == sum(isinstance(r.event, PlanDecided) for r in records)
-    assert {task.life for task in state.tasks.values()} == {"ended"}
-    assert not any(task.members for task in state.tasks.values())
+    assert {task.life for task in state.every_task()} == {"ended"}
+    assert not any(task.members for task in state.every_task())
 
 
 def test_the_monitor_folds_it(records: list[Recorded]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 POINTS = ("1", "1.forward", "1.backward", "reduce", "reduce:1", "update", "apply", "checkpoint")
@@ -33,9 +33,12 @@ class TaskLayout:
     tensor: int
     pipeline: int
     replicas: int
+    interleave: int = 1
+    """Model chunks of each rank, where there are several pipeline stages. The task's, in all of its layouts."""
 
     def __str__(self) -> str:
-        return f"tp{self.tensor}pp{self.pipeline}dp{self.replicas}"
+        interleaved = f"vp{self.interleave}" if self.interleave > 1 else ""
+        return f"tp{self.tensor}pp{self.pipeline}{interleaved}dp{self.replicas}"
 
     @property
     def size(self) -> int:
@@ -131,15 +134,15 @@ def plan(course: Course) -> tuple[list[str], list[Stage]]:
 
 
 def _next_layout(layout: TaskLayout, change: str) -> TaskLayout:
-    t, p, d = layout.tensor, layout.pipeline, layout.replicas
+    p, d = layout.pipeline, layout.replicas
     match change:
         case "shrink":
-            return TaskLayout(t, p, max(1, d - 1))
+            return replace(layout, replicas=max(1, d - 1))
         case "grow":
-            return TaskLayout(t, p, d + 1)
+            return replace(layout, replicas=d + 1)
         case "relayout":
             # The tensor-parallel size stays: results are the same to the last bit only then.
-            return TaskLayout(t, 2, d) if p == 1 else TaskLayout(t, 1, d + 1)
+            return replace(layout, pipeline=2) if p == 1 else replace(layout, pipeline=1, replicas=d + 1)
     return layout
 
 
@@ -172,6 +175,8 @@ LAYOUTS = (
     TaskLayout(1, 2, 1),
     TaskLayout(1, 2, 2),
     TaskLayout(2, 1, 2),
+    TaskLayout(1, 2, 1, interleave=2),
+    TaskLayout(1, 2, 2, interleave=2),
 )
 
 IMPOSSIBLE_POINTS = {"checkpoint": ("retry",)}

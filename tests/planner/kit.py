@@ -93,7 +93,9 @@ class World:
         self._skipped += timedelta(seconds=seconds)
 
     def task(self, name: str = "a") -> Task:
-        return self.state.tasks[name]
+        task = self.state.find(name)
+        assert task is not None
+        return task
 
     def base(self) -> dict[str, Any]:
         return {"event_id": f"e{len(self.records)}", "occurred_at": self.now}

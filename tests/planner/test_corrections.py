@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.planner.corrections import corrected_exponent, correction, exponent_of, general_exponent
+from services.planner.corrections import corrected_exponent, correction, exponent_of
 from services.planner.replay import verify_records
 from services.planner.state import HardwareLayout
 from services.planner.throughput import flop_per_step, hardware_of, modelled_flop_per_s
@@ -63,13 +63,13 @@ def test_a_layout_that_behaves_as_believed_leaves_the_general_correction(exponen
     task = running().task()
     sizes = {HardwareLayout("cpu", 1, 1, d): e for d, e in enumerate(exponents, 1)}
     task = task.model_copy(update={"measured": sizes})
-    general = general_exponent(task, "cpu")
+    general = task.general_exponent("cpu")
     assert general is not None
     assert min(exponents) <= general <= max(exponents)
     assert abs(general - sum(exponents) / len(exponents)) <= 0.5
     more = task.model_copy(update={"measured": {**sizes, HardwareLayout("cpu", 1, 1, 100): general}})
-    assert general_exponent(more, "cpu") == general
-    assert general_exponent(more, "h100") is None
+    assert more.general_exponent("cpu") == general
+    assert more.general_exponent("h100") is None
 
 
 def test_progress_corrects_its_task_and_informs_the_others() -> None:

@@ -147,7 +147,8 @@ class Planner(RuleBasedStateMachine):
     @rule(data=st.data(), step=st.integers(1, 50), step_s=st.sampled_from([0.0, 0.01, 0.5]))
     @precondition(lambda self: self.tasks())
     def progress(self, data: st.DataObject, step: int, step_s: float) -> None:
-        self.world.progress(data.draw(st.sampled_from(self.tasks())), step, step_s)
+        name = data.draw(st.sampled_from(self.tasks()))
+        self.world.progress(name, max(step, self.world.task(name).step), step_s)
 
     @rule(data=st.data(), step=st.integers(1, 50))
     @precondition(lambda self: self.tasks())

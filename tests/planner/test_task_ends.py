@@ -52,7 +52,8 @@ def test_an_end_clears_the_task_before_any_plan_answers_it(event: Any) -> None:
     fields = {"path": "", "samples_sha256": "", "parameters_path": "", "reason": "bug", "incident": ""}
     known = {name: value for name, value in fields.items() if name in event.model_fields}
     ended = event(event_id="end", occurred_at=world.now, task="a", generation=1, step=8, **known)
-    task = evolve(state, ended, world.now).tasks["a"]
+    task = evolve(state, ended, world.now).find("a")
+    assert task is not None
     assert {field: getattr(task, field) for field in CLEARED} == CLEARED
     assert (task.life, task.step) == ("ended", 8)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +20,9 @@ MICRO_BATCHES = 4
 class Ranks:
     """Ranks of one generation, each a thread."""
 
-    def __init__(self, replicas: int, shards: int) -> None:
-        self.places = [Member(replicas, shards, shard, shards - 1) for _ in range(replicas) for shard in range(shards)]
+    def __init__(self, replicas: int, shards: int, chunks: int = 1) -> None:
+        places = [Member(replicas, shards, shard, shards - 1, chunks) for shard in range(shards)]
+        self.places = places * replicas
         self.sums = 0
         """Sums over all ranks so far."""
         self._barrier = threading.Barrier(len(self.places))
@@ -51,13 +53,14 @@ def partials(places: list[Member], samples: Mapping[int, list[int]], step: int =
     for rank, place in enumerate(places):
         own = {k: ids for k, ids in samples.items() if k % place.replicas == rank // place.shards}
         losses = {k: 0.1 * step + k for k in own} if place.shard == place.reporting else {}
-        made.append(PartialStep(step=step, assigned=list(own), samples=own, losses=losses))
+        done = [set(own) for _ in range(place.chunks)]
+        made.append(PartialStep(step=step, assigned=list(own), samples=own, losses=losses, done=done))
     return made
 
 
-@pytest.mark.parametrize(("replicas", "shards"), [(1, 1), (2, 1), (2, 2), (2, 40)])
-def test_all_ranks_agree_whatever_the_number_of_samples_is(replicas: int, shards: int) -> None:
-    ranks = Ranks(replicas, shards)
+@pytest.mark.parametrize(("replicas", "shards", "chunks"), [(1, 1, 1), (2, 1, 1), (2, 2, 1), (2, 40, 1), (2, 2, 20)])
+def test_all_ranks_agree_whatever_the_number_of_samples_is(replicas: int, shards: int, chunks: int) -> None:
+    ranks = Ranks(replicas, shards, chunks)
     sums = 0
     # As many, more, fewer, different numbers and none: only where there is no room for the ids is there a second sum.
     for step, (sizes, expected_sums) in enumerate(
@@ -83,7 +86,7 @@ def test_a_step_whose_account_is_known_counts_micro_batches_only() -> None:
     for partial in made:
         partial.losses = {}  # of the micro-batches of a lost rank nobody knows them any more
     ranks.agree(made)
-    made[0].samples.clear()
+    made[0].done[0].clear()
     made[0].reduced = made[2].reduced = 1  # in that shard every bucket is reduced
     ranks.agree(made)
     made[0].reduced = made[2].reduced = 0
@@ -91,17 +94,20 @@ def test_a_step_whose_account_is_known_counts_micro_batches_only() -> None:
         ranks.agree(made)
 
 
-@pytest.mark.parametrize("shard", range(3))
-def test_each_shard_has_to_count_every_micro_batch_once(shard: int) -> None:
-    ranks = Ranks(2, 3)
+@pytest.mark.parametrize(("shard", "chunk"), list(itertools.product(range(3), range(2))))
+def test_each_chunk_of_each_shard_has_to_count_every_micro_batch_once(shard: int, chunk: int) -> None:
+    ranks = Ranks(2, 3, chunks=2)
     made = partials(ranks.places, {k: [k] for k in range(MICRO_BATCHES)})
     one, other = (made[rank] for rank, place in enumerate(ranks.places) if place.shard == shard)
-    other.samples[0], other.losses = one.samples.pop(0), dict.fromkeys(other.losses | {0: 1.0}, 1.0)
+    one.done[chunk].remove(0)
+    other.done[chunk].add(0)
+    other.samples[0], other.losses = [0], dict.fromkeys(other.losses | {0: 1.0}, 1.0)
     ranks.agree(made)  # another rank may have computed it
-    ranks = Ranks(2, 3)
+    ranks = Ranks(2, 3, chunks=2)
     made = partials(ranks.places, {k: [k] for k in range(MICRO_BATCHES)})
     one, other = (made[rank] for rank, place in enumerate(ranks.places) if place.shard == shard)
-    del one.samples[0]
+    one.done[chunk].remove(0)
+    other.done[chunk].add(2)
     other.samples[2], other.losses = [2], dict.fromkeys(other.losses | {2: 1.0}, 1.0)
     with pytest.raises(SampleAccountingError, match=r"\{0: 0, 2: 2\}"):
         ranks.agree(made)

@@ -33,6 +33,7 @@ REFUSED_SETTINGS = [
     ({"tp_comm_overlap": True}, {}, 2),
     ({"defer_embedding_wgrad_compute": True}, {}, 1),
     ({"delay_wgrad_compute": True}, {}, 1),
+    ({"distribute_saved_activations": True}, {}, 2),
     ({}, {"overlap_grad_reduce": True}, 1),
     ({}, {"overlap_param_gather": True}, 1),
     ({}, {"use_megatron_fsdp": True}, 1),
@@ -85,6 +86,23 @@ def test_gradients_that_are_added_up_in_bfloat16_or_averaged() -> None:
     model.weight.average_gradients_across_tp_domain = True
     with pytest.raises(UnsupportedModel, match="averages the gradients of weight"):
         supported.check(model, optimizer, 2, 1)
+    model.config.has_cond_embedder = True
+    with pytest.raises(UnsupportedModel, match="has_cond_embedder: must be False"):
+        supported.check(model, optimizer, 1, 2)
+
+
+@pytest.mark.parametrize("name", ["use_precision_aware_optimizer", "optimizer_cpu_offload"])
+def test_settings_of_an_optimizer_that_keeps_its_state_elsewhere(name: str) -> None:
+    from megatron.core.optimizer import OptimizerConfig
+
+    model = in_megatrons_wrapper({}, {})
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.config = OptimizerConfig()
+    supported.check(model, optimizer, 1, 1)
+    assert hasattr(optimizer.config, name)
+    setattr(optimizer.config, name, True)
+    with pytest.raises(UnsupportedModel, match=f"{name}: must be False"):
+        supported.check(model, optimizer, 1, 1)
 
 
 def test_overlapped_reduction_is_for_whole_models_with_the_distributed_optimizer() -> None:

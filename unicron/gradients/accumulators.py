@@ -4,8 +4,8 @@ A bucket is reduced in a copy (``unicron.gradients.reduction``). A broken collec
 sum as it was, and the buckets reduced before keep their totals.
 
     InPlaceAccumulator     the buffers that backward passes add to are the sum: no memory and no time of its own. A
-                           half-done backward pass spoils the sum, so this is for data parallelism alone, where no
-                           collective can break inside a backward pass.
+                           half-done backward pass spoils the sum. Only a collective of the rank's own replica can break
+                           one (``unicron.link.sparing``).
     SeparateAccumulator    a sum beside the buffers, to which finished micro-batches are added; float64 where small
     FixedPointAccumulator  the same, in integers (``unicron.gradients.fixed_point``)
 """
@@ -16,7 +16,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -33,6 +33,8 @@ class Accumulator(ABC):
     ranks with the same shard of the model.
     """
 
+    in_place: ClassVar[bool] = False
+    """Whether the buffers are the sums."""
     bytes_per_element: int
     """What a bucket takes, and a reduction sends, for each gradient."""
 
@@ -67,17 +69,21 @@ class Accumulator(ABC):
     def rewind(self) -> bool:
         """Drop what backward passes have added since the last ``add``; return False if that cannot be told apart."""
 
+    def is_intact(self) -> bool:
+        """Return whether the totals are as ``finish`` left them, whatever the training loop has done since."""
+        return True
+
     @abstractmethod
-    def add(self, first: int) -> None:
-        """Add the buffers to the sums of the buckets from ``first`` on.
+    def add(self, first: int, chunk: int = 0) -> None:
+        """Add the buffers of a model chunk to the sums of the buckets from ``first`` on.
 
         Raises:
             NonFiniteValue: a value is not finite, or too large for the accumulator.
         """
 
     @abstractmethod
-    def drop(self) -> None:
-        """Set the buffers to zero: the micro-batch just computed is already counted by another rank."""
+    def drop(self, chunk: int = 0) -> None:
+        """Set a model chunk's buffers to zero: the micro-batch just computed is already counted by another rank."""
 
     @abstractmethod
     def check_finite(self, first: int) -> None:
@@ -116,6 +122,8 @@ class Accumulator(ABC):
 class InPlaceAccumulator(Accumulator):
     """The buffers are the sums; totals are set aside only while an interrupted step is completed."""
 
+    in_place = True
+
     def __init__(self, tensors: Sequence[torch.Tensor], exchanges: Sequence[Exchange] = ()) -> None:
         """Reduce in the buffers' type, at least in float32."""
         self._dtype = torch.float32
@@ -126,6 +134,8 @@ class InPlaceAccumulator(Accumulator):
         self._set_aside: list[torch.Tensor] = []
         self._exchanged: dict[int, torch.Tensor] = {}
         """Of each tensor that is exchanged: its total from before that."""
+        self._finished: list[int] = []
+        """The tensors' versions when the totals were written: torch counts what changes a tensor in place."""
 
     def clear(self) -> None:
         """Set everything to zero."""
@@ -141,12 +151,19 @@ class InPlaceAccumulator(Accumulator):
         """Return False: a half-done backward pass has changed the sum."""
         return False
 
-    def add(self, first: int) -> None:
+    def is_intact(self) -> bool:
+        """Return whether nothing has changed the buffers since, as clipping does. Changes of ``.data`` do not show."""
+        return self._finished == self._versions()
+
+    def _versions(self) -> list[int]:
+        return [tensor._version for tensor in self.tensors]
+
+    def add(self, first: int, chunk: int = 0) -> None:
         """Do nothing: the backward pass has added."""
 
-    def drop(self) -> None:
-        """Refuse: where a model is not split, the members deal only micro-batches that none of them has counted."""
-        raise AssertionError("a micro-batch was dealt that is already in the sum")
+    def drop(self, chunk: int = 0) -> None:
+        """Do nothing: the members deal such a micro-batch only where all totals of this shard are set aside."""
+        assert len(self._set_aside) == self.buckets, "a micro-batch was dealt that is already in the sum"
 
     def check_finite(self, first: int) -> None:
         """Check the sums of the buckets from ``first`` on."""
@@ -181,9 +198,8 @@ class InPlaceAccumulator(Accumulator):
         self._undo_exchanges()
         for bucket, total in enumerate(self._set_aside):
             self.store(bucket, total)
-        if all_reduce is None:
-            return
-        for exchange in self._exchanges:
+        for exchange in self._exchanges if all_reduce is not None else ():
+            assert all_reduce is not None
             before = [self.tensors[i].reshape(-1).clone() for i in exchange.tensors]
             both = torch.cat([total.to(self._dtype) for total in before])
             all_reduce(both, exchange.group())
@@ -191,6 +207,7 @@ class InPlaceAccumulator(Accumulator):
             sums = torch.split(both, [total.numel() for total in before])
             for i, total in zip(exchange.tensors, sums, strict=True):
                 self.tensors[i].view(-1).copy_(total)
+        self._finished = self._versions()
 
     def _undo_exchanges(self) -> None:
         """Write the totals from before the exchanges back."""
@@ -228,6 +245,7 @@ class SeparateAccumulator(Accumulator):
         dtype: torch.dtype = torch.float32,
         exchanges: Sequence[Exchange] = (),
         leaves: Sequence[tuple[int, torch.Tensor]] = (),
+        chunks: Sequence[int] = (),
     ) -> None:
         """Allocate the sums.
 
@@ -236,18 +254,29 @@ class SeparateAccumulator(Accumulator):
             dtype: of the sums.
             exchanges: those of ``Accumulator``.
             leaves: further tensors that backward passes add to, with the index of the tensor that each belongs to.
+            chunks: for each tensor, the number of its model chunk; empty: there is one chunk. Tensors of two chunks
+                have no memory in common.
         """
         self._dtype = dtype
         self.bytes_per_element = dtype.itemsize * self.numbers_per_element
         super().__init__(tensors, exchanges)
         self._locations = [self._locate(tensors[i], i) for i in range(len(tensors))]
-        self._leaves = [leaf for _, leaf in leaves]
         device = tensors[0].device
         self._sums = [self._zeros(sum(b.numel() for b in buffers), device) for buffers in self.buffers]
-        self._added = [_locations(number, buffers) for number, buffers in enumerate(self.buffers)]
+        numbers = chunks or [0] * len(tensors)
+        self._sources: list[list[torch.Tensor]] = [[] for _ in range(1 + max(numbers))]
+        """For each model chunk, what backward passes add to."""
+        for i, source in [*enumerate(tensors), *leaves]:
+            self._sources[numbers[i]].append(source)
+        self._added: list[list[list[_Location]]] = [[[] for _ in self.slices] for _ in self._sources]
+        """For each model chunk and bucket."""
+        chunk_of = {t.untyped_storage().data_ptr(): chunk for t, chunk in zip(tensors, numbers, strict=True)}
+        for bucket, buffers in enumerate(self.buffers):
+            for location in _locations(bucket, buffers):
+                self._added[chunk_of[location.buffer.untyped_storage().data_ptr()]][bucket].append(location)
         for i, leaf in leaves:
             for location in self._locate(leaf, i):
-                self._added[location.bucket].append(location)
+                self._added[numbers[i]][location.bucket].append(location)
 
     def _locate(self, source: torch.Tensor, tensor: int) -> list[_Location]:
         """Return the parts of ``source`` in the buckets, where it stands for the tensor with an index."""
@@ -266,23 +295,23 @@ class SeparateAccumulator(Accumulator):
     def clear_from(self, bucket: int) -> None:
         """Set later sums, and the buffers, to zero."""
         _zero(self._sums[bucket:])
-        self.drop()
+        self.rewind()
 
     def rewind(self) -> bool:
         """Set the buffers to zero: the sums contain finished micro-batches only."""
-        self.drop()
+        _zero([source for sources in self._sources for source in sources])
         return True
 
-    def drop(self) -> None:
-        """Set the buffers to zero."""
-        _zero([*self.tensors, *self._leaves])
+    def drop(self, chunk: int = 0) -> None:
+        """Set a chunk's buffers to zero."""
+        _zero(self._sources[chunk])
 
-    def add(self, first: int) -> None:
-        """Add the buffers to the sums, and set the buffers to zero."""
-        for total, locations in zip(self._sums[first:], self._added[first:], strict=True):
+    def add(self, first: int, chunk: int = 0) -> None:
+        """Add a chunk's buffers to the sums, and set them to zero."""
+        for total, locations in zip(self._sums[first:], self._added[chunk][first:], strict=True):
             for _, offset, buffer in locations:
                 total[offset : offset + buffer.numel()].add_(buffer)
-        self.drop()
+        self.drop(chunk)
 
     def check_finite(self, first: int) -> None:
         """Check the sums of the buckets from ``first`` on."""

@@ -240,8 +240,8 @@ class OverlappedReduction:
 def _send(bucket: OwnRange, shard: torch.Tensor, group: Any) -> _Sent:
     """Begin to sum up a bucket over the ranks of a group."""
     if dist.get_backend(group) != "gloo":
-        return _Sent(dist.reduce_scatter_single(shard, bucket.gradients, group=group, async_op=True), shard, None)
+        return _Sent(dist.reduce_scatter_single(shard, bucket.whole, group=group, async_op=True), shard, None)
     # Gloo has no reduce-scatter. Torch's copies the bucket and sums up the copies on all ranks, twice the traffic; and
     # of its ``Work`` nobody can ask whether it has ended.
-    received = torch.empty_like(bucket.gradients)
-    return _Sent(dist.all_to_all_single(received, bucket.gradients, group=group, async_op=True), shard, received)
+    received = torch.empty_like(bucket.whole)
+    return _Sent(dist.all_to_all_single(received, bucket.whole, group=group, async_op=True), shard, received)

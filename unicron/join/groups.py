@@ -53,11 +53,16 @@ def backend() -> str:
     return "nccl" if device.is_cuda() else "gloo"
 
 
-def make(configure: Configure, link: AgentLink) -> None:
+def make(configure: Configure, link: AgentLink, *, interleave: int = 1) -> None:
     """Make the process groups of a generation.
 
     While this function runs, a hold breaks every socket opened since it began, also the connection to the store: a
     member may be waiting in the store. Afterwards a hold breaks the sockets of the groups and no others.
+
+    Args:
+        configure: the generation.
+        link: to the agent.
+        interleave: model chunks of each rank, where there are several pipeline stages.
 
     Raises:
         RuntimeError: a member did not come, or the generation was held (torch's error types).
@@ -72,7 +77,7 @@ def make(configure: Configure, link: AgentLink) -> None:
     store_sockets = sockets.connected() - before
     link.set_break_method(_method_while_making(before, configure.world_size))
     link.check()
-    small = _initialise(configure, store, timeout)
+    small = _initialise(configure, store, timeout, interleave)
     replica = frozenset(model_ranks())
     own_sockets = frozenset[int]().union(*(inodes for ranks, inodes in small if ranks <= replica))
     shared_sockets = sockets.connected() - before - store_sockets - own_sockets
@@ -100,7 +105,7 @@ def _store(configure: Configure, timeout: timedelta) -> dist.Store:
 
 
 def _initialise(
-    configure: Configure, store: dist.Store, timeout: timedelta
+    configure: Configure, store: dist.Store, timeout: timedelta, interleave: int
 ) -> list[tuple[frozenset[int], frozenset[int]]]:
     """Make torch's default group and Megatron's groups; ``timeout`` limits only how long this takes.
 
@@ -116,6 +121,7 @@ def _initialise(
         parallel_state.initialize_model_parallel(
             configure.tensor,
             configure.pipeline,
+            virtual_pipeline_model_parallel_size=interleave if interleave > 1 and configure.pipeline > 1 else None,
             # Otherwise Megatron's groups have a time-out of 30 minutes, whatever the default group has.
             distributed_timeout_minutes=timeout.total_seconds() / 60,
             create_gloo_process_groups=False,

@@ -27,7 +27,7 @@ from unicron.megatron import supported
 from unicron.megatron.construction import without_collectives
 from unicron.megatron.group_references import groups_by_role, replace_groups
 from unicron.megatron.optimizer import is_distributed
-from unicron.megatron.parallel import data_group, model_coordinate, place
+from unicron.megatron.parallel import data_group, model_coordinate, place, virtual_stages
 from unicron.protocol import Configure, Resumed
 from unicron.snapshot.snapshots import Snapshots
 from unicron.state import transfer
@@ -113,6 +113,7 @@ class Joiner:
         *,
         precision: Precision = Precision.FLOAT32,
         user: UserState | None = None,
+        interleave: int = 1,
     ) -> None:
         """Start outside of any generation.
 
@@ -122,8 +123,10 @@ class Joiner:
             snapshots: used where the members of a generation do not have the whole state live.
             precision: of the sums of gradients.
             user: the user's state.
+            interleave: model chunks of each rank, where there are several pipeline stages.
         """
         self._user = user or UserState()
+        self._interleave = interleave
         self._build, self._initialise, self._snapshots, self._precision = build, initialise, snapshots, precision
         self.rank_state: RankState | None = None
         self._roles: dict[str, Any] = {}
@@ -207,7 +210,7 @@ class Joiner:
         """Leave the old process groups, make the new ones, and point the model that lives on to them."""
         groups.leave(link.abandoned)
         link.abandoned = []
-        groups.make(configure, link)
+        groups.make(configure, link, interleave=self._interleave)
         link.progress(self._next_step(), "setup", setup_parts=1)
         roles = groups_by_role()
         present = self.rank_state
@@ -241,7 +244,7 @@ class Joiner:
                 self._random = torch.get_rng_state()
             torch.set_rng_state(self._random)
             model, optimizer = self._build(*layout)
-            supported.check(model, optimizer, *layout)
+            supported.check(model, optimizer, *layout, chunks=virtual_stages())
             built = RankState(
                 model,
                 optimizer,
@@ -337,7 +340,7 @@ def _resume(
 ) -> Resumption:
     """Deal what is missing of the interrupted step; the survivors keep what they have."""
     step = rank_state.applied + 1
-    dealt = agreement.deal(reports, step, micro_batches)
+    dealt = agreement.deal(reports, step, micro_batches, in_place=rank_state.accumulator.in_place)
     kept = dealt.kept[model_coordinate()]
     rank_state.resume(step, kept, configure.rank, dealt.assigned[reports[configure.rank].replica])
     partial = rank_state.step_in_progress

@@ -99,6 +99,11 @@ class Breaker:
         sockets.shut(self.method.replica.has_socket)
         self.method.replica.abort()
 
+    def break_shared(self) -> None:
+        """Break the groups of several replicas off, in the calling thread, which has left the generation."""
+        sockets.shut(self.method.shared.has_socket)
+        self.method.shared.abort()
+
     def _run(self) -> NoReturn:
         while True:
             with self._changed:

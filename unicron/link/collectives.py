@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from unicron.errors import Interrupted
-from unicron.link.breaker import Breaker, BreakMethod
+from unicron.link.breaker import BREAK_AGAIN_S, Breaker, BreakMethod
 from unicron.link.sparing import Sparing
 from unicron.link.waiting import has_ended
 
@@ -150,6 +150,20 @@ class Collectives(ABC):
             if self.is_held() and broken_at_s is not None and time.monotonic() - broken_at_s > STUCK_S:
                 self.abandoned.append(work)
                 raise Interrupted(f"generation {self.generation} is held; a collective of it does not end")
+
+    def break_off(self, works: list[Any]) -> None:
+        """Break off collectives of a generation that this process has left, so that none of them writes any more.
+
+        Args:
+            works: the collectives, of groups of several replicas. Those that do not end in ``STUCK_S`` are
+                ``abandoned``.
+        """
+        if works and self.supervised:
+            self._breaker.break_shared()
+            limit_s = time.monotonic() + STUCK_S
+            while time.monotonic() < limit_s and not all(work.is_completed() for work in works):
+                time.sleep(BREAK_AGAIN_S)
+        self.abandoned += [work for work in works if not work.is_completed()]
 
     def synchronize(self) -> None:
         """Wait for the device where collectives are aborted without an error; leave the step if they may have been.

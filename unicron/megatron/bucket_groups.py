@@ -15,12 +15,17 @@ import torch
 
 
 class OwnRange(NamedTuple):
-    """One bucket's gradients, and the range of them that this rank's optimizer updates."""
+    """One bucket's gradients or parameters, and the range of them that this rank's optimizer updates."""
 
-    gradients: torch.Tensor
-    """Flat, of the whole bucket; its length is a multiple of the number of ranks."""
+    whole: torch.Tensor
+    """Flat; its length is a multiple of the number of ranks."""
     own: torch.Tensor
-    """The view of ``gradients`` that the optimizer reads."""
+    """The range, a view of ``whole``."""
+
+
+def overlaps_gather(model: Any) -> bool:
+    """Return whether a model is to gather the parameters that other ranks have updated beside the forward pass."""
+    return bool(getattr(getattr(model, "ddp_config", None), "overlap_param_gather", False))
 
 
 def overlaps_reduction(model: Any) -> bool:
@@ -42,13 +47,21 @@ def group_of(bucket_group: Any) -> Any:
 
 
 def own_ranges(bucket_group: Any) -> list[OwnRange]:
-    """Return the buckets of a group of the distributed optimizer."""
+    """Return the gradients of the buckets of a group of the distributed optimizer."""
+    return [_own_range(bucket_group, bucket.grad_data) for bucket in bucket_group.buckets]
+
+
+def own_parameters(bucket_group: Any) -> list[OwnRange]:
+    """Return the parameters of the same buckets, which are the model's."""
+    return [_own_range(bucket_group, bucket.param_data) for bucket in bucket_group.buckets]
+
+
+def _own_range(bucket_group: Any, whole: torch.Tensor) -> OwnRange:
     ranks, rank = (
         bucket_group.intra_distributed_optimizer_instance_size,
         bucket_group.intra_distributed_optimizer_instance_rank,
     )
-    buckets: list[torch.Tensor] = [bucket.grad_data for bucket in bucket_group.buckets]
-    return [OwnRange(gradients, gradients.chunk(ranks)[rank]) for gradients in buckets]
+    return OwnRange(whole, whole.chunk(ranks)[rank])
 
 
 def replace_reduction(bucket_group: Any, added: Callable[[torch.nn.Parameter], None]) -> None:
@@ -66,6 +79,25 @@ def replace_reduction(bucket_group: Any, added: Callable[[torch.nn.Parameter], N
 
     bucket_group.register_grad_ready = register_grad_ready
     bucket_group.start_grad_sync = bucket_group.finish_grad_sync = _do_nothing
+
+
+def replace_gather(bucket_group: Any, needed: Callable[[], None]) -> None:
+    """Have Megatron's hooks say when the parameters of a bucket group are needed, instead of gathering them.
+
+    Args:
+        bucket_group: Megatron's.
+        needed: called before a forward pass uses them, and where a script asks for whole parameters
+            (``start_param_sync(force_sync=True)``).
+    """
+
+    def finish_param_sync(skip_next_bucket_dispatch: bool = False) -> None:
+        needed()
+
+    def start_param_sync(force_sync: bool = False) -> None:
+        if force_sync:
+            needed()
+
+    bucket_group.finish_param_sync, bucket_group.start_param_sync = finish_param_sync, start_param_sync
 
 
 def _do_nothing(force_all_reduce: bool | None = False) -> None:

@@ -35,6 +35,13 @@ def last_stage() -> int:
     return last
 
 
+def virtual_stages() -> int:
+    """Return how many model chunks each rank has: 1, or Megatron's virtual pipeline size in an interleaved pipeline."""
+    from megatron.core import parallel_state
+
+    return parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
+
+
 class Place(NamedTuple):
     """What a rank's model and optimizer are built for: the layout, and where in the layout the rank is."""
 
@@ -42,6 +49,8 @@ class Place(NamedTuple):
     pipeline: int
     coordinate: tuple[int, int]
     """Tensor- and pipeline-parallel rank."""
+    chunks: int
+    """Model chunks of each rank: 1, or more in an interleaved pipeline."""
     data: tuple[int, int] | None
     """Data-parallel size and rank, where data-parallel ranks divide the optimizer's state."""
 
@@ -58,4 +67,5 @@ def place(layout: tuple[int, int], *, distributed: bool) -> Place:
         distributed: whether data-parallel ranks divide the optimizer's state among them.
     """
     group = data_group()
-    return Place(*layout, model_coordinate(), (group.size(), group.rank()) if distributed else None)
+    divided = (group.size(), group.rank()) if distributed else None
+    return Place(*layout, model_coordinate(), virtual_stages(), divided)

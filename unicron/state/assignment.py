@@ -44,8 +44,12 @@ def copied_chunks(rank_state: RankState, shares: Sequence[int], of: int) -> dict
         shares: indices of the shares that it copies of what the ranks have in common.
         of: the number of data-parallel ranks.
     """
-    available = rank_state.tensors.chunks()
-    own = {chunk for chunk in available if rank_state.is_distributed and chunk.is_optimizer_state}
+    if rank_state.gather is not None:
+        # Parameters of other ranks' parts may still be on their way: each rank copies those of its own part.
+        available, own = rank_state.tensors.updated_chunks(), rank_state.tensors.own_chunks()
+    else:
+        available = rank_state.tensors.chunks()
+        own = {chunk for chunk in available if rank_state.is_distributed and chunk.is_optimizer_state}
     chosen = {chunk: available[chunk].detach().view(-1) for chunk in own}
     return chosen | shared_chunks({c: v for c, v in available.items() if c not in own}, shares, of)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from unicron.megatron.model import unwrapped
+from unicron.megatron.model import config_of, model_chunks, unwrapped
 from unicron.trainer.spec import Spec
 
 _TRACKED = "model-parallel-rng"
@@ -31,18 +31,19 @@ class Dropout:
 
         Args:
             spec: the task.
-            model: a GPT in Megatron's DistributedDataParallel.
+            model: a GPT in Megatron's DistributedDataParallel, or its model chunks.
         """
         self._seed = spec.seed
-        self._divides_sequence = model.config.sequence_parallel
+        self._divides_sequence = config_of(model).sequence_parallel
         self._reseeds = spec.dropout > 0.0
         self._set_generators(spec.seed, step=0, micro_batch=0)  # attention uses one even without dropout
         if not self._reseeds:
             return
         # Layer 0 stands for the embedding, which is called before the decoder's first layer.
-        model.module.register_forward_pre_hook(partial(self._reseed, 0))
-        for layer in unwrapped(model).decoder.layers:
-            layer.register_forward_pre_hook(partial(self._reseed, layer.layer_number))
+        for chunk in model_chunks(model):
+            chunk.module.register_forward_pre_hook(partial(self._reseed, 0))
+            for layer in unwrapped(chunk).decoder.layers:
+                layer.register_forward_pre_hook(partial(self._reseed, layer.layer_number))
 
     def set_micro_batch(self, step: int, micro_batch: int) -> None:
         """Set the micro-batch that is computed next; ``step`` counts from 1, ``micro_batch`` from 0."""

@@ -12,6 +12,7 @@ from unicron import device
 from unicron.errors import InvalidSpec
 from unicron.gradients.buckets import bucket_bytes
 from unicron.megatron.model import sharded_parameters
+from unicron.megatron.parallel import virtual_stages
 from unicron.trainer.spec import Spec
 
 VOCABULARY_MULTIPLE = 8
@@ -34,6 +35,8 @@ def padded_vocabulary(spec: Spec) -> int:
 def build(spec: Spec, tensor: int, pipeline: int) -> tuple[Any, Any]:
     """Return the rank's shard of the GPT in Megatron's DistributedDataParallel, and Megatron's optimizer for it.
 
+    Of an interleaved pipeline that is a list of model chunks.
+
     Megatron's process groups must exist. ``initialise`` sets the parameters.
 
     Args:
@@ -44,16 +47,16 @@ def build(spec: Spec, tensor: int, pipeline: int) -> tuple[Any, Any]:
     Raises:
         InvalidSpec: the layout does not divide the model.
     """
-    from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-    from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron.core.transformer import TransformerConfig
-    from megatron.core.transformer.module import Float16Module
 
-    if padded_vocabulary(spec) % tensor or spec.heads % tensor or spec.layers % pipeline:
-        raise InvalidSpec(f"tensor={tensor}, pipeline={pipeline} does not divide the model's heads, rows or layers")
+    chunks = virtual_stages()
+    if padded_vocabulary(spec) % tensor or spec.heads % tensor or spec.layers % (pipeline * chunks):
+        raise InvalidSpec(
+            f"tensor={tensor}, pipeline={pipeline}, interleave={chunks} does not divide the model's heads, rows or "
+            "layers"
+        )
     if spec.sequence_parallel and spec.sequence_length % tensor:
         raise InvalidSpec(f"tensor={tensor} does not divide the model's sequence length, {spec.sequence_length}")
     dtype = torch.bfloat16 if spec.bf16 else torch.float32
@@ -63,6 +66,10 @@ def build(spec: Spec, tensor: int, pipeline: int) -> tuple[Any, Any]:
         num_attention_heads=spec.heads,
         tensor_model_parallel_size=tensor,
         pipeline_model_parallel_size=pipeline,
+        virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
+        # Batches of sends and receives, Megatron's default, mix up what two interleaved stages send each other on gloo.
+        overlap_p2p_comm=chunks > 1,
+        batch_p2p_comm=chunks == 1,
         # One rank has the whole sequence, and Megatron refuses to divide it.
         sequence_parallel=spec.sequence_parallel and tensor > 1,
         qk_layernorm=spec.qk_layernorm,
@@ -82,32 +89,19 @@ def build(spec: Spec, tensor: int, pipeline: int) -> tuple[Any, Any]:
         # The loss function divides by the global number of micro-batches, so the schedule must not divide by the local.
         calculate_per_token_loss=True,
     )
-    module: Any = GPTModel(
-        config=config,
-        transformer_layer_spec=get_gpt_layer_local_spec(qk_layernorm=spec.qk_layernorm, normalization="LayerNorm"),
-        vocab_size=padded_vocabulary(spec),
-        max_sequence_length=spec.sequence_length,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
-        parallel_output=True,
-        share_embeddings_and_output_weights=True,
-        position_embedding_type="learned_absolute",
-    ).to(device.current())
-    _mark_split_weights(module)
-    if spec.bf16:
-        module = Float16Module(config, module)
     overlap = spec.overlap and (tensor, pipeline) == (1, 1)
-    model = DistributedDataParallel(
-        config,
-        # This library reduces the gradients out of place: a broken in-place all-reduce would destroy them.
-        DistributedDataParallelConfig(
-            grad_reduce_in_fp32=True,
-            overlap_grad_reduce=overlap,
-            use_distributed_optimizer=spec.distributed_optimizer,
-            bucket_size=bucket_bytes() // FLOAT32_BYTES,
-        ),
-        module,
+    # This library reduces the gradients out of place: a broken in-place all-reduce would destroy them.
+    data_parallel = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=overlap,
+        overlap_param_gather=overlap,
+        use_distributed_optimizer=spec.distributed_optimizer,
+        bucket_size=bucket_bytes() // FLOAT32_BYTES,
     )
+    model = [
+        DistributedDataParallel(config, data_parallel, _module(spec, config, number if chunks > 1 else None))
+        for number in range(chunks)
+    ]
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer=spec.optimizer,
@@ -121,11 +115,41 @@ def build(spec: Spec, tensor: int, pipeline: int) -> tuple[Any, Any]:
             # In exact mode unicron.megatron.clipping clips.
             clip_grad=0.0 if spec.exact else spec.clip,
             use_distributed_optimizer=spec.distributed_optimizer,
+            overlap_param_gather=overlap,
         ),
-        [model],
+        model,
         use_gloo_process_groups=False,
     )
-    return model, optimizer
+    return (model if chunks > 1 else model[0]), optimizer
+
+
+def _module(spec: Spec, config: Any, virtual_stage: int | None) -> Any:
+    """Return the rank's GPT, or one chunk of it.
+
+    Args:
+        spec: the task.
+        config: Megatron's TransformerConfig.
+        virtual_stage: the chunk's number in an interleaved pipeline; None: there is one chunk.
+    """
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer.module import Float16Module
+
+    module: Any = GPTModel(
+        config=config,
+        transformer_layer_spec=get_gpt_layer_local_spec(qk_layernorm=spec.qk_layernorm, normalization="LayerNorm"),
+        vocab_size=padded_vocabulary(spec),
+        max_sequence_length=spec.sequence_length,
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual_stage),
+        parallel_output=True,
+        share_embeddings_and_output_weights=True,
+        position_embedding_type="learned_absolute",
+        vp_stage=virtual_stage,
+    ).to(device.current())
+    _mark_split_weights(module)
+    return Float16Module(config, module) if spec.bf16 else module
 
 
 def _recomputed(spec: Spec) -> dict[str, Any]:

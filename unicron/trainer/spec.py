@@ -51,6 +51,8 @@ class Spec:
     """Steps between snapshots; 0: none."""
     tensor: int
     pipeline: int
+    interleave: int
+    """Model chunks of each rank, where there are several pipeline stages."""
     distributed_optimizer: bool
     """Whether data-parallel ranks divide the optimizer's state among them."""
     sequence_parallel: bool
@@ -136,6 +138,7 @@ def parse(data: Mapping[str, Any]) -> Spec:
             memory_every=int(checkpoint.get("memory_every", 1)),
             tensor=sizes["tensor"],
             pipeline=sizes["pipeline"],
+            interleave=int(parallel.get("interleave", 1)),
             distributed_optimizer=bool(parallel.get("distributed_optimizer", False)),
             sequence_parallel=bool(parallel.get("sequence_parallel", False)),
             recompute=str(parallel.get("recompute", "none")),

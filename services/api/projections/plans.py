@@ -38,9 +38,20 @@ def decided(views: Views, recorded: Recorded, event: PlanDecided) -> None:
         outstanding=sorted(impacts),
         impacts=impacts,
         queued=event.queued,
+        solved=event.solution is not None,
+        gain_flop_per_s=_gain_flop_per_s(event),
     )
     for incident in answered:
         incidents.planned(views, incident, event, at)
+
+
+def _gain_flop_per_s(event: PlanDecided) -> float | None:
+    """Return the plan's WAF above that of the alternative in which only the failed tasks shrink."""
+    other = next((s for s in event.alternatives if s.label == "only-faulted-shrinks"), None)
+    if event.solution is None or other is None:
+        return None
+    best, shrunk = (sum(term.waf_flop_per_s for term in s.terms) for s in (event.solution, other))
+    return best - shrunk
 
 
 def _answered_incidents(views: Views, event: PlanDecided) -> list[str]:
@@ -106,6 +117,10 @@ def _impact(change: TaskChange, task: TaskView, at: datetime) -> Impact:
         step_s=task.update_flop / rate_after if rate_after else 0.0,
         waf_flop_per_s=task.spec.weight * rate,
         weight=task.spec.weight,
+        step=task.step,
+        saved_step=task.checkpoint_step,
+        step_before_s=task.update_flop / rate if rate else 0.0,
+        start_s=task.start_s,
     )
 
 

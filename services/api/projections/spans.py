@@ -74,15 +74,23 @@ def follow_node(views: Views, name: str, before: NodeView | None, recorded: Reco
         if known is not None:  # it has been away since the fault occurred; a span that began later stays
             at = min(max(event.occurred_at, known.start), at)
     if known is not None:
-        _end(views, known, at)
+        end(views, known, at)
         if known.kind is SpanKind.AWAY:
             _end_shortfalls_of(views, known.incident, at)
+    _follow_away(views, name, kind is SpanKind.AWAY)
     if kind is None:
         views.nodes[name] = node.model_copy(update={"span": ""})
         return
     fields = {"node": name, "workers": node.workers, "hardware": node.hardware, "incident": incident}
-    key = _begin(views, kind, name, recorded.position, at, **fields)
+    key = begin(views, kind, name, recorded.position, at, **fields)
     views.nodes[name] = node.model_copy(update={"span": key})
+
+
+def _follow_away(views: Views, name: str, away: bool) -> None:
+    cluster = views.cluster.get("cluster")
+    if cluster is not None and away is not (name in cluster.away):
+        others = [node for node in cluster.away if node != name]
+        views.cluster["cluster"] = cluster.model_copy(update={"away": [*others, name] if away else others})
 
 
 def _with_allocation(node: NodeView, before: NodeView | None, allocated: bool, at: datetime) -> NodeView:
@@ -117,11 +125,11 @@ def _follow_demand(views: Views, task: TaskView, wants: bool, recorded: Recorded
     if known is not None and wants and known.hardware == hardware:
         return
     if known is not None:
-        _end(views, known, recorded.recorded_at)
+        end(views, known, recorded.recorded_at)
     key = ""
     if wants:
         fields = {"task": task.name, "hardware": hardware}
-        key = _begin(views, SpanKind.DEMAND, task.name, recorded.position, recorded.recorded_at, **fields)
+        key = begin(views, SpanKind.DEMAND, task.name, recorded.position, recorded.recorded_at, **fields)
     if key != task.demand:
         change_task(views, task.name, demand=key)
 
@@ -140,7 +148,7 @@ def begin_shortfall(views: Views, impact: Impact, incident: str, position: int, 
         return
     if task.state in ENDED or task.state is TaskState.STOPPING:
         return
-    key = _begin(
+    key = begin(
         views,
         SpanKind.SHORTFALL,
         impact.task,
@@ -164,7 +172,7 @@ def _end_shortfalls_of(views: Views, incident: str, at: datetime) -> None:
 
 
 def _end_shortfall(views: Views, span: SpanView, at: datetime) -> None:
-    _end(views, span, at)
+    end(views, span, at)
     if (view := views.incidents.get(span.incident)) is not None:
         views.incidents[view.id] = view.model_copy(update={"shortfalls": _without(view.shortfalls, span.id)})
     if (task := views.tasks.get(span.task)) is not None:
@@ -175,12 +183,13 @@ def _without(keys: Iterable[str], key: str) -> list[str]:
     return [one for one in keys if one != key]
 
 
-def _begin(views: Views, kind: SpanKind, subject: str, position: int, at: datetime, **fields: Any) -> str:
+def begin(views: Views, kind: SpanKind, subject: str, position: int, at: datetime, **fields: Any) -> str:
     """Add a span that lasts; return its key."""
     key = f"{position}/{kind.value}/{subject}"
     views.spans[key] = SpanView(id=key, position=position, kind=kind, start=at, **fields)
     return key
 
 
-def _end(views: Views, span: SpanView, at: datetime) -> None:
-    views.spans[span.id] = span.model_copy(update={"end": max(at, span.start)})
+def end(views: Views, span: SpanView, at: datetime, **changes: Any) -> None:
+    """End a span; ``changes``: what else is known of it then."""
+    views.spans[span.id] = span.model_copy(update={"end": max(at, span.start), **changes})

@@ -34,6 +34,8 @@ def submitted(views: Views, recorded: Recorded, event: TaskSubmitted) -> None:
         step=event.step,
         first_step=event.step,
         demand=known.demand if known else "",
+        progress=known.progress if known else "",
+        counted_step=event.step,
         shortfalls=known.shortfalls if known else [],
         earlier_flop=known.flop(event.step) if known and event.checkpoint else 0.0,
         checkpoint=event.checkpoint,

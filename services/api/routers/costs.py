@@ -8,10 +8,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import AwareDatetime
 
+from services.api.cost_models import Costs
 from services.api.costs import Period, report
 from services.api.gateway import Api
 from services.api.ledger import History
-from services.api.models import Costs
 from services.api.routers.parameters import PROBLEMS
 from services.api.store import ViewReader
 from services.api.tables import INCIDENTS, NODES, PLANS, SPANS, TASKS
