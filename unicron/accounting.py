@@ -87,6 +87,12 @@ class PartialStep:
             generation=generation,
         )
 
+    def forget_done(self) -> None:
+        """Forget what is done: its gradients are lost, except in the buckets that are reduced."""
+        self.losses, self.samples = {}, {}
+        self.done = [set() for _ in self.done]
+        self.computed = [set() for _ in self.computed]
+
     def states(self, micro_batches: int) -> list[list[int]]:
         """Return, for each model chunk, ``FREE``, ``ASSIGNED`` or ``DONE`` for each of the step's micro-batches."""
         found = []

@@ -42,6 +42,18 @@ BF16 = Course(TaskLayout(1, 2, 1), True, (("apply", "same"), ("reduce:1", "relay
 """The first layout computes activations again after the forward passes of later micro-batches; the second divides the
 optimizer."""
 
+SPLIT = tuple(
+    Course(layout, False, faults, exact=False)
+    for layout, faults in (
+        (
+            TaskLayout(2, 1, 2),
+            (("1.backward", "same"), ("reduce:1", "same"), ("update", "retry"), ("reduce", "shrink")),
+        ),
+        (TaskLayout(1, 2, 2), (("1.forward", "same"), ("reduce:1", "shrink"), ("1.backward", "retry"))),
+    )
+)
+"""In the default mode, where a pass adds to the sums of all shards of its replica."""
+
 
 def write_spec(folder: Path, course: Course, text: Path) -> Path:
     settings = SETTINGS[course.settings]
@@ -153,6 +165,12 @@ async def check(course: Course, folder: Path, text: Path) -> None:
 
 @pytest.mark.parametrize("course", [EXACT, DEFAULT, INTERLEAVED, SEQUENCE, BF16], ids=str)
 async def test_a_course_in_each_mode(course: Course, tmp_path: Path, text: Path) -> None:
+    await check(course, tmp_path, text)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("course", SPLIT, ids=str)
+async def test_courses_of_sums_in_place_in_split_models(course: Course, tmp_path: Path, text: Path) -> None:
     await check(course, tmp_path, text)
 
 

@@ -50,8 +50,11 @@ def histories(draw: st.DrawFn) -> list[Report]:
     return reports
 
 
-def carried_out(reports: list[Report], agreed: Deal, micro_batches: int) -> list[list[int]]:
-    """Return the micro-batches in the final sums of each model shard, chunk and bucket; what is added twice, twice."""
+def carried_out(reports: list[Report], agreed: Deal, micro_batches: int, *, in_place: bool) -> list[list[int]]:
+    """Return the micro-batches in the final sums of each model shard, chunk and bucket; what is added twice, twice.
+
+    In place a pass adds to each of them, and what was reduced before is set aside.
+    """
     sums = []
     for coordinate, part in agreed.kept.items():
         for chunk, counted in enumerate(part.counted):
@@ -63,29 +66,51 @@ def carried_out(reports: list[Report], agreed: Deal, micro_batches: int) -> list
                 for rank, report in enumerate(reports):
                     if report.coordinate == coordinate:
                         total += part.kept_by_rank[rank][chunk]
-                        total += [k for k in agreed.assigned[report.replica] if k not in counted]
+                        total += [k for k in agreed.assigned[report.replica] if in_place or k not in counted]
                 sums.append(sorted(total))
     return sums
 
 
 @examples
-@given(histories())
-def test_every_bucket_has_every_micro_batch_exactly_once(reports: list[Report]) -> None:
+@given(histories(), st.booleans())
+def test_every_bucket_has_every_micro_batch_exactly_once(reports: list[Report], in_place: bool) -> None:
     count = len(reports[0].micro_batches[0])
-    agreed = deal(reports, STEP, count)
-    for total in carried_out(reports, agreed, count):
+    agreed = deal(reports, STEP, count, in_place=in_place)
+    for total in carried_out(reports, agreed, count, in_place=in_place):
         assert total == list(range(count))
 
 
 @examples
-@given(histories())
-def test_nothing_is_computed_that_no_shard_needs(reports: list[Report]) -> None:
+@given(histories(), st.booleans())
+def test_nothing_is_computed_that_no_shard_needs(reports: list[Report], in_place: bool) -> None:
     count = len(reports[0].micro_batches[0])
-    agreed = deal(reports, STEP, count)
+    agreed = deal(reports, STEP, count, in_place=in_place)
     work = [k for ks in agreed.assigned for k in ks]
     assert len(work) == len(set(work))
     for k in work:
         assert any(not part.is_complete and any(k not in c for c in part.counted) for part in agreed.kept.values())
+
+
+@examples
+@given(histories())
+def test_a_replica_keeps_in_place_what_all_its_shards_have(reports: list[Report]) -> None:
+    """And keeps it if no other replica has any of it, in the usual case: all have been in the newest generation."""
+    reports = [dataclasses.replace(report, partial=STEP, generation=1) for report in reports]
+    agreed = deal(reports, STEP, len(reports[0].micro_batches[0]), in_place=True)
+    done: dict[int, set[frozenset[int]]] = {}
+    for report in reports:
+        if not agreed.kept[report.coordinate].is_complete:
+            done.setdefault(report.replica, set()).update(report.done())
+    for rank, report in enumerate(reports):
+        part = agreed.kept[report.coordinate]
+        if part.is_complete:
+            continue
+        sets = done[report.replica]
+        others = {k for replica, ones in done.items() if replica != report.replica for one in ones for k in one}
+        if len(sets) > 1:
+            assert not any(part.kept_by_rank[rank])
+        elif not others.intersection(*sets):
+            assert set(part.kept_by_rank[rank]) == sets
 
 
 @examples
@@ -129,11 +154,11 @@ def test_a_reduced_bucket_of_a_single_rank_is_kept() -> None:
             reduced=reduced, buckets=BUCKETS, micro_batches=(tuple(states),),
         )  # fmt: skip
 
-    agreed = deal([survivor(0, 1), survivor(1, 2)], STEP, 6)
+    agreed = deal([survivor(0, 1), survivor(1, 2)], STEP, 6, in_place=False)
     part = agreed.kept[0, 0]
     assert (part.reduced, part.is_complete, part.source, part.reduced_by_rank) == (2, False, 1, {0: 1, 1: 2})
     assert (agreed.assigned, agreed.accountant) == ([(2,), (5,)], 0)
-    done = deal([survivor(0, 0), survivor(1, BUCKETS)], STEP, 6)
+    done = deal([survivor(0, 0), survivor(1, BUCKETS)], STEP, 6, in_place=False)
     assert (done.kept[0, 0].is_complete, done.assigned, done.accountant) == (True, [(), ()], 1)
 
 
@@ -146,17 +171,17 @@ def test_twelve_over_five_after_one_of_six_is_lost() -> None:
         members.append(
             Report(coordinate=(0, 0), replica=replica, partial=STEP, generation=1, micro_batches=(tuple(states),))
         )
-    assert deal(members, STEP, 12).assigned == [(3,), (9,), (), (), ()]
+    assert deal(members, STEP, 12, in_place=False).assigned == [(3,), (9,), (), (), ()]
     started = [
         dataclasses.replace(m, micro_batches=(tuple(min(s, ASSIGNED) for s in m.micro_batches[0]),)) for m in members
     ]
-    assert deal(started, STEP, 12).assigned == [(0, 3, 6), (1, 7, 9), (2, 8), (4, 10), (5, 11)]
+    assert deal(started, STEP, 12, in_place=False).assigned == [(0, 3, 6), (1, 7, 9), (2, 8), (4, 10), (5, 11)]
 
 
 def test_a_chunk_that_is_ahead_keeps_what_it_has() -> None:
     """An interleaved schedule was broken off: the second chunk has done two micro-batches, the first one of them."""
     ahead = ((DONE, ASSIGNED, ASSIGNED), (DONE, DONE, ASSIGNED))
-    agreed = deal([Report(coordinate=(0, 0), partial=STEP, generation=1, micro_batches=ahead)], STEP, 3)
+    agreed = deal([Report(coordinate=(0, 0), partial=STEP, generation=1, micro_batches=ahead)], STEP, 3, in_place=False)
     assert agreed.kept[0, 0].counted == (frozenset({0}), frozenset({0, 1}))
     assert agreed.assigned == [(1, 2)]
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unicron.conftest import TWO_LAYERS, SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent, reference_of
-from unicron.environment import FINISH_FLOOR_S
+from unicron.environment import BUCKET_BYTES, FINISH_FLOOR_S
 from unicron.protocol import Finished, Held, Hold, Raised, Resumed
 
 STEP = 2
@@ -98,17 +98,41 @@ async def test_a_replica_of_which_a_rank_hangs_is_broken_off(how: str, tmp_path:
         await check_result(a, spec, await a.finished(2))
 
 
-async def test_a_rank_that_leaves_its_step_breaks_its_replica_off(tmp_path: Path, spec_file: SpecFile) -> None:
-    """Nobody holds the generation: without the rank that left, its peer would wait for ever."""
+@pytest.mark.parametrize(("at", "computed"), [("1", 12), ("update", 0)])
+async def test_a_rank_that_leaves_its_step_breaks_its_replica_off(
+    at: str, computed: int, tmp_path: Path, spec_file: SpecFile
+) -> None:
+    """Nobody holds the generation: without the rank that left, its peer would wait for ever.
+
+    In a pass the peer loses all that it has added to its gradient buffers; before the update nothing is lost.
+    """
     spec = spec_file(exact=False)
     async with agent(tmp_path / "run") as a:
         workers = ["w0", "w1"]
-        fail_at = f"1:{STEP}:1:communication"
+        fail_at = f"1:{STEP}:{at}:communication"
         await asyncio.gather(*(a.fork(worker, spec, {"UNICRON_FAIL_AT": fail_at}) for worker in workers))
         await a.configure(dict.fromkeys(workers, "initial"), tensor=2)
         await a.until(lambda: a.of(Raised, "w0") and a.of(Raised, "w1"))
         assert {m.kind for m in a.errors()} == {"communication"}
         await a.hold(workers)
-        await a.resumed(await a.configure(dict.fromkeys(workers, "live"), stage="interrupted", tensor=2))
-        assert [r.step for r in a.of(Resumed, generation=2)] == [STEP] * 2
+        resumed = await a.resumed(await a.configure(dict.fromkeys(workers, "live"), stage="interrupted", tensor=2))
+        assert [(r.step, r.computed) for r in resumed] == [(STEP, computed)] * 2
+        await check_result(a, spec, await a.finished(2))
+
+
+async def test_a_shard_that_is_reduced_is_left_alone_while_another_one_is_computed(
+    tmp_path: Path, spec_file: SpecFile
+) -> None:
+    """One shard's ranks have reduced all buckets, the other's only the first: a pass adds to the buffers of both."""
+    spec = spec_file(exact=False)
+    async with agent(tmp_path / "run") as a:
+        await begin(a, spec, TENSOR, f"3:{STEP}:reduce:1:kill", {BUCKET_BYTES: "8192"})
+        await a.until(lambda: "w3" in a.exits)
+        await a.in_step(["w0", "w2"], STEP, "update")
+        await a.hold(["w0", "w1", "w2"])
+        generation = await a.configure(dict.fromkeys(["w0", "w1"], "live"), stage="interrupted", tensor=2)
+        await a.resumed(generation)
+        (one,), (other,) = a.of(Resumed, "w0", generation), a.of(Resumed, "w1", generation)
+        assert (one.buckets_kept, other.buckets_kept) == (one.buckets, 1)
+        assert (one.step, one.computed, other.computed) == (STEP, 6, 6)
         await check_result(a, spec, await a.finished(2))

@@ -178,9 +178,11 @@ async def test_it_moves_to_processes_that_replace_lost_ones(
 async def test_a_fault_between_the_update_and_its_state(
     place: Mapping[str, str], tmp_path: Path, spec_file: SpecFile
 ) -> None:
-    """On one rank, and later on all of them: the state follows each update once."""
+    """On one rank, on all of them, and on one in the last step: the state follows each update once."""
     async with agent(tmp_path / "run") as a:
-        path = script(tmp_path, crashes="{'w0': 3}", begin="CRASHES.update(once(step.number))", changes=ONCE, **place)
+        path = script(
+            tmp_path, crashes="{'w0': 3, 'w2': 8}", begin="CRASHES.update(once(step.number))", changes=ONCE, **place
+        )
         await begin(a, spec_file(script=path, steps=8), {"w0": "", "w1": ""})
         await a.until(lambda: a.of(Raised, "w0"))
         await a.in_step(["w1"], 3, "ended")
@@ -190,6 +192,9 @@ async def test_a_fault_between_the_update_and_its_state(
         await a.hold(["w0", "w1"])
         await a.fork("w2", spec_file(script=path, steps=8))
         await a.configure({"w0": "live", "w1": "live", "w2": "take"})
+        await a.until(lambda: len(a.of(Raised)) == 4)
+        await a.hold(["w0", "w1", "w2"])
+        await a.configure(dict.fromkeys(["w0", "w1", "w2"], "live"))
         await check(tmp_path, await a.finished(3), ["w0", "w1", "w2"])
 
 

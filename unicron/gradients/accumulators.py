@@ -4,8 +4,8 @@ A bucket is reduced in a copy (``unicron.gradients.reduction``). A broken collec
 sum as it was, and the buckets reduced before keep their totals.
 
     InPlaceAccumulator     the buffers that backward passes add to are the sum: no memory and no time of its own. A
-                           half-done backward pass spoils the sum, so this is for data parallelism alone, where no
-                           collective can break inside a backward pass.
+                           half-done backward pass spoils the sum. Only a collective of the rank's own replica can break
+                           one (``unicron.link.sparing``).
     SeparateAccumulator    a sum beside the buffers, to which finished micro-batches are added; float64 where small
     FixedPointAccumulator  the same, in integers (``unicron.gradients.fixed_point``)
 """
@@ -16,7 +16,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -33,6 +33,8 @@ class Accumulator(ABC):
     ranks with the same shard of the model.
     """
 
+    in_place: ClassVar[bool] = False
+    """Whether the buffers are the sums."""
     bytes_per_element: int
     """What a bucket takes, and a reduction sends, for each gradient."""
 
@@ -66,6 +68,10 @@ class Accumulator(ABC):
     @abstractmethod
     def rewind(self) -> bool:
         """Drop what backward passes have added since the last ``add``; return False if that cannot be told apart."""
+
+    def is_intact(self) -> bool:
+        """Return whether the totals are as ``finish`` left them, whatever the training loop has done since."""
+        return True
 
     @abstractmethod
     def add(self, first: int, chunk: int = 0) -> None:
@@ -116,6 +122,8 @@ class Accumulator(ABC):
 class InPlaceAccumulator(Accumulator):
     """The buffers are the sums; totals are set aside only while an interrupted step is completed."""
 
+    in_place = True
+
     def __init__(self, tensors: Sequence[torch.Tensor], exchanges: Sequence[Exchange] = ()) -> None:
         """Reduce in the buffers' type, at least in float32."""
         self._dtype = torch.float32
@@ -126,6 +134,8 @@ class InPlaceAccumulator(Accumulator):
         self._set_aside: list[torch.Tensor] = []
         self._exchanged: dict[int, torch.Tensor] = {}
         """Of each tensor that is exchanged: its total from before that."""
+        self._finished: list[int] = []
+        """The tensors' versions when the totals were written: torch counts what changes a tensor in place."""
 
     def clear(self) -> None:
         """Set everything to zero."""
@@ -141,12 +151,19 @@ class InPlaceAccumulator(Accumulator):
         """Return False: a half-done backward pass has changed the sum."""
         return False
 
+    def is_intact(self) -> bool:
+        """Return whether nothing has changed the buffers since, as clipping does. Changes of ``.data`` do not show."""
+        return self._finished == self._versions()
+
+    def _versions(self) -> list[int]:
+        return [tensor._version for tensor in self.tensors]
+
     def add(self, first: int, chunk: int = 0) -> None:
         """Do nothing: the backward pass has added."""
 
     def drop(self, chunk: int = 0) -> None:
-        """Refuse: where a model is not split, the members deal only micro-batches that none of them has counted."""
-        raise AssertionError("a micro-batch was dealt that is already in the sum")
+        """Do nothing: the members deal such a micro-batch only where all totals of this shard are set aside."""
+        assert len(self._set_aside) == self.buckets, "a micro-batch was dealt that is already in the sum"
 
     def check_finite(self, first: int) -> None:
         """Check the sums of the buckets from ``first`` on."""
@@ -181,9 +198,8 @@ class InPlaceAccumulator(Accumulator):
         self._undo_exchanges()
         for bucket, total in enumerate(self._set_aside):
             self.store(bucket, total)
-        if all_reduce is None:
-            return
-        for exchange in self._exchanges:
+        for exchange in self._exchanges if all_reduce is not None else ():
+            assert all_reduce is not None
             before = [self.tensors[i].reshape(-1).clone() for i in exchange.tensors]
             both = torch.cat([total.to(self._dtype) for total in before])
             all_reduce(both, exchange.group())
@@ -191,6 +207,7 @@ class InPlaceAccumulator(Accumulator):
             sums = torch.split(both, [total.numel() for total in before])
             for i, total in zip(exchange.tensors, sums, strict=True):
                 self.tensors[i].view(-1).copy_(total)
+        self._finished = self._versions()
 
     def _undo_exchanges(self) -> None:
         """Write the totals from before the exchanges back."""

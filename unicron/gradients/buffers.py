@@ -41,20 +41,18 @@ class GradientBuffers:
                     # Most loops call it; in a resumed step it would erase the micro-batches that count as done.
                     setattr(one, name, _do_nothing)
 
-    def accumulator(self, micro_batches: int, *, precision: Precision, model_parallel: bool) -> Accumulator:
+    def accumulator(self, micro_batches: int, *, precision: Precision) -> Accumulator:
         """Return a new accumulator of the gradients of one step.
 
         Args:
             micro_batches: in one step, over all replicas.
             precision: of the sum.
-            model_parallel: whether the model is split over ranks, so that a peer's loss can break a backward pass.
         """
         exchanges = self._exchanges()
-        if precision is Precision.FLOAT32 and not model_parallel:
+        if precision is Precision.FLOAT32:
             return InPlaceAccumulator(self.tensors, exchanges)
-        if precision is not Precision.EXACT:
-            dtype = torch.float64 if precision is Precision.FLOAT64 else torch.float32
-            return SeparateAccumulator(self.tensors, dtype=dtype, exchanges=exchanges, chunks=self._chunks)
+        if precision is Precision.FLOAT64:
+            return SeparateAccumulator(self.tensors, dtype=torch.float64, exchanges=exchanges, chunks=self._chunks)
         # The gradients of the two uses of a tied weight are added up in the same way on one pipeline stage and on two.
         leaf = separate_output_weight(self._model)
         leaves = [] if leaf is None else [(i, leaf) for i in self._indices([tied_weight(self._model)])]

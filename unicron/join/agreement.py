@@ -7,7 +7,7 @@ round of communication.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unicron.accounting import DONE, FREE, KeptGradients, MicroBatchesOfChunks
 
@@ -86,6 +86,47 @@ def kept_gradients(reports: Sequence[Report], step: int, coordinate: tuple[int, 
     )
 
 
+def equal_over_replicas(
+    reports: Sequence[Report], step: int, kept: Mapping[tuple[int, int], KeptGradients]
+) -> dict[tuple[int, int], KeptGradients]:
+    """Return what the ranks keep of ``step`` where the gradient buffers are the sums.
+
+    A pass then adds to the sums of every shard of its replica, also of one that has counted the micro-batch already. So
+    a replica keeps its micro-batches if all model chunks of all its shards have the same ones, and otherwise none.
+    Shards of which all buckets are reduced need nothing, and are left as they are.
+
+    Args:
+        reports: of all members.
+        step: the interrupted one.
+        kept: what ``kept_gradients`` returns for each shard.
+    """
+    shards: dict[int, list[int]] = {}
+    for rank, report in enumerate(reports):
+        if not kept[report.coordinate].is_complete:
+            shards.setdefault(report.replica, []).append(rank)
+
+    def done(rank: int) -> frozenset[int] | None:
+        """Return what a rank has done; None: nothing of it counts, or its chunks have not done the same."""
+        report = reports[rank]
+        first, *others = report.done()
+        counts = report.generation == kept[report.coordinate].generation or report.reduced == 0
+        return first if report.partial == step and counts and all(other == first for other in others) else None
+
+    of_replica: dict[int, frozenset[int]] = dict.fromkeys(shards, frozenset())
+    counted: set[int] = set()
+    for replica in sorted(shards, key=lambda replica: (-min(reports[r].generation for r in shards[replica]), replica)):
+        own, *others = (done(rank) for rank in shards[replica])
+        if own is not None and all(other == own for other in others) and not own & counted:
+            of_replica[replica] = own
+            counted |= own
+    found = dict(kept)
+    for coordinate, part in kept.items():
+        if not part.is_complete:
+            of_rank = {rank: (of_replica[reports[rank].replica],) * len(one) for rank, one in part.kept_by_rank.items()}
+            found[coordinate] = replace(part, kept_by_rank=of_rank)
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deal:
     """How the members complete an interrupted step."""
@@ -94,7 +135,7 @@ class Deal:
     """For each model shard (tensor- and pipeline-parallel rank)."""
     assigned: Sequence[tuple[int, ...]]
     """For each replica, the micro-batches that it computes. A rank adds, in each model chunk, the gradients of those
-    that its shard has not counted."""
+    that its shard has not counted; where the gradient buffers are the sums, of all, unless the shard is reduced."""
     accountant: int
     """The lowest rank that knows the account of the whole step; -1: none does."""
 
@@ -103,14 +144,22 @@ class Deal:
         return sorted({*self.assigned[report.replica]}.union(*self.kept[report.coordinate].kept_by_rank[rank]))
 
 
-def deal(reports: Sequence[Report], step: int, micro_batches: int) -> Deal:
+def deal(reports: Sequence[Report], step: int, micro_batches: int, *, in_place: bool) -> Deal:
     """Return what the members keep of ``step`` and which replica computes what is missing.
+
+    Args:
+        reports: of all members.
+        step: the interrupted one.
+        micro_batches: in the step.
+        in_place: whether the gradient buffers are the sums, so that a pass adds to all shards of its replica.
 
     A micro-batch is missing if a shard that has unreduced buckets has a model chunk that has not counted it. A replica
     goes on with the missing micro-batches that it had been assigned. The others are dealt in order, each to the replica
     with the least left to compute (the lowest of equals): round-robin where all have equally much left.
     """
     kept = {c: kept_gradients(reports, step, c) for c in sorted({report.coordinate for report in reports})}
+    if in_place:
+        kept = equal_over_replicas(reports, step, kept)
     every = frozenset(range(micro_batches))
     missing: set[int] = set().union(*(every - c for k in kept.values() if not k.is_complete for c in k.counted))
     owner: dict[int, int] = {}

@@ -340,7 +340,7 @@ def _resume(
 ) -> Resumption:
     """Deal what is missing of the interrupted step; the survivors keep what they have."""
     step = rank_state.applied + 1
-    dealt = agreement.deal(reports, step, micro_batches)
+    dealt = agreement.deal(reports, step, micro_batches, in_place=rank_state.accumulator.in_place)
     kept = dealt.kept[model_coordinate()]
     rank_state.resume(step, kept, configure.rank, dealt.assigned[reports[configure.rank].replica])
     partial = rank_state.step_in_progress

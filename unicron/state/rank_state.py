@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from enum import Enum
 from typing import Any
 
 import torch.distributed as dist
@@ -29,14 +28,7 @@ from unicron.megatron.schedule import LossScale
 from unicron.state import transfer
 from unicron.state.tensors import StateTensors
 from unicron.state.transfer import AgreedState, AvailableState
-
-
-class Update(Enum):
-    """How far this rank's optimizer is with the update of the step in progress."""
-
-    NOT_BEGUN = "not begun"
-    UNDER_WAY = "under way"
-    APPLIED = "applied"
+from unicron.state.update import Stage, Update
 
 
 class RankState:
@@ -62,7 +54,7 @@ class RankState:
             optimizer: its optimizer.
             micro_batches: in one step, over all replicas.
             precision: of the sums of gradients.
-            model_parallel: whether the model is split over ranks, so that a peer's loss can break a backward pass.
+            model_parallel: whether the model is split over ranks, so that updates have collectives of their own.
         """
         self.model = model
         self.optimizer = optimizer
@@ -80,7 +72,7 @@ class RankState:
         self._exact = precision is Precision.EXACT
         self._buffers = GradientBuffers(model, optimizer)
         self.loss_scale = LossScale(model, micro_batches)
-        self.accumulator = self._buffers.accumulator(micro_batches, precision=precision, model_parallel=model_parallel)
+        self.accumulator = self._buffers.accumulator(micro_batches, precision=precision)
         self.overlap = OverlappedReduction.of(model, precision=precision, model_parallel=model_parallel)
         """What reduces the gradients beside the backward passes; None: they are reduced afterwards."""
         self.gather = ParameterGather.of(model)
@@ -88,12 +80,9 @@ class RankState:
         cuda = any(parameter.is_cuda for parameter in parameters(model))
         self._update_may_be_garbage = cuda and (model_parallel or self.is_distributed)
         """Whether an update may have used the garbage of an aborted collective, without an error that reports it."""
-        self._update = [Update.NOT_BEGUN]
-        update = self._update  # not self: the optimizer must not keep this object alive
-        for one in torch_optimizers(optimizer):
-            one.register_step_pre_hook(lambda *_: update.__setitem__(0, Update.UNDER_WAY))
-            one.register_step_post_hook(lambda *_: update.__setitem__(0, Update.APPLIED))
-            if self.gather is not None:
+        self._update = Update(optimizer)
+        if self.gather is not None:
+            for one in torch_optimizers(optimizer):
                 one.register_step_post_hook(self.gather.updated)
 
     @property
@@ -110,7 +99,7 @@ class RankState:
     def set_version(self, version: int, digest: bytes) -> None:
         """Declare that parameters and optimizer are those after ``version`` updates."""
         self.applied, self.digest, self.update_ungathered = version, digest, False
-        self._update[0] = Update.NOT_BEGUN
+        self._update.reset()
         self.discard()
 
     def invalidate(self) -> None:
@@ -152,7 +141,7 @@ class RankState:
         elif tuple(before.done) != micro_batches:
             # A rank keeps what it has in all of its model chunks, or nothing.
             self.accumulator.clear_from(reduced)
-            before.losses, before.samples, before.done = {}, {}, [set() for _ in range(self._chunks)]
+            before.forget_done()
         partial = self.step_in_progress
         self.clear_gradients()
         partial.generation = kept.generation
@@ -182,15 +171,24 @@ class RankState:
             computing: whether the failure came while the training loop computed, rather than inside this library.
         """
         has_sums = self.overlap is not None and self.overlap.restore()
-        match self._update[0]:
-            case Update.UNDER_WAY:
+        match self._update.stage:
+            case Stage.UNDER_WAY:
                 self.invalidate()  # the parameters may be half updated
-            case Update.APPLIED:
+            case Stage.APPLIED:
                 self._recover_applied()
-            case Update.NOT_BEGUN if computing and self.partial is not None:
-                self._buffers.release()
-                if not has_sums and not self.accumulator.rewind():
-                    self.discard()
+            case Stage.NOT_BEGUN if computing and self.partial is not None:
+                self._recover_sums(self.partial, has_sums=has_sums)
+
+    def _recover_sums(self, partial: PartialStep, *, has_sums: bool) -> None:
+        """Bring the sums into order after a failure of the training loop: in a pass, or behind the reduction."""
+        self._buffers.release()
+        if has_sums or self.accumulator.rewind():
+            return
+        if partial.remaining() or partial.reduced < self.accumulator.buckets:
+            self.accumulator.clear_from(partial.reduced)
+            partial.forget_done()
+        elif not self.accumulator.is_intact():
+            self.discard()
 
     def leave_generation(self) -> list[Any]:
         """Give up what still needs the peers of this generation; return the collectives that may never end."""
@@ -249,7 +247,7 @@ class RankState:
         """Count micro-batches as done by one model chunk; return those that its sums have now for the first time."""
         partial = self.step_in_progress
         counted = micro_batches & partial.counted[chunk]
-        if len(micro_batches) > 1 and (self._exact or counted):
+        if len(micro_batches) > 1 and (self._exact or (counted and not self.accumulator.in_place)):
             raise WrongLoop("micro-batches must be committed one at a time: see unicron.each_backward")
         added = micro_batches - counted
         if counted:
@@ -323,7 +321,7 @@ class RankState:
         Raises:
             WrongLoop: one has.
         """
-        if self._update[0] is not Update.NOT_BEGUN:
+        if self._update.stage is not Stage.NOT_BEGUN:
             raise WrongLoop("optimizer.step() was called outside of a step: call it inside, after step.reduce()")
 
     def check_updated(self) -> None:
@@ -332,14 +330,14 @@ class RankState:
         Raises:
             WrongLoop: it has not.
         """
-        if self._update[0] is not Update.APPLIED:
+        if self._update.stage is not Stage.APPLIED:
             raise WrongLoop(f"step {self.step_in_progress.step} ended without run.optimizer.step()")
 
     def complete_step(self) -> None:
         """Record that the optimizer has applied the update of the step in progress."""
         self.applied += 1
         self._chain_samples()
-        self._update[0] = Update.NOT_BEGUN
+        self._update.reset()
         self.partial = None  # the next step clears what this one has accumulated
 
     def _chain_samples(self) -> None:
