@@ -79,6 +79,21 @@ async def test_costs_add_up(healed: Server) -> None:
     assert parts == pytest.approx(task["worker_s"])
     assert task["planned_worker_s"] == pytest.approx(4 * 8.0)  # planned at 2, first step done at 10
     assert 0 < task["goodput_fraction"] < 1
+    assert sum(costs["categories"].values()) == pytest.approx(costs["allocated_worker_s"], rel=1e-9)
+    window = {"from": "2025-03-01T12:00:00Z", "to": "2025-03-01T12:02:30Z", "bucket": "week"}
+    first = (await healed.http.get("/v1/costs", params=window)).json()
+    expected = {
+        "detection": 2.0,
+        "transition_incident": 21.0,
+        "transition_planned": 32.0,
+        "idle": 4.0,
+        "unscheduled": 4.0,
+    }
+    assert {kind: first["categories"][kind] for kind in expected} == pytest.approx(expected)
+    assert first["allocated_worker_s"] == first["buckets"][0]["allocated_worker_s"] == pytest.approx(600.0)
+    assert sum(first["categories"].values()) == pytest.approx(600.0)
+    refused = await healed.http.get("/v1/costs", params={"from": window["to"], "to": window["from"]})
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "to")
 
 
 async def test_plans_and_events(healed: Server) -> None:
