@@ -5,9 +5,8 @@
 A small GPT trains on data-parallel ranks. Steps with each accumulator take turns in one run, so that what else the
 machine does falls on all alike:
 
-    in-place   the default of data-parallel tasks: the buffers of the backward passes are the sum, in float32
-    apart      that of tensor- and pipeline-parallel tasks: a float32 sum beside the buffers
-    float64    the same in float64 (``deterministic_sums``): results to the bit in practice, not by construction
+    in-place   the default: the buffers of the backward passes are the sum, in float32
+    float64    a float64 sum beside the buffers (``deterministic_sums``): the same bits in practice, not by construction
     exact      exact mode: two float64 that contain integers
 
 One JSON line for each: step time and CPU-seconds (all ranks), the ratio of step times to the first with a 95%
@@ -31,7 +30,7 @@ from benchmarks.intervals import LEAST_RATIOS, REASON, interval
 from benchmarks.ranks import run_ranks
 from benchmarks.report import Report, at_least, run
 
-KINDS = ("in-place", "apart", "float64", "exact")
+KINDS = ("in-place", "float64", "exact")
 BLOCK_STEPS = 4
 """Steps in a row with the same accumulator."""
 
@@ -59,7 +58,6 @@ def accumulators_of(rank_state: Any, micro_batches: int) -> dict[str, Any]:
     leaves = [(shared, torch.zeros_like(tensors[shared]))]
     return {
         "in-place": accumulators.InPlaceAccumulator(tensors),
-        "apart": accumulators.SeparateAccumulator(tensors),
         "float64": accumulators.SeparateAccumulator(tensors, dtype=torch.float64),
         "exact": fixed_point.FixedPointAccumulator(tensors, micro_batches=micro_batches, leaves=leaves),
     }
@@ -120,7 +118,7 @@ def train(folder: Path) -> None:
 
 def figures(measured: list[dict[str, Any]], cycles: int, report: Report) -> None:
     """Print the figures of each accumulator."""
-    held = {"in-place": 0, "apart": 4, "float64": 8, "exact": 16}
+    held = {"in-place": 0, "float64": 8, "exact": 16}
     sent = held | {"in-place": 4}
     rows = [one["rows"] for one in measured]
     blocks: dict[tuple[int, str], list[int]] = {}

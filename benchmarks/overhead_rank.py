@@ -1,159 +1,69 @@
 """One rank of ``benchmarks.overhead``: steps of stock Megatron and steps of this library, in turns.
 
-``benchmarks/ranks.py`` starts it, with the folder of the run and a workload as arguments. Both models have the same
-shape, data, loss function and schedule. In each pair the two take turns at who is first.
+``benchmarks/ranks.py`` starts it with the folder of the run as argument; under a node agent it is the task's script.
+In each pair the two take turns at who is first. Under an agent, some seconds of this library's steps alone follow, in
+which the processor time of the agent and of the control plane is measured.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
 import unicron
 from benchmarks.intervals import median_interval
+from benchmarks.overhead_model import Workload, build, our_step, stock, stock_step
 
 SETTLING_PAIRS = 5
 """Pairs at the beginning that do not count: memory is allocated and caches are filled."""
 
 CHECKED_EVERY = 50
-"""Pairs between two looks at whether the interval is narrow enough."""
+"""Pairs between two looks at whether the intervals are narrow enough."""
 
-VOCABULARY = 256
+STEPS = 1_000_000
+"""More than any measurement takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """What each rank computes in a step."""
+class Plan:
+    """What the ranks of one run do."""
 
-    layers: int
-    hidden: int
-    heads: int
-    sequence_length: int
-    samples: int
-    """In a micro-batch."""
-    micro_batches: int
-    """Of each rank."""
-    distributed_optimizer: bool = False
+    work: Workload
     most_pairs: int
-    """Pairs of steps after which the measurement ends, however wide the interval is."""
+    """Pairs of steps after which the measurement ends, however wide the intervals are."""
     width: float
-    """Width of the 95% interval of the ratio of times at which the measurement ends."""
+    """Width of the 95% intervals at which the measurement ends."""
+    alone_s: float = 0.0
+    """For how long this library's steps follow without stock ones."""
+    processes: dict[str, list[int]] = field(default_factory=dict)
+    """Name -> pids of other processes, whose processor time is measured meanwhile."""
+
+    def write(self, folder: Path) -> None:
+        """Write the plan for the ranks."""
+        (folder / "plan.json").write_text(json.dumps(asdict(self)))
+
+    @staticmethod
+    def read(folder: Path) -> Plan:
+        """Return the plan that ``write`` has written."""
+        fields = json.loads((folder / "plan.json").read_text())
+        return Plan(**{**fields, "work": Workload(**fields["work"])})
 
 
-def build(work: Workload, tensor: int, pipeline: int) -> tuple[Any, Any]:
-    """Return Megatron's model and optimizer, with Megatron's defaults."""
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-    from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
-    from megatron.core.transformer import TransformerConfig
-
-    model_parallel_cuda_manual_seed(1)
-    config = TransformerConfig(
-        num_layers=work.layers,
-        hidden_size=work.hidden,
-        num_attention_heads=work.heads,
-        tensor_model_parallel_size=tensor,
-        pipeline_model_parallel_size=pipeline,
-        pipeline_dtype=torch.float32,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        use_cpu_initialization=True,
-        gradient_accumulation_fusion=False,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        masked_softmax_fusion=False,
-        persist_layer_norm=False,
-    )
-    module = GPTModel(
-        config=config,
-        transformer_layer_spec=get_gpt_layer_local_spec(normalization="LayerNorm"),
-        vocab_size=VOCABULARY,
-        max_sequence_length=work.sequence_length,
-        share_embeddings_and_output_weights=True,
-        position_embedding_type="learned_absolute",
-    )
-    ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=work.distributed_optimizer)
-    model = DistributedDataParallel(config, ddp, module)
-    optimizer = get_megatron_optimizer(
-        OptimizerConfig(optimizer="adam", lr=1e-4, clip_grad=1.0, use_distributed_optimizer=work.distributed_optimizer),
-        [model],
-        use_gloo_process_groups=False,
-    )
-    return model, optimizer
-
-
-def batch(work: Workload, step: int, micro_batch: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return tokens, positions and labels of a micro-batch."""
-    generator = torch.Generator().manual_seed(1000 * step + micro_batch)
-    tokens = torch.randint(VOCABULARY, (work.samples, work.sequence_length + 1), generator=generator)
-    positions = torch.arange(work.sequence_length).expand(work.samples, -1)
-    return tokens[:, :-1].contiguous(), positions, tokens[:, 1:].contiguous()
-
-
-def forward_step(batches: Iterator[tuple[torch.Tensor, ...]], model: Any) -> tuple[torch.Tensor, Any]:
-    """Megatron's forward step."""
-    tokens, positions, labels = next(batches)
-
-    def loss(losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        total = losses.float().sum()
-        return total, torch.tensor(labels.numel(), dtype=torch.int), total.detach() / labels.numel()
-
-    return model(tokens, positions, None, labels=labels), loss
-
-
-def compute(work: Workload, model: Any, batches: list[tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
-    """Compute some micro-batches in one call of Megatron's schedule; return their losses."""
-    from megatron.core.pipeline_parallel import get_forward_backward_func
-
-    losses: list[torch.Tensor] = get_forward_backward_func()(
-        forward_step_func=forward_step,
-        data_iterator=iter(batches),
-        model=[model],
-        num_microbatches=len(batches),
-        seq_length=work.sequence_length,
-        micro_batch_size=work.samples,
-        forward_only=False,
-    )
-    return losses
-
-
-def stock_step(work: Workload, model: Any, optimizer: Any, rank: int, step: int) -> None:
-    """Do a step as Megatron's own training loop does."""
-    model.zero_grad_buffer()
-    optimizer.zero_grad()
-    ks = range(rank, work.micro_batches * dist.get_world_size(), dist.get_world_size())
-    losses = compute(work, model, [batch(work, step, k) for k in ks])
-    optimizer.step()
-    mean = torch.stack(losses).mean()
-    dist.all_reduce(mean)  # Megatron's loop averages the loss over the replicas, to log it
-    float(mean)
-
-
-def our_step(work: Workload, run: unicron.Run, step: unicron.Step) -> None:
-    """Do a step of this library's loop."""
-    with step:
-        for k in step.micro_batches():
-            (loss,) = compute(work, run.model, [batch(work, step.number, k)])
-            step.commit(k, float(loss), [step.number * micro_batches_of_step(work) + k])
-        step.reduce()
-        run.optimizer.step()
-
-
-def micro_batches_of_step(work: Workload) -> int:
-    """Return M, the micro-batches of all ranks in a step."""
-    return work.micro_batches * int(os.environ["WORLD_SIZE"])
+Pair = dict[str, dict[str, float]]
+"""``stock`` and ``ours`` -> ``s``, the wall time, and ``cpu_s``, the processor time of this rank, of its step."""
 
 
 def timed(work: Callable[[], None]) -> dict[str, float]:
@@ -164,54 +74,118 @@ def timed(work: Callable[[], None]) -> dict[str, float]:
     return {"s": time.perf_counter() - began_s, "cpu_s": time.process_time() - cpu_s}
 
 
-def measure(work: Workload, folder: Path) -> list[dict[str, dict[str, float]]]:
-    """Train both; return the times of each pair of steps."""
-    from megatron.core.distributed import finalize_model_grads
+def ratios(ranks: list[list[Pair]]) -> dict[str, list[float]]:
+    """Return the ratios of pairs of steps, ours over stock: of wall times of rank 0, of CPU-seconds of all ranks."""
+    return {
+        "wall time": [pair["ours"]["s"] / pair["stock"]["s"] for pair in ranks[0]],
+        "CPU-seconds": [
+            sum(pair["ours"]["cpu_s"] for pair in pairs) / sum(pair["stock"]["cpu_s"] for pair in pairs)
+            for pairs in zip(*ranks, strict=True)
+        ],
+    }
 
-    rank = int(os.environ["RANK"])
-    run = unicron.attach(
-        steps=SETTLING_PAIRS + work.most_pairs,
-        micro_batches=micro_batches_of_step(work),
-        build=partial(build, work),
-        directory=str(folder),
-    )
-    pairs: list[dict[str, dict[str, float]]] = []
-    stock: tuple[Any, Any] | None = None
-    for step in run.steps():
-        if stock is None:
-            stock = build(work, 1, 1)
-            stock[0].config.finalize_model_grads_func = finalize_model_grads
-        ways = {
-            "stock": partial(stock_step, work, *stock, rank, step.number),
-            "ours": partial(our_step, work, run, step),
-        }
-        order = list(ways) if step.number % 2 else list(ways)[::-1]
+
+class Measurement:
+    """The pairs of steps of all ranks, as rank 0 needs them to know when there are enough."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.pairs: list[Pair] = []
+        """Of this rank."""
+        self._ranks: list[list[Pair]] = [[] for _ in range(plan.work.ranks)]
+
+    def add(self, pair: Pair) -> bool:
+        """Add a pair; return whether there are enough, which all ranks find alike."""
+        self.pairs.append(pair)
+        if len(self.pairs) % CHECKED_EVERY:
+            return False
+        newest: list[Any] = [None] * self._plan.work.ranks
+        dist.all_gather_object(newest, self.pairs[-CHECKED_EVERY:])
+        for rank, pairs in enumerate(newest):
+            self._ranks[rank] += pairs
+        intervals = [median_interval(found) for found in ratios(self._ranks).values()]
+        narrow = all(high - low <= self._plan.width for _, low, high in intervals)
+        return narrow or len(self.pairs) >= self._plan.most_pairs
+
+
+def attach(plan: Plan, folder: Path) -> unicron.Run:
+    """Attach to the agent or, without one, train in the layout of the plan."""
+    from unicron.link import agent_link
+    from unicron.link.standalone import standalone_generation
+    from unicron.megatron import cpu
+    from unicron.run import Run
+    from unicron.training import Training
+
+    cpu.enable()
+    work = plan.work
+    link = agent_link.from_environment(standalone_generation(str(folder), tensor=work.tensor, pipeline=work.pipeline))
+    return Run(Training(link, steps=STEPS, micro_batches=work.all_micro_batches, build=partial(build, work)))
+
+
+def measure(plan: Plan, folder: Path) -> dict[str, Any]:
+    """Train both; return what was measured."""
+    work, run = plan.work, attach(plan, folder)
+    steps = run.steps()
+    step = next(steps)
+    alone = partial(our_step, work, run)
+    stock_model = stock(work)
+    measurement = Measurement(plan)
+    for number in range(1, SETTLING_PAIRS + plan.most_pairs + 1):
+        ways = {"stock": partial(stock_step, work, *stock_model, number), "ours": partial(alone, step)}
+        order = list(ways) if number % 2 else list(ways)[::-1]
         pair = {way: timed(ways[way]) for way in order}
-        if step.number > SETTLING_PAIRS:
-            pairs.append(pair)
-        if len(pairs) % CHECKED_EVERY == 0 and pairs and _is_enough(work, pairs):
+        step = next(steps)
+        if number > SETTLING_PAIRS and measurement.add(pair):
             break
-    return pairs
+    return {"pairs": measurement.pairs, "alone": measure_alone(plan, steps, step, alone)}
 
 
-def _is_enough(work: Workload, pairs: list[dict[str, dict[str, float]]]) -> bool:
-    """Return whether rank 0's interval is narrow enough."""
-    _, low, high = median_interval([pair["ours"]["s"] / pair["stock"]["s"] for pair in pairs])
-    enough = torch.tensor([float(high - low <= work.width)])
-    dist.broadcast(enough, 0)
-    return bool(enough)
+def measure_alone(
+    plan: Plan, steps: Iterator[unicron.Step], step: unicron.Step, work: Callable[[unicron.Step], None]
+) -> dict[str, Any]:
+    """Do this library's steps alone; return how many cores every process took meanwhile."""
+    if not plan.alone_s:
+        return {}
+    own_s: list[float] = []
+    dist.barrier()
+    began_s, before = time.perf_counter(), _processor_s(plan)
+    while True:
+        step_began_s = time.perf_counter()
+        work(step)
+        own_s.append(time.perf_counter() - step_began_s)
+        step = next(steps)
+        over = torch.tensor([float(time.perf_counter() - began_s >= plan.alone_s)])
+        dist.broadcast(over, 0)
+        if over:
+            break
+    lasted_s = time.perf_counter() - began_s
+    cores = {name: (seconds - before[name]) / lasted_s for name, seconds in _processor_s(plan).items()}
+    return {"cores": cores, "step_s": statistics.median(own_s), "steps": len(own_s)}
+
+
+def _processor_s(plan: Plan) -> dict[str, float]:
+    """Return the processor time that each group of processes has taken, and this rank."""
+    found = {"rank": time.process_time()}
+    for name, pids in plan.processes.items():
+        times = [psutil.Process(pid).cpu_times() for pid in pids]
+        found[name] = sum(one.user + one.system for one in times)
+    return found
 
 
 def main(folder: Path) -> None:
-    """Measure as one rank."""
+    """Measure as one rank; under an agent, wait for the end of the stack."""
     torch.set_num_threads(1)
-    work = Workload(**json.loads((folder / "workload.json").read_text()))
-    pairs = measure(work, folder)
-    rank = os.environ["RANK"]
-    (folder / f"rank-{rank}.json").write_text(json.dumps(pairs))
+    plan = Plan.read(folder)
+    measured = measure(plan, folder)
+    result = folder / f"rank-{dist.get_rank()}.json"
+    part = result.with_suffix(".part")
+    part.write_text(json.dumps(measured))
+    part.rename(result)
     sys.stdout.flush()
+    if "UNICRON_SOCKET" in os.environ:
+        signal.pause()
     os._exit(0)  # the run has not come to its last step
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)

@@ -127,7 +127,7 @@ def incident_cost_table(incidents: list[dict[str, Any]]) -> Table:
     table = Table(title="Cost of each incident", title_justify="left")
     columns = ("detection", "transition", "recompute", "sub-healthy")
     table.add_column("what")
-    for name in (*(f"{c} worker-s" for c in columns), "lost FLOP", "money"):
+    for name in (*(f"{c} worker-s" for c in columns), "lost weighted FLOP", "money"):
         table.add_column(name, justify="right")
     for i in incidents:
         cost = i["cost"]

@@ -40,7 +40,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "incidents": ("cli.incidents", "List faults and what was done about them."),
     "plan": ("cli.plan", "Look at plans, or make one."),
     "events": ("cli.events", "Print the event log."),
-    "cost": ("cli.cost", "Report what failures cost."),
+    "cost": ("cli.cost", "Report where worker-seconds went, and what failures cost."),
     "replay": ("cli.replay", "Rebuild the state from a log, and check it."),
 }
 """Verb -> its module, and its help in one line, so that listing the verbs imports none of them."""

@@ -33,6 +33,13 @@ def throughput(
     distributed_optimizer: Annotated[
         bool | None, typer.Option("--distributed-optimizer/--no-distributed-optimizer", help="Searched if not given.")
     ] = None,
+    overlap: Annotated[
+        bool,
+        typer.Option(
+            "--overlap/--no-overlap",
+            help="Data-parallel communication beside the passes, as Megatron-LM does, or after them.",
+        ),
+    ] = True,
     output: Output = Format.TEXT,
 ) -> None:
     """Predict the iteration time of a GPT model; sizes that are not given are searched.
@@ -57,6 +64,7 @@ def throughput(
         interleave=interleave,
         sequence_parallel=sequence_parallel,
         distributed_optimizer=distributed_optimizer,
+        overlap=overlap,
     )
     if output is Format.JSON:
         print_json(answer)

@@ -62,10 +62,15 @@ class Prepare(CommandBase):
 
 
 class HoldTask(CommandBase):
-    """Break the sockets of older generations on these workers; reply when each waits (``step`` in the result)."""
+    """Break the sockets of older generations on these workers; reply when each waits (``step`` in the result).
+
+    ``lost``: the workers whose ranks are lost. Replicas that have none of them finish their micro-batches first. Empty:
+    it is not known who is lost.
+    """
 
     kind: Literal["hold"] = "hold"
     workers: list[str]
+    lost: list[str] = Field(default_factory=list)
 
 
 class DrainTask(CommandBase):

@@ -60,13 +60,17 @@ class Workers(Model):
 
 
 class ModelShape(Model):
-    """A GPT model. ``vocabulary``: tokens (256 bytes and one end of document for byte-level text)."""
+    """A GPT model. ``vocabulary``: tokens (256 bytes and one end of document for byte-level text).
+
+    ``qk_layernorm``: whether queries and keys are normalised in each attention head.
+    """
 
     layers: Count
     hidden: Count
     heads: Count
     sequence_length: Count
     vocabulary: Count = BYTE_VOCABULARY
+    qk_layernorm: bool = False
 
     def flop_per_sample(self) -> float:
         """Model FLOP of one forward and backward pass over one sequence.
@@ -127,6 +131,9 @@ class Parallel(Model):
     """Tensor and pipeline sizes; ``auto`` lets the planner choose the fastest layout that fits, for each count.
 
     The others are fixed for the task's life. ``recompute``: activations computed again in the backward pass.
+    ``interleave``: model chunks of each worker where there are several pipeline stages.
+    ``sequence_parallel``: tensor-parallel ranks divide the sequence where they do not divide the layer.
+    ``overlap``: data-parallel ranks communicate beside backward and forward passes, where tensor and pipeline are 1.
     """
 
     tensor: Count | Literal["auto"] = "auto"
@@ -135,6 +142,7 @@ class Parallel(Model):
     interleave: Count = 1
     sequence_parallel: bool = False
     distributed_optimizer: bool = False
+    overlap: bool = False
 
 
 class TaskSpec(Model):
@@ -152,6 +160,8 @@ class TaskSpec(Model):
     parallel: Parallel = Parallel()
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1234
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    bf16: bool = False
+    """Whether parameters and activations are bfloat16; gradients, and the optimizer's own parameters, are float32."""
     env: dict[str, str] = Field(default_factory=dict)
     exact: bool = False
     """Whether parameters are the failure-free run's to the last bit whatever fails and however many replicas there are,
@@ -177,6 +187,12 @@ class TaskSpec(Model):
         """Return tensor x pipeline; what is ``auto`` can be as much as the model divides into."""
         tensor = self.model.heads if self.parallel.tensor == "auto" else self.parallel.tensor
         return tensor * (self.model.layers if self.parallel.pipeline == "auto" else self.parallel.pipeline)
+
+    @property
+    def most_workers(self) -> int:
+        """The most workers that the task may have and could use: one micro-batch for each data-parallel replica."""
+        limit = self.batch.micro_batches * self._most_per_replica()
+        return limit if self.workers.max is None else min(self.workers.max, limit)
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -205,12 +221,17 @@ class TaskSpec(Model):
         ]
         if self.script is None:
             # What the built-in trainer does not do; a user's own script may.
-            for name in ("recompute", "interleave", "sequence_parallel"):
-                default = Parallel.model_fields[name].default
-                fine = getattr(self.parallel, name) == default
-                checks.append((fine, f"parallel.{name}: the built-in trainer has only {default!r}"))
+            chunks = self.pipeline * self.parallel.interleave
+            even = m.layers % chunks == 0
+            checks.append(
+                (even, f"parallel.interleave: times pipeline, {chunks}, must divide model.layers, {m.layers}")
+            )
             divisible = self.optimizer.name == "adam" or not self.parallel.distributed_optimizer
             checks.append((divisible, "parallel.distributed_optimizer: the built-in trainer divides only adam's state"))
+            divided = self.parallel.distributed_optimizer or not self.parallel.overlap
+            checks.append((divided, "parallel.overlap: only with parallel.distributed_optimizer"))
+            in_place = not (self.parallel.overlap and (self.exact or self.deterministic_sums))
+            checks.append((in_place, "parallel.overlap: not with exact or deterministic_sums, whose sums are apart"))
         problems = [text for holds, text in checks if not holds]
         if problems:
             raise ValueError("; ".join(problems))
@@ -257,6 +278,12 @@ def _submission_problems(spec: TaskSpec) -> Iterator[tuple[str, object, str]]:
             tensor,
             f"must divide model.vocabulary, {vocabulary}, rounded up to a multiple of {VOCABULARY_MULTIPLE}: {padded}",
         )
+    # With ``auto`` the planner chooses among powers of two up to 16 that divide the heads.
+    largest = math.gcd(spec.model.heads, 16) if spec.parallel.tensor == "auto" else tensor
+    length = spec.model.sequence_length
+    if spec.script is None and spec.parallel.sequence_parallel and length % largest != 0:
+        size = f"parallel.tensor, {'which may be ' * (spec.parallel.tensor == 'auto')}{largest},"
+        yield "parallel.sequence_parallel", True, f"{size} must divide model.sequence_length, {length}"
     for name, value in spec.env.items():
         if not name or "=" in name or "\0" in name + value:
             yield "env", name, "not an environment variable: a name without '=', and no null byte in name or value"

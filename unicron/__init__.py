@@ -20,7 +20,7 @@ interface.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ from unicron.errors import (
     TornSnapshot,
     UnicronError,
     UnsupportedModel,
+    UnsupportedState,
     WrongLoop,
 )
 
@@ -55,6 +56,7 @@ __all__ = [
     "TornSnapshot",
     "UnicronError",
     "UnsupportedModel",
+    "UnsupportedState",
     "WrongLoop",
     "__version__",
     "attach",
@@ -97,6 +99,8 @@ def attach(
     memory_every: int | None = None,
     exact: bool | None = None,
     deterministic_sums: bool | None = None,
+    state: Mapping[str, Any] | None = None,
+    interleave: int | None = None,
     directory: str = "unicron-run",
 ) -> Run:
     """Attach this process to its node agent, or let it train alone (also as one of torchrun's processes).
@@ -105,9 +109,9 @@ def attach(
         steps: updates to apply.
         micro_batches: M, in one update, over all replicas. The training loop scales the loss of each by 1/M, except
             with Megatron's schedules and ``calculate_per_token_loss=False``, the default: the library does then.
-        build: ``build(tensor, pipeline)`` returns model and optimizer: Megatron's DistributedDataParallel (without
-            overlapped gradient reduction) and optimizer, or a plain module and torch optimizer. It is called in
-            Megatron's process groups and must not wait for other ranks.
+        build: ``build(tensor, pipeline)`` returns model and optimizer: Megatron's DistributedDataParallel and
+            optimizer, or a plain module and torch optimizer. It is called in Megatron's process groups and must not
+            wait for other ranks.
         initialise: sets the parameters when a task begins, the same on every rank; without it rank 0's are used.
         checkpoint_every: steps between checkpoints; 0: only when the task is stopped.
         checkpoint_directory: where checkpoints are written: a directory or an fsspec URL; empty: the folder that the
@@ -118,6 +122,13 @@ def attach(
             many replicas there are; 16 bytes for each parameter, and micro-batches are committed one at a time.
         deterministic_sums: whether gradients are added up in float64, with which the result is the same in practice; 8
             bytes for each parameter. The default is the precision of Megatron.
+        state: what else belongs to the state, by name: objects with ``state_dict`` and ``load_state_dict``, or
+            functions of model and optimizer that make one (a scheduler). ``run.state`` has the objects. Each changes
+            once for every update, after ``run.optimizer.step()``; it is the same on every rank, except for tensors
+            under the names and in the shapes of parameters (an average of the weights).
+        interleave: model chunks of each rank where there are several pipeline stages (an interleaved pipeline).
+            Megatron's ``parallel_state`` has the number as the virtual pipeline size when ``build`` is called, and
+            ``build`` returns as many modules in a list.
         directory: where checkpoints and results go without an agent.
 
     An argument that is None has the value of the task's specification or, without an agent, the default of
@@ -128,11 +139,12 @@ def attach(
 
     Raises:
         OSError: the agent cannot be reached.
+        UnsupportedState: an object of ``state`` has not these methods, or a value that cannot be saved.
         InvalidSpec: ``steps`` or ``micro_batches`` are not those of the task's specification, which the planner reads.
     """
-    from unicron import device
+    from unicron import device, environment
     from unicron.gradients.precision import Precision
-    from unicron.link import agent_link
+    from unicron.link import agent_link, torchrun
     from unicron.link.standalone import standalone_generation
     from unicron.megatron import cpu
     from unicron.run import Run
@@ -144,7 +156,7 @@ def attach(
     if task is not None:
         task.check_script(steps=steps, micro_batches=micro_batches)
     else:
-        device.take_local()
+        device.take(int(torchrun.value(environment.LOCAL_RANK, "0")))
     cpu.enable()
     given = {
         "checkpoint_every": checkpoint_every,
@@ -153,6 +165,7 @@ def attach(
         "memory_every": memory_every,
         "exact": exact,
         "deterministic_sums": deterministic_sums,
+        "interleave": interleave,
     }
     chosen: dict[str, Any] = {name: getattr(task, name) for name in given} if task is not None else {}
     chosen |= {name: value for name, value in given.items() if value is not None}
@@ -166,6 +179,7 @@ def attach(
         build=build,
         initialise=initialise,
         precision=precision,
+        state=state,
         **chosen,
     )
     return Run(training)

@@ -3,6 +3,9 @@
 A rank keeps a ``PartialStep`` for the step in progress; it outlives the loss of peers. Before gradients are reduced all
 ranks agree on a ``StepAccount``. The members of a new generation agree on the ``KeptGradients`` of each model shard
 (``unicron.join.agreement``).
+
+The backward passes of the model chunks of an interleaved pipeline end at different times, so what is done is noted for
+each chunk. Any other model is one chunk.
 """
 
 from __future__ import annotations
@@ -13,6 +16,9 @@ from dataclasses import dataclass, field
 
 FREE, ASSIGNED, DONE = 0, 1, 2
 """The state of a micro-batch on one rank: not the rank's own; its own and not computed; computed and accumulated."""
+
+MicroBatchesOfChunks = tuple[frozenset[int], ...]
+"""A set of micro-batches for each model chunk of a rank."""
 
 EMPTY_DIGEST = bytes(32)
 """The digest of samples before the first update."""
@@ -45,14 +51,16 @@ class PartialStep:
     assigned: list[int]
     """The micro-batches that this rank's replica computes, since the members last agreed."""
     losses: dict[int, float] = field(default_factory=dict)
-    """Of the micro-batches whose gradients are in the accumulator."""
+    """Of the micro-batches that the last chunk has done, where that chunk computes the loss."""
     samples: dict[int, list[int]] = field(default_factory=dict)
-    """Sample ids of the micro-batches whose gradients are in the accumulator."""
-    counted: frozenset[int] = frozenset()
-    """The micro-batches that some rank of this model shard had counted when the members agreed. This rank computes such
-    a micro-batch again for other shards only."""
-    computed: set[int] = field(default_factory=set)
-    """The assigned micro-batches that are done."""
+    """Sample ids of the micro-batches that some chunk has done."""
+    done: list[set[int]] = field(default_factory=lambda: [set()])
+    """For each model chunk, the micro-batches whose gradients are in its sums."""
+    counted: MicroBatchesOfChunks = (frozenset(),)
+    """For each model chunk, the micro-batches that some rank of this model shard had counted when the members agreed.
+    This rank computes such a micro-batch again for other shards and chunks only."""
+    computed: list[set[int]] = field(default_factory=lambda: [set()])
+    """For each model chunk, the assigned micro-batches that are done."""
     generation: int = 0
     """The generation in which the members last agreed on this step."""
     account: StepAccount | None = None
@@ -60,18 +68,50 @@ class PartialStep:
     reduced: int = 0
     """How many buckets, from the first, contain the total over the whole batch."""
 
-    def states(self, micro_batches: int) -> list[int]:
-        """Return ``FREE``, ``ASSIGNED`` or ``DONE`` for each of the step's micro-batches."""
-        states = [FREE] * micro_batches
-        for k in self.assigned:
-            states[k] = ASSIGNED
-        for k in self.samples:
-            states[k] = DONE
-        return states
+    @classmethod
+    def begin(cls, step: int, assigned: list[int], generation: int, chunks: int) -> PartialStep:
+        """Return a step of which nothing is done yet.
+
+        Args:
+            step: counts from 1.
+            assigned: the micro-batches that this rank's replica computes.
+            generation: the present one.
+            chunks: how many model chunks the rank has.
+        """
+        return cls(
+            step=step,
+            assigned=assigned,
+            done=[set() for _ in range(chunks)],
+            counted=(frozenset(),) * chunks,
+            computed=[set() for _ in range(chunks)],
+            generation=generation,
+        )
+
+    def forget_done(self) -> None:
+        """Forget what is done: its gradients are lost, except in the buckets that are reduced."""
+        self.losses, self.samples = {}, {}
+        self.done = [set() for _ in self.done]
+        self.computed = [set() for _ in self.computed]
+
+    def states(self, micro_batches: int) -> list[list[int]]:
+        """Return, for each model chunk, ``FREE``, ``ASSIGNED`` or ``DONE`` for each of the step's micro-batches."""
+        found = []
+        for done in self.done:
+            states = [FREE] * micro_batches
+            for k in self.assigned:
+                states[k] = ASSIGNED
+            for k in done:
+                states[k] = DONE
+            found.append(states)
+        return found
 
     def remaining(self) -> list[int]:
-        """Return the assigned micro-batches that are still to be computed."""
-        return [k for k in self.assigned if k not in self.computed]
+        """Return the assigned micro-batches that are still to be computed, by some chunk at least."""
+        return [k for k in self.assigned if not all(k in computed for computed in self.computed)]
+
+    def finished(self) -> set[int]:
+        """Return the micro-batches that all chunks have done."""
+        return set.intersection(*self.done)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +128,10 @@ class KeptGradients:
     """The lowest rank that has the reduced buckets; -1: there are none."""
     reduced_by_rank: Mapping[int, int] = field(default_factory=dict)
     """For each rank, how many of the reduced buckets it has. It receives the others from the source."""
-    kept_by_rank: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    kept_by_rank: Mapping[int, MicroBatchesOfChunks] = field(default_factory=dict)
     """For each rank, the finished micro-batches that count: their gradients are in its buckets not yet reduced."""
 
     @property
-    def counted(self) -> frozenset[int]:
+    def counted(self) -> MicroBatchesOfChunks:
         """The micro-batches that some rank keeps."""
-        return frozenset().union(*self.kept_by_rank.values())
+        return tuple(frozenset().union(*kept) for kept in zip(*self.kept_by_rank.values(), strict=True))

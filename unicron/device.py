@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from unicron import environment
-
 
 def is_cuda() -> bool:
     """Return whether this process trains on a CUDA device."""
@@ -18,10 +16,10 @@ def current() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if is_cuda() else torch.device("cpu")
 
 
-def take_local() -> None:
-    """Select the CUDA device with this process's number on its machine (``LOCAL_RANK``), as under torchrun."""
+def take(number: int) -> None:
+    """Select the CUDA device with a number, where there are CUDA devices."""
     if is_cuda():
-        torch.cuda.set_device(int(environment.text(environment.LOCAL_RANK, "0")))
+        torch.cuda.set_device(number)
 
 
 def synchronize() -> None:

@@ -48,11 +48,17 @@ DATA_DIRECTORY = "UNICRON_DATA_DIRECTORY"
 JOIN_TIMEOUT_S = "UNICRON_JOIN_TIMEOUT_S"
 """How long the members of a generation wait for one another when it begins."""
 
+FINISH_FLOOR_S = "UNICRON_FINISH_FLOOR_S"
+"""How long, at least, a replica that a hold spares may go without a finished micro-batch (``unicron.link.sparing``)."""
+
 BUCKET_BYTES = "UNICRON_BUCKET_BYTES"
 """Size of a bucket of gradients."""
 
 ROUND_BYTES = "UNICRON_ROUND_BYTES"
 """Bytes that a rank sends, and receives, in one round of a transfer of state."""
+
+PROGRESS_INTERVAL_S = "UNICRON_PROGRESS_INTERVAL_S"
+"""How long a rank may keep back what it does inside a step; newer progress takes the place of what was kept back."""
 
 RANK_NICE = "UNICRON_RANK_NICE"
 """How much less of a busy core ranks get than everything else (see nice(2))."""
@@ -63,20 +69,35 @@ FAIL_AT = "UNICRON_FAIL_AT"
 FAULT_SIGNALS = "UNICRON_FAULT_SIGNALS"
 """With the value 1, SIGUSR1 makes a process raise an ``InjectedFault`` at the next fault point of a step."""
 
-# Set by torchrun, read where there is no agent.
+# Set by torchrun, read where there is no agent. Where there is one, a rank sets them in each generation that it joins.
 
-RANK, LOCAL_RANK, WORLD_SIZE = "RANK", "LOCAL_RANK", "WORLD_SIZE"
+RANK, LOCAL_RANK, GROUP_RANK = "RANK", "LOCAL_RANK", "GROUP_RANK"
+WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_WORLD_SIZE = "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"
 MASTER_ADDR, MASTER_PORT = "MASTER_ADDR", "MASTER_PORT"
+
+TORCHRUN = (RANK, LOCAL_RANK, GROUP_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT)
+
+TORCHRUN_ID = "TORCHELASTIC_RUN_ID"
+"""Set by torchrun alone."""
+
+GENERATION = "UNICRON_GENERATION"
+"""The generation that a rank has joined, beside torchrun's variables."""
 
 DEFAULTS: dict[str, float] = {
     # Without a supervisor there is no next agent: the node is lost, and so is what its processes do from here on.
     ORPHAN_GRACE_S: 5.0,
     # All members wait when they get their Configure at the same moment, and they meet in well under a second.
     JOIN_TIMEOUT_S: 20.0,
+    # Below the least time after which the detector takes a rank for hanging (0.5 s, ``hang_floor_s``): a rank that
+    # waits for a peer that hangs has then left its step, and only the peer is blamed. On a busy machine a healthy
+    # replica may be broken off, which loses the micro-batches that it had computed, and nothing else.
+    FINISH_FLOOR_S: 0.4,
     # The latency of a collective (below 1 ms) is small beside the transfer of 32 MiB, and a fault redoes little.
     BUCKET_BYTES: 32 << 20,
     # The latency of a round (below 1 ms) is small beside the transfer of 64 MiB; two such buffers fit beside any state.
     ROUND_BYTES: 64 << 20,
+    # Short beside the interval of heartbeats (0.25 s), which are all that the agent passes progress on with.
+    PROGRESS_INTERVAL_S: 0.05,
     RANK_NICE: 0,
 }
 """Values of the numeric variables where the environment does not set them."""

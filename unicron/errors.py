@@ -3,6 +3,7 @@
     UnicronError
     ├── InvalidSpec            the task specification or its data cannot be used
     ├── UnsupportedModel       the model or optimizer that ``build`` returned would train to a wrong result
+    ├── UnsupportedState       an object that a script gives as state cannot be saved, or not in this layout
     ├── WrongLoop              the training loop leaves out, or misplaces, a call that a step needs
     ├── Interrupted            the agent holds this generation: leave the step
     ├── CommunicationFailed    a collective failed: a peer was lost or a socket was shut
@@ -27,6 +28,10 @@ class InvalidSpec(UnicronError):
 
 class UnsupportedModel(UnicronError):
     """A model or optimizer would train to a wrong result; the message names the setting and its allowed values."""
+
+
+class UnsupportedState(UnicronError):
+    """An object given to ``attach(state=...)`` cannot be saved, or moved to another layout; the message names where."""
 
 
 class WrongLoop(UnicronError):

@@ -5,10 +5,14 @@
     n              before the next micro-batch (of a pipeline: before its backward pass)
     n.forward      inside its forward pass
     n.backward     inside its backward pass: some gradients are added, some are not
+    launch:b       in the last backward pass, b bucket groups are sent to be reduced and the next one is not (those that
+                   no pass sends, as in the first step after a build, are sent after ``reduce``)
     reduce         all micro-batches are computed, gradients are not yet reduced
     reduce:b       b buckets of gradients are reduced, and no more on any rank
     update         all buckets are reduced, the update is not yet applied
     apply          inside the optimizer's step: one parameter is changed, the others are not
+    gather         the update is applied, this rank's part of the parameters is not yet sent (overlapped gather)
+    gather:b       in the first forward pass of the step, b bucket groups of parameters have come, and the next has not
     move:r         r rounds of state have moved into a new generation, which is to go on with that step
     checkpoint     as the first checkpoint of that step or a later one begins (one at a time is written)
 
@@ -26,7 +30,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,13 +120,13 @@ class ScheduledFault:
             raise RAISED[self.kind](f"injected at step {step}, {at}")
         KINDS[self.kind]()
 
-    def place_in_passes(self, step: int, finished: int, model: Any) -> None:
+    def place_in_passes(self, step: int, finished: int, chunks: Sequence[Any]) -> None:
         """Place the fault into the passes of the next micro-batch if it belongs there."""
         forward, backward = f"{finished}.forward", f"{finished}.backward"
         if self.step != step or self.at not in (forward, backward):
             return
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        modules = [module for module in model.modules() if not list(module.children()) and list(module.parameters())]
+        parameters = [parameter for chunk in chunks for parameter in chunk.parameters() if parameter.requires_grad]
+        modules = [m for chunk in chunks for m in chunk.modules() if not list(m.children()) and list(m.parameters())]
         hook: Any = None
 
         def fail(*_: Any) -> None:
@@ -192,17 +196,17 @@ class FaultInjector:
         for fault in self._scheduled:
             fault.reached(step, at)
 
-    def reached_micro_batch(self, step: int, finished: int, model: Any) -> None:
+    def reached_micro_batch(self, step: int, finished: int, chunks: Sequence[Any]) -> None:
         """Let a fault happen before the next micro-batch, or place it into the micro-batch's passes.
 
         Args:
             step: which step.
             finished: how many of its micro-batches the rank has finished.
-            model: the rank's.
+            chunks: the modules of the rank's model.
         """
         self.reached(step, str(finished))
         for fault in self._scheduled:
-            fault.place_in_passes(step, finished, model)
+            fault.place_in_passes(step, finished, chunks)
 
     def reached_update(self, step: int, optimizer: Any) -> None:
         """Let a fault happen before the update of a step, or place it into the update.

@@ -319,6 +319,8 @@ def _train(request: dict[str, Any]) -> int:
     from unicron import train
 
     os.nice(int(environment.number(environment.RANK_NICE)))
+    for name in (*environment.TORCHRUN, environment.GENERATION):
+        os.environ.pop(name, None)  # of whoever started the agent; a rank sets its own when it joins a generation
     os.environ[environment.SPEC] = request["spec"]
     os.environ[environment.TASK] = request["task"]
     os.environ[environment.WORKER] = request["worker"]

@@ -82,7 +82,7 @@ class Hello(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress(Message):
-    """What a rank is doing."""
+    """What a rank is doing; of the phases inside a step not every one is sent (``unicron.link.newest_progress``)."""
 
     name: ClassVar[str] = "progress"
     generation: int
@@ -270,10 +270,15 @@ class Configure(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold(Message):
-    """Break the collectives of ``generation`` and older ones off, leave the step, answer ``Held``."""
+    """Break the collectives of ``generation`` and older ones off, leave the step, answer ``Held``.
+
+    A rank whose replica has lost no member computes the rest of its micro-batches first, in its replica's groups.
+    """
 
     name: ClassVar[str] = "hold"
     generation: int
+    lost: list[str] = field(default_factory=list)
+    """The workers whose ranks are lost; empty: it is not known who is, so all collectives are broken off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,10 +17,12 @@ yields is then the same one again, in a new generation, with the micro-batches t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
+from unicron.applied_step import AppliedOptimizer
 from unicron.link.agent_link import AgentLink
 from unicron.protocol import Configure
 from unicron.step import Step
@@ -61,7 +63,13 @@ class Run:
     @property
     def optimizer(self) -> Any:
         """The optimizer built for the present layout."""
-        return self._training.rank_state.optimizer
+        optimizer = self._training.rank_state.optimizer
+        return AppliedOptimizer(optimizer) if self._training.in_applied_step else optimizer
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """The objects of ``attach(state=...)`` by name, made for the present model; empty before the first step."""
+        return MappingProxyType(self._training.user.objects)
 
     @property
     def generation(self) -> Generation:

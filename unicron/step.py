@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Protocol
 
-from unicron import end_of_step
-from unicron.errors import Interrupted, WrongLoop
+from unicron.end_of_step import EndOfStep
+from unicron.errors import CommunicationFailed, Interrupted, WrongLoop
 from unicron.faults import FaultInjector
 from unicron.gradients.reduction import IN_FLIGHT
 from unicron.link.agent_link import AgentLink
 from unicron.megatron import clipping
+from unicron.megatron.model import model_chunks
 from unicron.megatron.optimizer import torch_optimizers
 from unicron.megatron.parallel import data_group
+from unicron.megatron.schedule import fill
 from unicron.state.rank_state import RankState
 
 BUCKET_REPORTS = 8
@@ -27,10 +29,10 @@ class StepHost(Protocol):
 
     link: AgentLink
     faults: FaultInjector
-    micro_batches: int
-    """In one step, over all replicas."""
     request: int
     """What the ranks agreed to do at the next boundary; the step sets it."""
+    end_of_step: EndOfStep
+    """The agreements at the end of this generation's steps."""
 
     @property
     def rank_state(self) -> RankState:
@@ -85,13 +87,18 @@ class Step:
         """Yield the micro-batches to compute.
 
         Raises:
-            Interrupted: between two of them, where the generation is held.
-            WrongLoop: one of them is not committed before the next, where Megatron's schedules scale the loss.
+            Interrupted: between two of them, where the generation is held. A replica of several ranks that has lost
+                none of them goes on: its ranks all leave behind the last one.
+            WrongLoop: one of them is not committed before the next, where Megatron's schedules scale the loss; or the
+                pipeline is interleaved, whose schedule takes several at once.
         """
+        if len(model_chunks(self._host.rank_state.model)) > 1:
+            raise WrongLoop("an interleaved schedule computes several micro-batches: use step.all_micro_batches()")
         scale = self._host.rank_state.loss_scale
         for k in self.remaining():
             self._enter_micro_batch()
-            scale.begin_call(1)
+            # Not the last call if earlier ones are not committed: the loop may compute all of them together.
+            self._begin_call(1, is_last=self.remaining() == [k])
             yield k
             if scale.applies and k in self.remaining():
                 raise WrongLoop(
@@ -102,15 +109,34 @@ class Step:
     def all_micro_batches(self) -> list[int]:
         """Return the micro-batches to compute, for a schedule that computes all of them at once: a pipeline's.
 
+        The interleaved schedule takes only some numbers of micro-batches, as a rule multiples of the pipeline size. The
+        last one then occurs more than once, to fill the schedule: it is to be computed and committed each time, and
+        counts once.
+
         Raises:
             Interrupted: the generation is held.
         """
         remaining = self.remaining()
         if remaining:
             self._enter_micro_batch()
-            self._host.rank_state.loss_scale.begin_call(len(remaining))
+            filled = fill(self._host.rank_state.model, remaining)
+            self._begin_call(len(filled), filling=len(filled) - len(remaining), is_last=True)
             self._in_one_schedule = True
+            return filled
         return remaining
+
+    def _begin_call(self, micro_batches: int, *, filling: int = 0, is_last: bool) -> None:
+        state = self._host.rank_state
+        state.loss_scale.begin_call(micro_batches, filling=filling)
+        if state.overlap is not None:
+            state.overlap.announce(micro_batches if is_last else 0, self._before_launch)
+        if state.gather is not None:
+            state.gather.before = lambda number: self._host.faults.reached(self.number, f"gather:{number}")
+
+    def _before_launch(self, number: int) -> None:
+        """Let an injected fault happen before a bucket group is sent, and send none in a generation that is held."""
+        self._host.faults.reached(self.number, f"launch:{number}")
+        self._host.link.check()
 
     def _enter_micro_batch(self) -> None:
         self._computing = False
@@ -120,19 +146,23 @@ class Step:
 
     def _reach_micro_batch(self) -> None:
         state = self._host.rank_state
-        self._host.faults.reached_micro_batch(self.number, len(state.step_in_progress.samples), state.model)
+        finished = len(state.step_in_progress.finished())
+        self._host.faults.reached_micro_batch(self.number, finished, model_chunks(state.model))
 
-    def commit(self, micro_batch: int, loss: float | None, ids: list[int]) -> None:
+    def commit(self, micro_batch: int, loss: float | None, ids: list[int], chunk: int | None = None) -> None:
         """Count a micro-batch as done: its gradients are in the buffers. See ``commit_all``."""
-        self.commit_all([micro_batch], [] if loss is None else [loss], [ids])
+        self.commit_all([micro_batch], [] if loss is None else [loss], [ids], chunk)
 
-    def commit_all(self, micro_batches: list[int], losses: list[float], ids: list[list[int]]) -> None:
+    def commit_all(
+        self, micro_batches: list[int], losses: list[float], ids: list[list[int]], chunk: int | None = None
+    ) -> None:
         """Count micro-batches as done whose gradients are in the buffers together.
 
         Args:
             micro_batches: which.
             losses: the loss of each; empty on ranks that do not compute it (pipeline stages before the last).
             ids: the samples of each.
+            chunk: the number of the model chunk that has done them (``unicron.each_backward`` tells); None: all have.
 
         Raises:
             NonFiniteValue: a loss is not finite or, in exact mode, a gradient.
@@ -140,12 +170,17 @@ class Step:
         """
         link = self._host.link
         link.synchronize()
-        self._host.rank_state.commit(
-            dict(zip(micro_batches, losses, strict=False)), dict(zip(micro_batches, ids, strict=True))
-        )
-        for k in micro_batches:
+        state = self._host.rank_state
+        if state.gather is not None:
+            state.gather.settle()
+        before = set(self.remaining())
+        state.commit(dict(zip(micro_batches, losses, strict=False)), dict(zip(micro_batches, ids, strict=True)), chunk)
+        link.finish_micro_batch()
+        remaining = self.remaining()
+        finished = before.difference(remaining)
+        for k in finished:
             link.progress(self.number, "compute", micro_batch=k)
-        if self._in_one_schedule and self.remaining():
+        if self._in_one_schedule and finished and remaining:
             self._reach_micro_batch()
 
     def reduce(self) -> None:
@@ -158,17 +193,20 @@ class Step:
         host, number = self._host, self.number
         link, faults, state = host.link, host.faults, host.rank_state
         self._computing = False
-        link.check()
+        link.end_passes()
         faults.reached(number, "reduce")
         link.progress(number, "reduce")
         partial = state.step_in_progress
-        agreement = end_of_step.agree(
+        self._gather_rest()
+        if state.overlap is not None:
+            state.overlap.launch_rest(self._before_launch)
+            # Before the ranks agree on the step: what this rank has sent may be all that the others still need.
+            state.check_finite()
+        agreement = host.end_of_step.agree(
             partial,
-            micro_batches=host.micro_batches,
             buckets=state.accumulator.buckets,
             request=link.request,
             statuses=host.statuses(),
-            wait=link.wait,
         )
         host.request = agreement.request
         assert partial.account is not None
@@ -189,6 +227,14 @@ class Step:
         link.progress(number, "update")
         self._computing = True
 
+    def _gather_rest(self) -> None:
+        """Gather the parameters that no forward pass of this rank has used."""
+        gather = self._host.rank_state.gather
+        if gather is not None and gather.pending:
+            gather.complete()
+            self._host.link.synchronize()
+            gather.settle()
+
     def _report_buckets(self, reduced: int) -> None:
         """Report the progress of the reduction to the agent, in at most ``BUCKET_REPORTS`` messages."""
         every = -(-self._host.rank_state.accumulator.buckets // BUCKET_REPORTS)
@@ -204,11 +250,13 @@ class Step:
         Raises:
             RuntimeError: a collective broke; the gradients are as they were.
         """
-        return clipping.clip(self._host.rank_state.model, limit, self._host.link.wait)
+        state = self._host.rank_state
+        own = state.overlap.own_gradients() if state.overlap is not None else None
+        return clipping.clip(state.model, limit, self._host.link.wait, own)
 
     def __enter__(self) -> Step:
         """Enter the part of the loop in which peers may be lost."""
-        self._host.link.enter()
+        self._host.link.enter(computes=True)
         self._host.link.progress(self.number, "begun")
         return self
 
@@ -223,9 +271,12 @@ class Step:
                 raise WrongLoop(f"step {self.number} ended without step.reduce()")
             try:
                 host.link.synchronize()
-            except (Interrupted, RuntimeError) as err:
+                if host.rank_state.gather is not None:
+                    host.faults.reached(self.number, "gather")
+                    host.rank_state.gather.launch()
+            except (CommunicationFailed, Interrupted, RuntimeError) as err:
                 error = err
-        host.link.leave()
+        host.link.leave(failed=error is not None)
         state = host.rank_state
         if error is None:
             state.check_updated()

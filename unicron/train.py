@@ -40,6 +40,7 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
 
     from unicron.link import agent_link
     from unicron.link.standalone import standalone_generation
+    from unicron.megatron.model import model_chunks
     from unicron.run import Run
     from unicron.step import Step
     from unicron.trainer import model
@@ -59,7 +60,7 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
     def build(tensor: int, pipeline: int) -> tuple[Any, Any]:
         built, optimizer = model.build(task, tensor, pipeline)
         # An attribute of the model: the model built last is not the one in use if its state could not be received.
-        built.reseeds = Dropout(task, built)
+        model_chunks(built)[0].reseeds = Dropout(task, built)
         return built, optimizer
 
     training = Training(
@@ -73,6 +74,7 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
         checkpoint_keep=task.checkpoint_keep,
         memory_every=task.memory_every,
         precision=task.precision,
+        interleave=task.interleave,
     )
     run = Run(training)
 
@@ -80,10 +82,10 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
         ids = {k: samples.ids(step.number, k) for k in ks}
         batches = [(k, samples.batch(ids[k])) for k in ks]
 
-        def done(k: int, loss: float | None) -> None:
-            step.commit(k, loss, ids[k])
+        def done(k: int, loss: float | None, chunk: int | None = None) -> None:
+            step.commit(k, loss, ids[k], chunk)
 
-        forward_backward(task, run.model, run.model.reseeds, step.number, batches, done)
+        forward_backward(task, run.model, model_chunks(run.model)[0].reseeds, step.number, batches, done)
 
     for step in run.steps():
         with step:

@@ -6,26 +6,30 @@ which errors a new generation answers.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
+from collections.abc import Callable, Generator, Iterator, Mapping
+from functools import partial
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 
+from unicron import end_of_step
+from unicron.applied_step import AppliedStep
 from unicron.checkpoint import target
-from unicron.checkpoint.export import export
 from unicron.checkpoint.writer import Outcomes, Writer
+from unicron.end_of_step import EndOfStep
 from unicron.errors import DamagedCheckpoint, Interrupted, InvalidSpec
 from unicron.faults import FaultInjector
 from unicron.gradients.precision import Precision
+from unicron.join import user_state
 from unicron.join.joining import Build, Joiner, JoinResult, own_share
-from unicron.link import reporting
+from unicron.link import reporting, torchrun
 from unicron.link.agent_link import DRAIN, NOTHING, STOP, STOP_UNSAVED, AgentLink
-from unicron.protocol import Checkpointed, CheckpointFailed, Configure, Finished, Resumed, Stopped
+from unicron.protocol import Checkpointed, CheckpointFailed, Configure, Stopped
+from unicron.result import write_result
 from unicron.snapshot.snapshots import Snapshots
 from unicron.state.rank_state import RankState
+from unicron.state.user_state import UserState
 from unicron.step import Step
 
 
@@ -45,6 +49,8 @@ class Training:
         checkpoint_keep: int = 2,
         memory_every: int = 0,
         precision: Precision = Precision.FLOAT32,
+        state: Mapping[str, Any] | None = None,
+        interleave: int = 1,
     ) -> None:
         """Prepare the training.
 
@@ -59,11 +65,15 @@ class Training:
             checkpoint_keep: how many of them to leave; at least 2.
             memory_every: steps between snapshots, where an agent says where they go; 0: none.
             precision: of the sums of gradients.
+            state: the user's state, as ``unicron.attach`` takes it.
+            interleave: model chunks of each rank, where there are several pipeline stages.
         """
         self.link = link
+        self.user = UserState(state)
         self.total_steps = steps
         self.micro_batches = micro_batches
         self.request = NOTHING
+        self.end_of_step: EndOfStep
         self.checkpoint_every = checkpoint_every
         self.faults = FaultInjector()
         self.snapshots = Snapshots(memory_every, link.wait)
@@ -71,9 +81,16 @@ class Training:
         self._writer = Writer(checkpoint_keep)
         self._checkpoint_due = False
         self._configure: Configure | None = None
-        self._joiner = Joiner(build, initialise, self.snapshots, precision=precision)
-        self._joined: JoinResult | None = None
+        self._joiner = Joiner(
+            build, initialise, self.snapshots, precision=precision, user=self.user, interleave=interleave
+        )
+        self._joined = JoinResult(source="")
         self._loss: float | None = None
+        self._left_step: Step | None = None
+        """The step that a failure ended last."""
+        self._checks_user = self.in_applied_step = False
+        """Whether this step's end, and the boundary behind it, check what the script does to its state; and whether the
+        loop is in a step whose update is applied already."""
 
     @property
     def rank_state(self) -> RankState:
@@ -91,10 +108,15 @@ class Training:
         """Return the updates applied to the state; 0 if there is no usable state."""
         return max(0, self._joiner.rank_state.applied) if self._joiner.rank_state is not None else 0
 
+    def _has_all_updates(self) -> bool:
+        """Return whether model and user's state both have the last update."""
+        return self.rank_state.applied == self.total_steps and self.user.is_at(self.total_steps)
+
     def steps(self) -> Iterator[Step]:
         """Yield the steps to do, through all generations, until the last one is applied everywhere."""
         drained = False
         while True:
+            self._leave_generation()
             configure = self.link.next_generation(self._applied(), drained=drained)
             if configure is None:
                 self._report_stop("")
@@ -104,19 +126,22 @@ class Training:
             if not self._attempt(self._join):
                 continue
             drained = yield from self._steps_of_generation()
-            if self.rank_state.applied == self.total_steps and self._attempt(self._finish):
+            if self._has_all_updates() and self._attempt(self._finish):
                 return
 
     def _steps_of_generation(self) -> Generator[Step, None, bool]:
         """Yield the steps of one generation until it ends; return whether it ended drained to a boundary."""
         if self.rank_state.applied == self.total_steps:
             self._report_resumed(None)
-        first = True
+        if self._joined.repeats_update and not (yield from self._repeat_update()):
+            return False
+        first = self._checks_user = True
         while self.rank_state.applied < self.total_steps:
             step = self._next_step(resumes=first)
             yield step
             if step.completed:
                 self._loss = step.loss
+            self._place_user_state(step)
             if step.left:
                 return False
             if first:
@@ -125,13 +150,33 @@ class Training:
             if self.rank_state.applied == self.total_steps:
                 return False
             if self.request == DRAIN:
-                return True
+                return self._attempt(self._gather_parameters)
             if not self._at_boundary():
                 return False
         return False
 
+    def _repeat_update(self) -> Generator[Step, None, bool]:
+        """Yield the last step again, whose update is applied; return False if a new generation has to answer."""
+        step = AppliedStep(self, self.rank_state.applied, self._left_step)
+        self.in_applied_step = True
+        yield step
+        self.in_applied_step = False
+        self._place_user_state(step)
+        return not step.left
+
+    def _place_user_state(self, step: Step) -> None:
+        """Find out which update the user's state stands behind, now that the script has done what it does in a step."""
+        if step.left:
+            self._left_step = step
+            self.user.leave_step(step.number, updated=self.rank_state.version >= step.number)
+        else:
+            self.user.mark(step.number)
+
     def _at_boundary(self) -> bool:
         """Stop, write a checkpoint and take a snapshot, as due; return False if a new generation has to answer."""
+        if self._checks_user and not self._attempt(lambda: user_state.check_equal(self.user, self.link.wait)):
+            return False
+        self._checks_user = False
         applied = self.rank_state.applied
         due = self.checkpoint_every > 0 and applied % self.checkpoint_every == 0
         self._checkpoint_due = self._checkpoint_due or due
@@ -142,8 +187,15 @@ class Training:
         # Nor is the one that a stop could not write tried again at the same boundary.
         if self._checkpoint_due and not stopping and self._writer.idle and not self._attempt(self._begin_checkpoint):
             return False
-        self.snapshots.take(self.rank_state)
+        self.snapshots.take(self.rank_state, self.user.record)
         return True
+
+    def _gather_parameters(self) -> None:
+        """Wait until the parameters that other ranks have updated have arrived on this one."""
+        if self.rank_state.gather is not None:
+            self.rank_state.gather.complete()
+            self.link.synchronize()
+            self.rank_state.gather.settle()
 
     def heartbeat(self) -> None:
         """Report that this rank is at work on something else than a step; see ``Run.heartbeat``."""
@@ -151,8 +203,15 @@ class Training:
 
     # Between steps.
 
+    def _leave_generation(self) -> None:
+        """Give up what still needs the peers of the generation that this process was in, if any."""
+        if self._joiner.rank_state is not None:
+            self.link.break_off(self._joiner.rank_state.leave_generation())
+
     def _begin_life(self, configure: Configure) -> None:
-        """Keep the injected faults that are this process's."""
+        """Tell the script of its generation, and keep the injected faults that are this process's."""
+        if self.link.supervised:
+            torchrun.publish(configure)
         if self._configure is None:
             source = next((m[2] for m in configure.members if m[0] == configure.rank), "initial")
             self.faults.begin_life(configure.rank, replaces=source == "take" or configure.fault_step > 0)
@@ -174,6 +233,8 @@ class Training:
             if not self._writer.unusable:
                 raise
             raise InvalidSpec(f"{err}; {self._writer.unusable}") from err
+        total = partial(end_of_step.total, wait=self.link.wait)
+        self.end_of_step = EndOfStep(self.micro_batches, end_of_step.member(), total)
         # A checkpoint that the last generation was writing is abandoned; the next boundary begins a new one.
         self._checkpoint_due = self._checkpoint_due or not self._writer.idle
         self._writer.enter(self._checkpoint_location(), self.configure.generation, self._joined.checkpoint)
@@ -188,52 +249,35 @@ class Training:
             InvalidSpec: they do not, at the start of a task that is to write checkpoints; or what would reach the place
                 is not installed here.
         """
-        configure = self.configure
-        nodes = target.nodes_of(configure.members)
-        root = self._checkpoint_root()
-        target.check(root)
-        if len(set(nodes)) == 1:
-            self._writer.unusable = ""
-        elif target.is_new(configure.members):
-            self._writer.unusable = target.prove(root, configure.generation, nodes, self.link.wait)
-            starts = all(source in ("initial", "checkpoint") for _, _, source in configure.members)
-            if self._writer.unusable and starts and self.checkpoint_every and not configure.fault_step:
-                raise InvalidSpec(self._writer.unusable)
+        problem = target.problem_of(self._checkpoint_root(), self.configure, self.link.wait)
+        if problem is not None:
+            self._writer.unusable = problem
+            starts = all(source in ("initial", "checkpoint") for _, _, source in self.configure.members)
+            if problem and starts and self.checkpoint_every and not self.configure.fault_step:
+                raise InvalidSpec(problem)
 
     def _next_step(self, *, resumes: bool) -> Step:
         """Return the next step; the first of a generation may resume an interrupted one."""
         number = self.rank_state.applied + 1
         self.rank_state.check_before_step()
-        assert self._joined is not None
         if not resumes or self._joined.resumption is None:
             self.rank_state.begin(number, own_share(self.micro_batches), self.configure.generation)
         return Step(self, number, self.rank_state.step_in_progress.assigned)
 
     def _report_resumed(self, step: Step | None) -> None:
         """Report the first step of a generation to the agent, with the durations of the phases that led to it."""
-        joined = self._joined
-        assert joined is not None
-        resumption = joined.resumption
+        joined, state = self._joined, self.rank_state
         total_s = time.monotonic() - step.began_s if step is not None else 0.0
-        redistribute_s = step.computed_s if step is not None and resumption is not None else 0.0
-        phases = {**joined.durations_s, "redistribute": redistribute_s, "first_step": total_s - redistribute_s}
-        deal = resumption.deal if resumption is not None else []
-        self.link.send(
-            Resumed(
-                generation=self.configure.generation,
-                step=self.rank_state.applied,
-                source=joined.source,
-                phases={k: round(v, 6) for k, v in phases.items()},
-                # All ranks agreed on it; reported by each, it would be as large as the square of their number.
-                deal={str(r): ks for r, ks in enumerate(deal)} if self.configure.rank == 0 else {},
-                steps_recomputed=joined.steps_recomputed,
-                computed=resumption.computed if resumption is not None else 0,
-                buckets_kept=resumption.buckets_kept if resumption is not None else 0,
-                buckets=self.rank_state.accumulator.buckets,
-            )
+        message = joined.message(
+            self.configure,
+            step=state.applied,
+            buckets=state.accumulator.buckets,
+            total_s=total_s,
+            computed_s=step.computed_s if step is not None else 0.0,
         )
-        shown = " ".join(f"{k}={v:.3f}" for k, v in phases.items())
-        print(f"generation {self.configure.generation} from {joined.source}: {shown}", flush=True)
+        self.link.send(message)
+        shown = " ".join(f"{k}={v:.3f}" for k, v in message.phases.items())
+        print(f"generation {message.generation} from {message.source}: {shown}", flush=True)
 
     def _checkpoint_location(self) -> str:
         return f"{self._checkpoint_root()}/step-{self.rank_state.applied}"
@@ -246,7 +290,7 @@ class Training:
     def _begin_checkpoint(self) -> None:
         self._checkpoint_due = False
         self.link.progress(self.rank_state.applied, "checkpoint")
-        self._writer.begin(self.rank_state, self._checkpoint_location())
+        self._writer.begin(self.rank_state, self._checkpoint_location(), self.user.record)
         self.faults.reached_checkpoint(self.rank_state.applied)
 
     def _outcomes(self) -> Outcomes:
@@ -271,6 +315,8 @@ class Training:
 
     def agreed(self, statuses: list[int]) -> None:
         """Act on the worst of what all ranks reported. The state may change once this returns."""
+        if self._checks_user:
+            self.user.check_unchanged()
         checkpoint, snapshot, due = statuses
         self._writer.agreed(checkpoint, self._outcomes())
         self.snapshots.wait_copied()
@@ -306,24 +352,11 @@ class Training:
         """Write the result and report that the task is finished."""
         configure, state = self.configure, self.rank_state
         self.link.progress(state.applied, "checkpoint")
+        self._gather_parameters()
         self._complete_checkpoint()
-        path = Path(configure.directory) / "result" / "parameters.safetensors"
-        export(state.model, path)
-        is_first = configure.rank == 0
-        if is_first:
-            summary = {"steps": state.applied, "samples_sha256": state.digest.hex(), "loss": self._loss}
-            path.with_name("summary.json").write_text(json.dumps(summary) + "\n")
+        finished = write_result(configure, state, self._loss)
         dist.barrier()
-        self.link.send(
-            Finished(
-                generation=configure.generation,
-                rank=configure.rank,
-                step=state.applied,
-                samples_sha256=state.digest.hex() if is_first else "",
-                parameters_path=str(path) if is_first else "",
-                loss=self._loss,
-            )
-        )
+        self.link.send(finished)
 
     # Failures.
 

@@ -226,12 +226,14 @@ class Commands:
 
     async def _rest(self, command: HoldTask | DrainTask) -> dict[str, object]:
         processes = self._all(command.task, command.workers)
-        message = protocol.Hold if isinstance(command, HoldTask) else protocol.Drain
         for process in processes:
-            if not process.waiting:
-                if isinstance(command, HoldTask):
-                    self._node.hold(process, time.monotonic())
-                self._host.send(process, message(generation=process.generation))
+            if process.waiting:
+                continue
+            if isinstance(command, HoldTask):
+                self._node.hold(process, time.monotonic())
+                self._host.send(process, protocol.Hold(generation=process.generation, lost=command.lost))
+            else:
+                self._host.send(process, protocol.Drain(generation=process.generation))
         await self._until(command, processes, lambda p: p.waiting)
         return {"workers": {p.worker: WorkerResult(pid=p.pid, step=p.step) for p in processes}}
 

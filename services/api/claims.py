@@ -1,11 +1,13 @@
-"""Claims: what failures cost each worker, in seconds. Pure.
+"""Claims of plans: what moves, faults and training made of each worker's time, in seconds. Pure.
 
-C_failure = C_detection + C_transition + C_sub-healthy, in worker-seconds.
+C_failure = C_detection + C_transition + C_recompute + C_lost + C_sub-healthy, in worker-seconds.
 
-Every second of every worker of a task is *claimed* by what the worker did (or could not do) in it. Charges
-(``services/api/charges.py``) give each second to the first claim on it, in the order of ``services/api/costs.py``. So
-the parts add up to the workers' time, and no second of a worker is counted twice: not by two parts of one incident, not
-by two incidents whose times overlap, not by two tasks that have a worker one after the other.
+Every second of every allocated worker is *claimed* by what the worker did (or could not do) in it. Charges
+(``services/api/charges.py``) give each second to the first claim on it, in the order of ``services/api/ledger.py``. So
+the parts add up to the allocated time, and no second of a worker is counted twice: not by two parts of one incident,
+not by two incidents whose times overlap, not by two tasks that have a worker one after the other. The claims that
+follow from a plan are made here; those of nodes that are away, of tasks that lack workers and of workers without a task
+in ``services/api/span_claims.py``.
 
 For one task of one plan, with N workers before it (S survivors, R = those of the N that are started again, G = those of
 the N that the plan does without, A = workers that are new to the task):
@@ -17,7 +19,7 @@ the N that the plan does without, A = workers that are new to the task):
                + G x (resumed - detected)                  as S: until then no plan could do better
                + A x (restored - planned)                  started for this plan; only while not busy elsewhere
     sub-healthy  G x (restored - resumed)                  fewer workers than before the fault
-    recompute    N' x steps recomputed x step time         N' workers of the target; shown apart from transition
+    recompute    N' x steps recomputed x step time         N' workers of the target; transition ends where it starts
     training     from resumed or restored until the next plan, minus all of the above
 
 ``resumed`` is replaced by ``restored`` where nothing was interrupted. A task that a plan moves without a fault has
@@ -28,8 +30,8 @@ are ``planned``, recomputed steps included.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from services.api.views import Impact
@@ -41,12 +43,20 @@ class Part(StrEnum):
     DETECTION = "detection"
     TRANSITION = "transition"
     RECOMPUTE = "recompute"
+    LOST = "lost"
+    """Its node is away: lost or isolated."""
     SUB_HEALTHY = "sub-healthy"
+    """It is present, and without an open incident it would be used, or used better."""
     PLANNED = "planned"
+    """A transition that no incident caused."""
     TRAINING = "training"
+    UNSCHEDULED = "unscheduled"
+    """No task uses it: its node is closed, or no task could use more workers."""
+    IDLE = "idle"
+    """No task uses it, and some task could use more workers."""
 
 
-FAILURE_PARTS = (Part.DETECTION, Part.TRANSITION, Part.RECOMPUTE, Part.SUB_HEALTHY)
+FAILURE_PARTS = (Part.DETECTION, Part.TRANSITION, Part.RECOMPUTE, Part.LOST, Part.SUB_HEALTHY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +72,8 @@ class IncidentTimes:
 class Claim:
     """One worker's time from ``start_s`` to ``end_s`` (seconds since the epoch) goes to ``part``.
 
-    ``flop_per_worker_s``: weighted FLOP that such a second would have achieved.
+    ``flop_per_worker_s``: weighted FLOP that such a second would have achieved. ``cause``: the trigger of the plan,
+    where no incident is the cause.
     """
 
     worker: str
@@ -72,6 +83,7 @@ class Claim:
     task: str
     incident: str = ""
     flop_per_worker_s: float = 0.0
+    cause: str = ""
 
 
 def _span(
@@ -90,16 +102,32 @@ def _span(
         yield Claim(worker, start.timestamp(), end.timestamp(), part, impact.task, incident, rate)
 
 
+def _recompute_start(impact: Impact) -> datetime | None:
+    """Return when the first recomputed step began: it ended at ``restored``, as the target's first step.
+
+    A step time that would begin it before the plan, or before the drain, is that of other circumstances.
+    """
+    if impact.restored_at is None or impact.steps_recomputed <= 0 or impact.step_s <= 0.0:
+        return None
+    least = max(impact.planned_at, impact.drained_at or impact.planned_at)
+    longest_s = max((impact.restored_at - least).total_seconds(), 0.0)
+    return impact.restored_at - timedelta(seconds=min(impact.step_s, longest_s))
+
+
 def _recompute(impact: Impact, incident: str, as_of: datetime) -> Iterator[Claim]:
-    """Yield the claims on recomputed steps; the first of them ends at ``restored``, as the target's first step.
+    """Yield the claims on recomputed steps, up to the end of the training that they are part of.
 
     Steps that a planned stop has cost belong to no incident, so their time is ``planned``.
     """
     part = Part.RECOMPUTE if incident else Part.PLANNED
-    if impact.restored_at is None or impact.steps_recomputed <= 0 or impact.step_s <= 0.0:
+    start = _recompute_start(impact)
+    if start is None:
         return
-    start_s = impact.restored_at.timestamp() - impact.step_s
-    end_s = min(start_s + impact.steps_recomputed * impact.step_s, as_of.timestamp())
+    assert impact.restored_at is not None
+    start_s = start.timestamp()
+    later_s = (impact.steps_recomputed - 1) * impact.step_s
+    until_s = min(at.timestamp() for at in (impact.until, as_of) if at is not None)
+    end_s = min(impact.restored_at.timestamp() + later_s, until_s)
     rate = impact.waf_flop_per_s / len(impact.before) if impact.before else 0.0
     for worker in impact.after:
         if end_s > start_s:
@@ -122,7 +150,7 @@ def failure_claims(impact: Impact, incident: IncidentTimes, *, first: bool, as_o
             *_moved_claims(impact, Part.TRANSITION, incident.id, as_of),
         ]
     closed = impact.closed_at or as_of
-    restored = impact.restored_at or closed
+    restored = _recompute_start(impact) or impact.restored_at or closed
     resumed = impact.resumed_at or restored
     start = incident.detected_at if first else max(incident.detected_at, impact.planned_at)
     before, after, survivors = set(impact.before), set(impact.after), set(impact.survivors)
@@ -142,13 +170,17 @@ def failure_claims(impact: Impact, incident: IncidentTimes, *, first: bool, as_o
 
 def _moved_claims(impact: Impact, part: Part, incident: str, as_of: datetime) -> Iterator[Claim]:
     """Yield the claims of a move of a healthy task: the pause of the workers that stay."""
-    end = impact.restored_at or impact.closed_at or as_of
+    end = _recompute_start(impact) or impact.restored_at or impact.closed_at or as_of
     yield from _span(impact, impact.survivors, impact.drained_at, end, part, incident)
 
 
-def planned_claims(impact: Impact, as_of: datetime) -> list[Claim]:
-    """Return the claims of a move that no incident caused: recomputed steps and the pause of the workers that stay."""
-    return [*_recompute(impact, "", as_of), *_moved_claims(impact, Part.PLANNED, "", as_of)]
+def planned_claims(impact: Impact, as_of: datetime, cause: str = "") -> list[Claim]:
+    """Return the claims of a move that no incident caused: recomputed steps and the pause of the workers that stay.
+
+    ``cause``: the trigger of the plan.
+    """
+    claims = [*_recompute(impact, "", as_of), *_moved_claims(impact, Part.PLANNED, "", as_of)]
+    return [replace(claim, cause=cause) for claim in claims]
 
 
 def training_claims(impact: Impact, as_of: datetime) -> list[Claim]:
@@ -161,9 +193,10 @@ def training_claims(impact: Impact, as_of: datetime) -> list[Claim]:
     return claims
 
 
-def start_claims(impact: Impact, incident: str, as_of: datetime) -> list[Claim]:
-    """Return the claims of starting workers that are new to the task; claims of their earlier task come first."""
+def start_claims(impact: Impact, incident: str, as_of: datetime, cause: str = "") -> list[Claim]:
+    """Return the claims of starting workers that are new to the task, where these do not train for another one."""
     new = sorted(set(impact.after) - set(impact.before))
-    end = impact.restored_at or impact.closed_at or as_of
+    end = _recompute_start(impact) or impact.restored_at or impact.closed_at or as_of
     part = Part.TRANSITION if incident else Part.PLANNED
-    return list(_span(impact, new, impact.planned_at, end, part, incident))
+    claims = _span(impact, new, impact.planned_at, end, part, incident)
+    return [replace(claim, cause="" if incident else cause) for claim in claims]

@@ -1,161 +1,110 @@
-"""The cost report: the charges of all plans (``services/api/charges.py``) by incident and by task. Pure."""
+"""The cost report: the ledger (``services/api/ledger.py``) by incident, by task and by other keys. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Literal
 
-from services.api.charges import Charge, Cost, money, settle, total, worker_s
-from services.api.claims import (
-    Claim,
-    IncidentTimes,
-    Part,
-    failure_claims,
-    planned_claims,
-    start_claims,
-    training_claims,
+from services.api.charges import Charge, Interval, money, total, worker_s
+from services.api.claims import Claim, Part
+from services.api.cost_models import (
+    Bucket,
+    Costs,
+    CostTotals,
+    IncidentCost,
+    IncidentCostRow,
+    ServiceLevel,
+    Share,
+    SumCheck,
+    TaskCost,
 )
-from services.api.models import Costs, CostTotals, IncidentCost, IncidentCostRow, SumCheck, TaskCost
-from services.api.views import ClusterView, IncidentView, PlanView, TaskView
+from services.api.ledger import CATEGORIES, History, Ledger, categories, incident_cost, ledger
+from services.api.service_levels import (
+    achieved_flop,
+    effective_training_time_ratio,
+    fraction,
+    healthy_flop,
+    service_level,
+)
+from services.api.span_claims import Window, overlapping, union
+from services.api.views import ClusterView, NodeView, TaskView
+
+Period = Literal["day", "week"]
+"""Length of a bucket: a day of UTC, or seven of them from a Monday on."""
 
 _SUM_TOLERANCE = 1e-6
 """Relative difference that rounding of float64 sums may leave between two orders of adding."""
 
+_UNUSED = frozenset({Part.UNSCHEDULED, Part.IDLE})
 
-def all_claims(plans: Sequence[PlanView], incidents: Sequence[IncidentView], as_of: datetime) -> list[Claim]:
-    """Return every claim, in the order in which seconds are charged.
+NO_COST = incident_cost([], 0.0)
 
-    Incidents come first, the oldest first (a second lost to two faults is charged to the earlier one); then planned
-    moves; then training; then the start of new workers, which costs nothing while they still train for another task.
+
+def held_worker_s(claims: Iterable[Claim], allocated: Mapping[str, Sequence[Interval]] | None = None) -> float:
+    """Return the worker-seconds that claims cover: for each worker the length of their union (by a sweep).
+
+    ``allocated``: times of each worker, outside of which nothing counts; None: all time.
     """
-    by_id = {plan.id: plan for plan in plans}
-    claims: list[Claim] = []
-    starts: list[Claim] = []
-    charged: set[tuple[str, str]] = set()
-    for incident in sorted(incidents, key=lambda view: view.position):
-        times = IncidentTimes(incident.id, incident.occurred_at, incident.detected_at)
-        answered: set[str] = set()
-        for plan in sorted((by_id[name] for name in incident.plans if name in by_id), key=lambda p: p.position):
-            for task, impact in plan.impacts.items():
-                if plan.incident != incident.id and task not in answered:
-                    continue  # another incident's plan counts only for tasks that this incident's plans changed
-                claims += failure_claims(impact, times, first=task not in answered, as_of=as_of)
-                answered.add(task)
-                if (plan.id, task) not in charged:
-                    charged.add((plan.id, task))
-                    starts += start_claims(impact, incident.id, as_of)
-    training: list[Claim] = []
-    for plan in sorted(plans, key=lambda view: view.position):
-        for task, impact in plan.impacts.items():
-            training += training_claims(impact, as_of)
-            if (plan.id, task) not in charged:
-                claims += planned_claims(impact, as_of)
-                starts += start_claims(impact, "", as_of)
-    return [*claims, *training, *starts]
-
-
-@dataclass(frozen=True)
-class Ledger:
-    """All charges up to a time, and the price of a worker-hour."""
-
-    charges: list[Charge]
-    price_per_worker_hour: float
-
-    def incident(self, incident: str) -> IncidentCost:
-        """Return the cost of one incident."""
-        return incident_cost(
-            total((c for c in self.charges if c.claim.incident == incident), self.price_per_worker_hour)
-        )
-
-    def by_incident(self) -> dict[str, IncidentCost]:
-        """Return the cost of every incident that has one."""
-        groups: dict[str, list[Charge]] = {}
-        for charge in self.charges:
-            if charge.claim.incident:
-                groups.setdefault(charge.claim.incident, []).append(charge)
-        return {name: incident_cost(total(charges, self.price_per_worker_hour)) for name, charges in groups.items()}
-
-
-NO_COST = IncidentCost(
-    detection_worker_s=0, transition_worker_s=0, recompute_worker_s=0, sub_healthy_worker_s=0, lost_flop=0, money=0
-)
-
-
-def incident_cost(cost: Cost) -> IncidentCost:
-    """Return the cost as the interface shows it."""
-    return IncidentCost(
-        detection_worker_s=cost.detection_worker_s,
-        transition_worker_s=cost.transition_worker_s,
-        recompute_worker_s=cost.recompute_worker_s,
-        sub_healthy_worker_s=cost.sub_healthy_worker_s,
-        lost_flop=cost.lost_flop,
-        money=cost.money,
-    )
-
-
-def ledger(
-    plans: Sequence[PlanView], incidents: Sequence[IncidentView], cluster: ClusterView, as_of: datetime
-) -> Ledger:
-    """Settle everything up to ``as_of``."""
-    return Ledger(settle(all_claims(plans, incidents, as_of)), cluster.price_per_worker_hour)
-
-
-def held_worker_s(claims: Iterable[Claim]) -> float:
-    """Return the worker-seconds that claims cover: for each worker the length of their union (by a sweep)."""
-    spans: dict[str, list[tuple[float, float]]] = {}
+    intervals: dict[str, list[Interval]] = {}
     for claim in claims:
-        spans.setdefault(claim.worker, []).append((claim.start_s, claim.end_s))
+        if claim.end_s > claim.start_s:
+            intervals.setdefault(claim.worker, []).append((claim.start_s, claim.end_s))
     held = 0.0
-    for worker_spans in spans.values():
-        reached = float("-inf")
-        for start, end in sorted(worker_spans):
-            held += max(end - max(start, reached), 0.0)
-            reached = max(reached, end)
+    for worker, covered in intervals.items():
+        within = [(-math.inf, math.inf)] if allocated is None else allocated.get(worker, ())
+        joined = union(covered)
+        held += sum(high - low for start, end in within for low, high in overlapping(joined, start, end))
     return held
 
 
-def _fraction(part: float, whole: float) -> float | None:
-    return part / whole if whole > 0.0 else None
-
-
-def _task_cost(task: TaskView | None, name: str, charges: list[Charge], price: float) -> TaskCost:
-    failure = total(charges, price)
-    training = worker_s(charges, Part.TRAINING)
-    held = sum(charge.worker_s for charge in charges)
-    return TaskCost(
-        task=name,
-        worker_s=held,
-        training_worker_s=training,
-        planned_worker_s=worker_s(charges, Part.PLANNED),
-        detection_worker_s=failure.detection_worker_s,
-        transition_worker_s=failure.transition_worker_s,
-        recompute_worker_s=failure.recompute_worker_s,
-        sub_healthy_worker_s=failure.sub_healthy_worker_s,
-        flop=task.flop(task.step) if task is not None else 0.0,
-        lost_flop=failure.lost_flop,
-        goodput_fraction=_fraction(training, held),
-        money=money(held, price),
-        failure_money=failure.money,
-    )
+def allocated_worker_s(nodes: Iterable[NodeView], as_of: datetime) -> float:
+    """Return the worker-seconds that nodes were allocated, as counted when they joined and left."""
+    allocated = 0.0
+    for node in nodes:
+        since = node.allocated_since
+        running_s = max((as_of - since).total_seconds(), 0.0) if since is not None else 0.0
+        allocated += node.allocated_worker_s + len(node.workers) * running_s
+    return allocated
 
 
 def report(
     tasks: Sequence[TaskView],
-    incidents: Sequence[IncidentView],
-    plans: Sequence[PlanView],
+    history: History,
+    nodes: Sequence[NodeView],
     cluster: ClusterView,
     as_of: datetime,
+    *,
+    start: datetime | None = None,
+    end: datetime | None = None,
+    period: Period | None = None,
 ) -> Costs:
-    """Return the cost report with its sum check."""
-    claims = all_claims(plans, incidents, as_of)
-    book = Ledger(settle(claims), cluster.price_per_worker_hour)
+    """Return the cost report with its sum check.
+
+    Args:
+        tasks: all tasks.
+        history: what the ledger is made of.
+        nodes: all nodes.
+        cluster: price and currency.
+        as_of: the present time.
+        start: of the time that is accounted for; None: all time before ``end``.
+        end: of that time, at most the present; None: the present.
+        period: the length of buckets; None: no buckets.
+    """
+    as_of = history.present(as_of)
+    until = as_of if end is None else min(end, as_of)
     price = cluster.price_per_worker_hour
+    window = Window.of(start, until)
+    book = ledger(history, price, as_of, window)
+    whole = start is None and end is None
+    spans_s = sum(high - low for intervals in book.allocated.values() for low, high in intervals)
+    allocated = allocated_worker_s(nodes, as_of) if whole else spans_s
     views = {task.name: task for task in tasks}
     by_task: dict[str, list[Charge]] = {name: [] for name in views}
-    for charge in book.charges:
-        by_task.setdefault(charge.claim.task, []).append(charge)
-    task_costs = [_task_cost(views.get(name), name, charges, price) for name, charges in by_task.items()]
+    by_task |= book.group(lambda charge: charge.claim.task)
+    without_task = by_task.pop("", [])
+    task_costs = [_task_cost(views.get(name), name, charges, price, window) for name, charges in by_task.items()]
     costs = book.by_incident()
     rows = [
         IncidentCostRow(
@@ -165,27 +114,124 @@ def report(
             tasks=incident.tasks,
             **costs.get(incident.id, NO_COST).model_dump(),
         )
-        for incident in incidents
+        for incident in history.incidents
     ]
     totals = _totals(book, task_costs, price)
-    by_incident = sum(_failure_worker_s(row) for row in rows)
-    parts = totals.training_worker_s + totals.planned_worker_s + totals.failure_worker_s
-    held = held_worker_s(claims)
-    check = SumCheck(
-        by_task_worker_s=sum(_failure_worker_s(row) for row in task_costs),
-        by_incident_worker_s=by_incident,
-        parts_worker_s=parts,
-        held_worker_s=held,
-        ok=_same(totals.failure_worker_s, by_incident) and _same(parts, held),
-    )
+    kinds = categories(book.charges)
+
+    def level(part: Mapping[str, float], within: Window) -> ServiceLevel:
+        achieved = achieved_flop(history.spans, views, within, as_of.timestamp())
+        return service_level(part, achieved, healthy_flop(history.spans, within))
+
     return Costs(
         as_of=as_of,
+        window_start=start,
+        window_end=until,
         currency=cluster.currency,
         price_per_worker_hour=price,
+        categories=kinds,
+        allocated_worker_s=allocated,
+        allocated_money=money(allocated, price),
+        service=level(kinds, window),
+        breakdowns={
+            name: [_share(key, charges, price) for key, charges in sorted(book.group(keyed).items())]
+            for name, keyed in book.dimensions().items()
+        },
+        buckets=list(_buckets(book, period, window, level)) if period is not None else [],
         tasks=task_costs,
         incidents=rows,
         totals=totals,
-        sum_check=check,
+        sum_check=_sum_check(
+            totals,
+            by_task=sum(map(_failure_worker_s, task_costs)) + _failure_worker_s(incident_cost(without_task, price)),
+            by_incident=sum(_failure_worker_s(row) for row in rows),
+            held=held_worker_s((c.claim for c in book.charges if c.claim.part not in _UNUSED), book.allocated),
+            kinds=sum(kinds.values()),
+            allocated=allocated,
+        ),
+    )
+
+
+def _sum_check(
+    totals: CostTotals, *, by_task: float, by_incident: float, held: float, kinds: float, allocated: float
+) -> SumCheck:
+    parts = totals.training_worker_s + totals.planned_worker_s + totals.failure_worker_s
+    return SumCheck(
+        by_task_worker_s=by_task,
+        by_incident_worker_s=by_incident,
+        parts_worker_s=parts,
+        held_worker_s=held,
+        categories_worker_s=kinds,
+        allocated_worker_s=allocated,
+        ok=_same(by_task, by_incident) and _same(parts, held) and _same(kinds, allocated),
+    )
+
+
+def _share(key: str, charges: Iterable[Charge], price: float) -> Share:
+    kinds = categories(charges)
+    allocated = sum(kinds.values())
+    return Share(key=key, categories=kinds, allocated_worker_s=allocated, money=money(allocated, price))
+
+
+def _buckets(
+    book: Ledger, period: Period, window: Window, level: Callable[[Mapping[str, float], Window], ServiceLevel]
+) -> Iterator[Bucket]:
+    """Yield the days or weeks of the window, from the first in which a worker was allocated."""
+    bounds = [bound for intervals in book.allocated.values() for interval in intervals for bound in interval]
+    if not bounds:
+        return
+    first, last_s = datetime.fromtimestamp(min(bounds), UTC), max(bounds)
+    start = first.replace(hour=0, minute=0, second=0, microsecond=0)
+    length = timedelta(days=1)
+    if period == "week":
+        start, length = start - timedelta(days=start.weekday()), timedelta(weeks=1)
+    starts = [start]
+    while (following := starts[-1] + length).timestamp() < last_s:
+        starts.append(following)
+    seconds = [dict.fromkeys(CATEGORIES.values(), 0.0) for _ in starts]
+    for charge in book.charges:
+        for low, high in charge.intervals:
+            # All buckets have the same length: UTC has no daylight saving time.
+            at = int((low - start.timestamp()) // length.total_seconds())
+            while low < high:
+                bound = min(high, (start + (at + 1) * length).timestamp())
+                seconds[at][CATEGORIES[charge.claim.part]] += bound - low
+                low, at = bound, at + 1
+    for begin, kinds in zip(starts, seconds, strict=True):
+        allocated = sum(kinds.values())
+        yield Bucket(
+            key=begin.date().isoformat(),
+            start=begin,
+            end=begin + length,
+            categories=kinds,
+            allocated_worker_s=allocated,
+            money=money(allocated, book.price_per_worker_hour),
+            service=level(kinds, Window(*window.clip(begin.timestamp(), (begin + length).timestamp()))),
+        )
+
+
+def _task_cost(task: TaskView | None, name: str, charges: list[Charge], price: float, window: Window) -> TaskCost:
+    failure = total(charges, price)
+    training = worker_s(charges, Part.TRAINING)
+    held = sum(charge.worker_s for charge in charges)
+    flop = task.flop(task.step) if task is not None else 0.0
+    return TaskCost(
+        task=name,
+        worker_s=held,
+        training_worker_s=training,
+        planned_worker_s=worker_s(charges, Part.PLANNED),
+        detection_worker_s=failure.detection_worker_s,
+        transition_worker_s=failure.transition_worker_s,
+        recompute_worker_s=failure.recompute_worker_s,
+        sub_healthy_worker_s=failure.sub_healthy_worker_s,
+        lost_worker_s=failure.lost_worker_s,
+        flop=flop,
+        weighted_flop=flop * task.spec.weight if task is not None else 0.0,
+        lost_flop=failure.lost_flop,
+        goodput_fraction=fraction(training, held),
+        ettr=effective_training_time_ratio(task, charges, window) if task is not None else None,
+        money=money(held, price),
+        failure_money=failure.money,
     )
 
 
@@ -198,16 +244,16 @@ def _same(a: float, b: float) -> bool:
 
 
 def _totals(book: Ledger, rows: Sequence[TaskCost], price: float) -> CostTotals:
-    failure = total(book.charges, price)
-    held = sum(row.worker_s for row in rows)
-    training = sum(row.training_worker_s for row in rows)
+    failure = incident_cost(book.charges, price)
+    held = sum(charge.worker_s for charge in book.charges if charge.claim.part not in _UNUSED)
+    training = worker_s(book.charges, Part.TRAINING)
     return CostTotals(
-        **{**incident_cost(failure).model_dump(), "money": money(held, price)},
+        **{**failure.model_dump(), "money": money(held, price)},
         worker_s=held,
         training_worker_s=training,
-        planned_worker_s=sum(row.planned_worker_s for row in rows),
-        failure_worker_s=sum(_failure_worker_s(row) for row in rows),
+        planned_worker_s=worker_s(book.charges, Part.PLANNED),
+        failure_worker_s=_failure_worker_s(failure),
         flop=sum(row.flop for row in rows),
-        goodput_fraction=_fraction(training, held),
-        failure_money=failure.money,
+        weighted_flop=sum(row.weighted_flop for row in rows),
+        goodput_fraction=fraction(training, held),
     )

@@ -1,27 +1,20 @@
 """Answers of the interface, the stable contract. Times are UTC ISO 8601 with microseconds.
 
-``services/api/present.py`` and ``services/api/costs.py`` make them from the views (``services/api/views.py``).
+``services/api/present.py`` makes them from the views (``services/api/views.py``).
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic import BaseModel, ConfigDict, Field
 
+from services.api.cost_models import Counterfactual, IncidentCost
+from services.api.times import Time
 from services.api.views import Milestone, NodeState, PlanState, Result
 from shared.plans import Layout, Response, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, TaskState
-
-
-def iso(at: datetime) -> str:
-    """Return a time as text, always in UTC and always with microseconds."""
-    return at.astimezone(UTC).isoformat(timespec="microseconds")
-
-
-Time = Annotated[datetime, PlainSerializer(iso, return_type=str, when_used="json-unless-none")]
 
 T = TypeVar("T")
 
@@ -103,21 +96,11 @@ class Task(BaseModel):
     spec: TaskSpec
 
 
-class IncidentCost(BaseModel):
-    """Cost of one incident so far (``services/api/claims.py``). ``transition`` does not include ``recompute``."""
-
-    detection_worker_s: float
-    transition_worker_s: float
-    recompute_worker_s: float
-    sub_healthy_worker_s: float
-    lost_flop: float
-    money: float
-
-
 class Incident(BaseModel):
     """A fault. ``resumed_at``: end of the interrupted step; ``restored_at``: return to planned strength.
 
     ``task``: of a fault of one task; null for a node's. ``tasks``: all that the fault hit or its plans changed.
+    ``counterfactuals``: models of other answers.
     """
 
     id: str
@@ -140,6 +123,7 @@ class Incident(BaseModel):
     state_source: str | None
     steps_recomputed: int
     cost: IncidentCost
+    counterfactuals: list[Counterfactual]
     evidence: dict[str, Any]
 
 
@@ -215,71 +199,6 @@ class DrainRequest(NodeRequest):
     """``timeout_s``: how long tasks may take to move away; null: the setting ``drain_timeout_s``."""
 
     timeout_s: float | None = Field(default=None, ge=0, le=86_400)
-
-
-class TaskCost(BaseModel):
-    """A task's worker-seconds by use; ``worker_s``, the time of all its workers, = training + planned + failure parts.
-
-    ``goodput_fraction``: training / ``worker_s``. ``flop``: model FLOP of the updates applied. ``money``: price of
-    ``worker_s``; ``failure_money``: price of the four failure parts.
-    """
-
-    task: str
-    worker_s: float
-    training_worker_s: float
-    planned_worker_s: float
-    detection_worker_s: float
-    transition_worker_s: float
-    recompute_worker_s: float
-    sub_healthy_worker_s: float
-    flop: float
-    lost_flop: float
-    goodput_fraction: float | None
-    money: float
-    failure_money: float
-
-
-class IncidentCostRow(IncidentCost):
-    """An incident in the cost report."""
-
-    incident: str
-    kind: ErrorKind
-    severity: Severity
-    tasks: list[str]
-
-
-class CostTotals(IncidentCost):
-    """Sums over all tasks. ``failure_worker_s``: the four failure parts."""
-
-    worker_s: float
-    training_worker_s: float
-    planned_worker_s: float
-    failure_worker_s: float
-    flop: float
-    goodput_fraction: float | None
-    failure_money: float
-
-
-class SumCheck(BaseModel):
-    """Two checks: failure parts summed by task and by incident; all parts and, computed apart, the workers' time."""
-
-    by_task_worker_s: float
-    by_incident_worker_s: float
-    parts_worker_s: float
-    held_worker_s: float
-    ok: bool
-
-
-class Costs(BaseModel):
-    """The cost report."""
-
-    as_of: Time
-    currency: str
-    price_per_worker_hour: float
-    tasks: list[TaskCost]
-    incidents: list[IncidentCostRow]
-    totals: CostTotals
-    sum_check: SumCheck
 
 
 class EventRecord(BaseModel):

@@ -17,7 +17,7 @@ from sqlalchemy.engine import make_url
 from sqlmodel import Session, SQLModel, col, select
 
 from services.api.projections.evolve import evolve
-from services.api.tables import CLUSTER, INCIDENTS, NODES, PLANS, TASKS, Kind, PositionRow, Tables, V
+from services.api.tables import CLUSTER, INCIDENTS, NODES, PLANS, SPANS, TASKS, Kind, PositionRow, Tables, V
 from services.api.views import SCHEMA_VERSION, Views
 from shared.errors import NotFound
 from shared.events import Recorded
@@ -178,6 +178,7 @@ class Store:
                 plans=_TableMap(session, PLANS),
                 nodes=_TableMap(session, NODES),
                 cluster=_TableMap(session, CLUSTER),
+                spans=_TableMap(session, SPANS),
             )
             for recorded in records:
                 if recorded.position > position:

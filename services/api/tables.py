@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from sqlalchemy.orm import registry
 from sqlmodel import Field, SQLModel
 
-from services.api.views import ClusterView, IncidentView, NodeView, PlanView, TaskView
+from services.api.views import ClusterView, IncidentView, NodeView, PlanView, SpanView, TaskView
 from shared.model import Model
 
 
@@ -56,6 +56,12 @@ class NodeRow(Row, table=True):
     __tablename__ = "api_nodes"
 
 
+class SpanRow(Row, table=True):
+    """Spans of nodes and tasks."""
+
+    __tablename__ = "api_spans"
+
+
 class ClusterRow(Row, table=True):
     """One row: the cluster's parameters."""
 
@@ -94,4 +100,5 @@ INCIDENTS = Kind(
 )
 PLANS = Kind(PlanRow, PlanView, "plan", lambda v: v.state.value, lambda v: sorted({*v.impacts, *v.queued}))
 NODES = Kind(NodeRow, NodeView, "node named", lambda v: v.state.value, lambda v: [])
+SPANS = Kind(SpanRow, SpanView, "span", lambda v: "closed" if v.end else "open", lambda v: [v.task] if v.task else [])
 CLUSTER = Kind(ClusterRow, ClusterView, "cluster", lambda v: "", lambda v: [])

@@ -15,7 +15,7 @@ from shared.plans import Layout, Member, Response, Stage, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, TaskState
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Raised whenever a document or the fold changes; the projections are then folded again from position 0."""
 
 SHORTEST_STEP_S = 1e-6
@@ -53,6 +53,13 @@ class StopRefusal(Model):
     at: datetime
 
 
+class RateSample(Model):
+    """One measured rate of a task: model FLOP/s of its ``workers`` together."""
+
+    workers: int
+    flop_per_s: float
+
+
 class TaskView(Model):
     """A task.
 
@@ -67,6 +74,11 @@ class TaskView(Model):
     ``checkpoint_failure``: the newest that could not be written; None once one was written after it. ``stop_refused``:
     the answer to the newest request to stop, if that was refused. ``lose_steps``: whether the task is to stop also
     without a checkpoint. ``step_s``: the newest measured step time in seconds; 0 until one was measured.
+
+    ``rates``: the newest measured rates. ``modelled``: FLOP/s by the throughput model at the counts of workers that
+    plans gave the task. ``demand``, ``progress``, ``shortfalls``: keys of the spans that last (``SpanView``).
+    ``start_s``: how long the newest start from nothing took. ``counted_step``: up to which earlier spans count the
+    progress.
     """
 
     name: str
@@ -93,6 +105,13 @@ class TaskView(Model):
     pausing: bool = False
     queued_reason: str = ""
     step_s: float = 0.0
+    start_s: float = 0.0
+    rates: list[RateSample] = Field(default_factory=list)
+    modelled: dict[int, float] = Field(default_factory=dict)
+    demand: str = ""
+    progress: str = ""
+    counted_step: int = 0
+    shortfalls: list[str] = Field(default_factory=list)
     loss: float | None = None
     checkpoint: str = ""
     checkpoint_step: int = 0
@@ -118,6 +137,7 @@ class IncidentView(Model):
     """A fault and what followed. ``plans``: those that answered it, in order.
 
     ``tasks``: those that it hit (``task`` alone, or all on a lost or isolated node), and those that the plans changed.
+    ``shortfalls``: keys of the spans in which tasks have fewer workers because of it (``SpanView``).
     """
 
     id: str
@@ -141,6 +161,7 @@ class IncidentView(Model):
     evidence: dict[str, Any] = Field(default_factory=dict)
     plans: list[str] = Field(default_factory=list)
     tasks: list[str] = Field(default_factory=list)
+    shortfalls: list[str] = Field(default_factory=list)
 
 
 class PlanState(StrEnum):
@@ -172,8 +193,12 @@ class Impact(Model):
 
     ``before``, ``after``: workers that the task had and is to have. ``faulted``: the fault interrupted a step of this
     task. ``planned_at``: when the plan was decided. ``closed_at``: when nothing of the plan was left to do, or the next
-    plan took the task over. ``until``: when the training that followed ended (None: it goes on). ``step_s``,
-    ``waf_flop_per_s``: step time and weighted FLOP/s of all workers before the plan.
+    plan took the task over. ``until``: when the training that followed ended (None: it goes on). ``step_s``: time of a
+    step of the workers after the plan. ``waf_flop_per_s``: weighted FLOP/s of all workers before it. Both are robust
+    means (``services/api/rates.py``). ``weight``: of the task.
+
+    For counterfactuals: ``step``, ``saved_step`` when the plan was made; ``step_before_s``: time of a step of the
+    workers before; ``start_s``: how long the task's newest start from nothing took, 0 while unknown.
     """
 
     task: str
@@ -190,6 +215,11 @@ class Impact(Model):
     steps_recomputed: int = 0
     step_s: float = 0.0
     waf_flop_per_s: float = 0.0
+    weight: float = 1.0
+    step: int = 0
+    saved_step: int = 0
+    step_before_s: float = 0.0
+    start_s: float = 0.0
 
 
 class PlanView(Model):
@@ -197,6 +227,8 @@ class PlanView(Model):
 
     ``incidents``: those that the plan answers, its own and the open ones of the plans that it supersedes.
     ``outstanding``: tasks that the plan is not done with. ``impacts``: by task. ``queued``: why tasks wait, by task.
+    ``solved``: whether the solver made it. ``gain_flop_per_s``: its WAF above that of the alternative in which only the
+    failed tasks shrink; None where there is no such alternative.
     """
 
     id: str
@@ -213,6 +245,8 @@ class PlanView(Model):
     outstanding: list[str]
     impacts: dict[str, Impact]
     queued: dict[str, str]
+    solved: bool = False
+    gain_flop_per_s: float | None = None
     milestones: list[Milestone] = Field(default_factory=list)
 
 
@@ -238,7 +272,10 @@ class NodeView(Model):
     """A node.
 
     ``version``: of its stream, for expected-version appends. ``cordoned``: a user wants no new work on it, whatever its
-    state; that holds over incarnations.
+    state; that holds over incarnations. ``hardware``: the kind of its workers.
+
+    ``span``: key of the span that lasts (``SpanView``); empty while the node is not allocated. ``allocated_worker_s``:
+    worker-seconds up to ``allocated_since``, from which its workers are allocated; None while they are not.
     """
 
     name: str
@@ -251,16 +288,74 @@ class NodeView(Model):
     agent_pid: int
     domain: str
     workers: list[str]
+    hardware: str = "cpu"
     joined_at: datetime
+    span: str = ""
+    allocated_since: datetime | None = None
+    allocated_worker_s: float = 0.0
+
+
+class SpanKind(StrEnum):
+    """What holds during a span."""
+
+    OPEN = "open"
+    """A node takes work."""
+    CLOSED = "closed"
+    """A node is allocated and takes no new work: cordoned or draining."""
+    AWAY = "away"
+    """A node is lost or isolated, and stays allocated."""
+    DEMAND = "demand"
+    """A task could use more workers than it has."""
+    SHORTFALL = "shortfall"
+    """A task has fewer workers because of an incident."""
+    PROGRESS = "progress"
+    """A task goes from one step to another under one plan."""
+    HEALTHY = "healthy"
+    """The best plan on all allocated workers would achieve so much."""
+
+
+class SpanView(Model):
+    """A time in which something holds of a node or a task. ``end``: None while it lasts.
+
+    ``workers``: all of the node; or those that the task has lost to the incident. ``hardware``: their kind; the kind
+    that the task wants, empty for any. ``incident``: that took the node or the workers. ``before``: workers that the
+    task had. ``weight``, ``flop_per_worker_s``: of the task, and its weighted FLOP/s of one worker.
+
+    ``first_step``, ``last_step``: of progress, ``last_step`` once it has ended; ``flop_per_step``: weighted. ``waf``:
+    weighted FLOP/s of the healthy line, by task.
+    """
+
+    id: str
+    position: int
+    kind: SpanKind
+    start: datetime
+    end: datetime | None = None
+    node: str = ""
+    task: str = ""
+    incident: str = ""
+    workers: list[str] = Field(default_factory=list)
+    hardware: str = ""
+    before: int = 0
+    weight: float = 1.0
+    flop_per_worker_s: float = 0.0
+    first_step: int = 0
+    last_step: int = 0
+    flop_per_step: float = 0.0
+    waf: dict[str, float] = Field(default_factory=dict)
 
 
 class ClusterView(Model):
-    """Parameters of the cluster from which costs are computed."""
+    """Parameters of the cluster from which costs are computed.
+
+    ``away``: names of the nodes that are allocated and away. ``healthy``: key of the healthy line's span that lasts.
+    """
 
     name: str = "cluster"
     position: int = 0
     price_per_worker_hour: float = 0.0
     currency: str = "USD"
+    away: list[str] = Field(default_factory=list)
+    healthy: str = ""
 
 
 @dataclass
@@ -272,3 +367,4 @@ class Views:
     plans: MutableMapping[str, PlanView] = field(default_factory=dict)
     nodes: MutableMapping[str, NodeView] = field(default_factory=dict)
     cluster: MutableMapping[str, ClusterView] = field(default_factory=dict)
+    spans: MutableMapping[str, SpanView] = field(default_factory=dict)

@@ -76,7 +76,7 @@ def _per_node(
     nodes: dict[str, list[str]] = {}
     for worker in workers:
         nodes.setdefault(node_of(worker), []).append(worker)
-    timeout_s = state.limits.resume_s if phase in WAITS_FOR_STEP else state.limits.command_s
+    timeout_s = state.limits.resume_s if _waits_for_step(part, phase) else state.limits.command_s
     found = []
     for node, mine in sorted(nodes.items()):
         if node in state.lost:
@@ -92,8 +92,17 @@ def _per_node(
     return found
 
 
+def _waits_for_step(part: Part, phase: Phase) -> bool:
+    """Whether the phase's commands wait for a step: a hold does where replicas of several ranks finish theirs."""
+    stage = part.change.interrupted
+    if phase is Phase.HOLD and stage is not None:
+        return stage.layout.tensor * stage.layout.pipeline > 1
+    return phase in WAITS_FOR_STEP
+
+
 def _hold(state: State, part: Part, phase: Phase) -> list[Send]:
-    return _per_node(state, part, phase, to_hold(part), lambda base, mine: HoldTask(**base, workers=mine))
+    lost = to_free(part)
+    return _per_node(state, part, phase, to_hold(part), lambda base, mine: HoldTask(**base, workers=mine, lost=lost))
 
 
 def _free(state: State, part: Part, phase: Phase) -> list[Send]:

@@ -122,6 +122,7 @@ class Rank:
                 source = {1: "initial"}.get(message.generation, "own")
                 self.send(Resumed(generation=self.generation, step=self.step, source=source, phases={"rebuild": 0.1}))
             case Hold():
+                print("lost:", *message.lost, flush=True)
                 self.training = False
                 self.send(Held(generation=self.generation, step=self.step))
             case Drain():

@@ -113,11 +113,13 @@ async def test_a_rank_that_missed_a_peer_is_not_to_blame(agent: Agent, driver: D
     assert "n0/0" in refused.workers
 
 
-async def test_hold_and_configure_keep_the_process(agent: Agent, driver: Driver, ear: Ear) -> None:
+async def test_hold_and_configure_keep_the_process(agent: Agent, driver: Driver, ear: Ear, settings: Settings) -> None:
     pids = await train(driver)
-    held = await driver.ask("hold", 2, workers=["n0/0"])
+    held = await driver.ask("hold", 2, workers=["n0/0"], lost=["n0/1"])
     assert held.ok
     assert held.workers["n0/0"].pid == pids["n0/0"]
+    output = settings.run_dir / "tasks" / "gpt" / "output" / "1-n0-0.log"
+    assert output.read_text().endswith("lost: n0/1\n")
     assert (await driver.ask("hold", 2, workers=["n0/0"])).ok  # it is held already: the answer comes at once
     again = await driver.configure(2, ["n0/0"])
     assert again.ok

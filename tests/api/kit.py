@@ -17,13 +17,16 @@ import pytest
 from services.agent import task_inputs
 from services.agent.file_server import FileServer
 from services.api import node_files, submitted_inputs
+from services.api.cost_models import Costs
+from services.api.costs import report
 from services.api.feed import Feed
 from services.api.gateway import Gateway
+from services.api.ledger import History, Ledger, ledger
 from services.api.live import Live
 from services.api.main import create_app, serve
 from services.api.projections.evolve import evolve
 from services.api.store import Store
-from services.api.views import Views
+from services.api.views import ClusterView, Views
 from shared.bus import Bus
 from shared.dropped import DroppedMessages
 from shared.errors import Unavailable
@@ -76,6 +79,21 @@ def stage(generation: int, workers: list[str], *, kind: Any = "boundary", source
             Member(rank=rank, worker=worker, node=worker.split("/")[0], source=source)
             for rank, worker in enumerate(workers)
         ],
+    )
+
+
+def cost_history(views: Views) -> History:
+    return History(list(views.plans.values()), list(views.incidents.values()), list(views.spans.values()))
+
+
+def cost_ledger(views: Views, as_of: datetime) -> Ledger:
+    return ledger(cost_history(views), PRICE, as_of)
+
+
+def cost_report(views: Views, as_of: datetime, cluster: ClusterView | None = None, **options: Any) -> Costs:
+    tasks, nodes = list(views.tasks.values()), list(views.nodes.values())
+    return report(
+        tasks, cost_history(views), nodes, cluster or views.cluster.get("cluster", ClusterView()), as_of, **options
     )
 
 

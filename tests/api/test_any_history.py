@@ -6,10 +6,12 @@ from collections import Counter
 from datetime import datetime, timedelta
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.api.costs import report
+from services.api.costs import NO_COST
+from services.api.counterfactuals import Answers
 from services.api.live import LiveState
 from services.api.present import task as show
 from services.api.projections.evolve import evolve
@@ -39,7 +41,8 @@ from shared.events import (
 )
 from shared.plans import Response, TaskChange, Trigger
 from shared.severities import ErrorKind, Method, Severity
-from tests.api.kit import START, spec, stage
+from tests.api.accounting import allocated_worker_s
+from tests.api.kit import START, cost_report, spec, stage
 
 TASKS = ["a", "b"]
 WORKERS = ["n0/0", "n0/1", "n1/0"]
@@ -139,7 +142,8 @@ def record(history: list[Event]) -> list[Recorded]:
 @given(st.lists(events, max_size=25))
 def test_every_history_folds_and_its_costs_add_up(history: list[Event]) -> None:
     views = Views()
-    for recorded in record(history):
+    records = record(history)
+    for recorded in records:
         evolve(views, recorded)
     for name, task in views.tasks.items():
         assert show(task, LiveState()).state is task.state
@@ -148,9 +152,31 @@ def test_every_history_folds_and_its_costs_add_up(history: list[Event]) -> None:
         # A plan that is still outstanding has some task to do, and each of its tasks knows it.
         assert plan.state is not PlanState.OUTSTANDING or plan.outstanding
         assert set(plan.outstanding) <= set(plan.impacts)
-    everything = (list(views.tasks.values()), list(views.incidents.values()), list(views.plans.values()))
-    costs = report(*everything, ClusterView(price_per_worker_hour=1.0), START + timedelta(seconds=600))
+    now = START + timedelta(seconds=600)
+    costs = cost_report(views, now, ClusterView(price_per_worker_hour=1.0), period="day")
     assert costs.sum_check.ok
+    allocated = allocated_worker_s(records, now)
+    assert costs.allocated_worker_s == pytest.approx(allocated, abs=1e-6)
+    shares = [[share.categories for share in part] for part in costs.breakdowns.values()]
+    shares.append([bucket.categories for bucket in costs.buckets])
+    for parts in ([costs.categories], *shares):
+        assert sum(sum(kinds.values()) for kinds in parts) == pytest.approx(allocated, abs=1e-6)
+        assert all(seconds >= 0.0 for kinds in parts for seconds in kinds.values())
+    # A window has what lies in it, and two windows that meet have what both have together.
+    middle = START + timedelta(seconds=123)
+    halves = [cost_report(views, now, end=middle), cost_report(views, now, start=middle)]
+    for kind, seconds in costs.categories.items():
+        assert sum(half.categories[kind] for half in halves) == pytest.approx(seconds, abs=1e-6)
+    assert all(half.sum_check.ok for half in halves)
+    for level in ("achieved_flop", "healthy_flop"):
+        whole = getattr(costs.service, level)
+        assert sum(getattr(half.service, level) for half in halves) == pytest.approx(whole, rel=1e-6)
     assert all(row.worker_s >= 0 for row in costs.tasks)
+    answers = Answers(list(views.plans.values()), now)
+    assert all(
+        other.lost_flop >= 0
+        for incident in views.incidents.values()
+        for other in answers.counterfactuals(incident, NO_COST)
+    )
     held = costs.totals.worker_s
-    assert held <= len(WORKERS) * 600 + 100  # three workers, ten minutes, and a few steps before the first second
+    assert held <= costs.allocated_worker_s + 1e-6 <= len(WORKERS) * 600  # three workers, ten minutes

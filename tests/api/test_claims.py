@@ -59,7 +59,7 @@ def test_recomputed_steps_that_have_not_come_yet_are_claimed_up_to_now() -> None
 def test_a_move_that_no_incident_caused_has_recomputed_steps_and_the_pause_of_those_that_stay() -> None:
     moved = impact(survivors=TWO[:1], drained_at=at(105), restored_at=at(110), closed_at=at(112), steps_recomputed=2)
     recomputed = [claim(worker, 109.5, 110.5, Part.PLANNED) for worker in TWO]
-    assert planned_claims(moved, at(200)) == [*recomputed, claim("n0/0", 105, 110, Part.PLANNED)]
+    assert planned_claims(moved, at(200)) == [*recomputed, claim("n0/0", 105, 109.5, Part.PLANNED)]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_the_start_of_a_worker_for_an_incident_is_part_of_its_transition() -> No
 
 def test_a_task_that_had_no_workers_loses_nothing_while_it_starts() -> None:
     started = impact(before=[], restored_at=at(110), steps_recomputed=1)
-    assert start_claims(started, "", at(200)) == [claim(w, 102, 110, Part.PLANNED, rate=0.0) for w in TWO]
+    assert start_claims(started, "", at(200)) == [claim(w, 102, 109.5, Part.PLANNED, rate=0.0) for w in TWO]
     assert planned_claims(started, at(200)) == [claim(w, 109.5, 110, Part.PLANNED, rate=0.0) for w in TWO]
 
 

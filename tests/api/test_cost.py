@@ -19,12 +19,12 @@ from services.api.claims import (
     start_claims,
     training_claims,
 )
-from services.api.costs import held_worker_s, ledger, report
-from services.api.views import ClusterView, Impact
+from services.api.costs import held_worker_s
+from services.api.views import Impact
 from shared.events import TaskFailed, TaskStopped, TaskSubmitted
 from shared.plans import TaskChange, Trigger
-from shared.severities import ErrorKind, Severity
-from tests.api.kit import START, Story, spec, stage
+from shared.severities import ErrorKind
+from tests.api.kit import START, Story, cost_ledger, cost_report, spec, stage
 
 WORKERS = ["n0/0", "n0/1", "n1/0", "n1/1"]
 
@@ -148,20 +148,20 @@ def test_two_incidents_that_overlap_share_no_second(story: Story) -> None:
     story.at(109).moved("p2", "gpt", "drained", 4, step=94)
     story.at(110).moved("p2", "gpt", "restored", 5, step=95, complete=True)
     views = story.views()
-    plans, incidents = list(views.plans.values()), list(views.incidents.values())
-    book = ledger(plans, incidents, views.cluster["cluster"], story.time(120))
+    book = cost_ledger(views, story.time(120))
     first, second = book.incident("i1"), book.incident("i2")
     # From 100 to 110 there are 40 worker-seconds; only the last two survivors trained in them, from 106 to 109.
     lost = sum(
         cost.detection_worker_s + cost.transition_worker_s + cost.sub_healthy_worker_s for cost in (first, second)
     )
     assert lost == pytest.approx(40 - 2 * 3)
-    # i2 occurred at 102.5, but until 103 that time is i1's already, and so is all time of the worker i1 lost.
-    assert second.detection_worker_s == pytest.approx(3 * 0.5)
-    costs = report(list(views.tasks.values()), incidents, plans, views.cluster["cluster"], story.time(120))
+    # i2 occurred at 102.5: from then on its detection comes before the transition of i1.
+    assert second.detection_worker_s == pytest.approx(4 * 1.0)
+    costs = cost_report(views, story.time(120))
     assert costs.sum_check.ok
-    # Everything from the first plan at 2 to 120 is accounted for.
+    # Everything from the first plan at 2 to 120 is accounted for, and before that the workers had no task.
     assert costs.totals.worker_s == pytest.approx(4 * (120 - 2))
+    assert costs.allocated_worker_s == pytest.approx(4 * 120)
 
 
 def test_a_worker_that_trains_elsewhere_until_it_is_released_costs_its_new_task_nothing(story: Story) -> None:
@@ -190,9 +190,7 @@ def test_a_worker_that_trains_elsewhere_until_it_is_released_costs_its_new_task_
     story.at(65).moved("p2", "gpt", "restored", 2, step=61, complete=True)
     story.at(70).moved("p2", "other", "restored", 1, step=1, complete=True)
     views = story.views()
-    costs = report(
-        list(views.tasks.values()), [], list(views.plans.values()), views.cluster["cluster"], story.time(100)
-    )
+    costs = cost_report(views, story.time(100))
     by_task = {cost.task: cost for cost in costs.tasks}
     assert by_task["gpt"].training_worker_s == pytest.approx(4 * (62 - 10) + 2 * (100 - 65))
     assert by_task["gpt"].planned_worker_s == pytest.approx(4 * 8 + 2 * (65 - 62))
@@ -200,16 +198,6 @@ def test_a_worker_that_trains_elsewhere_until_it_is_released_costs_its_new_task_
     assert by_task["other"].training_worker_s == pytest.approx(2 * 30)
     assert costs.totals.worker_s == pytest.approx(4 * (100 - 2))
     assert costs.sum_check.ok
-
-
-def test_a_lost_node_that_had_no_task_costs_nothing(story: Story) -> None:
-    story.running()
-    story.node("n2")
-    story.at(100).error("i1", 98.5, node="n2", kind=ErrorKind.NODE_LOST, severity=Severity.SEV1)
-    story.at(101).plan("p1", trigger=Trigger.ERROR, incident="i1")
-    views = story.views()
-    book = ledger(list(views.plans.values()), list(views.incidents.values()), ClusterView(), story.time(200))
-    assert book.by_incident() == {}
 
 
 spans = st.tuples(st.integers(0, 50), st.integers(0, 50))

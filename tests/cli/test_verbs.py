@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import hashlib
 import io
 import json
@@ -19,7 +20,7 @@ import yaml
 from cli.events import line, records
 from shared.agent_restart import AGENT_RESTART, AgentRestartResult
 from shared.bus import Bus
-from shared.errors import Unavailable
+from shared.errors import InvalidInput, Unavailable
 from shared.events import (
     NodeAdopted,
     NodeDrained,
@@ -242,6 +243,24 @@ async def test_text_and_json_of_every_verb(healed: Server) -> None:
     assert (text.out, text.err) == ("n0/0 | hello\n", "unicron: output of n1/1 is on n1, which does not answer\n")
     as_json = await call_unicron("logs", "gpt", "--rank", "0", "-o", "json", server=healed.url)
     assert json.loads(as_json.out) == {"worker": "n0/0", "generation": 1, "line": "hello"}
+
+
+async def test_the_cost_of_a_window_by_node_and_by_day_is_a_table_and_csv(healed: Server) -> None:
+    window = ("--from", "2025-03-01T12:00:50", "--to", "2025-03-01T12:02:50")
+    as_csv = await call_unicron("cost", *window, "--by", "node", "-o", "csv", server=healed.url)
+    assert (as_csv.code, as_csv.err) == (0, "")
+    head, *rows = csv.reader(io.StringIO(as_csv.out))
+    assert (head[0], head[-2:]) == ("node", ["allocated_worker_s", "money_EUR"])
+    kinds = [dict(zip(head, row, strict=True)) for row in rows]
+    assert [(row["node"], float(row["allocated_worker_s"]), float(row["detection"])) for row in kinds] == [
+        ("n0", 240.0, 1.0),
+        ("n1", 240.0, 1.0),
+    ]
+    text = await call_unicron("cost", *window, "--bucket", "day", server=healed.url)
+    assert [word for word in ("2025-03-01", "transition incident", "480", "sum check ok") if word not in text.out] == []
+    refused = await call_unicron("cost", "--from", "2025-03-02", "--to", "2025-03-01", server=healed.url)
+    assert (refused.code, refused.out) == (InvalidInput.exit_code, "")
+    assert "to: must not be before from" in refused.err
 
 
 async def test_a_node_is_returned_once_its_agent_has_tested_itself(healed: Server, bus: Bus) -> None:

@@ -10,7 +10,6 @@ import typer
 from typer.testing import CliRunner
 
 from cli.replay import replay
-from services.api import costs
 from services.api.projections.evolve import evolve as evolve_views
 from services.api.views import Views
 from services.detector.evolve import evolve as evolve_monitor
@@ -24,6 +23,8 @@ from shared.events import EVENT, ErrorDetected, PlanDecided, Recorded, TaskFaile
 from shared.log.log import EventLog
 from shared.log.relay import decode, encode
 from shared.tasks import ENDED
+from tests.api.accounting import allocated_worker_s
+from tests.api.kit import cost_report
 from tests.logs.kit import FOLDER, GOLDEN, read_rows, restore
 
 COURSES = ["demo", "every-event", "planned-stop", "unsaved", "drained-node", "adopted-node"]
@@ -109,14 +110,12 @@ def test_the_api_folds_it(records: list[Recorded]) -> None:
     assert views.incidents.keys() == {r.event.incident for r in records if isinstance(r.event, ErrorDetected)}
     failed = {r.event.task: r.event.reason for r in records if isinstance(r.event, TaskFailed)}
     assert {name: views.tasks[name].reason for name in failed} == failed
-    report = costs.report(
-        list(views.tasks.values()),
-        list(views.incidents.values()),
-        list(views.plans.values()),
-        views.cluster["cluster"],
-        records[-1].recorded_at,
-    )
+    report = cost_report(views, records[-1].recorded_at)
     assert report.sum_check.ok
+    allocated = allocated_worker_s(records, records[-1].recorded_at)
+    assert report.allocated_worker_s == pytest.approx(allocated, abs=1e-6)
+    for shares in ([report.categories], *([s.categories for s in part] for part in report.breakdowns.values())):
+        assert sum(sum(kinds.values()) for kinds in shares) == pytest.approx(allocated, rel=1e-6)
 
 
 def test_the_relay_carries_it(records: list[Recorded]) -> None:

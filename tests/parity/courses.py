@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 POINTS = ("1", "1.forward", "1.backward", "reduce", "reduce:1", "update", "apply", "checkpoint")
 """Where a rank fails: see ``unicron.faults``."""
@@ -13,6 +14,13 @@ KILLED = ("shrink", "same", "grow", "relayout")
 CHANGES = (*KILLED, "retry")
 """What follows: a replica less, a new process in the lost one's place, that and a replica more, another layout; or, of
 a communication error, the same processes once more."""
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sequence": {"model": {"qk_layernorm": True}, "parallel": {"sequence_parallel": True}},
+    "bf16": {"bf16": True, "parallel": {"recompute": "full"}},
+}
+"""Fields of a specification that differ from the defaults."""
 
 FIRST_FAULT, BETWEEN_FAULTS = 2, 2
 """Steps: the first fault's, and from one to the next. Even, as are the steps of checkpoints."""
@@ -25,9 +33,12 @@ class TaskLayout:
     tensor: int
     pipeline: int
     replicas: int
+    interleave: int = 1
+    """Model chunks of each rank, where there are several pipeline stages. The task's, in all of its layouts."""
 
     def __str__(self) -> str:
-        return f"tp{self.tensor}pp{self.pipeline}dp{self.replicas}"
+        interleaved = f"vp{self.interleave}" if self.interleave > 1 else ""
+        return f"tp{self.tensor}pp{self.pipeline}{interleaved}dp{self.replicas}"
 
     @property
     def size(self) -> int:
@@ -48,9 +59,11 @@ class Course:
     faults: tuple[tuple[str, str], ...]
     """(point, change) of each."""
     exact: bool = True
+    settings: str = "plain"
+    """Of the model: one of ``SETTINGS``."""
 
     def __str__(self) -> str:
-        kind = "sharded" if self.sharded else "replicated"
+        kind = f"{'sharded' if self.sharded else 'replicated'}-{self.settings}"
         return f"{self.layout}-{kind}-{'exact' if self.exact else 'default'}-" + ",".join(map("/".join, self.faults))
 
     @property
@@ -121,15 +134,15 @@ def plan(course: Course) -> tuple[list[str], list[Stage]]:
 
 
 def _next_layout(layout: TaskLayout, change: str) -> TaskLayout:
-    t, p, d = layout.tensor, layout.pipeline, layout.replicas
+    p, d = layout.pipeline, layout.replicas
     match change:
         case "shrink":
-            return TaskLayout(t, p, max(1, d - 1))
+            return replace(layout, replicas=max(1, d - 1))
         case "grow":
-            return TaskLayout(t, p, d + 1)
+            return replace(layout, replicas=d + 1)
         case "relayout":
             # The tensor-parallel size stays: results are the same to the last bit only then.
-            return TaskLayout(t, 2, d) if p == 1 else TaskLayout(t, 1, d + 1)
+            return replace(layout, pipeline=2) if p == 1 else replace(layout, pipeline=1, replicas=d + 1)
     return layout
 
 
@@ -162,16 +175,23 @@ LAYOUTS = (
     TaskLayout(1, 2, 1),
     TaskLayout(1, 2, 2),
     TaskLayout(2, 1, 2),
+    TaskLayout(1, 2, 1, interleave=2),
+    TaskLayout(1, 2, 2, interleave=2),
 )
 
 IMPOSSIBLE_POINTS = {"checkpoint": ("retry",)}
 """A fault before a checkpoint has nothing to retry: the step is over."""
 
 
+def _settings(layout: TaskLayout) -> str:
+    """Return the settings with which a layout is tried: those of split layers, or bfloat16 where stages send."""
+    return "sequence" if layout.tensor > 1 else "bf16" if layout.pipeline > 1 else "plain"
+
+
 def matrix() -> list[Course]:
     """Return every point with every layout, optimizer and change, one fault each. New ones go into the tuples above."""
     return [
-        Course(layout, sharded, ((at, change),))
+        Course(layout, sharded, ((at, change),), settings=_settings(layout))
         for layout in LAYOUTS
         for sharded in (False, True)
         for at in POINTS
@@ -191,5 +211,5 @@ def pairwise() -> list[Course]:
             points = (*points[1:], points[0])
         elif points[5] == "checkpoint":
             points = (*points[:5], points[6], points[5], *points[7:])
-        courses.append(Course(layout, sharded, tuple(zip(points, changes, strict=True))))
+        courses.append(Course(layout, sharded, tuple(zip(points, changes, strict=True)), settings=_settings(layout)))
     return courses

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parity.courses import CHANGES, LAYOUTS, POINTS, Course, Stage, TaskLayout, matrix, pairwise, plan
+from tests.parity.courses import CHANGES, LAYOUTS, POINTS, SETTINGS, Course, Stage, TaskLayout, matrix, pairwise, plan
 from tests.unicron.conftest import largest_difference
 from tests.unicron.harness import Agent, agent
 from tests.unicron.zygote import WRITES_AT_ONCE
@@ -31,19 +31,45 @@ EXACT = Course(
 DEFAULT = Course(
     TaskLayout(1, 1, 4), False, (("1", "shrink"), ("reduce:1", "shrink"), ("1.backward", "grow")), exact=False
 )
+INTERLEAVED = Course(
+    TaskLayout(1, 2, 1, interleave=2), False, (("1", "retry"), ("1.backward", "same"), ("reduce:1", "relayout"))
+)
+SEQUENCE = Course(
+    TaskLayout(2, 1, 1, interleave=2), False, (("reduce:1", "same"), ("1.backward", "relayout")), settings="sequence"
+)
+"""The second layout has the tied embeddings on two stages, of two model chunks each."""
+BF16 = Course(TaskLayout(1, 2, 1), True, (("apply", "same"), ("reduce:1", "relayout")), settings="bf16")
+"""The first layout computes activations again after the forward passes of later micro-batches; the second divides the
+optimizer."""
+
+SPLIT = tuple(
+    Course(layout, False, faults, exact=False)
+    for layout, faults in (
+        (
+            TaskLayout(2, 1, 2),
+            (("1.backward", "same"), ("reduce:1", "same"), ("update", "retry"), ("reduce", "shrink")),
+        ),
+        (TaskLayout(1, 2, 2), (("1.forward", "same"), ("reduce:1", "shrink"), ("1.backward", "retry"))),
+    )
+)
+"""In the default mode, where a pass adds to the sums of all shards of its replica."""
 
 
 def write_spec(folder: Path, course: Course, text: Path) -> Path:
+    settings = SETTINGS[course.settings]
+    shape = {"layers": 2 * course.layout.interleave, "hidden": 32, "heads": 2, "sequence_length": 16}
+    parallel = {"distributed_optimizer": course.sharded, "interleave": course.layout.interleave}
     spec = {
         "name": "a",
-        "model": {"layers": 2, "hidden": 32, "heads": 2, "sequence_length": 16},
+        "model": shape | settings.get("model", {}),
         "batch": {"global": 8},
         "steps": course.steps,
         "data": str(text),
         "dropout": 0.1,
         "optimizer": {"name": "adam"} if course.exact else {"name": "sgd", "lr": 0.1},
         "checkpoint": {"every": 2},
-        "parallel": {"distributed_optimizer": course.sharded},
+        "parallel": parallel | settings.get("parallel", {}),
+        "bf16": settings.get("bf16", False),
         "exact": course.exact,
     }
     path = folder / f"{course.sharded}.json"
@@ -59,7 +85,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def failure_free(a: Agent, folder: Path, course: Course, text: Path) -> Finished:
     """Train without a fault: one replica, one pipeline stage, an optimizer that is not divided."""
     tensor = course.layout.tensor
-    plain = Course(TaskLayout(tensor, 1, 1), False, course.faults, course.exact)
+    plain = Course(
+        TaskLayout(tensor, 1, 1, course.layout.interleave), False, course.faults, course.exact, course.settings
+    )
     spec = write_spec(folder, plain, text)
     workers = [f"reference{i}" for i in range(tensor)]
     await asyncio.gather(*(a.fork(worker, spec) for worker in workers))
@@ -135,8 +163,14 @@ async def check(course: Course, folder: Path, text: Path) -> None:
         assert difference <= ROUNDING
 
 
-@pytest.mark.parametrize("course", [EXACT, DEFAULT], ids=str)
+@pytest.mark.parametrize("course", [EXACT, DEFAULT, INTERLEAVED, SEQUENCE, BF16], ids=str)
 async def test_a_course_in_each_mode(course: Course, tmp_path: Path, text: Path) -> None:
+    await check(course, tmp_path, text)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("course", SPLIT, ids=str)
+async def test_courses_of_sums_in_place_in_split_models(course: Course, tmp_path: Path, text: Path) -> None:
     await check(course, tmp_path, text)
 
 

@@ -15,7 +15,7 @@ from shared.planning.performance.device_memory import device_memory
 from shared.planning.performance.gemm import product_s
 from shared.planning.performance.gpt import Shape, hardware_flop, model_flop
 from shared.planning.performance.hardware import measured, names, sources
-from shared.planning.performance.iteration import iteration, stage_layers
+from shared.planning.performance.iteration import heaviest_parameters, iteration, stage_layers
 from shared.planning.performance.parallel_config import RECOMPUTES, ParallelConfig
 from shared.planning.performance.search import estimate
 from shared.tasks import ModelShape
@@ -147,6 +147,23 @@ def test_interleaving_hides_more_of_the_gradients(interleave: int) -> None:
     before = iteration(shape, 64, plain, hopper, stack(hopper.stack))
     after = iteration(shape, 64, plain._replace(interleave=interleave), hopper, stack(hopper.stack))
     assert 0 < after.data_comm_s < before.data_comm_s
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_without_overlap_gradients_are_all_reduced_in_the_open(distributed: bool) -> None:
+    shape, hardware = Shape(24, 6144, 32, 2048, 51200), profile("h100")
+    layout = ParallelConfig(1, 1, 16, 1, distributed_optimizer=distributed, overlap=False)
+    constants = stack(hardware.stack)
+    assert constants.data_overlap > 0.0
+    found = iteration(shape, 256, layout, hardware, constants)
+    parameters = heaviest_parameters(shape, layout, (24,))
+    expected = all_reduce_s(constants.gradient_bytes * parameters, Group(16, 1), hardware, constants)
+    if distributed:
+        expected += half_s(2.0 * parameters, Group(16, 1), hardware, constants)
+    assert found.data_comm_s == expected
+    beside = iteration(shape, 256, layout._replace(overlap=True), hardware, constants)
+    assert beside.data_comm_s < expected
+    assert beside._replace(data_comm_s=expected) == found
 
 
 def test_predictions_take_no_transcendental_function() -> None:

@@ -78,6 +78,22 @@ def test_a_tensor_size_that_does_not_divide_the_padded_vocabulary_is_refused() -
     assert TaskSpec.model_validate(recorded).tensor == 16
 
 
+@pytest.mark.parametrize(
+    ("tensor", "length", "fine"), [("2", 63, False), ("2", 62, True), ("auto", 62, False), ("auto", 60, True)]
+)
+def test_a_sequence_that_the_tensor_size_does_not_divide_is_refused(tensor: str, length: int, fine: bool) -> None:
+    """The planner may choose any power of two that divides the 4 heads."""
+    text = TEXT.replace("sequence_length: 32", f"sequence_length: {length}")
+    text += f"steps: 5\nparallel: {{tensor: {tensor}, sequence_parallel: true}}"
+    if fine:
+        assert load_spec(text).parallel.sequence_parallel
+        return
+    (error,) = errors_of(text)
+    assert error["field"] == "parallel.sequence_parallel"
+    assert error["problem"].endswith(f"must divide model.sequence_length, {length}")
+    assert load_spec(f"{text}\nscript: train.py").parallel.sequence_parallel
+
+
 def test_the_trainer_has_the_same_vocabulary() -> None:
     trainer = Path(__file__).parents[2] / "unicron" / "trainer"
     assert f"\nEND_OF_DOCUMENT = {BYTE_VOCABULARY - 1}\n" in (trainer / "data.py").read_text()

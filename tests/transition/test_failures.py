@@ -18,6 +18,7 @@ def test_ranks_that_do_not_hold_are_named() -> None:
     d.plan("p", restart_change(survivors=["n0/0", "n0/1", "n1/0"]))
     hold = d.one("hold", node="n0")
     assert isinstance(hold.command, HoldTask)
+    assert hold.command.lost == ["n2/0"]
     d.silence(hold)
     assert d.phases() == [], "the others have the same deadline"
     d.silence(d.one("hold", node="n1"))

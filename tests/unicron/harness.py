@@ -261,9 +261,10 @@ class Agent:
         return list(await self.until(lambda: r if len(r := self.of(Resumed, generation=generation)) == count else None))
 
     async def hold(self, workers: list[str]) -> None:
-        """Hold the current generation on some workers and wait until they are out of it."""
+        """Hold the current generation on some workers, the others of which are lost; wait until they are out of it."""
         generation = self.generation
-        self.send_all(workers, Hold(generation=generation))
+        lost = [worker for worker in self.members if worker not in workers]
+        self.send_all(workers, Hold(generation=generation, lost=lost))
         await self.until(lambda: all(self.of(Held, worker, generation) for worker in workers))
 
     async def drain(self, workers: list[str]) -> None:

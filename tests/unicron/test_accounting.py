@@ -17,15 +17,23 @@ def test_the_digest_is_sha256_over_the_digest_before_and_little_endian_ids() -> 
 
 
 def test_states_and_what_remains() -> None:
-    partial = PartialStep(step=1, assigned=[1, 3], samples={1: [7], 4: [9]}, computed={1})
-    assert partial.states(5) == [FREE, DONE, FREE, ASSIGNED, DONE]
-    assert partial.remaining() == [3]
+    partial = PartialStep(step=1, assigned=[1, 3], samples={1: [7], 4: [9]}, done=[{1, 4}], computed=[{1}])
+    assert partial.states(5) == [[FREE, DONE, FREE, ASSIGNED, DONE]]
+    assert (partial.remaining(), partial.finished()) == ([3], {1, 4})
+
+
+def test_what_remains_is_what_some_chunk_has_not_computed() -> None:
+    partial = PartialStep.begin(1, [1, 3], generation=1, chunks=2)
+    partial.done[1], partial.computed[1] = {1, 3}, {1, 3}
+    partial.done[0], partial.computed[0] = {1}, {1}
+    assert partial.states(4) == [[FREE, DONE, FREE, ASSIGNED], [FREE, DONE, FREE, DONE]]
+    assert (partial.remaining(), partial.finished()) == ([3], {1})
 
 
 def test_a_rank_accounts_for_what_it_kept_and_what_it_computes() -> None:
     kept = {
-        (0, 0): KeptGradients(kept_by_rank={0: frozenset({5, 1}), 1: frozenset()}),
-        (1, 0): KeptGradients(kept_by_rank={2: frozenset({2})}),
+        (0, 0): KeptGradients(kept_by_rank={0: (frozenset({5, 1}),), 1: (frozenset(),)}),
+        (1, 0): KeptGradients(kept_by_rank={2: (frozenset({2}),)}),
     }
     dealt = Deal(kept=kept, assigned=[(3,), (0, 4)], accountant=-1)
     assert dealt.computed_by(0, Report(coordinate=(0, 0), replica=0, partial=1)) == [1, 3, 5]

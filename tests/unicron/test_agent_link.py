@@ -17,7 +17,7 @@ import pytest
 
 from unicron import environment
 from unicron.link.agent_link import EXIT_INCOMPATIBLE, AgentLink
-from unicron.link.breaker import Breaker, BreakMethod
+from unicron.link.breaker import Breakable, Breaker, BreakMethod
 from unicron.link.connection import socket_address
 from unicron.protocol import (
     Checkpointed,
@@ -78,10 +78,17 @@ class FakeAgent:
 
 
 @pytest.fixture
-def connected(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeAgent, AgentLink]]:
+def interval_s(request: pytest.FixtureRequest) -> float:
+    """Return for how long progress may be kept back."""
+    return float(getattr(request, "param", environment.DEFAULTS[environment.PROGRESS_INTERVAL_S]))
+
+
+@pytest.fixture
+def connected(monkeypatch: pytest.MonkeyPatch, interval_s: float) -> Iterator[tuple[FakeAgent, AgentLink]]:
     """An agent, and a link to it that has joined generation 2."""
     address = f"@unicron-test-{uuid4().hex}"
     monkeypatch.setenv(environment.SOCKET, address)
+    monkeypatch.setenv(environment.PROGRESS_INTERVAL_S, str(interval_s))
     agent = FakeAgent(address)
     link = AgentLink()
     agent.accept()
@@ -202,6 +209,43 @@ def test_a_process_does_not_end_before_the_successor_has_its_last_message(
     assert not flushing.is_alive()
 
 
+@pytest.mark.parametrize("interval_s", [3600.0], indirect=True)
+def test_progress_inside_a_step_waits_for_what_must_be_sent(connected: tuple[FakeAgent, AgentLink]) -> None:
+    agent, link = connected
+    link.progress(1, "begun")
+    for k in range(3):
+        link.progress(1, "compute", micro_batch=k)
+    link.progress(1, "ended", loss=2.0, duration_s=0.5)
+    link.progress(2, "begun")
+    link.progress(2, "compute", micro_batch=0)
+    link.progress(2, "reduce")
+    link.send(Resumed(generation=2, step=2, source="own"))
+    link.progress(2, "update")
+    link.send(Resumed(generation=2, step=2, source="own"))
+
+    def progress(step: int, phase: str, **fields: float) -> Progress:
+        return Progress(generation=2, rank=0, step=step, phase=phase, **fields)  # type: ignore[arg-type]
+
+    assert [agent.receive() for _ in range(7)] == [
+        progress(1, "begun"),
+        progress(1, "ended", loss=2.0, duration_s=0.5),
+        progress(2, "begun"),
+        progress(2, "reduce"),
+        Resumed(generation=2, step=2, source="own"),
+        progress(2, "update"),
+        Resumed(generation=2, step=2, source="own"),
+    ]
+
+
+def test_progress_that_is_kept_back_comes_although_nothing_follows(connected: tuple[FakeAgent, AgentLink]) -> None:
+    agent, link = connected
+    for step in (1, 2):  # the thread waits for the agent's messages alone; and it waits for the time
+        link.progress(step, "begun")
+        link.progress(step, "reduce")
+        while agent.receive() != Progress(generation=2, rank=0, step=step, phase="reduce"):
+            pass
+
+
 class WatchedCondition(threading.Condition):
     """A condition that shows whether a thread has waited for it."""
 
@@ -219,7 +263,7 @@ def test_sockets_are_shut_only_while_the_training_thread_may_block_in_a_held_gen
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         inode = os.fstat(client.fileno()).st_ino
         breaker = Breaker(changed, lambda: held[0])
-        breaker.set_method(BreakMethod(is_breakable=lambda i: i == inode, abort=aborted.set))
+        breaker.set_method(BreakMethod(shared=Breakable(has_socket=lambda i: i == inode, abort=aborted.set)))
         breaker.start()
         assert changed.waited.wait(TIMEOUT_S)
         assert breaker.broken_at_s is None

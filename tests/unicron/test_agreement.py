@@ -17,20 +17,24 @@ BUCKETS = 3
 examples = settings(deadline=None, derandomize=True)
 
 
+def done_of(report: Report) -> tuple[set[int], ...]:
+    """Return the micro-batches that each model chunk has done."""
+    return tuple({k for k, state in enumerate(states) if state == DONE} for states in report.micro_batches)
+
+
 @st.composite
 def histories(draw: st.DrawFn) -> list[Report]:
     """Draw reports of all ranks; each is consistent in itself, but not with the others."""
     micro_batches = draw(st.integers(1, 8))
     tensor, pipeline = draw(st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2)]))
     replicas = draw(st.integers(1, 4))
+    chunks = draw(st.integers(1, 2))
     reports = []
     for stage in range(pipeline):
         for replica in range(replicas):
             for slice_ in range(tensor):
                 reduced = draw(st.integers(0, BUCKETS))
-                states = st.lists(
-                    st.sampled_from([FREE, ASSIGNED, DONE]), min_size=micro_batches, max_size=micro_batches
-                )
+                states = st.tuples(*[st.sampled_from([FREE, ASSIGNED, DONE])] * micro_batches)
                 reports.append(
                     Report(
                         coordinate=(slice_, stage),
@@ -40,49 +44,73 @@ def histories(draw: st.DrawFn) -> list[Report]:
                         accounted=reduced > 0 or draw(st.booleans()),
                         reduced=reduced,
                         buckets=BUCKETS,
-                        micro_batches=tuple(draw(states)),
+                        micro_batches=draw(st.tuples(*[states] * chunks)),
                     )
                 )
     return reports
 
 
-def carried_out(reports: list[Report], agreed: Deal, micro_batches: int) -> dict[tuple[int, int], list[list[int]]]:
-    """Return the micro-batches in each bucket's final sum, for each model shard; one counted twice is listed twice."""
-    sums = {}
+def carried_out(reports: list[Report], agreed: Deal, micro_batches: int, *, in_place: bool) -> list[list[int]]:
+    """Return the micro-batches in the final sums of each model shard, chunk and bucket; what is added twice, twice.
+
+    In place a pass adds to each of them, and what was reduced before is set aside.
+    """
+    sums = []
     for coordinate, part in agreed.kept.items():
-        buckets = []
-        for bucket in range(BUCKETS):
-            if bucket < part.reduced:
-                buckets.append(list(range(micro_batches)))
-                continue
-            total: list[int] = []
-            for rank, report in enumerate(reports):
-                if report.coordinate == coordinate:
-                    total += part.kept_by_rank[rank]
-                    total += [k for k in agreed.assigned[report.replica] if k not in part.counted]
-            buckets.append(sorted(total))
-        sums[coordinate] = buckets
+        for chunk, counted in enumerate(part.counted):
+            for bucket in range(BUCKETS):
+                if bucket < part.reduced:
+                    sums.append(list(range(micro_batches)))
+                    continue
+                total: list[int] = []
+                for rank, report in enumerate(reports):
+                    if report.coordinate == coordinate:
+                        total += part.kept_by_rank[rank][chunk]
+                        total += [k for k in agreed.assigned[report.replica] if in_place or k not in counted]
+                sums.append(sorted(total))
     return sums
 
 
 @examples
-@given(histories())
-def test_every_bucket_has_every_micro_batch_exactly_once(reports: list[Report]) -> None:
-    count = len(reports[0].micro_batches)
-    agreed = deal(reports, STEP, count)
-    for buckets in carried_out(reports, agreed, count).values():
-        assert buckets == [list(range(count))] * BUCKETS
+@given(histories(), st.booleans())
+def test_every_bucket_has_every_micro_batch_exactly_once(reports: list[Report], in_place: bool) -> None:
+    count = len(reports[0].micro_batches[0])
+    agreed = deal(reports, STEP, count, in_place=in_place)
+    for total in carried_out(reports, agreed, count, in_place=in_place):
+        assert total == list(range(count))
+
+
+@examples
+@given(histories(), st.booleans())
+def test_nothing_is_computed_that_no_shard_needs(reports: list[Report], in_place: bool) -> None:
+    count = len(reports[0].micro_batches[0])
+    agreed = deal(reports, STEP, count, in_place=in_place)
+    work = [k for ks in agreed.assigned for k in ks]
+    assert len(work) == len(set(work))
+    for k in work:
+        assert any(not part.is_complete and any(k not in c for c in part.counted) for part in agreed.kept.values())
 
 
 @examples
 @given(histories())
-def test_nothing_is_computed_that_no_shard_needs(reports: list[Report]) -> None:
-    count = len(reports[0].micro_batches)
-    agreed = deal(reports, STEP, count)
-    work = [k for ks in agreed.assigned for k in ks]
-    assert len(work) == len(set(work))
-    for k in work:
-        assert any(not part.is_complete and k not in part.counted for part in agreed.kept.values())
+def test_a_replica_keeps_in_place_what_all_its_shards_have(reports: list[Report]) -> None:
+    """And keeps it if no other replica has any of it, in the usual case: all have been in the newest generation."""
+    reports = [dataclasses.replace(report, partial=STEP, generation=1) for report in reports]
+    agreed = deal(reports, STEP, len(reports[0].micro_batches[0]), in_place=True)
+    done: dict[int, set[frozenset[int]]] = {}
+    for report in reports:
+        if not agreed.kept[report.coordinate].is_complete:
+            done.setdefault(report.replica, set()).update(report.done())
+    for rank, report in enumerate(reports):
+        part = agreed.kept[report.coordinate]
+        if part.is_complete:
+            continue
+        sets = done[report.replica]
+        others = {k for replica, ones in done.items() if replica != report.replica for one in ones for k in one}
+        if len(sets) > 1:
+            assert not any(part.kept_by_rank[rank])
+        elif not others.intersection(*sets):
+            assert set(part.kept_by_rank[rank]) == sets
 
 
 @examples
@@ -92,10 +120,11 @@ def test_kept_gradients_are_those_that_their_ranks_have(reports: list[Report]) -
         part = kept_gradients(reports, STEP, coordinate)
         for rank, done in part.kept_by_rank.items():
             report = reports[rank]
-            assert not done or done == {k for k, state in enumerate(report.micro_batches) if state == DONE}
+            # In all of its chunks or in none.
+            assert not any(done) or done == done_of(report)
             # The reduction of a bucket overwrites the rank's own sums in it.
-            assert not done or report.partial == STEP
-            assert not done or report.reduced <= part.reduced
+            assert not any(done) or report.partial == STEP
+            assert not any(done) or report.reduced <= part.reduced
         if part.source >= 0:
             source = reports[part.source]
             assert (source.partial, source.generation, source.reduced) == (STEP, part.generation, part.reduced)
@@ -112,7 +141,7 @@ def test_buckets_of_an_older_generation_do_not_count(reports: list[Report]) -> N
     newer = dataclasses.replace(reports[0], partial=STEP, generation=2, reduced=0)
     part = kept_gradients([newer, *older[1:]], STEP, newer.coordinate)
     assert (part.generation, part.reduced, part.source) == (2, 0, -1)
-    assert part.kept_by_rank[0] == {k for k, state in enumerate(newer.micro_batches) if state == DONE}
+    assert part.kept_by_rank[0] == done_of(newer)
 
 
 def test_a_reduced_bucket_of_a_single_rank_is_kept() -> None:
@@ -122,14 +151,14 @@ def test_a_reduced_bucket_of_a_single_rank_is_kept() -> None:
             states[k] = DONE
         return Report(
             coordinate=(0, 0), replica=replica, partial=STEP, generation=1, accounted=reduced > 0,
-            reduced=reduced, buckets=BUCKETS, micro_batches=tuple(states),
+            reduced=reduced, buckets=BUCKETS, micro_batches=(tuple(states),),
         )  # fmt: skip
 
-    agreed = deal([survivor(0, 1), survivor(1, 2)], STEP, 6)
+    agreed = deal([survivor(0, 1), survivor(1, 2)], STEP, 6, in_place=False)
     part = agreed.kept[0, 0]
     assert (part.reduced, part.is_complete, part.source, part.reduced_by_rank) == (2, False, 1, {0: 1, 1: 2})
     assert (agreed.assigned, agreed.accountant) == ([(2,), (5,)], 0)
-    done = deal([survivor(0, 0), survivor(1, BUCKETS)], STEP, 6)
+    done = deal([survivor(0, 0), survivor(1, BUCKETS)], STEP, 6, in_place=False)
     assert (done.kept[0, 0].is_complete, done.assigned, done.accountant) == (True, [(), ()], 1)
 
 
@@ -140,11 +169,21 @@ def test_twelve_over_five_after_one_of_six_is_lost() -> None:
         for k in share(rank, 6, 12):
             states[k] = DONE
         members.append(
-            Report(coordinate=(0, 0), replica=replica, partial=STEP, generation=1, micro_batches=tuple(states))
+            Report(coordinate=(0, 0), replica=replica, partial=STEP, generation=1, micro_batches=(tuple(states),))
         )
-    assert deal(members, STEP, 12).assigned == [(3,), (9,), (), (), ()]
-    started = [dataclasses.replace(m, micro_batches=tuple(min(s, ASSIGNED) for s in m.micro_batches)) for m in members]
-    assert deal(started, STEP, 12).assigned == [(0, 3, 6), (1, 7, 9), (2, 8), (4, 10), (5, 11)]
+    assert deal(members, STEP, 12, in_place=False).assigned == [(3,), (9,), (), (), ()]
+    started = [
+        dataclasses.replace(m, micro_batches=(tuple(min(s, ASSIGNED) for s in m.micro_batches[0]),)) for m in members
+    ]
+    assert deal(started, STEP, 12, in_place=False).assigned == [(0, 3, 6), (1, 7, 9), (2, 8), (4, 10), (5, 11)]
+
+
+def test_a_chunk_that_is_ahead_keeps_what_it_has() -> None:
+    """An interleaved schedule was broken off: the second chunk has done two micro-batches, the first one of them."""
+    ahead = ((DONE, ASSIGNED, ASSIGNED), (DONE, DONE, ASSIGNED))
+    agreed = deal([Report(coordinate=(0, 0), partial=STEP, generation=1, micro_batches=ahead)], STEP, 3, in_place=False)
+    assert agreed.kept[0, 0].counted == (frozenset({0}), frozenset({0, 1}))
+    assert agreed.assigned == [(1, 2)]
 
 
 def test_members_with_the_same_complete_state_have_a_common_version() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -16,7 +17,9 @@ from unicron.errors import NonFiniteValue
 from unicron.gradients import fixed_point, reduction
 from unicron.gradients.accumulators import Accumulator, InPlaceAccumulator, SeparateAccumulator
 from unicron.gradients.buckets import bucket_slices
+from unicron.gradients.exchange import Exchange
 from unicron.gradients.fixed_point import FixedPointAccumulator
+from unicron.gradients.spans import memory_order, spans
 
 SIZES = [5, 1, 7]
 MICRO_BATCHES = 6
@@ -44,6 +47,33 @@ def test_buckets_cover_every_element_once_in_order(sizes: list[int], elements: i
     lengths = [sum(end - start for _, start, end in bucket) for bucket in buckets]
     assert all(length == elements for length in lengths[:-1])
     assert all(0 < length <= elements for length in lengths[-1:])
+
+
+@examples
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5)), max_size=8))
+def test_spans_have_the_elements_of_their_views_in_order(ranges: list[tuple[int, int]]) -> None:
+    """The views follow one another in memory with gaps between some of them: one span for each gap."""
+    memory, views, start = torch.arange(60.0), [], 0
+    for gap, size in ranges:
+        start += gap
+        views.append(memory[start : start + size])
+        start += size
+    found = spans(views)
+    assert len(found) == sum(gap > 0 or i == 0 for i, (gap, _) in enumerate(ranges))
+    assert [x for span in found for x in span.tolist()] == [x for view in views for x in view.tolist()]
+
+
+def test_gradients_that_lie_in_one_buffer_are_reduced_as_one_tensor_for_each_bucket() -> None:
+    memory, apart = torch.arange(16.0), torch.zeros(2, 4)
+    # As Megatron has them: the last parameter comes first.
+    gradients = [memory[10:16].view(2, 3), memory[8:10], memory[:8].view(4, 2), apart]
+    order = memory_order(gradients)
+    assert order == [2, 1, 0, 3]
+    sums = InPlaceAccumulator([gradients[i] for i in order])
+    assert [len(views) for views in sums.buffers] == [1] * 6
+    assert torch.equal(torch.cat([sums.load(bucket) for bucket in range(4)]), memory)
+    sums.store(1, torch.full((4,), 7.0))
+    assert memory[3:9].tolist() == [3.0, *[7.0] * 4, 8.0]
 
 
 def buffers() -> list[torch.Tensor]:
@@ -225,10 +255,14 @@ def test_both_uses_of_a_tied_weight_add_up_the_same_on_one_stage_and_on_two() ->
         generator = torch.Generator().manual_seed(k)
         return torch.randn(7, generator=generator), torch.randn(7, generator=generator) * 1e-3
 
+    def stage(*sizes: int, tied: int) -> FixedPointAccumulator:
+        tensors = [torch.zeros(size) for size in sizes]
+        exchange = Exchange((tied,), lambda: "stages", 2)
+        return FixedPointAccumulator(tensors, micro_batches=MICRO_BATCHES, exchanges=[exchange])
+
     leaf = torch.zeros(7)
-    one = FixedPointAccumulator(buffers(), micro_batches=MICRO_BATCHES, shared=2, leaves=[(2, leaf)])
-    first = FixedPointAccumulator([torch.zeros(7), torch.zeros(2)], micro_batches=MICRO_BATCHES, shared=0)
-    last = FixedPointAccumulator([torch.zeros(9), torch.zeros(7)], micro_batches=MICRO_BATCHES, shared=1)
+    one = FixedPointAccumulator(buffers(), micro_batches=MICRO_BATCHES, leaves=[(2, leaf)])
+    first, last = stage(7, 2, tied=0), stage(9, 7, tied=1)
     for k in range(MICRO_BATCHES):
         embedding, output = whole(k)
         one.tensors[2].add_(embedding)
@@ -239,7 +273,7 @@ def test_both_uses_of_a_tied_weight_add_up_the_same_on_one_stage_and_on_two() ->
             sums.add(0)
     sent: list[torch.Tensor] = []
 
-    def exchange(both: torch.Tensor) -> None:
+    def exchange(both: torch.Tensor, group: object) -> None:
         sent.append(both.clone())
         for other in sent[:-1]:
             both.add_(other)
@@ -251,6 +285,54 @@ def test_both_uses_of_a_tied_weight_add_up_the_same_on_one_stage_and_on_two() ->
     one.finish()
     assert torch.equal(one.tensors[2], first.tensors[0])
     assert torch.equal(one.tensors[2], last.tensors[1])
+
+
+EXCHANGES = [Exchange((0, 2), lambda: "heads", 4), Exchange((1,), lambda: "stages", 2)]
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: InPlaceAccumulator(buffers(), EXCHANGES),
+        lambda: SeparateAccumulator(buffers(), exchanges=EXCHANGES),
+        lambda: FixedPointAccumulator(buffers(), micro_batches=MICRO_BATCHES, exchanges=EXCHANGES),
+    ],
+)
+def test_an_exchange_can_break_and_be_repeated(make: Make, kept: int) -> None:
+    """What the exchanges bring is in the buffers; a later generation still gets the totals from before them."""
+    sums = make()
+    backward(sums, 0)
+    sums.add(0)
+    totals = [sums.load(bucket) for bucket in range(sums.buckets)]
+    sums.keep(kept)
+    sums.finish()
+    expected = [tensor * factor for tensor, factor in zip(sums.tensors, (4, 2, 4), strict=True)]
+    left = 0
+
+    def all_reduce(total: torch.Tensor, group: object) -> None:
+        nonlocal left
+        total *= 4 if group == "heads" else 2
+        left -= 1
+        if left < 0:
+            raise RuntimeError("broken")
+
+    for left in (0, 1, 2, 0, 2):
+        with contextlib.suppress(RuntimeError) if left < 2 else contextlib.nullcontext():
+            sums.finish(all_reduce)
+            assert all(map(torch.equal, sums.tensors, expected))
+        assert all(torch.equal(sums.load(bucket), total) for bucket, total in enumerate(totals))
+    for bucket, total in enumerate(totals):
+        sums.store(bucket, total)
+    sums.finish()
+    assert all(torch.equal(tensor * 4, other) for tensor, other in zip(sums.tensors[::2], expected[::2], strict=True))
+    sums.clear()
+    assert not result(sums).any()
+
+
+def test_exact_sums_leave_room_for_each_rank_that_exchanges() -> None:
+    with pytest.raises(ValueError, match="adds up to 4096 micro-batches"):
+        FixedPointAccumulator(buffers(), micro_batches=4097, exchanges=EXCHANGES)
 
 
 class Sent:

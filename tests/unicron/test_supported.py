@@ -23,8 +23,6 @@ REFUSED_SETTINGS = [
     ({"fp16": True}, {}, 1),
     ({"fp8": "hybrid"}, {}, 1),
     ({"fp4": "e2m1"}, {}, 1),
-    ({"sequence_parallel": True}, {}, 2),
-    ({"qk_layernorm": True}, {}, 2),
     ({"context_parallel_size": 2}, {}, 1),
     ({"expert_model_parallel_size": 2}, {}, 1),
     ({"num_moe_experts": 4}, {}, 1),
@@ -35,6 +33,7 @@ REFUSED_SETTINGS = [
     ({"tp_comm_overlap": True}, {}, 2),
     ({"defer_embedding_wgrad_compute": True}, {}, 1),
     ({"delay_wgrad_compute": True}, {}, 1),
+    ({"distribute_saved_activations": True}, {}, 2),
     ({}, {"overlap_grad_reduce": True}, 1),
     ({}, {"overlap_param_gather": True}, 1),
     ({}, {"use_megatron_fsdp": True}, 1),
@@ -73,6 +72,52 @@ def test_settings_of_megatron_that_would_train_wrongly(
     (name,) = (*config, *ddp)
     with pytest.raises(UnsupportedModel, match=f"{name}: must be"):
         supported.check(in_megatrons_wrapper(config, ddp), optimizer, tensor, 1)
+
+
+def test_gradients_that_are_added_up_in_bfloat16_or_averaged() -> None:
+    model = in_megatrons_wrapper({"bf16": True, "sequence_parallel": True, "qk_layernorm": True}, {})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.weight.main_grad = torch.zeros(2)
+    supported.check(model, optimizer, 2, 1)
+    model.weight.main_grad = torch.zeros(2, dtype=torch.bfloat16)
+    with pytest.raises(UnsupportedModel, match=r"grad_reduce_in_fp32: must be True, where weight is torch\.float32"):
+        supported.check(model, optimizer, 2, 1)
+    del model.weight.main_grad
+    model.weight.average_gradients_across_tp_domain = True
+    with pytest.raises(UnsupportedModel, match="averages the gradients of weight"):
+        supported.check(model, optimizer, 2, 1)
+    model.config.has_cond_embedder = True
+    with pytest.raises(UnsupportedModel, match="has_cond_embedder: must be False"):
+        supported.check(model, optimizer, 1, 2)
+
+
+@pytest.mark.parametrize("name", ["use_precision_aware_optimizer", "optimizer_cpu_offload"])
+def test_settings_of_an_optimizer_that_keeps_its_state_elsewhere(name: str) -> None:
+    from megatron.core.optimizer import OptimizerConfig
+
+    model = in_megatrons_wrapper({}, {})
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.config = OptimizerConfig()
+    supported.check(model, optimizer, 1, 1)
+    assert hasattr(optimizer.config, name)
+    setattr(optimizer.config, name, True)
+    with pytest.raises(UnsupportedModel, match=f"{name}: must be False"):
+        supported.check(model, optimizer, 1, 1)
+
+
+def test_overlapped_reduction_is_for_whole_models_with_the_distributed_optimizer() -> None:
+    from unicron.gradients.overlap import OverlappedReduction
+    from unicron.gradients.precision import Precision
+
+    model = in_megatrons_wrapper({}, {"overlap_grad_reduce": True, "use_distributed_optimizer": True})
+    model.bucket_groups = model.expert_parallel_bucket_groups = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    supported.check(model, optimizer, 1, 1)
+    for sizes in ((2, 1), (1, 2)):
+        with pytest.raises(UnsupportedModel, match="overlap_grad_reduce: must be False, not True; with tensor or pipe"):
+            supported.check(model, optimizer, *sizes)
+    with pytest.raises(UnsupportedModel, match="overlap_grad_reduce: must be False with exact or deterministic_sums"):
+        OverlappedReduction.of(model, precision=Precision.FLOAT64, model_parallel=False)
 
 
 def test_a_batch_size_that_grows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

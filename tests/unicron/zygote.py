@@ -40,8 +40,16 @@ _MAX_REQUEST_BYTES = 1 << 16
 
 
 def environment() -> dict[str, str]:
-    """Return what a fork server of the tests runs with."""
-    return dict(os.environ, PYTHONPATH=str(ROOT), UNICRON_ORPHAN_GRACE_S="2", PYTHONWARNINGS="ignore")
+    """Return what a fork server of the tests runs with: its ranks report everything that they do."""
+    fixed = {
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "ignore",
+        "UNICRON_ORPHAN_GRACE_S": "2",
+        "UNICRON_PROGRESS_INTERVAL_S": "0",
+        # On a busy machine a healthy replica may stand still for longer than it may by default.
+        "UNICRON_FINISH_FLOOR_S": "600",
+    }
+    return os.environ | fixed
 
 
 class Zygote:

@@ -32,8 +32,8 @@ def export(model: Any, path: Path) -> None:
 def gather_parameters(model: Any) -> dict[str, torch.Tensor]:
     """Return the full parameters of a Megatron model on rank 0 (nothing on the others); all ranks call it."""
     mine = [
-        (name, tuple(shard.global_shape), tuple(shard.global_offset), tuple(shard.local_shape), shard.data.cpu())
-        for name, shard in sharded_parameters(model).items()
+        (shard.key, tuple(shard.global_shape), tuple(shard.global_offset), tuple(shard.local_shape), shard.data.cpu())
+        for shard in sharded_parameters(model)
         if shard.replica_id == 0 or not any(shard.replica_id)
     ]
     gathered: list[Any] = [None] * dist.get_world_size() if dist.get_rank() == 0 else []

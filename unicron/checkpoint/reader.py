@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,9 +19,10 @@ from unicron.checkpoint import archive, parts, storage
 from unicron.checkpoint.archive import Manifest
 from unicron.errors import DamagedCheckpoint
 from unicron.state.boxes import view_of_box
-from unicron.state.chunks import required_chunks, state_kinds
+from unicron.state.chunks import StateChunk, required_chunks, state_kinds
 from unicron.state.rank_state import RankState
 from unicron.state.transfer_plan import Transfer, plan_transfers
+from unicron.state.user_chunks import DOCUMENT, AllocatedTensors, NamedShards, is_users
 
 
 def restore(rank_state: RankState, named: str) -> str:
@@ -87,20 +89,56 @@ def load(rank_state: RankState, location: str) -> None:
     manifest = archive.read(location)
     chunks = [chunk for file in manifest.files.values() for chunk in file.chunks.values()]
     # All chunks there are: none is lost with its owner, as one in memory may be.
-    required = required_chunks(rank_state.tensors.shards, state_kinds(chunks, distributed=False))
+    kinds = state_kinds((chunk for chunk in chunks if not is_users(chunk)), distributed=False)
+    required = required_chunks(rank_state.tensors.shards, kinds)
     plan = plan_transfers([required], [[(chunk, manifest.step) for chunk in chunks]], manifest.step)
     if plan is None:
         raise DamagedCheckpoint(f"{location}: lacks a part of this model's state")
     rank_state.invalidate()
     rank_state.tensors.allocate(required)
-    _read(rank_state, location, manifest, plan, required)
+    _read(rank_state.tensors.chunks(), location, manifest, plan, required)
     rank_state.tensors.count_steps(manifest.step)
     rank_state.set_version(manifest.step, bytes.fromhex(manifest.digest))
 
 
-def _read(rank_state: RankState, location: str, manifest: Manifest, plan: list[Transfer], required: list[Any]) -> None:
-    """Read the planned boxes into this rank's state, one file after the other."""
-    into = rank_state.tensors.chunks()
+def load_user_state(shards: NamedShards, location: str) -> tuple[bytes, AllocatedTensors]:
+    """Read the user's state from a checkpoint, in whatever layout it was written.
+
+    Args:
+        shards: what this rank needs of tensors that are like parameters.
+        location: the checkpoint.
+
+    Returns:
+        What was packed (empty: the checkpoint has no such state), and the tensors that are like parameters.
+
+    Raises:
+        OSError: it cannot be read.
+        DamagedCheckpoint: it lacks a part of that state.
+    """
+    manifest = archive.read(location)
+    chunks = [chunk for file in manifest.files.values() for chunk in file.chunks.values()]
+    document = next((chunk for chunk in chunks if chunk.key == DOCUMENT), None)
+    if document is None:
+        return b"", AllocatedTensors()
+    required = shards.required(chunk for chunk in chunks if is_users(chunk) and chunk != document)
+    allocated = shards.allocate(required)
+    required = [document, *required]
+    plan = plan_transfers([required], [[(chunk, manifest.step) for chunk in chunks]], manifest.step)
+    if plan is None:
+        raise DamagedCheckpoint(f"{location}: lacks a part of the state that the script gives to attach")
+    content = torch.empty(document.shape, dtype=torch.uint8)
+    _read({**allocated.chunks, document: content}, location, manifest, plan, required)
+    return content.numpy().tobytes(), allocated
+
+
+def _read(
+    into: Mapping[StateChunk, torch.Tensor],
+    location: str,
+    manifest: Manifest,
+    plan: list[Transfer],
+    required: list[StateChunk],
+) -> None:
+    """Read the planned boxes into required chunks, one file after the other."""
     wanted: dict[int, list[Transfer]] = {}
     for one in plan:
         wanted.setdefault(one.given, []).append(one)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from unicron.checkpoint import storage
 from unicron.errors import InvalidSpec
 from unicron.link.waiting import Wait
+from unicron.protocol import Configure
 from unicron.state import transfer
 
 TOKEN = ".shared-{generation}"
@@ -47,6 +48,28 @@ def is_new(members: Sequence[Sequence[Any]]) -> bool:
     nodes = nodes_of(members)
     known = {node for node, (_, _, source) in zip(nodes, members, strict=True) if source == "live"}
     return len(set(nodes)) > 1 and not set(nodes) <= known
+
+
+def problem_of(root: str, configure: Configure, wait: Wait) -> str | None:
+    """Find out whether there can be checkpoints in a generation; all ranks call it.
+
+    Args:
+        root: where they go.
+        configure: the generation.
+        wait: waits for a collective.
+
+    Returns:
+        Why not, in words, the same on all ranks; empty: there can. None: as in the generation before.
+
+    Raises:
+        InvalidSpec: this process lacks what would reach the place.
+        RuntimeError: a member was lost meanwhile.
+    """
+    nodes = nodes_of(configure.members)
+    check(root)
+    if len(set(nodes)) == 1:
+        return ""
+    return prove(root, configure.generation, nodes, wait) if is_new(configure.members) else None
 
 
 def prove(root: str, generation: int, nodes: Sequence[str], wait: Wait) -> str:

@@ -27,8 +27,10 @@ from unicron.errors import UnicronError
 from unicron.link.waiting import Wait
 from unicron.megatron.parallel import data_group
 from unicron.state import transfer
-from unicron.state.assignment import copied_chunks
+from unicron.state.assignment import copied_chunks, shared_chunks
 from unicron.state.rank_state import RankState
+from unicron.state.user_chunks import document_chunk
+from unicron.state.user_state import Record
 
 WRITTEN, WRITING, FAILED = 0, 1, 2
 """The status of a rank's part of the checkpoint in progress (``WRITTEN`` also if there is none); the worst of all ranks
@@ -103,8 +105,13 @@ class Writer:
         if dist.get_rank() == 0:
             self._thread.submit(archive.clean, location, generation)
 
-    def begin(self, rank_state: RankState, location: str) -> None:
+    def begin(self, rank_state: RankState, location: str, record: Record | None = None) -> None:
         """Copy this rank's part of the state and begin to write it; all ranks call it.
+
+        Args:
+            rank_state: the rank's.
+            location: where the checkpoint goes.
+            record: the user's state at the same boundary, if there is any.
 
         Raises:
             RuntimeError: the device failed.
@@ -116,6 +123,11 @@ class Writer:
                 raise UnicronError(self.unusable)
             group = data_group()
             shared = copied_chunks(rank_state, [group.rank()], group.size())
+            if record is not None:
+                shared |= shared_chunks(record.chunks, [group.rank()], group.size())
+                if dist.get_rank() == 0:
+                    content = torch.frombuffer(bytearray(record.content), dtype=torch.uint8)
+                    shared[document_chunk(len(content))] = content
         except UnicronError as err:  # no place, or a state that cannot be named: no reason to end the training
             written.set_exception(err)
         else:

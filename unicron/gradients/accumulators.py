@@ -4,26 +4,26 @@ A bucket is reduced in a copy (``unicron.gradients.reduction``). A broken collec
 sum as it was, and the buckets reduced before keep their totals.
 
     InPlaceAccumulator     the buffers that backward passes add to are the sum: no memory and no time of its own. A
-                           half-done backward pass spoils the sum, so this is for data parallelism alone, where no
-                           collective can break inside a backward pass.
+                           half-done backward pass spoils the sum. Only a collective of the rank's own replica can break
+                           one (``unicron.link.sparing``).
     SeparateAccumulator    a sum beside the buffers, to which finished micro-batches are added; float64 where small
     FixedPointAccumulator  the same, in integers (``unicron.gradients.fixed_point``)
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
 
 import torch
 
 from unicron.errors import NonFiniteValue
 from unicron.gradients.buckets import bucket_bytes, bucket_slices
-
-Exchange = Callable[[torch.Tensor], None]
-"""Sums a tensor, in place, over the ranks that share a parameter."""
+from unicron.gradients.exchange import AllReduce, Exchange
+from unicron.gradients.spans import spans
 
 
 class Accumulator(ABC):
@@ -33,16 +33,24 @@ class Accumulator(ABC):
     ranks with the same shard of the model.
     """
 
+    in_place: ClassVar[bool] = False
+    """Whether the buffers are the sums."""
     bytes_per_element: int
     """What a bucket takes, and a reduction sends, for each gradient."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Cut the tensors into buckets."""
+    def __init__(self, tensors: Sequence[torch.Tensor], exchanges: Sequence[Exchange] = ()) -> None:
+        """Cut the tensors into buckets.
+
+        Args:
+            tensors: the buffers.
+            exchanges: of which of them the totals are added up over other ranks, too.
+        """
         self.tensors = list(tensors)
+        self._exchanges = list(exchanges)
         elements = max(1, bucket_bytes() // self.bytes_per_element)
         self.slices = bucket_slices([t.numel() for t in tensors], elements)
-        self.buffers = [[tensors[i].view(-1)[a:b] for i, a, b in bucket] for bucket in self.slices]
-        """For each bucket, views of its parts of the tensors."""
+        self.buffers = [spans([tensors[i].view(-1)[a:b] for i, a, b in bucket]) for bucket in self.slices]
+        """For each bucket, views of its parts of the tensors: one where the tensors follow one another in memory."""
 
     @property
     def buckets(self) -> int:
@@ -61,17 +69,21 @@ class Accumulator(ABC):
     def rewind(self) -> bool:
         """Drop what backward passes have added since the last ``add``; return False if that cannot be told apart."""
 
+    def is_intact(self) -> bool:
+        """Return whether the totals are as ``finish`` left them, whatever the training loop has done since."""
+        return True
+
     @abstractmethod
-    def add(self, first: int) -> None:
-        """Add the buffers to the sums of the buckets from ``first`` on.
+    def add(self, first: int, chunk: int = 0) -> None:
+        """Add the buffers of a model chunk to the sums of the buckets from ``first`` on.
 
         Raises:
             NonFiniteValue: a value is not finite, or too large for the accumulator.
         """
 
     @abstractmethod
-    def drop(self) -> None:
-        """Set the buffers to zero: the micro-batch just computed is already counted by another rank."""
+    def drop(self, chunk: int = 0) -> None:
+        """Set a model chunk's buffers to zero: the micro-batch just computed is already counted by another rank."""
 
     @abstractmethod
     def check_finite(self, first: int) -> None:
@@ -94,45 +106,64 @@ class Accumulator(ABC):
         """Keep the totals of the first ``buckets`` buckets over the backward passes that follow."""
 
     @abstractmethod
-    def finish(self, exchange: Exchange | None = None) -> None:
-        """Write the totals into the buffers, for the optimizer.
+    def finish(self, all_reduce: AllReduce | None = None) -> None:
+        """Write the totals into the buffers, for the optimizer, and then the sums of those that are exchanged.
+
+        ``load`` returns totals from before the exchange also afterwards, so this can be repeated.
 
         Args:
-            exchange: sums the gradients of a parameter that other pipeline stages have too; None: there is none.
+            all_reduce: sums a tensor over a group; None: nothing is exchanged.
+
+        Raises:
+            RuntimeError: a collective broke; the totals are as they were.
         """
 
 
 class InPlaceAccumulator(Accumulator):
     """The buffers are the sums; totals are set aside only while an interrupted step is completed."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    in_place = True
+
+    def __init__(self, tensors: Sequence[torch.Tensor], exchanges: Sequence[Exchange] = ()) -> None:
         """Reduce in the buffers' type, at least in float32."""
         self._dtype = torch.float32
         for tensor in tensors:
             self._dtype = torch.promote_types(self._dtype, tensor.dtype)
         self.bytes_per_element = self._dtype.itemsize
-        super().__init__(tensors)
+        super().__init__(tensors, exchanges)
         self._set_aside: list[torch.Tensor] = []
+        self._exchanged: dict[int, torch.Tensor] = {}
+        """Of each tensor that is exchanged: its total from before that."""
+        self._finished: list[int] = []
+        """The tensors' versions when the totals were written: torch counts what changes a tensor in place."""
 
     def clear(self) -> None:
         """Set everything to zero."""
-        self._set_aside = []
+        self._set_aside, self._exchanged = [], {}
         super().clear()
 
     def clear_from(self, bucket: int) -> None:
         """Set later sums to zero; totals that were set aside stay."""
+        self._undo_exchanges()
         _zero([buffer for buffers in self.buffers[bucket:] for buffer in buffers])
 
     def rewind(self) -> bool:
         """Return False: a half-done backward pass has changed the sum."""
         return False
 
-    def add(self, first: int) -> None:
+    def is_intact(self) -> bool:
+        """Return whether nothing has changed the buffers since, as clipping does. Changes of ``.data`` do not show."""
+        return self._finished == self._versions()
+
+    def _versions(self) -> list[int]:
+        return [tensor._version for tensor in self.tensors]
+
+    def add(self, first: int, chunk: int = 0) -> None:
         """Do nothing: the backward pass has added."""
 
-    def drop(self) -> None:
-        """Refuse: where a model is not split, the members deal only micro-batches that none of them has counted."""
-        raise AssertionError("a micro-batch was dealt that is already in the sum")
+    def drop(self, chunk: int = 0) -> None:
+        """Do nothing: the members deal such a micro-batch only where all totals of this shard are set aside."""
+        assert len(self._set_aside) == self.buckets, "a micro-batch was dealt that is already in the sum"
 
     def check_finite(self, first: int) -> None:
         """Check the sums of the buckets from ``first`` on."""
@@ -142,10 +173,17 @@ class InPlaceAccumulator(Accumulator):
         """Return a copy of a bucket."""
         if bucket < len(self._set_aside):
             return self._set_aside[bucket].clone()
-        return torch.cat([buffer.to(self._dtype) for buffer in self.buffers[bucket]])
+        copy = torch.cat([buffer.to(self._dtype) for buffer in self.buffers[bucket]])
+        offset = 0
+        for tensor, start, stop in self.slices[bucket] if self._exchanged else ():
+            if tensor in self._exchanged:
+                copy[offset : offset + stop - start].copy_(self._exchanged[tensor][start:stop])
+            offset += stop - start
+        return copy
 
     def store(self, bucket: int, total: torch.Tensor) -> None:
         """Write a total into the buffers."""
+        self._undo_exchanges()
         start = 0
         for buffer in self.buffers[bucket]:
             buffer.copy_(total[start : start + buffer.numel()])
@@ -155,11 +193,27 @@ class InPlaceAccumulator(Accumulator):
         """Set totals aside: backward passes add to all buckets."""
         self._set_aside = [self.load(bucket) for bucket in range(buckets)]
 
-    def finish(self, exchange: Exchange | None = None) -> None:
-        """Write back the totals that were set aside."""
-        assert exchange is None
+    def finish(self, all_reduce: AllReduce | None = None) -> None:
+        """Write back the totals that were set aside, and exchange in copies."""
+        self._undo_exchanges()
         for bucket, total in enumerate(self._set_aside):
             self.store(bucket, total)
+        for exchange in self._exchanges if all_reduce is not None else ():
+            assert all_reduce is not None
+            before = [self.tensors[i].reshape(-1).clone() for i in exchange.tensors]
+            both = torch.cat([total.to(self._dtype) for total in before])
+            all_reduce(both, exchange.group())
+            self._exchanged.update(zip(exchange.tensors, before, strict=True))
+            sums = torch.split(both, [total.numel() for total in before])
+            for i, total in zip(exchange.tensors, sums, strict=True):
+                self.tensors[i].view(-1).copy_(total)
+        self._finished = self._versions()
+
+    def _undo_exchanges(self) -> None:
+        """Write the totals from before the exchanges back."""
+        for i, before in self._exchanged.items():
+            self.tensors[i].view(-1).copy_(before)
+        self._exchanged = {}
 
 
 class _Location(NamedTuple):
@@ -170,6 +224,12 @@ class _Location(NamedTuple):
     """In the bucket."""
     buffer: torch.Tensor
     """The view of the tensor."""
+
+
+def _locations(bucket: int, buffers: Sequence[torch.Tensor]) -> list[_Location]:
+    """Return where the views lie that a bucket consists of."""
+    offsets = itertools.accumulate((buffer.numel() for buffer in buffers), initial=0)
+    return [_Location(bucket, offset, buffer) for offset, buffer in zip(offsets, buffers, strict=False)]
 
 
 class SeparateAccumulator(Accumulator):
@@ -183,29 +243,40 @@ class SeparateAccumulator(Accumulator):
         tensors: Sequence[torch.Tensor],
         *,
         dtype: torch.dtype = torch.float32,
-        shared: int | None = None,
+        exchanges: Sequence[Exchange] = (),
         leaves: Sequence[tuple[int, torch.Tensor]] = (),
+        chunks: Sequence[int] = (),
     ) -> None:
         """Allocate the sums.
 
         Args:
             tensors: what backward passes add to.
             dtype: of the sums.
-            shared: index of the tensor whose parameter another pipeline stage has too.
+            exchanges: those of ``Accumulator``.
             leaves: further tensors that backward passes add to, with the index of the tensor that each belongs to.
+            chunks: for each tensor, the number of its model chunk; empty: there is one chunk. Tensors of two chunks
+                have no memory in common.
         """
         self._dtype = dtype
         self.bytes_per_element = dtype.itemsize * self.numbers_per_element
-        super().__init__(tensors)
+        super().__init__(tensors, exchanges)
         self._locations = [self._locate(tensors[i], i) for i in range(len(tensors))]
-        self._leaves = [leaf for _, leaf in leaves]
-        self._shared = shared
         device = tensors[0].device
         self._sums = [self._zeros(sum(b.numel() for b in buffers), device) for buffers in self.buffers]
-        self._added: list[list[_Location]] = [[] for _ in self.slices]
-        for located in [*self._locations, *(self._locate(leaf, i) for i, leaf in leaves)]:
-            for location in located:
-                self._added[location.bucket].append(location)
+        numbers = chunks or [0] * len(tensors)
+        self._sources: list[list[torch.Tensor]] = [[] for _ in range(1 + max(numbers))]
+        """For each model chunk, what backward passes add to."""
+        for i, source in [*enumerate(tensors), *leaves]:
+            self._sources[numbers[i]].append(source)
+        self._added: list[list[list[_Location]]] = [[[] for _ in self.slices] for _ in self._sources]
+        """For each model chunk and bucket."""
+        chunk_of = {t.untyped_storage().data_ptr(): chunk for t, chunk in zip(tensors, numbers, strict=True)}
+        for bucket, buffers in enumerate(self.buffers):
+            for location in _locations(bucket, buffers):
+                self._added[chunk_of[location.buffer.untyped_storage().data_ptr()]][bucket].append(location)
+        for i, leaf in leaves:
+            for location in self._locate(leaf, i):
+                self._added[numbers[i]][location.bucket].append(location)
 
     def _locate(self, source: torch.Tensor, tensor: int) -> list[_Location]:
         """Return the parts of ``source`` in the buckets, where it stands for the tensor with an index."""
@@ -224,23 +295,23 @@ class SeparateAccumulator(Accumulator):
     def clear_from(self, bucket: int) -> None:
         """Set later sums, and the buffers, to zero."""
         _zero(self._sums[bucket:])
-        self.drop()
+        self.rewind()
 
     def rewind(self) -> bool:
         """Set the buffers to zero: the sums contain finished micro-batches only."""
-        self.drop()
+        _zero([source for sources in self._sources for source in sources])
         return True
 
-    def drop(self) -> None:
-        """Set the buffers to zero."""
-        _zero([*self.tensors, *self._leaves])
+    def drop(self, chunk: int = 0) -> None:
+        """Set a chunk's buffers to zero."""
+        _zero(self._sources[chunk])
 
-    def add(self, first: int) -> None:
-        """Add the buffers to the sums, and set the buffers to zero."""
-        for total, locations in zip(self._sums[first:], self._added[first:], strict=True):
+    def add(self, first: int, chunk: int = 0) -> None:
+        """Add a chunk's buffers to the sums, and set them to zero."""
+        for total, locations in zip(self._sums[first:], self._added[chunk][first:], strict=True):
             for _, offset, buffer in locations:
                 total[offset : offset + buffer.numel()].add_(buffer)
-        self.drop()
+        self.drop(chunk)
 
     def check_finite(self, first: int) -> None:
         """Check the sums of the buckets from ``first`` on."""
@@ -257,18 +328,22 @@ class SeparateAccumulator(Accumulator):
     def keep(self, buckets: int) -> None:
         """Do nothing: backward passes do not touch the totals."""
 
-    def finish(self, exchange: Exchange | None = None) -> None:
-        """Write the totals into the buffers; the totals stay as they are, so this can be repeated."""
+    def finish(self, all_reduce: AllReduce | None = None) -> None:
+        """Write the totals into the buffers, and exchange in copies; the sums stay as they are."""
         for total, buffers in zip(self._sums, self.buffers, strict=True):
             start = 0
             for buffer in buffers:
                 buffer.copy_(self._value(total[..., start : start + buffer.numel()]))
                 start += buffer.numel()
-        if exchange is not None and self._shared is not None:
-            places = self._locations[self._shared]
+        if all_reduce is None:
+            return
+        for exchange in self._exchanges:
+            places = [place for i in exchange.tensors for place in self._locations[i]]
             both = torch.cat([self._sums[b][..., o : o + buffer.numel()] for b, o, buffer in places], dim=-1)
-            exchange(both)
-            self.tensors[self._shared].view(-1).copy_(self._value(both))
+            all_reduce(both, exchange.group())
+            sums = torch.split(self._value(both), [buffer.numel() for _, _, buffer in places])
+            for (_, _, buffer), total in zip(places, sums, strict=True):
+                buffer.copy_(total)
 
     def _value(self, total: torch.Tensor) -> torch.Tensor:
         return total

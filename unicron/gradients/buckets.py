@@ -1,7 +1,7 @@
 """The buckets of a model's gradients.
 
-The gradients of a model are, in the order of its parameters, one sequence of numbers, cut into buckets of a fixed
-number of bytes. The cut depends on the model's shard alone, so it is the same in every generation.
+The gradients of a model are, in the order in which they lie in memory, one sequence of numbers, cut into buckets of a
+fixed number of bytes. The cut depends on the model's shard alone, so it is the same in every generation.
 """
 
 from __future__ import annotations

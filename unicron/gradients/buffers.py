@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from unicron.errors import WrongLoop
 from unicron.gradients.accumulators import Accumulator, InPlaceAccumulator, SeparateAccumulator
+from unicron.gradients.exchange import Exchange
 from unicron.gradients.fixed_point import FixedPointAccumulator
 from unicron.gradients.precision import Precision
+from unicron.gradients.spans import memory_order
+from unicron.megatron.model import model_chunks, parameters
 from unicron.megatron.optimizer import torch_optimizers
-from unicron.megatron.tied_embedding import separate_output_weight, tied_weight
+from unicron.megatron.partial_gradients import partial_parameters, tensor_group
+from unicron.megatron.tied_embedding import separate_output_weight, tied_group, tied_weight
 
 
 class GradientBuffers:
@@ -20,35 +26,53 @@ class GradientBuffers:
     def __init__(self, model: Any, optimizer: Any) -> None:
         """Use Megatron's buffers (``main_grad``), or make the buffers of a plain module (``.grad``)."""
         self._model = model
-        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.tensors = [_buffer(parameter) for parameter in self._trained]
-        """One for each trained parameter, in the model's order."""
+        trained = [parameter for parameter in parameters(model) if parameter.requires_grad]
+        buffers = [_buffer(parameter) for parameter in trained]
+        order = memory_order(buffers)
+        self._trained = [trained[i] for i in order]
+        self.tensors = [buffers[i] for i in order]
+        """One for each trained parameter, in the order in which they lie in memory."""
+        chunk_of = {id(p): number for number, chunk in enumerate(model_chunks(model)) for p in chunk.parameters()}
+        self._chunks = [chunk_of[id(parameter)] for parameter in self._trained]
         self._plain = [(p, t) for p, t in zip(self._trained, self.tensors, strict=True) if p.grad is t]
-        for one in (model, optimizer, *torch_optimizers(optimizer)):
+        for one in (*model_chunks(model), optimizer, *torch_optimizers(optimizer)):
             for name in ("zero_grad", "zero_grad_buffer"):
                 if hasattr(one, name):
                     # Most loops call it; in a resumed step it would erase the micro-batches that count as done.
                     setattr(one, name, _do_nothing)
 
-    def accumulator(self, micro_batches: int, *, precision: Precision, model_parallel: bool) -> Accumulator:
+    def accumulator(self, micro_batches: int, *, precision: Precision) -> Accumulator:
         """Return a new accumulator of the gradients of one step.
 
         Args:
             micro_batches: in one step, over all replicas.
             precision: of the sum.
-            model_parallel: whether the model is split over ranks, so that a peer's loss can break a backward pass.
         """
-        if precision is Precision.FLOAT32 and not model_parallel:
-            return InPlaceAccumulator(self.tensors)
-        tied = tied_weight(self._model)
-        shared = next((i for i, p in enumerate(self._trained) if p is tied), None)
-        if precision is not Precision.EXACT:
-            dtype = torch.float64 if precision is Precision.FLOAT64 else torch.float32
-            return SeparateAccumulator(self.tensors, dtype=dtype, shared=shared)
+        exchanges = self._exchanges()
+        if precision is Precision.FLOAT32:
+            return InPlaceAccumulator(self.tensors, exchanges)
+        if precision is Precision.FLOAT64:
+            return SeparateAccumulator(self.tensors, dtype=torch.float64, exchanges=exchanges, chunks=self._chunks)
         # The gradients of the two uses of a tied weight are added up in the same way on one pipeline stage and on two.
         leaf = separate_output_weight(self._model)
-        leaves = [] if leaf is None or shared is None else [(shared, leaf)]
-        return FixedPointAccumulator(self.tensors, micro_batches=micro_batches, shared=shared, leaves=leaves)
+        leaves = [] if leaf is None else [(i, leaf) for i in self._indices([tied_weight(self._model)])]
+        return FixedPointAccumulator(
+            self.tensors, micro_batches=micro_batches, exchanges=exchanges, leaves=leaves, chunks=self._chunks
+        )
+
+    def _exchanges(self) -> list[Exchange]:
+        """Return what other ranks than the data-parallel ones have a part of."""
+        found = []
+        if tied_group(self._model) is not None:
+            found.append(Exchange(self._indices([tied_weight(self._model)]), partial(tied_group, self._model), 2))
+        if partials := partial_parameters(self._model):
+            found.append(Exchange(self._indices(partials), tensor_group, tensor_group().size()))
+        return [exchange for exchange in found if exchange.tensors]
+
+    def _indices(self, parameters: Sequence[Any]) -> tuple[int, ...]:
+        """Return the indices of those of the parameters that are trained."""
+        wanted = {id(parameter) for parameter in parameters}
+        return tuple(i for i, parameter in enumerate(self._trained) if id(parameter) in wanted)
 
     def check(self) -> None:
         """Check that backward passes still add to these tensors.
@@ -61,7 +85,7 @@ class GradientBuffers:
 
     def release(self) -> None:
         """Drop what Megatron's optimizer leaves in ``.grad``: a backward pass would add to it once more."""
-        for parameter in self._model.parameters():
+        for parameter in parameters(self._model):
             if hasattr(parameter, "main_grad"):
                 parameter.grad = None
 

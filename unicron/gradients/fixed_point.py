@@ -47,9 +47,11 @@ class FixedPointAccumulator(SeparateAccumulator):
             ValueError: more micro-batches than can be added exactly.
         """
         super().__init__(tensors, dtype=torch.float64, **options)
-        addends = 2 * micro_batches  # a parameter that is used twice has two gradients
+        # A parameter that is used twice has two gradients in a micro-batch; one that is exchanged, one on each rank.
+        each = max([2, *(exchange.ranks for exchange in self._exchanges)])
+        addends = each * micro_batches
         if addends > MAX_ADDENDS:
-            raise ValueError(f"exact mode adds up to {MAX_ADDENDS // 2} micro-batches, not {micro_batches}")
+            raise ValueError(f"exact mode adds up to {MAX_ADDENDS // each} micro-batches, not {micro_batches}")
         self._scratch = torch.empty(2, BLOCK, dtype=torch.float64, device=tensors[0].device)
         self.limit = RANGE / addends
         """Largest absolute value of one gradient of one micro-batch (scaled by 1/M, as all are)."""
@@ -57,16 +59,16 @@ class FixedPointAccumulator(SeparateAccumulator):
     def _zeros(self, elements: int, device: torch.device) -> torch.Tensor:
         return torch.zeros(self.numbers_per_element, elements, dtype=self._dtype, device=device)
 
-    def add(self, first: int) -> None:
-        """Add the buffers to the sums, and set the buffers to zero."""
-        each = [torch.linalg.vector_norm(tensor, math.inf) for tensor in [*self.tensors, *self._leaves]]
+    def add(self, first: int, chunk: int = 0) -> None:
+        """Add a chunk's buffers to the sums, and set them to zero."""
+        each = [torch.linalg.vector_norm(tensor, math.inf) for tensor in self._sources[chunk]]
         largest = torch.stack(each).max()
         if not float(largest) <= self.limit:  # also where it is not a number
             raise NonFiniteValue(f"gradient {float(largest)}; exact mode takes values up to {self.limit:g}")
-        for total, locations in zip(self._sums[first:], self._added[first:], strict=True):
+        for total, locations in zip(self._sums[first:], self._added[chunk][first:], strict=True):
             for _, offset, buffer in locations:
                 add_exactly(total[:, offset : offset + buffer.numel()], buffer, self._scratch)
-        self.drop()
+        self.drop(chunk)
 
     def check_finite(self, first: int) -> None:
         """Do nothing: what is not finite cannot be added."""

@@ -2,7 +2,7 @@
 
 Any reference to a group keeps its threads and sockets alive. ``leave`` therefore drops all of them: Megatron's globals
 and torch's. References inside the model are replaced by ``unicron.megatron.group_references``. How the collectives of
-the groups are broken off is given to ``unicron.link.breaker``.
+the groups are broken off is given to ``unicron.link.breaker``: those inside the rank's replica apart from the others.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -21,7 +21,8 @@ import torch.distributed as dist
 from unicron import device, environment
 from unicron.link import sockets
 from unicron.link.agent_link import AgentLink
-from unicron.link.breaker import BreakMethod
+from unicron.link.breaker import Breakable, BreakMethod
+from unicron.megatron.parallel import model_ranks
 from unicron.protocol import Configure
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
@@ -52,11 +53,16 @@ def backend() -> str:
     return "nccl" if device.is_cuda() else "gloo"
 
 
-def make(configure: Configure, link: AgentLink) -> None:
+def make(configure: Configure, link: AgentLink, *, interleave: int = 1) -> None:
     """Make the process groups of a generation.
 
     While this function runs, a hold breaks every socket opened since it began, also the connection to the store: a
     member may be waiting in the store. Afterwards a hold breaks the sockets of the groups and no others.
+
+    Args:
+        configure: the generation.
+        link: to the agent.
+        interleave: model chunks of each rank, where there are several pipeline stages.
 
     Raises:
         RuntimeError: a member did not come, or the generation was held (torch's error types).
@@ -69,11 +75,13 @@ def make(configure: Configure, link: AgentLink) -> None:
     link.set_break_method(BreakMethod())
     store = _store(configure, timeout)
     store_sockets = sockets.connected() - before
-    abort = _AbortOnce()
-    link.set_break_method(_method_while_making(before, configure.world_size, abort))
+    link.set_break_method(_method_while_making(before, configure.world_size))
     link.check()
-    _initialise(configure, store, timeout)
-    link.set_break_method(_method(sockets.connected() - before - store_sockets, abort))
+    small = _initialise(configure, store, timeout, interleave)
+    replica = frozenset(model_ranks())
+    own_sockets = frozenset[int]().union(*(inodes for ranks, inodes in small if ranks <= replica))
+    shared_sockets = sockets.connected() - before - store_sockets - own_sockets
+    link.set_break_method(_method(shared_sockets, own_sockets, replica), replica)
     if backend() == "gloo":
         _wait_in_slices(link)
 
@@ -96,41 +104,83 @@ def _store(configure: Configure, timeout: timedelta) -> dist.Store:
     return dist.PrefixStore(f"gen{configure.generation}", store)
 
 
-def _initialise(configure: Configure, store: dist.Store, timeout: timedelta) -> None:
-    """Make torch's default group and Megatron's groups; ``timeout`` limits only how long this takes."""
+def _initialise(
+    configure: Configure, store: dist.Store, timeout: timedelta, interleave: int
+) -> list[tuple[frozenset[int], frozenset[int]]]:
+    """Make torch's default group and Megatron's groups; ``timeout`` limits only how long this takes.
+
+    Returns:
+        Ranks, and inodes of sockets, of the groups that may be inside this rank's replica.
+    """
     from megatron.core import parallel_state
 
     dist.init_process_group(
         backend(), store=store, rank=configure.rank, world_size=configure.world_size, timeout=timeout
     )
-    parallel_state.initialize_model_parallel(
-        configure.tensor,
-        configure.pipeline,
-        # Otherwise Megatron's groups have a time-out of 30 minutes, whatever the default group has.
-        distributed_timeout_minutes=timeout.total_seconds() / 60,
-        create_gloo_process_groups=False,
-    )
+    with _recorded_sockets(configure.tensor * configure.pipeline) as small:
+        parallel_state.initialize_model_parallel(
+            configure.tensor,
+            configure.pipeline,
+            virtual_pipeline_model_parallel_size=interleave if interleave > 1 and configure.pipeline > 1 else None,
+            # Otherwise Megatron's groups have a time-out of 30 minutes, whatever the default group has.
+            distributed_timeout_minutes=timeout.total_seconds() / 60,
+            create_gloo_process_groups=False,
+        )
     for group in list(dist.distributed_c10d._world.pg_map):
         dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, group)
+    return small
+
+
+@contextlib.contextmanager
+def _recorded_sockets(largest: int) -> Iterator[list[tuple[frozenset[int], frozenset[int]]]]:
+    """Record the ranks and sockets of this rank's new groups of at most ``largest`` ranks; groups of one have none.
+
+    A group's sockets are connected when the group is made: gloo connects each pair of its ranks at once.
+    """
+    made: list[tuple[frozenset[int], frozenset[int]]] = []
+    torch_new_group = dist.new_group
+
+    def new_group(ranks: Sequence[int], *arguments: Any, **options: Any) -> Any:
+        if not (1 < len(ranks) <= largest and dist.get_rank() in ranks):
+            return torch_new_group(ranks, *arguments, **options)
+        before = sockets.connected()
+        group = torch_new_group(ranks, *arguments, **options)
+        made.append((frozenset(ranks), sockets.connected() - before))
+        return group
+
+    torch_distributed: Any = dist
+    torch_distributed.new_group = new_group
+    try:
+        yield made
+    finally:
+        torch_distributed.new_group = torch_new_group
 
 
 # Breaking collectives off.
 
 
 class _AbortOnce:
-    """Aborts NCCL's communicators at the first call at which there are any."""
+    """Aborts NCCL's communicators at the first call at which there are any.
 
-    def __init__(self) -> None:
+    Args:
+        chosen: the groups' ranks -> whether to abort their communicator.
+    """
+
+    def __init__(self, chosen: Callable[[frozenset[int]], bool] = lambda ranks: True) -> None:
+        self._chosen = chosen
         self._aborted = False
 
     def __call__(self) -> None:
-        self._aborted = self._aborted or _abort_communicators()
+        self._aborted = self._aborted or _abort_communicators(self._chosen)
 
 
-def _abort_communicators() -> bool:
+def _abort_communicators(chosen: Callable[[frozenset[int]], bool]) -> bool:
     """Abort NCCL's communicators, all at once: an abort may wait for peers that wait in the abort of another.
 
     The communicators' kernels end; what they have received is garbage (``AgentLink.synchronize``).
+
+    Args:
+        chosen: the groups' ranks -> whether to abort their communicator.
 
     Returns:
         Whether there were any.
@@ -138,7 +188,14 @@ def _abort_communicators() -> bool:
     if not device.is_cuda() or not dist.is_initialized():
         return False
     cuda = torch.device("cuda")
-    backends: list[Any] = [group._get_backend(cuda) for group in list(dist.distributed_c10d._world.pg_names)]
+    groups = [
+        group
+        for group in list(dist.distributed_c10d._world.pg_names)
+        if chosen(frozenset(dist.get_process_group_ranks(group)))
+    ]
+    backends: list[Any] = [group._get_backend(cuda) for group in groups]
+    if not backends:
+        return True
     with ThreadPoolExecutor(max_workers=len(backends)) as threads:
         for aborting in [threads.submit(one.abort) for one in backends]:
             with contextlib.suppress(RuntimeError):
@@ -146,30 +203,40 @@ def _abort_communicators() -> bool:
     return True
 
 
-def _method_while_making(before: frozenset[int], world_size: int, abort_communicators: _AbortOnce) -> BreakMethod:
+def _method_while_making(before: frozenset[int], world_size: int) -> BreakMethod:
     """Return how the making of groups is broken off.
 
     Args:
         before: inodes of the sockets that are not to be shut: they were connected before.
         world_size: of the generation.
-        abort_communicators: aborts NCCL's communicators.
     """
     listening_before = sockets.listening()
+    abort_communicators = _AbortOnce()
 
     def abort() -> None:
         abort_communicators()
         sockets.impersonate_peers(lambda inode: inode not in listening_before, world_size)
 
-    return BreakMethod(is_breakable=lambda inode: inode not in before, abort=abort)
+    return BreakMethod(shared=Breakable(has_socket=lambda inode: inode not in before, abort=abort))
 
 
-def _method(group_sockets: frozenset[int], abort_communicators: _AbortOnce) -> BreakMethod:
-    """Return how collectives are broken off once the groups are made, whose sockets have the given inodes."""
+def _method(shared: frozenset[int], own: frozenset[int], replica: frozenset[int]) -> BreakMethod:
+    """Return how collectives are broken off once the groups are made.
+
+    Args:
+        shared: inodes of the sockets of groups with ranks of several replicas.
+        own: those of groups inside this rank's replica.
+        replica: its ranks.
+    """
     if backend() == "gloo":
-        return BreakMethod(is_breakable=group_sockets.__contains__, waits_in_slices=True)
+        return BreakMethod(
+            shared=Breakable(has_socket=shared.__contains__),
+            replica=Breakable(has_socket=own.__contains__),
+            waits_in_slices=True,
+        )
     return BreakMethod(
-        is_breakable=group_sockets.__contains__,
-        abort=abort_communicators,
+        shared=Breakable(has_socket=shared.__contains__, abort=_AbortOnce(lambda ranks: not ranks <= replica)),
+        replica=Breakable(has_socket=own.__contains__, abort=_AbortOnce(lambda ranks: ranks <= replica)),
         synchronize=device.synchronize,
         synchronize_stream=device.synchronize_stream,
     )
@@ -183,7 +250,8 @@ def _wait_in_slices(link: AgentLink) -> None:
             return _torch_wait(work, timeout)
         if not link.waits_in_slices or work._get_op_type() not in COLLECTIVES:
             return _torch_wait(work)
-        link.wait(work)
+        # Those that this library waits for by itself are of all replicas, or come behind the passes.
+        link.wait(work, of_replica=True)
         return True
 
     work_type: Any = dist.Work

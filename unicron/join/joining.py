@@ -19,7 +19,7 @@ from unicron.accounting import EMPTY_DIGEST, PartialStep
 from unicron.checkpoint import reader
 from unicron.errors import UnicronError
 from unicron.gradients.precision import Precision
-from unicron.join import agreement, groups
+from unicron.join import agreement, groups, user_state
 from unicron.join.agreement import Report
 from unicron.join.reports import gather_reports
 from unicron.link.agent_link import AgentLink
@@ -27,12 +27,13 @@ from unicron.megatron import supported
 from unicron.megatron.construction import without_collectives
 from unicron.megatron.group_references import groups_by_role, replace_groups
 from unicron.megatron.optimizer import is_distributed
-from unicron.megatron.parallel import data_group, model_coordinate, place
-from unicron.protocol import Configure
+from unicron.megatron.parallel import data_group, model_coordinate, place, virtual_stages
+from unicron.protocol import Configure, Resumed
 from unicron.snapshot.snapshots import Snapshots
 from unicron.state import transfer
 from unicron.state.rank_state import RankState
 from unicron.state.transfer import AgreedState
+from unicron.state.user_state import UserState
 
 Build = Callable[[int, int], tuple[Any, Any]]
 """(tensor, pipeline) -> (model, optimizer), built in the process groups that exist when it is called."""
@@ -70,6 +71,35 @@ class JoinResult:
     """The checkpoint that the state was read from; empty: none."""
     resumption: Resumption | None = None
     """None: the next step begins anew."""
+    repeats_update: bool = False
+    """Whether the user's state lacks the last update: its step comes again, with nothing to compute."""
+
+    def message(self, configure: Configure, *, step: int, buckets: int, total_s: float, computed_s: float) -> Resumed:
+        """Return the report of the first step of a generation.
+
+        Args:
+            configure: the generation.
+            step: updates applied, with that step's.
+            buckets: of gradients.
+            total_s: duration of that step.
+            computed_s: the part of it until the gradients were reduced.
+        """
+        resumption = self.resumption
+        redistribute_s = computed_s if resumption is not None else 0.0
+        phases = {**self.durations_s, "redistribute": redistribute_s, "first_step": total_s - redistribute_s}
+        deal = resumption.deal if resumption is not None else []
+        return Resumed(
+            generation=configure.generation,
+            step=step,
+            source=self.source,
+            phases={k: round(v, 6) for k, v in phases.items()},
+            # All ranks agreed on it; reported by each, it would be as large as the square of their number.
+            deal={str(r): ks for r, ks in enumerate(deal)} if configure.rank == 0 else {},
+            steps_recomputed=self.steps_recomputed,
+            computed=resumption.computed if resumption is not None else 0,
+            buckets_kept=resumption.buckets_kept if resumption is not None else 0,
+            buckets=buckets,
+        )
 
 
 class Joiner:
@@ -82,6 +112,8 @@ class Joiner:
         snapshots: Snapshots,
         *,
         precision: Precision = Precision.FLOAT32,
+        user: UserState | None = None,
+        interleave: int = 1,
     ) -> None:
         """Start outside of any generation.
 
@@ -90,7 +122,11 @@ class Joiner:
             initialise: sets a model's first parameters, the same on every rank; without it rank 0's are used.
             snapshots: used where the members of a generation do not have the whole state live.
             precision: of the sums of gradients.
+            user: the user's state.
+            interleave: model chunks of each rank, where there are several pipeline stages.
         """
+        self._user = user or UserState()
+        self._interleave = interleave
         self._build, self._initialise, self._snapshots, self._precision = build, initialise, snapshots, precision
         self.rank_state: RankState | None = None
         self._roles: dict[str, Any] = {}
@@ -147,6 +183,15 @@ class Joiner:
             resumption = _resume(configure, rank_state, link, reports, micro_batches)
         else:
             rank_state.discard()
+        user_state.bring(
+            self._user,
+            rank_state,
+            configure,
+            source=source,
+            checkpoint=checkpoint,
+            snapshots=self._snapshots,
+            wait=link.wait,
+        )
         durations_s = {
             "rebuild": rebuilt_s - began_s,
             "agree": agreed_s - rebuilt_s,
@@ -158,13 +203,14 @@ class Joiner:
             steps_recomputed=max(0, configure.fault_step - rank_state.applied),
             checkpoint=checkpoint,
             resumption=resumption,
+            repeats_update=not self._user.is_at(rank_state.applied),
         )
 
     def _rebuild_groups(self, configure: Configure, link: AgentLink) -> None:
         """Leave the old process groups, make the new ones, and point the model that lives on to them."""
         groups.leave(link.abandoned)
         link.abandoned = []
-        groups.make(configure, link)
+        groups.make(configure, link, interleave=self._interleave)
         link.progress(self._next_step(), "setup", setup_parts=1)
         roles = groups_by_role()
         present = self.rank_state
@@ -198,7 +244,7 @@ class Joiner:
                 self._random = torch.get_rng_state()
             torch.set_rng_state(self._random)
             model, optimizer = self._build(*layout)
-            supported.check(model, optimizer, *layout)
+            supported.check(model, optimizer, *layout, chunks=virtual_stages())
             built = RankState(
                 model,
                 optimizer,
@@ -294,7 +340,7 @@ def _resume(
 ) -> Resumption:
     """Deal what is missing of the interrupted step; the survivors keep what they have."""
     step = rank_state.applied + 1
-    dealt = agreement.deal(reports, step, micro_batches)
+    dealt = agreement.deal(reports, step, micro_batches, in_place=rank_state.accumulator.in_place)
     kept = dealt.kept[model_coordinate()]
     rank_state.resume(step, kept, configure.rank, dealt.assigned[reports[configure.rank].replica])
     partial = rank_state.step_in_progress

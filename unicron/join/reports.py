@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from unicron import device
-from unicron.accounting import PartialStep
+from unicron.accounting import FREE, PartialStep
 from unicron.join.agreement import Report
 from unicron.link.waiting import Wait
+from unicron.megatron.model import model_chunks
 from unicron.megatron.parallel import data_group, model_coordinate
 from unicron.state.rank_state import RankState
 
 
 class _Row(NamedTuple):
-    """A report as integers; the states of the micro-batches follow behind these."""
+    """A report as integers; the states of the micro-batches follow behind these, model chunk by model chunk."""
 
     tensor_rank: int
     pipeline_rank: int
@@ -50,7 +52,8 @@ def gather_reports(
         complete=rank_state.applied if is_complete else -1,
         buckets=rank_state.accumulator.buckets,
     )
-    states = [0] * micro_batches
+    chunks = len(model_chunks(rank_state.model))
+    states = [[FREE] * micro_batches] * chunks
     if partial is not None:
         row = row._replace(
             partial=partial.step,
@@ -59,14 +62,15 @@ def gather_reports(
             reduced=partial.reduced,
         )
         states = partial.states(micro_batches)
-    mine = torch.tensor([*row, *states], dtype=torch.int64, device=device.current())
+    mine = torch.tensor([*row, *itertools.chain(*states)], dtype=torch.int64, device=device.current())
     gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     wait(dist.all_gather(gathered, mine, async_op=True))
-    return [_report(numbers.tolist()) for numbers in gathered]
+    return [_report(numbers.tolist(), chunks) for numbers in gathered]
 
 
-def _report(numbers: list[int]) -> Report:
+def _report(numbers: list[int], chunks: int) -> Report:
     row, states = _Row(*numbers[: len(_Row._fields)]), numbers[len(_Row._fields) :]
+    count = len(states) // chunks
     return Report(
         coordinate=(row.tensor_rank, row.pipeline_rank),
         replica=row.replica,
@@ -76,5 +80,5 @@ def _report(numbers: list[int]) -> Report:
         generation=row.generation,
         accounted=bool(row.accounted),
         reduced=row.reduced,
-        micro_batches=tuple(states),
+        micro_batches=tuple(tuple(states[i * count : (i + 1) * count]) for i in range(chunks)),
     )

@@ -3,7 +3,8 @@
 The agent's messages arrive on the thread of ``unicron.link.connection``. The training thread meets them in three
 places: ``next_generation`` blocks until there is a generation to join; ``check`` leaves the step between two
 micro-batches; and while the training thread blocks in a collective of a held generation, ``unicron.link.breaker`` makes
-the collective fail. Messages about a generation older than the one joined are ignored.
+the collective fail. Both spare a replica that can finish its micro-batches (``unicron.link.sparing``). Messages about a
+generation older than the one joined are ignored.
 """
 
 from __future__ import annotations
@@ -12,14 +13,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from unicron import environment
-from unicron.errors import Interrupted
-from unicron.link.breaker import Breaker, BreakMethod
+from unicron.link.collectives import Collectives
 from unicron.link.connection import AgentConnection
-from unicron.link.waiting import has_ended
 from unicron.protocol import (
     VERSION,
     Configure,
@@ -43,10 +41,6 @@ LAST_ANSWER_S = 60.0
 """Longest time that a process waits at its end for the agent's answer to its last messages. An agent answers within
 milliseconds; one that is being restarted has a successor within seconds, on a busy machine within half a minute."""
 
-STUCK_S = 0.3
-"""How long after its sockets were shut a collective is given up. Measured: a collective ends within 20 ms of that, but
-for about 1 of 100 under stress whose failure gloo does not pass on, and which waits until its time-out."""
-
 NOTHING, DRAIN, STOP, STOP_UNSAVED = 0, 1, 2, 3
 """What is requested of a task at the next step boundary; ``STOP_UNSAVED``: to stop also if the state cannot be saved.
 Where the ranks' requests differ, the largest one counts."""
@@ -59,7 +53,7 @@ EXIT_INCOMPATIBLE = 76
 """Exit code of a process whose protocol version the agent does not read (EX_PROTOCOL of sysexits.h)."""
 
 
-class AgentLink:
+class AgentLink(Collectives):
     """The link of one training process to its node agent; without an agent, one generation given at the start."""
 
     def __init__(self, standalone: Configure | None = None) -> None:
@@ -71,8 +65,7 @@ class AgentLink:
         Raises:
             OSError: the agent cannot be reached.
         """
-        self._changed = threading.Condition()
-        """Guards the attributes that both threads use, and is notified of their changes."""
+        super().__init__(threading.Condition())
         self._configure = standalone
         self._generation = 0
         self._rank = 0
@@ -81,10 +74,7 @@ class AgentLink:
         self._unanswered_hold = 0
         self._requests: set[int] = set()
         self._unanswered_request = NOTHING
-        self._breaker = Breaker(self._changed, self.is_held)
         self._connection: AgentConnection | None = None
-        self.abandoned: list[Any] = []
-        """Collectives of this generation that were given up: its groups may not be destroyed before they end."""
         if standalone is None:
             self._breaker.start()
             self._connection = AgentConnection(
@@ -121,15 +111,10 @@ class AgentLink:
 
     # The training thread: messages.
 
-    def send(self, message: Message, *, may_drop: bool = False) -> None:
-        """Send a message to the agent, if there is one.
-
-        Args:
-            message: the message.
-            may_drop: whether the message may be lost where the agent is slow to read.
-        """
+    def send(self, message: Message) -> None:
+        """Send a message to the agent, if there is one."""
         if self._connection is not None:
-            self._connection.send(message, may_drop=may_drop)
+            self._connection.send(message)
 
     def progress(
         self,
@@ -142,20 +127,24 @@ class AgentLink:
         duration_s: float | None = None,
         buckets: int | None = None,
     ) -> None:
-        """Report what this rank is doing; the arguments are the fields of ``unicron.protocol.Progress``."""
+        """Report what this rank is doing; the arguments are the fields of ``unicron.protocol.Progress``.
+
+        The agent gets the newest report, soon (``unicron.link.connection``), and not every one.
+        """
         if self._connection is not None:
-            message = Progress(
-                generation=self._generation,
-                rank=self._rank,
-                step=step,
-                phase=phase,
-                micro_batch=micro_batch,
-                setup_parts=setup_parts,
-                loss=loss,
-                duration_s=duration_s,
-                buckets=buckets,
+            self._connection.send(
+                Progress(
+                    generation=self._generation,
+                    rank=self._rank,
+                    step=step,
+                    phase=phase,
+                    micro_batch=micro_batch,
+                    setup_parts=setup_parts,
+                    loss=loss,
+                    duration_s=duration_s,
+                    buckets=buckets,
+                )
             )
-            self._connection.send(message, may_drop=phase == "compute" or buckets is not None)
 
     def exit(self, code: int) -> NoReturn:
         """End the process at once, after the last messages have left: no destructor can block on a broken group."""
@@ -208,6 +197,7 @@ class AgentLink:
             return None
         self._configure = None
         self._generation, self._rank = configure.generation, configure.rank
+        self._sparing.join(worker for _, worker, _ in configure.members)
         self._unanswered_hold = 0
         self._requests.clear()
         self._unanswered_request = NOTHING
@@ -238,74 +228,9 @@ class AgentLink:
             self._unanswered_request = self.request
         self.send(StopRefused(generation=self._generation, rank=self._rank, step=step, reason=reason))
 
-    def check(self) -> None:
-        """Leave the step if the generation is held.
-
-        Raises:
-            Interrupted: the generation is held.
-        """
-        if self.is_held():
-            raise Interrupted(f"generation {self._generation} is held")
-
     def is_held(self) -> bool:
         """Return whether the generation of this process is held."""
         return self._held_generation >= self._generation
-
-    def enter(self) -> None:
-        """Note that the training thread may block on its peers from here on: only then are collectives broken off."""
-        self._breaker.enter()
-
-    def leave(self) -> None:
-        """Note that the training thread does not wait for its peers any more."""
-        self._breaker.leave()
-
-    def set_break_method(self, method: BreakMethod) -> None:
-        """Set how the collectives of this generation are broken off."""
-        self._breaker.set_method(method)
-
-    @property
-    def waits_in_slices(self) -> bool:
-        """Whether collectives are waited for in slices."""
-        return self._connection is not None and self._breaker.method.waits_in_slices
-
-    @property
-    def aborts_without_error(self) -> bool:
-        """Whether collectives that are aborted end without an error, with garbage for a result."""
-        return self._connection is not None and self._breaker.method.synchronize is not None
-
-    def wait(self, work: Any) -> None:
-        """Wait for a collective (torch's ``Work``) until it ends, or until it does not end though it is broken off.
-
-        Raises:
-            RuntimeError: the collective failed.
-            Interrupted: the generation is held, and the collective has not ended ``STUCK_S`` after its sockets were
-                shut; or, where collectives are aborted without an error, the generation is held.
-        """
-        if not self.waits_in_slices:
-            work.wait()
-            self._synchronize(self._breaker.method.synchronize_stream)
-            return
-        while not has_ended(work):
-            broken_at_s = self._breaker.broken_at_s
-            if self.is_held() and broken_at_s is not None and time.monotonic() - broken_at_s > STUCK_S:
-                self.abandoned.append(work)
-                raise Interrupted(f"generation {self._generation} is held; a collective of it does not end")
-
-    def synchronize(self) -> None:
-        """Wait for the device where collectives are aborted without an error; leave the step if they may have been.
-
-        Results of collectives may be used only after this.
-
-        Raises:
-            Interrupted: the generation is held.
-            RuntimeError: something failed on the device.
-        """
-        self._synchronize(self._breaker.method.synchronize)
-
-    def _synchronize(self, synchronize: Callable[[], None] | None) -> None:
-        if self._connection is not None and synchronize is not None:
-            synchronize()
-            self.check()
 
     # The connection's thread.
 
@@ -325,8 +250,13 @@ class AgentLink:
                     # A newer generation ends the one that this process is in, even if the Hold was lost.
                     if self._generation:
                         self._held_generation = max(self._held_generation, message.generation - 1)
+                        self._sparing.break_off()
                 case Hold() if message.generation >= self._generation:
                     self._held_generation = max(self._held_generation, message.generation)
+                    if message.generation == self._generation:
+                        self._sparing.hold(message.lost, time.monotonic())
+                    else:
+                        self._sparing.break_off()
                     self._unanswered_hold = message.generation
                 case Drain() | Stop() if message.generation >= self._generation:
                     request = _request_of(message)

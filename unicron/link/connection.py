@@ -1,8 +1,11 @@
 """The connection of a training process to its node agent: one Unix socket, and one thread that receives from it.
 
 Sending never blocks the training thread. Bytes that the socket does not accept at once wait in a backlog, which the
-connection's thread flushes. While there is a backlog, messages that may be dropped (progress of single micro-batches)
-are dropped. Messages are those of ``unicron.protocol``; ``unicron.link.agent_link`` interprets them.
+connection's thread flushes. Messages are those of ``unicron.protocol``; ``unicron.link.agent_link`` interprets them.
+
+Progress inside a step (``unicron.link.newest_progress``) is kept back until something else is sent, or until
+``UNICRON_PROGRESS_INTERVAL_S`` has passed since progress was sent last: at once if it has, else by the connection's
+thread. Short steps thus cost one write each.
 
 When the agent ends, its successor gets a new connection: first ``Hello``, then the messages that no agent has answered
 with ``Received``, in order, then the newest progress.
@@ -21,6 +24,7 @@ from collections import deque
 from collections.abc import Callable
 
 from unicron import environment
+from unicron.link.newest_progress import NewestProgress
 from unicron.protocol import MAX_LINE_BYTES, Hello, Message, Progress, ProtocolError, Received, decode, encode
 
 MAX_NAMES = 32
@@ -73,8 +77,9 @@ class AgentConnection:
         self._backlog: deque[bytes] = deque()
         self._unanswered: deque[bytes] = deque()
         """Messages that the agent's successor would get again."""
-        self._progress = b""
-        """The newest progress; empty: there is none yet."""
+        self._progress = NewestProgress(environment.number(environment.PROGRESS_INTERVAL_S))
+        self._waits_timed = False
+        """Whether the connection's thread wakes by itself when progress that is kept back is due."""
         self._answers = False
         """Whether an agent has ever sent ``Received``."""
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -95,36 +100,41 @@ class AgentConnection:
         connection.setblocking(False)
         return connection
 
-    def send(self, message: Message, *, may_drop: bool = False) -> None:
-        """Send a message, at once or from the backlog.
-
-        Args:
-            message: the message.
-            may_drop: whether the message is dropped where it cannot be sent at once.
-        """
-        line = encode(message)
+    def send(self, message: Message) -> None:
+        """Send a message, at once or from the backlog; progress may be kept back for a moment."""
         with self._lock:
             if isinstance(message, Progress):
-                self._progress = line
+                self._progress.note(message)
+                if not self._progress.is_due(time.monotonic()):
+                    wake = not self._waits_timed
+                    self._waits_timed = True
+                else:
+                    wake = self._send_progress()
             else:
+                line = encode(message)
                 self._keep(line)
-            if self._socket is not None and not self._backlog:
-                try:
-                    sent = self._socket.send(line)
-                except BlockingIOError:
-                    sent = 0
-                except OSError:
-                    sent = 0  # the connection is broken: the thread notices that too, and reconnects
-                if sent == len(line):
-                    return
-                # A partly sent line must be completed; one of which nothing is sent may be dropped.
-                if sent == 0 and may_drop:
-                    return
-                line = line[sent:]
-            elif may_drop:
-                return
-            self._backlog.append(line)
-        self._wake()
+                wake = self._write(self._progress.take(time.monotonic()) + line)
+        if wake:
+            self._wake()
+
+    def _send_progress(self) -> bool:
+        """Send the progress that is kept back; return whether the connection's thread has to be woken for it.
+
+        While there is a backlog it is kept back further: the agent is slow to read, and newer progress will replace it.
+        """
+        if self._backlog or self._socket is None:
+            return False
+        return self._write(self._progress.take(time.monotonic()))
+
+    def _write(self, lines: bytes) -> bool:
+        """Send lines, or what the socket takes of them; return whether the rest is a backlog for the thread."""
+        if self._socket is not None and not self._backlog:
+            # A broken connection takes nothing: the thread notices that too, and reconnects.
+            with contextlib.suppress(OSError):
+                lines = lines[self._socket.send(lines) :]
+        if lines:
+            self._backlog.append(lines)
+        return bool(lines)
 
     def _keep(self, line: bytes) -> None:
         """Keep a message for the agent's successor; of an agent that answers none, the newest ones."""
@@ -203,7 +213,8 @@ class AgentConnection:
             with self._lock:
                 self._socket = connection
                 # In place of what was to be sent to the predecessor, which may begin in the middle of a line.
-                self._backlog = deque([*self._unanswered, self._progress] if self._progress else self._unanswered)
+                progress = self._progress.repeat(time.monotonic())
+                self._backlog = deque([*self._unanswered, progress] if progress else self._unanswered)
             return True
         return False
 
@@ -214,9 +225,10 @@ class AgentConnection:
             selector.register(self._wake_r, selectors.EVENT_READ)
             selector.register(connection, selectors.EVENT_READ)
             while not self._closing:
+                timeout_s = self._send_due_progress()
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._backlog else 0)
                 selector.modify(connection, events)
-                for key, ready in selector.select():
+                for key, ready in selector.select(timeout_s):
                     if key.fd == self._wake_r:
                         with contextlib.suppress(BlockingIOError):
                             os.read(self._wake_r, 4096)
@@ -225,6 +237,19 @@ class AgentConnection:
                         self._flush()
                     if ready & selectors.EVENT_READ and not self._receive(connection, buffer):
                         return
+
+    def _send_due_progress(self) -> float | None:
+        """Send progress that was kept back long enough; return for how long the thread may wait for events.
+
+        As long as progress comes often, the thread wakes at its interval, so that nobody has to wake it.
+        """
+        with self._lock:
+            now_s = time.monotonic()
+            if self._progress.is_kept_back and self._progress.is_due(now_s):
+                self._send_progress()
+            remaining_s = self._progress.remaining_s(now_s)
+            self._waits_timed = remaining_s > 0.0
+            return remaining_s if self._waits_timed else None
 
     def _receive(self, connection: socket.socket, buffer: bytearray) -> bool:
         """Deliver the messages that have arrived; return False if the connection has ended or is of no use."""

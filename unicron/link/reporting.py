@@ -7,7 +7,7 @@ import traceback
 
 import torch.distributed as dist
 
-from unicron.errors import CommunicationFailed, InvalidSpec, NonFiniteValue, UnsupportedModel
+from unicron.errors import CommunicationFailed, InvalidSpec, NonFiniteValue, UnsupportedModel, UnsupportedState
 from unicron.link.agent_link import AgentLink
 from unicron.protocol import REFUSED, Raised
 
@@ -28,7 +28,7 @@ def is_communication(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and ("gloo" in str(error) or "Connection closed by peer" in str(error))
 
 
-REFUSALS = (InvalidSpec, UnsupportedModel)
+REFUSALS = (InvalidSpec, UnsupportedModel, UnsupportedState)
 """Errors that say, whenever they are raised, that the task cannot run as specified."""
 
 REFUSALS_AT_START = (ImportError, SyntaxError, FileNotFoundError)

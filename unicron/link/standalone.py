@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 from unicron import environment
+from unicron.link import torchrun
 from unicron.protocol import Configure
 
 
@@ -17,8 +16,8 @@ def standalone_generation(directory: str, *, tensor: int = 1, pipeline: int = 1,
         pipeline: pipeline-parallel size.
         resume: the checkpoint to start from; empty: the initial state.
     """
-    rank = int(os.environ.get(environment.RANK, "0"))
-    size = int(os.environ.get(environment.WORLD_SIZE, "1"))
+    rank = int(torchrun.value(environment.RANK, "0"))
+    size = int(torchrun.value(environment.WORLD_SIZE, "1"))
     source = "checkpoint" if resume else "initial"
     return Configure(
         generation=1,
@@ -27,8 +26,8 @@ def standalone_generation(directory: str, *, tensor: int = 1, pipeline: int = 1,
         world_size=size,
         tensor=tensor,
         pipeline=pipeline,
-        store_host=os.environ.get(environment.MASTER_ADDR, "127.0.0.1"),
-        store_port=int(os.environ.get(environment.MASTER_PORT, "0")) if size > 1 else 0,
+        store_host=torchrun.value(environment.MASTER_ADDR, "127.0.0.1"),
+        store_port=int(torchrun.value(environment.MASTER_PORT, "0")) if size > 1 else 0,
         members=[[r, str(r), source] for r in range(size)],
         checkpoint=resume,
         directory=directory,

@@ -12,7 +12,7 @@ that needs nothing else of the link."""
 
 SLICE = timedelta(milliseconds=100)
 """Longest wait for a collective before the thread checks whether the collective has to be given up. Chosen: short
-beside ``unicron.link.agent_link.STUCK_S``."""
+beside ``unicron.link.collectives.STUCK_S``."""
 
 
 def has_ended(work: Any) -> bool:

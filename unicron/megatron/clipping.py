@@ -14,37 +14,50 @@ import torch
 import torch.distributed as dist
 
 from unicron.link.waiting import Wait
+from unicron.megatron.model import parameters
+from unicron.megatron.parallel import data_group
 
 EPSILON = 1e-6
 """Added to the norm in the denominator, as in Megatron and torch."""
 
 
-def clip(model: Any, limit: float, wait: Wait) -> float:
+def clip(model: Any, limit: float, wait: Wait, own: list[torch.Tensor] | None = None) -> float:
     """Scale the gradients of a Megatron model so that their norm is at most ``limit``; return the norm before.
 
     All ranks of a model-parallel group call it.
 
     Args:
-        model: Megatron's DistributedDataParallel.
+        model: Megatron's DistributedDataParallel, or a list of such model chunks.
         limit: of the norm.
         wait: waits for a collective.
+        own: the gradients that this rank alone has reduced, where the data-parallel ranks divide them; None: every
+            rank has all of its shard of the model.
 
     Raises:
         RuntimeError: a collective broke; the gradients are as they were.
     """
-    total = norm(model, wait)
+    total = norm(model, wait) if own is None else _norm_of_parts(own, wait)
     factor = limit / (total + EPSILON)
     if factor < 1.0:
-        for parameter in _trained(model):
-            parameter.main_grad.mul_(factor)
+        for gradient in own if own is not None else [parameter.main_grad for parameter in _trained(model)]:
+            gradient.mul_(factor)
     return total
+
+
+def _norm_of_parts(own: list[torch.Tensor], wait: Wait) -> float:
+    """Return the L2 norm of the gradients that the data-parallel ranks divide, each of them all that one rank has."""
+    sums = torch.stack([part.to(torch.float64).square().sum() for part in own])
+    group = data_group()
+    gathered = [torch.empty_like(sums) for _ in range(group.size())]
+    wait(dist.all_gather(gathered, sums, group=group, async_op=True))
+    return math.sqrt(math.fsum(torch.cat(gathered).tolist()))
 
 
 def norm(model: Any, wait: Wait) -> float:
     """Return the L2 norm of a Megatron model's gradients, over all shards of the model.
 
     Args:
-        model: Megatron's DistributedDataParallel.
+        model: Megatron's DistributedDataParallel, or a list of such model chunks.
         wait: waits for a collective.
 
     Raises:
@@ -73,4 +86,4 @@ def norm(model: Any, wait: Wait) -> float:
 
 
 def _trained(model: Any) -> list[Any]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [parameter for parameter in parameters(model) if parameter.requires_grad]

@@ -7,6 +7,7 @@ are used. It does not initialise CUDA, so a process may be forked after it.
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import os
@@ -28,6 +29,24 @@ def _on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     return construct
+
+
+def _enable_sequence_parallel_norms() -> None:
+    """Let torch's norms take a part of the sequence: Megatron asserts otherwise, and marks only Apex's parameters."""
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    wrapped: Any = WrappedTorchNorm
+    original = wrapped.__new__
+
+    def new(cls: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+        unsplit = copy.copy(config)
+        unsplit.sequence_parallel = False
+        norm = original(cls, unsplit, *args, **kwargs)
+        for parameter in norm.parameters():
+            parameter.sequence_parallel = config.sequence_parallel
+        return norm
+
+    wrapped.__new__ = new
 
 
 def enable() -> None:
@@ -72,3 +91,4 @@ def enable() -> None:
     megatron_random._set_cuda_rng_state = lambda state, device=-1, graph_safe=False: torch.set_rng_state(state)
     # The tracker warns when the CPU generator is used inside its context; here that generator is the tracked one.
     logging.getLogger(megatron_random.__name__).setLevel(logging.ERROR)
+    _enable_sequence_parallel_norms()

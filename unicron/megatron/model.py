@@ -3,6 +3,9 @@
 A *sharded state dict* names every parameter and persistent buffer by a key that no layout changes, and locates this
 rank's part of it in the global tensor (``megatron.core.dist_checkpointing``). A plain ``torch.nn.Module`` has no such
 dict; each of its tensors is one whole shard.
+
+A rank's *model* is what the user's ``build`` returned: one module or, of an interleaved pipeline, a list of modules, as
+Megatron's schedules take it. Each module of it is a *model chunk*.
 """
 
 from __future__ import annotations
@@ -15,16 +18,32 @@ import torch
 from unicron.errors import UnicronError
 
 
+def model_chunks(model: Any) -> list[Any]:
+    """Return the modules of a rank's model, in the order of their layers."""
+    return list(model) if isinstance(model, list | tuple) else [model]
+
+
+def parameters(model: Any) -> Iterator[torch.nn.Parameter]:
+    """Yield the parameters of a rank's model, chunk by chunk."""
+    for chunk in model_chunks(model):
+        yield from chunk.parameters()
+
+
 def is_megatron(model: Any) -> bool:
     """Return whether a model is Megatron's, in Megatron's DistributedDataParallel."""
-    return hasattr(getattr(model, "module", None), "sharded_state_dict")
+    return all(hasattr(getattr(chunk, "module", None), "sharded_state_dict") for chunk in model_chunks(model))
 
 
-def unwrapped(model: Any) -> Any:
+def config_of(model: Any) -> Any:
+    """Return the configuration of a Megatron model that the schedules read: that of its first chunk."""
+    return model_chunks(model)[0].config
+
+
+def unwrapped(chunk: Any) -> Any:
     """Return the module inside Megatron's wrappers (data parallelism, half precision)."""
-    while isinstance(getattr(model, "module", None), torch.nn.Module):
-        model = model.module
-    return model
+    while isinstance(getattr(chunk, "module", None), torch.nn.Module):
+        chunk = chunk.module
+    return chunk
 
 
 def checkpoint_metadata() -> dict[str, Any]:
@@ -37,12 +56,20 @@ def checkpoint_metadata() -> dict[str, Any]:
     return {"non_homogeneous_layers": True, "distrib_optim_sharding_type": "fully_reshardable"}
 
 
-def sharded_parameters(model: Any) -> dict[str, Any]:
-    """Return the rank's parameters as Megatron's ShardedTensors, by their keys."""
-    from megatron.core.dist_checkpointing.mapping import ShardedTensor
+def sharded_parameters(model: Any) -> Iterator[Any]:
+    """Yield the shards of a rank's Megatron model as Megatron's ShardedTensors.
 
-    state = model.module.sharded_state_dict(metadata=checkpoint_metadata())
-    return {value.key: value for value in state.values() if isinstance(value, ShardedTensor)}
+    A parameter that consists of several has several, of one key: a gated MLP's first weight.
+    """
+    from megatron.core.dist_checkpointing.dict_utils import nested_values
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+
+    for chunk in model_chunks(model):
+        for entry in nested_values(chunk.module.sharded_state_dict(metadata=checkpoint_metadata())):
+            if isinstance(entry, ShardedTensorFactory):
+                yield from nested_values(entry.build())
+            elif isinstance(entry, ShardedTensor) and entry.data is not None:
+                yield entry
 
 
 class LocatedShard(NamedTuple):
@@ -66,8 +93,13 @@ def located_shards(model: Any) -> Iterator[LocatedShard]:
     Raises:
         UnicronError: a parameter of a Megatron model is not in the model's sharded state dict.
     """
-    if not is_megatron(model):
-        for name, tensor in model.state_dict(keep_vars=True).items():
+    for chunk in model_chunks(model):
+        yield from _located_shards_of(chunk)
+
+
+def _located_shards_of(chunk: Any) -> Iterator[LocatedShard]:
+    if not is_megatron(chunk):
+        for name, tensor in chunk.state_dict(keep_vars=True).items():
             if isinstance(tensor, torch.Tensor):
                 shape = tuple(tensor.shape)
                 yield LocatedShard(name, tensor, 0, shape, (0,) * len(shape), shape)
@@ -75,7 +107,7 @@ def located_shards(model: Any) -> Iterator[LocatedShard]:
     from megatron.core.dist_checkpointing.dict_utils import nested_values
     from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
-    state = model.module.sharded_state_dict(metadata=checkpoint_metadata())
+    state = chunk.module.sharded_state_dict(metadata=checkpoint_metadata())
     found = set()
     for entry in nested_values(state):
         if not isinstance(entry, ShardedTensor | ShardedTensorFactory) or entry.data is None:
@@ -90,6 +122,6 @@ def located_shards(model: Any) -> Iterator[LocatedShard]:
                 offset=tuple(shard.global_offset),
                 shape=(1,) * shard.prepend_axis_num + tuple(shard.local_shape),
             )
-    missing = [name for name, parameter in model.module.named_parameters() if parameter not in found]
+    missing = [name for name, parameter in chunk.module.named_parameters() if parameter not in found]
     if missing:
         raise UnicronError(f"parameters that the model's sharded state dict lacks: {', '.join(missing)}")

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from unicron.megatron.model import model_chunks
+
 
 def torch_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
     """Return the torch optimizers inside Megatron's wrappers; a torch optimizer itself is the only one."""
@@ -18,7 +20,7 @@ def torch_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
 
 def is_distributed(model: Any) -> bool:
     """Return whether data-parallel ranks divide the optimizer's state among them (Megatron's distributed optimizer)."""
-    return bool(getattr(getattr(model, "ddp_config", None), "use_distributed_optimizer", False))
+    return bool(getattr(getattr(model_chunks(model)[0], "ddp_config", None), "use_distributed_optimizer", False))
 
 
 class UpdatedRange(NamedTuple):

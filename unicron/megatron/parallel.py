@@ -19,12 +19,27 @@ def model_coordinate() -> tuple[int, int]:
     return parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_rank()
 
 
+def model_ranks() -> list[int]:
+    """Return the ranks of this rank's data-parallel replica, which together have the model once."""
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+
+    return list(dist.get_process_group_ranks(parallel_state.get_model_parallel_group()))
+
+
 def last_stage() -> int:
     """Return the pipeline-parallel rank of the last stage, which computes the loss."""
     from megatron.core import parallel_state
 
     last: int = parallel_state.get_pipeline_model_parallel_world_size() - 1
     return last
+
+
+def virtual_stages() -> int:
+    """Return how many model chunks each rank has: 1, or Megatron's virtual pipeline size in an interleaved pipeline."""
+    from megatron.core import parallel_state
+
+    return parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
 
 
 class Place(NamedTuple):
@@ -34,6 +49,8 @@ class Place(NamedTuple):
     pipeline: int
     coordinate: tuple[int, int]
     """Tensor- and pipeline-parallel rank."""
+    chunks: int
+    """Model chunks of each rank: 1, or more in an interleaved pipeline."""
     data: tuple[int, int] | None
     """Data-parallel size and rank, where data-parallel ranks divide the optimizer's state."""
 
@@ -50,4 +67,5 @@ def place(layout: tuple[int, int], *, distributed: bool) -> Place:
         distributed: whether data-parallel ranks divide the optimizer's state among them.
     """
     group = data_group()
-    return Place(*layout, model_coordinate(), (group.size(), group.rank()) if distributed else None)
+    divided = (group.size(), group.rank()) if distributed else None
+    return Place(*layout, model_coordinate(), virtual_stages(), divided)

@@ -1,14 +1,17 @@
-"""What Megatron's schedules call: at the end of each micro-batch's backward pass, and to scale a loss."""
+"""Megatron's schedules: what they call, at the end of each backward pass and to scale a loss, and what they take."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
-from unicron.megatron.model import is_megatron
+from unicron.errors import WrongLoop
+from unicron.megatron.model import config_of, is_megatron, model_chunks
 
 
 class _BackwardTimer:
@@ -31,27 +34,97 @@ class _BackwardTimer:
             self._done()
 
 
-@contextlib.contextmanager
-def each_backward(model: Any, done: Callable[[], None]) -> Iterator[None]:
-    """Call ``done`` after the backward pass of each micro-batch in Megatron's schedules (not interleaved ones).
+class _ChunksInBackward:
+    """Knows which model chunk the last backward pass was of.
 
-    The calls come in the order of the data iterator. At each call the gradient buffers contain the gradients of the
-    micro-batch just computed and of no other, provided that ``done`` commits it.
+    Megatron's timers do not tell. Each chunk's output gets a hook, which is called as that chunk's backward pass
+    begins.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._last = 0
+        self._hooks = [
+            chunk.register_forward_hook(partial(self._watch, number))
+            for number, chunk in enumerate(model_chunks(model))
+        ]
+
+    def _watch(self, number: int, module: Any, arguments: Any, output: Any) -> None:
+        if not isinstance(output, torch.Tensor):
+            raise WrongLoop(f"a model chunk of an interleaved pipeline returns one tensor, not {type(output).__name__}")
+        if output.requires_grad:
+            output.register_hook(partial(self._begin, number))  # type: ignore[no-untyped-call]
+
+    def _begin(self, number: int, gradient: torch.Tensor) -> None:
+        self._last = number
+
+    def last(self) -> int:
+        """Return the number of the chunk."""
+        return self._last
+
+    def remove(self) -> None:
+        """Watch no more."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+@contextlib.contextmanager
+def each_backward(model: Any, done: Callable[..., None]) -> Iterator[None]:
+    """Call ``done`` after the backward pass of each micro-batch in Megatron's schedules.
+
+    The calls come in the order of the data iterator, for each model chunk of an interleaved pipeline. At each call the
+    gradient buffers (of the chunk) contain the gradients of the micro-batch just computed and of no other, provided
+    that ``done`` commits it.
 
     Args:
-        model: Megatron's DistributedDataParallel.
-        done: called without arguments.
+        model: Megatron's DistributedDataParallel, or the list of model chunks of an interleaved pipeline.
+        done: called without arguments; of several chunks, with the number of the one that has computed.
     """
-    config = model.config
-    timers, config.timers = config.timers, _BackwardTimer(done)
+    config = config_of(model)
+    several = len(model_chunks(model)) > 1
+    chunks = _ChunksInBackward(model) if several else None
+    timers, config.timers = config.timers, _BackwardTimer(done if chunks is None else lambda: done(chunks.last()))
     try:
         yield
     finally:
         config.timers = timers
+        if chunks is not None:
+            chunks.remove()
+
+
+def fitting(micro_batches: int, pipeline: int, group: int) -> int:
+    """Return the least number of micro-batches, at least ``micro_batches``, that the interleaved schedule takes.
+
+    Args:
+        micro_batches: that are to be computed.
+        pipeline: stages.
+        group: micro-batches that a rank computes with one chunk before it turns to the next
+            (``microbatch_group_size_per_vp_stage``), at least ``pipeline``.
+    """
+    if not micro_batches:
+        return 0
+    count = max(micro_batches, group)
+    rest = count % group
+    return count + pipeline - rest if 0 < rest < pipeline else count
+
+
+def fill(model: Any, micro_batches: list[int]) -> list[int]:
+    """Return micro-batches as a schedule takes them: to those of an interleaved one the last is added, again and again.
+
+    Args:
+        model: the rank's model.
+        micro_batches: that are to be computed.
+    """
+    if len(model_chunks(model)) == 1:
+        return micro_batches
+    config = config_of(model)
+    count = fitting(len(micro_batches), config.pipeline_model_parallel_size, config.microbatch_group_size_per_vp_stage)
+    return micro_batches + micro_batches[-1:] * (count - len(micro_batches))
 
 
 class LossScale:
     """Makes each micro-batch's loss count 1/M, where Megatron's schedules divide by the micro-batches of a call.
+
+    And makes the loss of those count nothing that only fill an interleaved schedule: their gradients are zero.
 
     They do so with ``calculate_per_token_loss=False``, Megatron's default, and are right if every step is one call on
     every replica. Here the micro-batches of a call differ: a survivor computes those of a lost rank. The schedules call
@@ -62,32 +135,40 @@ class LossScale:
         """Prepare to take the place of the model's own function, which is called first.
 
         Args:
-            model: Megatron's DistributedDataParallel, or any other module, of which nothing is changed.
+            model: Megatron's DistributedDataParallel, a list of them, or any other module, of which nothing is
+                changed.
             micro_batches: M, in one step, over all replicas.
         """
         self._micro_batches = micro_batches
         self._factor = 1.0
-        self.applies = is_megatron(model) and not model.config.calculate_per_token_loss
+        self._left = math.inf
+        """Losses of the present call that count."""
+        is_interleaved = len(model_chunks(model)) > 1 and is_megatron(model)
+        self.applies = is_megatron(model) and not config_of(model).calculate_per_token_loss
         """Whether the loss is scaled here rather than by the training loop."""
         self._config: Any = None
         self._own: Callable[[torch.Tensor], torch.Tensor] | None = None
-        if self.applies:
-            self._config = model.config
+        if self.applies or is_interleaved:
+            self._config = config_of(model)
             own = self._config.grad_scale_func
             # Two models may have the same configuration.
             self._own = own._own if isinstance(own, LossScale) else own
 
-    def begin_call(self, micro_batches: int) -> None:
+    def begin_call(self, micro_batches: int, *, filling: int = 0) -> None:
         """Scale the losses of the next call of a schedule.
 
         Args:
             micro_batches: that the call computes.
+            filling: how many of them, the last ones, only fill the schedule.
         """
-        self._factor = micro_batches / self._micro_batches
-        if self.applies:
+        self._factor = micro_batches / self._micro_batches if self.applies else 1.0
+        self._left = micro_batches - filling
+        if self._config is not None:
             # At each call: a model that was built later may have the same configuration.
             self._config.grad_scale_func = self
 
     def __call__(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss, scaled."""
-        return (loss if self._own is None else self._own(loss)) * self._factor
+        """Return the loss, scaled. The schedules call this once for each micro-batch, in order."""
+        scaled = (loss if self._own is None else self._own(loss)) * (self._factor if self._left > 0 else 0.0)
+        self._left -= 1
+        return scaled

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from unicron import device
 from unicron.errors import UnsupportedModel
-from unicron.megatron.model import is_megatron
+from unicron.megatron.model import is_megatron, model_chunks
 from unicron.megatron.optimizer import torch_optimizers
 
 
-def check(model: Any, optimizer: Any, tensor: int, pipeline: int) -> None:
+def check(model: Any, optimizer: Any, tensor: int, pipeline: int, chunks: int = 1) -> None:
     """Check that a model and its optimizer train to the right result.
 
     Args:
@@ -25,15 +26,77 @@ def check(model: Any, optimizer: Any, tensor: int, pipeline: int) -> None:
         optimizer: as ``build`` returned it.
         tensor: tensor-parallel size.
         pipeline: pipeline-parallel size.
+        chunks: model chunks of each rank: Megatron's virtual pipeline size, or 1.
 
     Raises:
         UnsupportedModel: they would not; the message names the setting and its allowed values.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise UnsupportedModel(f"model: must be one module, not {type(model).__name__} (no interleaved pipeline)")
+    _check_chunks(model, chunks)
+    for chunk in model_chunks(model):
+        _check_module(chunk, tensor, pipeline)
+        if chunks > 1:
+            _check_interleaved(chunk.config, chunks)
+    if not torch_optimizers(optimizer):
+        raise UnsupportedModel(f"optimizer: {type(optimizer).__name__} contains no torch optimizer")
+    for setting in _OPTIMIZER_SETTINGS:
+        if problem := setting.problem("OptimizerConfig", getattr(optimizer, "config", None)):
+            raise UnsupportedModel(problem)
+
+
+def _check_chunks(model: Any, chunks: int) -> None:
+    """Refuse anything but the modules that the pipeline's schedule takes.
+
+    Raises:
+        UnsupportedModel: the model is something else.
+    """
+    found = model_chunks(model)
+    if not all(isinstance(chunk, torch.nn.Module) for chunk in found):
+        raise UnsupportedModel(f"model: must be a module or a list of modules, not {type(model).__name__}")
+    if len(found) != chunks:
+        raise UnsupportedModel(
+            f"model: build returned {len(found)} model chunks, and parallel.interleave asks for {chunks} with this "
+            "layout (with one pipeline stage there is always one); build as many as "
+            "megatron.core.parallel_state.get_virtual_pipeline_model_parallel_world_size() says, one for None"
+        )
+    if chunks > 1 and not is_megatron(model):
+        raise UnsupportedModel("model: each chunk must be wrapped in Megatron's DistributedDataParallel")
+
+
+def _check_interleaved(config: Any, chunks: int) -> None:
+    """Refuse a configuration with which Megatron's interleaved schedule would train wrongly.
+
+    Args:
+        config: a model chunk's TransformerConfig.
+        chunks: model chunks of each rank.
+
+    Raises:
+        UnsupportedModel: it would.
+    """
+    if config.virtual_pipeline_model_parallel_size != chunks:
+        raise UnsupportedModel(
+            f"TransformerConfig.virtual_pipeline_model_parallel_size: must be {chunks}, the number of model chunks, "
+            f"not {config.virtual_pipeline_model_parallel_size!r}"
+        )
+    if not device.is_cuda() and not config.overlap_p2p_comm:
+        raise UnsupportedModel(
+            "TransformerConfig.overlap_p2p_comm: must be True (and batch_p2p_comm False) for an interleaved pipeline "
+            "on gloo, which mixes up what two stages send each other in one batch"
+        )
+    if config.overlap_p2p_comm_warmup_flush:
+        raise UnsupportedModel(
+            "TransformerConfig.overlap_p2p_comm_warmup_flush: must be False, not True; it is not tested with recovery"
+        )
+
+
+def _check_module(model: torch.nn.Module, tensor: int, pipeline: int) -> None:
+    """Check one module of a model.
+
+    Raises:
+        UnsupportedModel: it would not train to the right result.
+    """
     _check_distribution(model)
     if is_megatron(model):
-        found = next(filter(None, _refused(model.config, model.ddp_config, tensor)), "")
+        found = next(filter(None, _refused(model, tensor, pipeline)), "")
         if found:
             raise UnsupportedModel(found)
     elif hasattr(model, "sharded_state_dict"):
@@ -49,8 +112,6 @@ def check(model: Any, optimizer: Any, tensor: int, pipeline: int) -> None:
                 f"model: {name or 'it'} is a batch norm that trains; its running statistics depend on which process "
                 "computes what, and how often"
             )
-    if not torch_optimizers(optimizer):
-        raise UnsupportedModel(f"optimizer: {type(optimizer).__name__} contains no torch optimizer")
 
 
 def _check_distribution(model: torch.nn.Module) -> None:
@@ -98,8 +159,6 @@ _GRAPH = "a captured graph goes on using the buffers and process groups of the g
 _LATE_WEIGHTS = "gradients of weights then come after the backward pass, when the micro-batch is already committed"
 
 _DDP_SETTINGS = (
-    _Setting("overlap_grad_reduce", (False,), _REDUCES),
-    _Setting("overlap_param_gather", (False,), _REDUCES),
     _Setting("use_megatron_fsdp", (False,), _REDUCES),
     _Setting("use_custom_fsdp", (False,), _REDUCES),
     _Setting("num_distributed_optimizer_instances", (1,), "the optimizer's parts are named by data-parallel rank"),
@@ -122,28 +181,64 @@ _MODEL_SETTINGS = (
     _Setting("tp_comm_overlap", (False,), "its user buffers belong to process groups that a fault replaces"),
     _Setting("defer_embedding_wgrad_compute", (False,), _LATE_WEIGHTS),
     _Setting("delay_wgrad_compute", (False,), _LATE_WEIGHTS),
+    _Setting("distribute_saved_activations", (False,), "no test recomputes from activations that are divided"),
+    _Setting("has_cond_embedder", (False,), "its gradients need one more sum over the pipeline stages"),
 )
 """Of ``TransformerConfig``."""
 
-_SETTINGS_OF_SPLIT_LAYERS = (
-    _Setting("sequence_parallel", (False,), "its gradients need one more sum over the tensor-parallel ranks"),
-    _Setting("qk_layernorm", (False,), "its gradients need one more sum over the tensor-parallel ranks"),
+_OPTIMIZER_SETTINGS = (
+    _Setting(
+        "use_precision_aware_optimizer", (False,), "no test moves main parameters that the optimizer keeps itself"
+    ),
+    _Setting("optimizer_cpu_offload", (False,), "no test moves a state that is in two memories"),
 )
-"""Of ``TransformerConfig``, where layers are split over tensor-parallel ranks."""
+"""Of ``OptimizerConfig``."""
+
+_OVERLAP = (_Setting("overlap_grad_reduce", (False,), ""), _Setting("overlap_param_gather", (False,), ""))
+"""Of ``DistributedDataParallelConfig``; supported where ``_without_overlap`` finds nothing against it."""
+
+_GATHER_IN_UPDATE = _Setting(
+    "overlap_param_gather_with_optimizer_step", (False,), "parameters are gathered once the whole update is applied"
+)
+"""Of ``OptimizerConfig``; Megatron's optimizer sets it on the model."""
 
 
-def _refused(config: Any, ddp: Any, tensor: int) -> Iterator[str]:
+def _without_overlap(model: Any, tensor: int, pipeline: int) -> str:
+    """Return why ranks cannot communicate beside forward and backward passes; empty: they can."""
+    if not model.ddp_config.use_distributed_optimizer:
+        return "without use_distributed_optimizer a bucket is reduced in the place of its local sum"
+    if (tensor, pipeline) != (1, 1):
+        return "with tensor or pipeline parallelism sums are apart from the buffers that are sent"
+    return ""
+
+
+def _refused(model: Any, tensor: int, pipeline: int) -> Iterator[str]:
     """Yield a message for each setting of a Megatron model that would train to a wrong result.
 
     Args:
-        config: the model's TransformerConfig.
-        ddp: its DistributedDataParallelConfig.
+        model: Megatron's DistributedDataParallel.
         tensor: tensor-parallel size.
+        pipeline: pipeline-parallel size.
     """
+    ddp = model.ddp_config
+    for setting in _OVERLAP:
+        if reason := _without_overlap(model, tensor, pipeline):
+            yield setting._replace(reason=reason).problem("DistributedDataParallelConfig", ddp)
+    if ddp.overlap_param_gather and not ddp.overlap_grad_reduce:
+        yield "DistributedDataParallelConfig.overlap_param_gather: must be False without overlap_grad_reduce"
+    yield _GATHER_IN_UPDATE.problem("DistributedDataParallel", model)
     for setting in _DDP_SETTINGS:
-        yield setting.problem("DistributedDataParallelConfig", ddp)
-    for setting in (*_MODEL_SETTINGS, *(_SETTINGS_OF_SPLIT_LAYERS if tensor > 1 else ())):
-        yield setting.problem("TransformerConfig", config)
+        yield setting.problem("DistributedDataParallelConfig", model.ddp_config)
+    for setting in _MODEL_SETTINGS:
+        yield setting.problem("TransformerConfig", model.config)
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "main_grad") and parameter.main_grad.itemsize < torch.float32.itemsize:
+            yield (
+                f"DistributedDataParallelConfig.grad_reduce_in_fp32: must be True, where {name} is {parameter.dtype}; "
+                "a sum of bfloat16 gradients loses most of each addend's bits"
+            )
+        if getattr(parameter, "average_gradients_across_tp_domain", False):
+            yield f"model: nothing here averages the gradients of {name} over tensor-parallel ranks, as it asks for"
     if _batch_grows():
         yield "rampup_batch_size: must be None; every step has the micro-batches that the specification says"
 

@@ -34,10 +34,16 @@ from unicron.snapshot.partners import Location, copied_shares, partners
 from unicron.snapshot.taker import SnapshotTaker
 from unicron.snapshot.transport import Receiver, Sender
 from unicron.state import transfer
-from unicron.state.assignment import copied_chunks
+from unicron.state.assignment import copied_chunks, shared_chunks
 from unicron.state.chunks import StateChunk, dtype_of
 from unicron.state.rank_state import RankState
 from unicron.state.transfer import AgreedState, AvailableState
+from unicron.state.user_chunks import document_chunk, is_users
+from unicron.state.user_state import Record
+
+DOCUMENT_ROOM = 4
+"""Room for the packed part of the user's state, as a multiple of its size when the generation takes its first snapshot.
+Chosen: numbers get a few more digits; what grows without end does not belong into snapshots."""
 
 STORED, STORING, FAILED = 0, 1, 2
 """The status of a rank's snapshot in progress (``STORED`` also if there is none); the worst of all ranks counts."""
@@ -68,6 +74,8 @@ class Snapshots:
         self._stored: Future[None] | None = None
         self._generation = self._step = 0
         self._addresses: list[int] = []
+        self._document = torch.empty(0, dtype=torch.uint8)
+        self._users: list[AvailableState] | None = None
         self._shares: list[int] = []
         self._replicas = 1
         self._cleaned = self._given_up = False
@@ -82,6 +90,7 @@ class Snapshots:
 
     def leave(self) -> None:
         """Leave a generation: end what is in progress. The state may be overwritten afterwards."""
+        self._users = None
         if self._taker is not None:
             self._taker.close()
         for job in (self._copied, self._stored):
@@ -135,13 +144,18 @@ class Snapshots:
         except OSError as err:
             self._give_up(err)
 
-    def take(self, rank_state: RankState) -> None:
-        """Begin to copy the state after a step, if a snapshot is due: all ranks decide the same."""
+    def take(self, rank_state: RankState, record: Record | None = None) -> None:
+        """Begin to copy the state after a step, if a snapshot is due: all ranks decide the same.
+
+        Args:
+            rank_state: the rank's.
+            record: the user's state after the same step, if there is any.
+        """
         due = self.enabled and rank_state.applied % self.every == 0
         if not due or self._given_up or self._stored is not None:
             return
         try:
-            taker = self._ready_taker(rank_state)
+            taker = self._ready_taker(rank_state, record)
         except (OSError, RuntimeError) as err:  # no room; or a tensor of which there is no flat view
             # The peers see the status at the end of the step.
             self._stored = Future()
@@ -152,11 +166,13 @@ class Snapshots:
         self._copied = self._thread.submit(taker.copy, taker.ready())
         self._stored = self._thread.submit(taker.store, self._copied, step, digest)
 
-    def _ready_taker(self, rank_state: RankState) -> SnapshotTaker:
+    def _ready_taker(self, rank_state: RankState, record: Record | None) -> SnapshotTaker:
         """Return the generation's taker, with the tensors in which the state is now as its sources."""
-        addresses = _addresses(rank_state)
+        addresses = _addresses(rank_state, record)
+        if record is not None:
+            self._fill_document(record.content)
         if self._taker is None:
-            part = self._part(rank_state)
+            part = self._part(rank_state, record)
             meta = SnapshotMeta(
                 generation=self._generation,
                 rank=dist.get_rank(),
@@ -166,12 +182,28 @@ class Snapshots:
             )
             self._taker = SnapshotTaker(self._folder, meta, part, self._sender)
         elif self._addresses != addresses:
-            self._taker.replace_sources(self._part(rank_state))
+            self._taker.replace_sources(self._part(rank_state, record))
         self._addresses = addresses
         return self._taker
 
-    def _part(self, rank_state: RankState) -> dict[StateChunk, torch.Tensor]:
-        return copied_chunks(rank_state, self._shares, self._replicas)
+    def _part(self, rank_state: RankState, record: Record | None) -> dict[StateChunk, torch.Tensor]:
+        part = copied_chunks(rank_state, self._shares, self._replicas)
+        if record is not None:
+            part |= shared_chunks(record.chunks, self._shares, self._replicas)
+            part[document_chunk(len(self._document))] = self._document
+        return part
+
+    def _fill_document(self, content: bytes) -> None:
+        """Put the packed part of the user's state where it is copied from; no copy is in progress.
+
+        Raises:
+            RuntimeError: it has grown too large for the generation's snapshots.
+        """
+        if self._taker is None:
+            self._document = torch.zeros(DOCUMENT_ROOM * len(content), dtype=torch.uint8)
+        if len(content) > len(self._document):
+            raise RuntimeError("the state given to attach has outgrown its place")
+        self._document[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
     def wait_copied(self) -> None:
         """Wait until the state has been copied: it may change afterwards."""
@@ -237,8 +269,7 @@ class Snapshots:
             return None
         gathered = transfer.gather((environment.text(environment.NODE), at_least), self._wait)
         nodes = [node for node, _ in gathered]
-        neighbours = [rank for rank, node in enumerate(nodes) if node == nodes[dist.get_rank()]]
-        mine = self._read(generation, neighbours.index(dist.get_rank()), len(neighbours))
+        mine = self._read(generation, nodes)
         agreed = transfer.agree(
             live,
             rank_state.tensors.shards,
@@ -249,26 +280,46 @@ class Snapshots:
         )
         return agreed if agreed is not None and agreed.version >= gathered[0][1] else None
 
-    def _read(self, generation: int, index: int, of: int) -> list[AvailableState]:
-        """Return one rank's share of this node's whole snapshots of generations before one."""
-        found, torn = files.whole_snapshots(self._folder, self._identity, generation, index=index, of=of)
+    def user_states(self, generation: int, nodes: Sequence[str]) -> list[AvailableState]:
+        """Return the user's state in this rank's share of its node's snapshots, of generations before one.
+
+        Args:
+            generation: which.
+            nodes: each rank's node.
+        """
+        if self.enabled and self._users is None:
+            self._read(generation, nodes)
+        return self._users or []
+
+    def _read(self, generation: int, nodes: Sequence[str]) -> list[AvailableState]:
+        """Return one rank's share of this node's whole snapshots of generations before one; keep the user's state."""
+        rank = dist.get_rank()
+        neighbours = [other for other, node in enumerate(nodes) if node == nodes[rank]]
+        found, torn = files.whole_snapshots(
+            self._folder, self._identity, generation, index=neighbours.index(rank), of=len(neighbours)
+        )
         for reason in torn:
             print(f"unicron: warning: snapshot not used: {reason}", file=sys.stderr, flush=True)
-        available = []
+        available, self._users = [], []
         for snapshot in found:
-            values = {}
+            values: dict[StateChunk, torch.Tensor] = {}
+            users: dict[StateChunk, torch.Tensor] = {}
             for fields, data in snapshot.chunks.items():
                 chunk = StateChunk(*fields)
                 flat = torch.frombuffer(data, dtype=dtype_of(chunk.dtype))
-                values[chunk] = flat.view(chunk.shape) if chunk.is_whole else flat
-            available.append(AvailableState(snapshot.step, bytes.fromhex(snapshot.digest), values))
+                into = users if is_users(chunk) else values
+                into[chunk] = flat.view(chunk.shape) if chunk.is_whole else flat
+            digest = bytes.fromhex(snapshot.digest)
+            available.append(AvailableState(snapshot.step, digest, values))
+            self._users.append(AvailableState(snapshot.step, digest, users))
         return available
 
 
-def _addresses(rank_state: RankState) -> list[int]:
-    """Return the addresses of the optimizer's state: they change where an optimizer replaces a tensor by a new one."""
+def _addresses(rank_state: RankState, record: Record | None) -> list[int]:
+    """Return the addresses of tensors that an optimizer, or the user, may replace by new ones."""
     states = (state for one in torch_optimizers(rank_state.optimizer) for state in one.state.values())
-    return [value.data_ptr() for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+    found = [value.data_ptr() for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+    return found if record is None else [*found, *(value.data_ptr() for value in record.chunks.values())]
 
 
 def _identity() -> str:

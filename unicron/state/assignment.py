@@ -8,7 +8,7 @@ part of a distributed optimizer's state.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -44,12 +44,23 @@ def copied_chunks(rank_state: RankState, shares: Sequence[int], of: int) -> dict
         shares: indices of the shares that it copies of what the ranks have in common.
         of: the number of data-parallel ranks.
     """
-    available = rank_state.tensors.chunks()
-    own = {chunk for chunk in available if rank_state.is_distributed and chunk.is_optimizer_state}
+    if rank_state.gather is not None:
+        # Parameters of other ranks' parts may still be on their way: each rank copies those of its own part.
+        available, own = rank_state.tensors.updated_chunks(), rank_state.tensors.own_chunks()
+    else:
+        available = rank_state.tensors.chunks()
+        own = {chunk for chunk in available if rank_state.is_distributed and chunk.is_optimizer_state}
     chosen = {chunk: available[chunk].detach().view(-1) for chunk in own}
-    common = [chunk for chunk in available if chunk not in own]
+    return chosen | shared_chunks({c: v for c, v in available.items() if c not in own}, shares, of)
+
+
+def shared_chunks(
+    common: Mapping[StateChunk, torch.Tensor], shares: Sequence[int], of: int
+) -> dict[StateChunk, torch.Tensor]:
+    """Return some of ``of`` equal shares of what data-parallel ranks have in common, as flat views."""
+    chosen = {}
     by_place = {(chunk.key, chunk.offset): chunk for chunk in common}
-    for chunk in itertools.chain.from_iterable(equal_share(common, index, of) for index in shares):
+    for chunk in itertools.chain.from_iterable(equal_share(list(common), index, of) for index in shares):
         whole = by_place[chunk.key, chunk.offset]
-        chosen[chunk] = available[whole].detach().view(-1)[chunk.start - whole.start : chunk.stop - whole.start]
+        chosen[chunk] = common[whole].detach().reshape(-1)[chunk.start - whole.start : chunk.stop - whole.start]
     return chosen

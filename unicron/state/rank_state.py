@@ -9,40 +9,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from enum import Enum
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from unicron.accounting import EMPTY_DIGEST, KeptGradients, PartialStep, chain_digest
 from unicron.errors import NonFiniteValue, WrongLoop
 from unicron.gradients import reduction
 from unicron.gradients.buffers import GradientBuffers
+from unicron.gradients.overlap import OverlappedReduction
 from unicron.gradients.precision import Precision
 from unicron.link.waiting import Wait
+from unicron.megatron.model import model_chunks, parameters
 from unicron.megatron.optimizer import is_distributed, torch_optimizers
 from unicron.megatron.parallel import Place
+from unicron.megatron.parameter_gather import ParameterGather
 from unicron.megatron.schedule import LossScale
-from unicron.megatron.tied_embedding import tied_group
 from unicron.state import transfer
 from unicron.state.tensors import StateTensors
 from unicron.state.transfer import AgreedState, AvailableState
-
-
-class Update(Enum):
-    """How far this rank's optimizer is with the update of the step in progress."""
-
-    NOT_BEGUN = "not begun"
-    UNDER_WAY = "under way"
-    APPLIED = "applied"
+from unicron.state.update import Stage, Update
 
 
 class RankState:
     """A model, its optimizer, and how far they have come.
 
-    ``model`` is Megatron's DistributedDataParallel or any module; its gradients belong to this library from here on
-    (``unicron.gradients.buffers``).
+    ``model`` is Megatron's DistributedDataParallel, a list of such model chunks, or any module; its gradients belong to
+    this library from here on (``unicron.gradients.buffers``).
     """
 
     def __init__(
@@ -61,7 +54,7 @@ class RankState:
             optimizer: its optimizer.
             micro_batches: in one step, over all replicas.
             precision: of the sums of gradients.
-            model_parallel: whether the model is split over ranks, so that a peer's loss can break a backward pass.
+            model_parallel: whether the model is split over ranks, so that updates have collectives of their own.
         """
         self.model = model
         self.optimizer = optimizer
@@ -75,18 +68,22 @@ class RankState:
         self.update_ungathered = False
         """Whether a distributed optimizer has applied one update more to its own part, not yet gathered by all."""
         self.partial: PartialStep | None = None
+        self._chunks = len(model_chunks(model))
         self._exact = precision is Precision.EXACT
         self._buffers = GradientBuffers(model, optimizer)
         self.loss_scale = LossScale(model, micro_batches)
-        self.accumulator = self._buffers.accumulator(micro_batches, precision=precision, model_parallel=model_parallel)
-        cuda = any(parameter.is_cuda for parameter in model.parameters())
+        self.accumulator = self._buffers.accumulator(micro_batches, precision=precision)
+        self.overlap = OverlappedReduction.of(model, precision=precision, model_parallel=model_parallel)
+        """What reduces the gradients beside the backward passes; None: they are reduced afterwards."""
+        self.gather = ParameterGather.of(model)
+        """What gathers parameters beside the next forward pass; None: the optimizer's step does."""
+        cuda = any(parameter.is_cuda for parameter in parameters(model))
         self._update_may_be_garbage = cuda and (model_parallel or self.is_distributed)
         """Whether an update may have used the garbage of an aborted collective, without an error that reports it."""
-        self._update = [Update.NOT_BEGUN]
-        update = self._update  # not self: the optimizer must not keep this object alive
-        for one in torch_optimizers(optimizer):
-            one.register_step_pre_hook(lambda *_: update.__setitem__(0, Update.UNDER_WAY))
-            one.register_step_post_hook(lambda *_: update.__setitem__(0, Update.APPLIED))
+        self._update = Update(optimizer)
+        if self.gather is not None:
+            for one in torch_optimizers(optimizer):
+                one.register_step_post_hook(self.gather.updated)
 
     @property
     def is_distributed(self) -> bool:
@@ -102,27 +99,27 @@ class RankState:
     def set_version(self, version: int, digest: bytes) -> None:
         """Declare that parameters and optimizer are those after ``version`` updates."""
         self.applied, self.digest, self.update_ungathered = version, digest, False
-        self._update[0] = Update.NOT_BEGUN
+        self._update.reset()
         self.discard()
 
     def invalidate(self) -> None:
         """Declare that there is no usable state."""
-        self.applied, self.update_ungathered = -1, False
-        self._update[0] = Update.NOT_BEGUN
-        self.discard()
+        self.set_version(-1, self.digest)
 
     # The step in progress.
 
     def discard(self) -> None:
         """Discard what the step in progress has accumulated."""
         self.partial = None
+        if self.overlap is not None:
+            self.overlap.reset()
         self._buffers.release()
         self.accumulator.clear()
 
     def begin(self, step: int, assigned: list[int], generation: int) -> None:
         """Begin a step."""
         self.discard()
-        self.partial = PartialStep(step=step, assigned=assigned, generation=generation)
+        self.partial = PartialStep.begin(step, assigned, generation, self._chunks)
 
     def resume(self, step: int, kept: KeptGradients, rank: int, assigned: tuple[int, ...]) -> None:
         """Go on with an interrupted step: keep what counts of this rank's gradients, and drop the rest.
@@ -141,13 +138,15 @@ class RankState:
             account = before.account if before is not None and before.step == step else None
             self.begin(step, [], kept.generation)
             self.step_in_progress.account = account
-        elif set(before.samples) != micro_batches:
+        elif tuple(before.done) != micro_batches:
+            # A rank keeps what it has in all of its model chunks, or nothing.
             self.accumulator.clear_from(reduced)
-            before.losses, before.samples = {}, {}
+            before.forget_done()
         partial = self.step_in_progress
         self.clear_gradients()
         partial.generation = kept.generation
-        partial.assigned, partial.counted, partial.computed = list(assigned), kept.counted, set()
+        partial.assigned, partial.counted = list(assigned), kept.counted
+        partial.computed = [set() for _ in range(self._chunks)]
 
     def share_reduced(self, kept: KeptGradients, group: Any, wait: Wait) -> None:
         """Bring the reduced buckets from their source to the ranks of ``group`` that lack some. All of them call it.
@@ -171,15 +170,36 @@ class RankState:
         Args:
             computing: whether the failure came while the training loop computed, rather than inside this library.
         """
-        match self._update[0]:
-            case Update.UNDER_WAY:
+        has_sums = self.overlap is not None and self.overlap.restore()
+        match self._update.stage:
+            case Stage.UNDER_WAY:
                 self.invalidate()  # the parameters may be half updated
-            case Update.APPLIED:
+            case Stage.APPLIED:
                 self._recover_applied()
-            case Update.NOT_BEGUN if computing and self.partial is not None:
-                self._buffers.release()
-                if not self.accumulator.rewind():
-                    self.discard()
+            case Stage.NOT_BEGUN if computing and self.partial is not None:
+                self._recover_sums(self.partial, has_sums=has_sums)
+
+    def _recover_sums(self, partial: PartialStep, *, has_sums: bool) -> None:
+        """Bring the sums into order after a failure of the training loop: in a pass, or behind the reduction."""
+        self._buffers.release()
+        if has_sums or self.accumulator.rewind():
+            return
+        if partial.remaining() or partial.reduced < self.accumulator.buckets:
+            self.accumulator.clear_from(partial.reduced)
+            partial.forget_done()
+        elif not self.accumulator.is_intact():
+            self.discard()
+
+    def leave_generation(self) -> list[Any]:
+        """Give up what still needs the peers of this generation; return the collectives that may never end."""
+        given_up = self.overlap.give_up() if self.overlap is not None else []
+        if self.gather is not None:
+            given_up += self.gather.give_up()
+            if self.gather.pending and self.applied > 0 and not self.update_ungathered:
+                self.applied, self.update_ungathered = self.applied - 1, True
+                self.discard()
+            self.gather.pending = False
+        return given_up
 
     def _recover_applied(self) -> None:
         """Bring the state into order after a failure behind this rank's update."""
@@ -198,12 +218,15 @@ class RankState:
         self._buffers.release()
         self.accumulator.rewind()
 
-    def commit(self, losses: dict[int, float], samples: dict[int, list[int]]) -> None:
+    def commit(self, losses: dict[int, float], samples: dict[int, list[int]], chunk: int | None = None) -> None:
         """Count micro-batches as done: their gradients (already scaled by 1/M) are in the buffers.
+
+        A micro-batch that a chunk has computed before, to fill a schedule, adds nothing: its gradients are zero.
 
         Args:
             losses: micro-batch -> its loss; empty on ranks that do not compute it.
             samples: micro-batch -> its sample ids.
+            chunk: the number of the model chunk that has done them; None: all chunks have.
 
         Raises:
             NonFiniteValue: a loss is not finite or, in exact mode, a gradient.
@@ -214,19 +237,40 @@ class RankState:
         for k, loss in losses.items():
             if not math.isfinite(loss):
                 raise NonFiniteValue(f"loss {loss} in micro-batch {k} of step {partial.step}")
-        counted = [k for k in samples if k in partial.counted]
-        if len(samples) > 1 and (self._exact or counted):
+        for number in range(self._chunks) if chunk is None else (chunk,):
+            added = self._commit_chunk({k for k in samples if k not in partial.computed[number]}, number)
+            partial.samples.update((k, samples[k]) for k in added)
+            if number == self._chunks - 1:
+                partial.losses.update((k, losses[k]) for k in added if k in losses)
+
+    def _commit_chunk(self, micro_batches: set[int], chunk: int) -> set[int]:
+        """Count micro-batches as done by one model chunk; return those that its sums have now for the first time."""
+        partial = self.step_in_progress
+        counted = micro_batches & partial.counted[chunk]
+        if len(micro_batches) > 1 and (self._exact or (counted and not self.accumulator.in_place)):
             raise WrongLoop("micro-batches must be committed one at a time: see unicron.each_backward")
+        added = micro_batches - counted
         if counted:
-            self.accumulator.drop()
-        else:
+            self.accumulator.drop(chunk)
+        elif added:
             try:
-                self.accumulator.add(partial.reduced)
+                self.accumulator.add(partial.reduced, chunk)
             except NonFiniteValue as error:
-                raise NonFiniteValue(f"{error}, in micro-batches {list(samples)} of step {partial.step}") from None
-            partial.losses.update(losses)
-            partial.samples.update(samples)
-        partial.computed.update(samples)
+                raise NonFiniteValue(f"{error}, in micro-batches {sorted(added)} of step {partial.step}") from None
+            partial.done[chunk] |= added
+        partial.computed[chunk] |= micro_batches
+        return added
+
+    def check_finite(self) -> None:
+        """Check the sums that are not yet reduced.
+
+        Raises:
+            NonFiniteValue: this rank's gradients are not finite.
+        """
+        try:
+            self.accumulator.check_finite(self.step_in_progress.reduced)
+        except NonFiniteValue as error:
+            raise NonFiniteValue(f"{error} in step {self.step_in_progress.step}") from None
 
     def reduce(
         self,
@@ -240,7 +284,8 @@ class RankState:
     ) -> None:
         """Reduce the buckets that are not yet reduced over ``group``, and write the totals into the gradient buffers.
 
-        The arguments are those of ``unicron.gradients.reduction.reduce``.
+        What is reduced beside the passes is only waited for, and counts as not reduced: every rank keeps its sums. The
+        arguments are those of ``unicron.gradients.reduction.reduce``.
 
         Raises:
             NonFiniteValue: this rank's gradients are not finite (its peers see a broken collective).
@@ -249,10 +294,10 @@ class RankState:
         """
         partial = self.step_in_progress
         self._buffers.check()
-        try:
-            self.accumulator.check_finite(partial.reduced)
-        except NonFiniteValue as error:
-            raise NonFiniteValue(f"{error} in step {partial.step}") from None
+        if self.overlap is not None:
+            self.overlap.complete(wait)
+            return
+        self.check_finite()
 
         def reduced(count: int) -> None:
             partial.reduced = count
@@ -268,12 +313,7 @@ class RankState:
             broken=broken,
             in_flight=in_flight,
         )
-        stages = tied_group(self.model)
-
-        def exchange(total: torch.Tensor) -> None:
-            wait(dist.all_reduce(total, group=stages, async_op=True))
-
-        self.accumulator.finish(exchange if stages is not None else None)
+        self.accumulator.finish(lambda total, ranks: wait(dist.all_reduce(total, group=ranks, async_op=True)))
 
     def check_before_step(self) -> None:
         """Check that no update has been applied outside of a step.
@@ -281,7 +321,7 @@ class RankState:
         Raises:
             WrongLoop: one has.
         """
-        if self._update[0] is not Update.NOT_BEGUN:
+        if self._update.stage is not Stage.NOT_BEGUN:
             raise WrongLoop("optimizer.step() was called outside of a step: call it inside, after step.reduce()")
 
     def check_updated(self) -> None:
@@ -290,14 +330,14 @@ class RankState:
         Raises:
             WrongLoop: it has not.
         """
-        if self._update[0] is not Update.APPLIED:
+        if self._update.stage is not Stage.APPLIED:
             raise WrongLoop(f"step {self.step_in_progress.step} ended without run.optimizer.step()")
 
     def complete_step(self) -> None:
         """Record that the optimizer has applied the update of the step in progress."""
         self.applied += 1
         self._chain_samples()
-        self._update[0] = Update.NOT_BEGUN
+        self._update.reset()
         self.partial = None  # the next step clears what this one has accumulated
 
     def _chain_samples(self) -> None:

@@ -48,7 +48,8 @@ class StateTensors:
         """Look at a model and its optimizer.
 
         Args:
-            model: the rank's shard of the model: Megatron's DistributedDataParallel, or a plain module.
+            model: the rank's shard of the model: Megatron's DistributedDataParallel, a list of such model chunks, or a
+                plain module.
             optimizer: its optimizer.
         """
         self._model, self._optimizer = model, optimizer
@@ -128,11 +129,22 @@ class StateTensors:
 
         Of the parameters those are the range that this rank's optimizer updates, and all that no optimizer updates.
         """
+        found = self._updated_here()
+        for local in self.local_shards:
+            if not local.is_trained:
+                _add(found, f"{PARAMETER}/{local.shard.name}", local.shard, local.weights, 0, local.shard.size)
+        return found
+
+    def own_chunks(self) -> set[StateChunk]:
+        """Return which of the ``updated_chunks`` no other rank has: of a distributed optimizer."""
+        return set(self._updated_here())
+
+    def _updated_here(self) -> dict[StateChunk, torch.Tensor]:
         found = {chunk: values for chunk, values in self.chunks().items() if chunk.is_optimizer_state}
         for local in self.local_shards:
-            shard = local.shard
-            first, last = (shard.start, shard.stop) if local.is_trained else (0, shard.size)
-            _add(found, f"{PARAMETER}/{shard.name}", shard, local.weights, first, last)
+            if local.is_trained:
+                shard = local.shard
+                _add(found, f"{PARAMETER}/{shard.name}", shard, local.weights, shard.start, shard.stop)
         return found
 
     def allocate(self, required: Iterable[StateChunk]) -> None:

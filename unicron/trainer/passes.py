@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from unicron import device
+from unicron.megatron.model import model_chunks
 from unicron.megatron.schedule import each_backward
 from unicron.trainer.dropout import Dropout
 from unicron.trainer.spec import Spec
@@ -20,7 +21,7 @@ def forward_backward(
     dropout: Dropout,
     step: int,
     batches: list[tuple[int, dict[str, torch.Tensor]]],
-    done: Callable[[int, float | None], None],
+    done: Callable[..., None],
 ) -> None:
     """Compute loss and gradients of micro-batches with Megatron's schedule.
 
@@ -29,12 +30,13 @@ def forward_backward(
 
     Args:
         spec: the task.
-        model: the rank's model.
+        model: the rank's model: a module, or the model chunks of an interleaved pipeline.
         dropout: reseeds the random generators.
         step: counts from 1.
         batches: micro-batch and its samples (``Samples.batch``), in the order of computation.
         done: called after the backward pass of each micro-batch, with its number and the mean loss over its tokens; the
-            loss is None on ranks that are not in a pipeline's last stage.
+            loss is None on ranks that are not in a pipeline's last stage. Of several model chunks also with the number
+            of the one that has computed.
 
     Raises:
         RuntimeError: a peer of the pipeline or the tensor-parallel group was lost.
@@ -43,11 +45,12 @@ def forward_backward(
 
     target = device.current()
     losses: list[torch.Tensor] = []
-    order = iter(enumerate(batches))
+    chunks = len(model_chunks(model))
+    orders = [iter(enumerate(batches)) for _ in range(chunks)]
 
-    def backward_done() -> None:
-        i, (micro_batch, _) = next(order)
-        done(micro_batch, float(losses[i]) if losses else None)
+    def backward_done(*chunk: int) -> None:
+        i, (micro_batch, _) = next(orders[chunk[0] if chunk else 0])
+        done(micro_batch, float(losses[i]) if losses else None, *chunk)
 
     def loss_function(mask: torch.Tensor, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         token_losses = output.float().reshape(-1)
@@ -67,8 +70,8 @@ def forward_backward(
     with each_backward(model, backward_done):
         get_forward_backward_func()(
             forward_step_func=forward_step,
-            data_iterator=iter(batches),
-            model=[model],
+            data_iterator=[iter(batches) for _ in range(chunks)] if chunks > 1 else iter(batches),
+            model=model_chunks(model),
             num_microbatches=len(batches),
             seq_length=spec.sequence_length,
             micro_batch_size=spec.micro_batch,

@@ -27,6 +27,8 @@ class Spec:
     heads: int
     sequence_length: int
     vocabulary: int
+    qk_layernorm: bool
+    """Whether queries and keys are normalised in each attention head."""
     global_batch: int
     """Samples in one update."""
     micro_batch: int
@@ -49,8 +51,18 @@ class Spec:
     """Steps between snapshots; 0: none."""
     tensor: int
     pipeline: int
+    interleave: int
+    """Model chunks of each rank, where there are several pipeline stages."""
     distributed_optimizer: bool
     """Whether data-parallel ranks divide the optimizer's state among them."""
+    sequence_parallel: bool
+    """Whether tensor-parallel ranks divide the sequence where they do not divide the layer; with one rank, nothing."""
+    recompute: str
+    """Activations that are computed again in the backward pass: ``none``, ``selective`` or ``full``."""
+    bf16: bool
+    """Whether parameters and activations are bfloat16; gradients, and the optimizer's own parameters, are float32."""
+    overlap: bool
+    """Whether they communicate beside backward and forward passes, in layouts where that is supported."""
     seed: int
     dropout: float
     exact: bool
@@ -108,6 +120,7 @@ def parse(data: Mapping[str, Any]) -> Spec:
             heads=int(model["heads"]),
             sequence_length=int(model["sequence_length"]),
             vocabulary=int(model.get("vocabulary", 257)),
+            qk_layernorm=bool(model.get("qk_layernorm", False)),
             global_batch=int(batch["global"]),
             micro_batch=int(batch.get("micro", 1)),
             steps=int(data["steps"]),
@@ -125,7 +138,12 @@ def parse(data: Mapping[str, Any]) -> Spec:
             memory_every=int(checkpoint.get("memory_every", 1)),
             tensor=sizes["tensor"],
             pipeline=sizes["pipeline"],
+            interleave=int(parallel.get("interleave", 1)),
             distributed_optimizer=bool(parallel.get("distributed_optimizer", False)),
+            sequence_parallel=bool(parallel.get("sequence_parallel", False)),
+            recompute=str(parallel.get("recompute", "none")),
+            bf16=bool(data.get("bf16", False)),
+            overlap=bool(parallel.get("overlap", False)),
             seed=int(data.get("seed", 1234)),
             dropout=float(data.get("dropout", 0.0)),
             exact=bool(data.get("exact", False)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.api.projections import incidents, milestones, nodes, plans, tasks
+from services.api.projections import incidents, milestones, nodes, plans, service_spans, spans, tasks
 from services.api.projections.documents import change_task
 from services.api.views import CheckpointFailure, ClusterView, Views
 from shared.events import (
@@ -32,12 +32,22 @@ from shared.events import (
 
 def evolve(views: Views, recorded: Recorded) -> None:
     """Fold one event into the views."""
+    nodes_before = {name: views.nodes.get(name) for name in spans.nodes_of(recorded.event)}
+    _evolve(views, recorded)
+    for name, before in nodes_before.items():
+        spans.follow_node(views, name, before, recorded)
+    for name in spans.tasks_of(recorded.event):
+        spans.follow_task(views, name, recorded)
+        service_spans.follow_progress(views, name, recorded)
+    service_spans.follow_healthy_line(views, recorded)
+
+
+def _evolve(views: Views, recorded: Recorded) -> None:
     event = recorded.event
     match event:
         case ClusterConfigured():
-            views.cluster["cluster"] = ClusterView(
-                price_per_worker_hour=event.price_per_worker_hour, currency=event.currency
-            )
+            prices = {"price_per_worker_hour": event.price_per_worker_hour, "currency": event.currency}
+            views.cluster["cluster"] = views.cluster.get("cluster", ClusterView()).model_copy(update=prices)
         case TaskSubmitted():
             tasks.submitted(views, recorded, event)
         case TaskStopRequested():

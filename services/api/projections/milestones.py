@@ -61,6 +61,8 @@ def _moved_impact(views: Views, task: TaskView, impact: Impact, event: StateMove
     if event.phase in {"drained", "restored", "ended"} and task.training_plan not in {"", event.plan}:
         change_impact(views, task.training_plan, event.task, until=at)
         change_task(views, event.task, training_plan="")
+    if "restored_at" in changes and not impact.before:
+        change_task(views, event.task, start_s=max((changes["restored_at"] - impact.planned_at).total_seconds(), 0.0))
     change_impact(views, event.plan, event.task, **changes)
     if {"resumed_at", "restored_at"} & changes.keys():
         change_task(views, event.task, training_plan=event.plan)

@@ -39,7 +39,11 @@ def joined(views: Views, recorded: Recorded, event: NodeJoined) -> None:
         agent_pid=event.agent_pid,
         domain=event.domain,
         workers=event.workers,
+        hardware=event.hardware,
         joined_at=recorded.recorded_at,
+        span=known.span if known else "",
+        allocated_since=known.allocated_since if known else None,
+        allocated_worker_s=known.allocated_worker_s if known else 0.0,
     )
 
 

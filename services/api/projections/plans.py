@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from services.api.projections import incidents
+from services.api.projections import incidents, spans
 from services.api.projections.documents import change_impact, change_task, close_plan
+from services.api.rates import modelled_rates, rate_flop_per_s
 from services.api.views import Impact, PlanState, PlanView, TaskView, Views
 from shared.events import PlanDecided, Recorded
 from shared.plans import TaskChange, Trigger
@@ -17,7 +18,7 @@ def decided(views: Views, recorded: Recorded, event: PlanDecided) -> None:
     """Add a plan: the tasks that it changes move to it from the plans that were not done with them."""
     at = recorded.recorded_at
     answered = _answered_incidents(views, event)
-    impacts = _take_tasks(views, event, at)
+    impacts = _take_tasks(views, event, recorded.position, at)
     if event.trigger is not Trigger.ERROR and event.solution is not None:
         for name, count in event.solution.assignment.items():
             _set_strength(views, name, count)
@@ -37,9 +38,20 @@ def decided(views: Views, recorded: Recorded, event: PlanDecided) -> None:
         outstanding=sorted(impacts),
         impacts=impacts,
         queued=event.queued,
+        solved=event.solution is not None,
+        gain_flop_per_s=_gain_flop_per_s(event),
     )
     for incident in answered:
         incidents.planned(views, incident, event, at)
+
+
+def _gain_flop_per_s(event: PlanDecided) -> float | None:
+    """Return the plan's WAF above that of the alternative in which only the failed tasks shrink."""
+    other = next((s for s in event.alternatives if s.label == "only-faulted-shrinks"), None)
+    if event.solution is None or other is None:
+        return None
+    best, shrunk = (sum(term.waf_flop_per_s for term in s.terms) for s in (event.solution, other))
+    return best - shrunk
 
 
 def _answered_incidents(views: Views, event: PlanDecided) -> list[str]:
@@ -56,13 +68,15 @@ def _is_open(views: Views, incident: str) -> bool:
     return view is not None and view.restored_at is None
 
 
-def _take_tasks(views: Views, event: PlanDecided, at: datetime) -> dict[str, Impact]:
+def _take_tasks(views: Views, event: PlanDecided, position: int, at: datetime) -> dict[str, Impact]:
     """Move the tasks that the plan changes to it; return its impact on each."""
     impacts: dict[str, Impact] = {}
     for change in event.changes:
         task = views.tasks.get(change.task)
         if task is None or not _acts(change):
             continue
+        count = len(_workers_after(change, task.planned))
+        task = task.model_copy(update={"modelled": modelled_rates(task, event, count)})
         impact = _impact(change, task, at)
         impacts[change.task] = impact
         if task.plan:
@@ -70,6 +84,8 @@ def _take_tasks(views: Views, event: PlanDecided, at: datetime) -> dict[str, Imp
         if impact.faulted:
             change_impact(views, task.training_plan, change.task, until=at)
         views.tasks[change.task] = _planned_task(task, change, event)
+        if event.trigger is Trigger.ERROR and event.incident is not None:
+            spans.begin_shortfall(views, impact, event.incident, position, at)
     return impacts
 
 
@@ -89,15 +105,22 @@ def _workers_after(change: TaskChange, before: list[str]) -> list[str]:
 
 
 def _impact(change: TaskChange, task: TaskView, at: datetime) -> Impact:
+    after = _workers_after(change, task.planned)
+    rate, rate_after = rate_flop_per_s(task, len(task.planned)), rate_flop_per_s(task, len(after) or len(task.planned))
     return Impact(
         task=change.task,
         before=task.planned,
-        after=_workers_after(change, task.planned),
+        after=after,
         survivors=change.survivors,
         faulted=bool(change.failed or change.hold or change.interrupted),
         planned_at=at,
-        step_s=task.step_s,
-        waf_flop_per_s=task.spec.weight * task.update_flop / task.step_s if task.step_s else 0.0,
+        step_s=task.update_flop / rate_after if rate_after else 0.0,
+        waf_flop_per_s=task.spec.weight * rate,
+        weight=task.spec.weight,
+        step=task.step,
+        saved_step=task.checkpoint_step,
+        step_before_s=task.update_flop / rate if rate else 0.0,
+        start_s=task.start_s,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from services.api.projections.documents import change_impact, change_task, close_plan
+from services.api.rates import with_sample
 from services.api.views import SHORTEST_STEP_S, Result, StopRefusal, TaskView, Views
 from shared.events import (
     Recorded,
@@ -32,6 +33,10 @@ def submitted(views: Views, recorded: Recorded, event: TaskSubmitted) -> None:
         reason="waiting for the planner",
         step=event.step,
         first_step=event.step,
+        demand=known.demand if known else "",
+        progress=known.progress if known else "",
+        counted_step=event.step,
+        shortfalls=known.shortfalls if known else [],
         earlier_flop=known.flop(event.step) if known and event.checkpoint else 0.0,
         checkpoint=event.checkpoint,
         checkpoint_step=event.step if event.checkpoint else 0,
@@ -48,6 +53,7 @@ def progressed(views: Views, event: TaskProgressed) -> None:
         event.task,
         step=max(task.step, event.step),
         step_s=event.step_s if event.step_s >= SHORTEST_STEP_S else task.step_s,
+        rates=with_sample(task, event.workers, event.step_s),
         loss=task.loss if event.loss is None else event.loss,
     )
 

@@ -8,20 +8,24 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query
 
 from services.api import present
-from services.api.costs import NO_COST, Ledger, ledger
+from services.api.costs import NO_COST
+from services.api.counterfactuals import Answers
 from services.api.gateway import Api, Gateway
+from services.api.ledger import History, Ledger, ledger
 from services.api.models import Incident, Page
 from services.api.routers.parameters import PROBLEMS, Cursor, Limit, TaskFilter, page
 from services.api.store import ViewReader
-from services.api.tables import INCIDENTS, PLANS
+from services.api.tables import INCIDENTS, PLANS, SPANS
 from shared.model import utc_now
 
 router = APIRouter(prefix="/v1/incidents", tags=["incidents"], responses=PROBLEMS)
 
 
-def _ledger(api: Gateway, views: ViewReader, as_of: datetime) -> Ledger:
-    """Return what all incidents cost together: one incident's cost depends on those before it."""
-    return ledger(views.page(PLANS), views.page(INCIDENTS), api.cluster(views), as_of)
+def _book(api: Gateway, views: ViewReader, as_of: datetime) -> tuple[Ledger, Answers]:
+    """Return what all incidents cost together (one's cost depends on those before it), and how they were answered."""
+    plans = views.page(PLANS)
+    history = History(plans, views.page(INCIDENTS), views.page(SPANS))
+    return ledger(history, api.cluster(views).price_per_worker_hour, as_of), Answers(plans, as_of)
 
 
 @router.get("")
@@ -38,8 +42,14 @@ async def incidents(
     def answer(views: ViewReader) -> Page[Incident]:
         states = [state] if state else []
         found = views.page(INCIDENTS, after=cursor, limit=limit + 1, states=states, task=task or "")
-        costs = _ledger(api, views, as_of).by_incident() if found else {}
-        items = [present.incident(view, costs.get(view.id, NO_COST)) for view in found]
+        if not found:
+            return page([], [], limit)
+        book, answers = _book(api, views, as_of)
+        costs = book.by_incident()
+        items = []
+        for view in found:
+            cost = costs.get(view.id, NO_COST)
+            items.append(present.incident(view, cost, answers.counterfactuals(view, cost)))
         return page(items, [view.position for view in found], limit)
 
     return await api.read(answer)
@@ -52,6 +62,8 @@ async def one(incident: str, api: Api) -> Incident:
 
     def answer(views: ViewReader) -> Incident:
         view = views.find(INCIDENTS, incident)
-        return present.incident(view, _ledger(api, views, as_of).incident(incident))
+        book, answers = _book(api, views, as_of)
+        cost = book.incident(incident)
+        return present.incident(view, cost, answers.counterfactuals(view, cost))
 
     return await api.read(answer)

@@ -8,9 +8,9 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from services.api.gateway import Api
-from services.api.models import Time
 from services.api.routers.parameters import PROBLEMS
 from services.api.signed_heads import SignedHeads
+from services.api.times import Time
 from shared.errors import NotFound
 from shared.log.signed_heads import SignedHead
 

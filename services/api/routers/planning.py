@@ -57,6 +57,7 @@ class ThroughputQuery(BaseModel):
     interleave: int | None = None
     sequence_parallel: bool | None = None
     distributed_optimizer: bool | None = None
+    overlap: bool = True
 
 
 @router.get("/throughput")

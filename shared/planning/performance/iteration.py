@@ -159,8 +159,10 @@ def update_s(
     t, d = config.tensor, config.data
     group = Group(d, t)
     size = constants.gradient_bytes * parameters
-    ahead, back = _overlap_windows_s(one, config, micro_batches)
-    if config.distributed_optimizer:
+    ahead, back = _overlap_windows_s(one, config, micro_batches) if config.overlap else (0.0, 0.0)
+    if config.distributed_optimizer and not config.overlap:
+        comm = all_reduce_s(size, group, hardware, constants) + half_s(2.0 * parameters, group, hardware, constants)
+    elif config.distributed_optimizer:
         # Reduce-scatter of gradients, all-gather of 16-bit parameters (Rajbhandari et al., ZeRO-1).
         comm = _exposed_s(half_s(size, group, hardware, constants), back, constants)
         comm += _exposed_s(half_s(2.0 * parameters, group, hardware, constants), ahead, constants)

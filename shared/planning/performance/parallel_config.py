@@ -25,7 +25,10 @@ class ParallelConfig(NamedTuple):
     """Sizes of the parallel groups, and the choices that trade memory for time.
 
     It uses ``tensor`` x ``pipeline`` x ``data`` workers. ``micro_batch``: samples of one forward pass. ``interleave``:
-    model chunks of a worker (virtual pipeline stages).
+    model chunks of a worker (virtual pipeline stages). ``overlap``: data-parallel workers communicate beside forward
+    and backward passes, as far as the stack can, and a distributed optimizer gets its part of the gradients by a
+    reduce-scatter, as in Megatron-LM. Without it they communicate between the last pass and the next update, and
+    gradients are always all-reduced, as in a task of this project.
     """
 
     tensor: int
@@ -36,6 +39,7 @@ class ParallelConfig(NamedTuple):
     recompute: Recompute = "none"
     sequence_parallel: bool = False
     distributed_optimizer: bool = False
+    overlap: bool = True
 
     @property
     def sizes(self) -> Sizes:

@@ -46,7 +46,7 @@ def model_shape(*, layers: int, hidden: int, heads: int, sequence_length: int, v
         "vocabulary": vocabulary,
     }
     _check_counts(sizes)
-    return ModelShape(**sizes)
+    return ModelShape.model_validate(sizes)
 
 
 def throughput(
@@ -62,11 +62,13 @@ def throughput(
     interleave: int | None = None,
     sequence_parallel: bool | None = None,
     distributed_optimizer: bool | None = None,
+    overlap: bool = True,
 ) -> dict[str, Any]:
     """Predict one update of ``model`` on exactly ``workers`` workers, in the best or in a pinned configuration.
 
-    Arguments that are given are pinned; those that are None are searched. A configuration pinned in tensor, pipeline
-    and micro-batch is evaluated even where it does not fit; ``fits`` and ``reasons`` say so.
+    Arguments that are given are pinned; those that are None are searched. ``overlap`` is as in ``ParallelConfig``. A
+    configuration pinned in tensor, pipeline and micro-batch is evaluated even where it does not fit; ``fits`` and
+    ``reasons`` say so.
 
     Returns: ``iteration_s``: seconds of one update. ``layout``: the sizes and choices, with the layers of each stage.
     ``flop_per_s_per_worker``: *model* FLOP/s, 72 B s l h^2 (1 + s / 6h + v / 12 l h) over time and workers (SC'21 and
@@ -82,7 +84,14 @@ def throughput(
     """
     device = profiles.profile(hardware) if isinstance(hardware, str) else hardware
     pins = Pins(
-        tensor, pipeline, micro_batch, interleave, _recompute(recompute), sequence_parallel, distributed_optimizer
+        tensor,
+        pipeline,
+        micro_batch,
+        interleave,
+        _recompute(recompute),
+        sequence_parallel,
+        distributed_optimizer,
+        overlap=overlap,
     )
     shape = Shape.of(model)
     _check(shape, global_batch, workers, pins)
@@ -151,6 +160,7 @@ def _pinned(shape: Shape, global_batch: int, workers: int, hardware: Hardware, p
     config = ParallelConfig(
         t, p, workers // (t * p), b, pins.interleave or 1, pins.recompute or "full",
         t > 1 if pins.sequence_parallel is None else pins.sequence_parallel, bool(pins.distributed_optimizer),
+        pins.overlap,
     )  # fmt: skip
     return estimate(shape, global_batch, config, hardware, stack(hardware.stack))
 

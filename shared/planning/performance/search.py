@@ -36,7 +36,10 @@ MAX_INTERLEAVE = 8
 
 
 class Pins(NamedTuple):
-    """Choices that the user fixed; None is searched. ``even_stages``: only stages of equally many layers."""
+    """Choices that the user fixed; None is searched. ``even_stages``: only stages of equally many layers.
+
+    ``overlap``: as in ``ParallelConfig``; it is never searched.
+    """
 
     tensor: int | None = None
     pipeline: int | None = None
@@ -46,6 +49,7 @@ class Pins(NamedTuple):
     sequence_parallel: bool | None = None
     distributed_optimizer: bool | None = None
     even_stages: bool = False
+    overlap: bool = True
 
 
 class Estimate(NamedTuple):
@@ -146,7 +150,8 @@ def replica_configs(
         sequence = pins.sequence_parallel if pins.sequence_parallel is not None else t > 1
         for p in _pipelines(shape, pins, workers // t):
             for v in _interleaves(shape, p, pins):
-                yield from (ParallelConfig(t, p, 1, b, v, recompute, sequence, False) for b, recompute in choices)
+                one = ParallelConfig(t, p, 1, 1, v, sequence_parallel=sequence, overlap=pins.overlap)
+                yield from (one._replace(micro_batch=b, recompute=recompute) for b, recompute in choices)
 
 
 @lru_cache(maxsize=256)

@@ -1,0 +1,92 @@
+"""The part of ``benchmarks.overhead`` about memory: the largest resident memory of ranks, stock Megatron's and ours.
+
+As a program it is one rank: ``benchmarks/ranks.py`` starts it with the folder of the run as argument.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.overhead_model import Workload, our_step, stock, stock_step
+from benchmarks.overhead_rank import Plan, attach
+from benchmarks.ranks import run_ranks
+from benchmarks.report import Report
+
+BOUND = 1.02
+"""Required of the ratio of the largest resident memory."""
+
+SHAPE: dict[str, Any] = {"layers": 8, "hidden": 1024, "heads": 8}
+"""101 million parameters, with which a rank is large beside what it imports (0.3 GB)."""
+
+STEPS = 3
+"""The optimizer's state is allocated in the first; the others show whether anything grows."""
+
+LAYOUTS: dict[str, dict[str, Any]] = {"dp2": {}, "dp2-distributed": {"distributed_optimizer": True}}
+
+
+def measure(folder: Path, report: Report) -> None:
+    """Run the ranks of stock Megatron and then ours, for each layout; print what they took."""
+    for name, fields in LAYOUTS.items():
+        plan = Plan(work=Workload(**SHAPE, **fields), most_pairs=0, width=0.0)
+        largest: dict[str, float] = {}
+        for way in ("stock", "ours"):
+            place = folder / f"{name}-{way}"
+            place.mkdir()
+            plan.write(place)
+            ranks = run_ranks("benchmarks.overhead_memory", [str(place), way], place, plan.work.ranks)
+            largest[way] = max(rank["bytes"] for rank in ranks)
+        ratio = largest["ours"] / largest["stock"]
+        gib = {f"{way}_gib": round(value / 2**30, 3) for way, value in largest.items()}
+        report.at_most(f"memory-{name}: ratio of largest resident memory", round(ratio, 4), BOUND, **gib)
+
+
+def train(folder: Path, way: str) -> int:
+    """Train as one rank; return the largest resident memory, in bytes."""
+    import torch
+
+    torch.set_num_threads(1)
+    plan = Plan.read(folder)
+    if way == "stock":
+        _train_stock(plan.work, folder)
+    else:
+        steps = attach(plan, folder)
+        for step in steps.steps():
+            our_step(plan.work, steps, step)
+            if step.number == STEPS:
+                break
+    return largest_resident_bytes()
+
+
+def _train_stock(work: Workload, folder: Path) -> None:
+    """Train with stock Megatron, in groups that this library makes, which is imported for that."""
+    from unicron.join import groups
+    from unicron.link import agent_link
+    from unicron.link.standalone import standalone_generation
+    from unicron.megatron import cpu
+
+    cpu.enable()
+    link = agent_link.from_environment(standalone_generation(str(folder), tensor=work.tensor, pipeline=work.pipeline))
+    generation = link.next_generation(0)
+    assert generation is not None
+    groups.make(generation, link)
+    step = partial(stock_step, work, *stock(work))
+    for number in range(1, STEPS + 1):
+        step(number)
+
+
+def largest_resident_bytes() -> int:
+    """Return the largest resident memory of this process so far (``VmHWM``, proc(5))."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    peak = train(place, sys.argv[2])
+    (place / f"rank-{os.environ['RANK']}.json").write_text(json.dumps({"bytes": peak}))
+    os._exit(0)  # the run has not come to its last step

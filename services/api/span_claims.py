@@ -1,0 +1,135 @@
+"""Claims of spans: time of workers whose node is away, that an incident leaves unused, or that no task uses. Pure.
+
+Spans are folded from the log (``services/api/projections/spans.py``). Those of nodes also say when each worker was
+allocated at all: outside of them nothing is charged.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from services.api.charges import Interval
+from services.api.claims import Claim, Part
+from services.api.views import SpanKind, SpanView
+
+NODE_SPANS = frozenset({SpanKind.OPEN, SpanKind.CLOSED, SpanKind.AWAY})
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The time that is accounted for, in seconds since the epoch."""
+
+    start_s: float
+    end_s: float
+
+    @classmethod
+    def of(cls, start: datetime | None, end: datetime) -> Window:
+        """Return the window between two times; ``start``: None for all time before."""
+        return cls(-math.inf if start is None else start.timestamp(), end.timestamp())
+
+    def clip(self, start_s: float, end_s: float) -> Interval:
+        """Return the part of a time inside the window; its end is before its start if there is none."""
+        return max(start_s, self.start_s), min(end_s, self.end_s)
+
+
+def interval(span: SpanView) -> Interval:
+    """Return the span's time; its end is infinite while it lasts."""
+    return span.start.timestamp(), math.inf if span.end is None else span.end.timestamp()
+
+
+def allocated_intervals(spans: Iterable[SpanView], window: Window) -> dict[str, list[Interval]]:
+    """Return when each worker was allocated in the window: disjoint intervals in order."""
+    found: dict[str, list[Interval]] = {}
+    for span in spans:
+        if span.kind in NODE_SPANS:
+            start, end = window.clip(*interval(span))
+            for worker in span.workers if end > start else ():
+                found.setdefault(worker, []).append((start, end))
+    return {worker: union(intervals) for worker, intervals in found.items()}
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the time that intervals cover, as disjoint intervals in order."""
+    joined: list[Interval] = []
+    for start, end in sorted(intervals):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def undetected_claims(spans: Iterable[SpanView], detected: Mapping[str, datetime], window: Window) -> Iterator[Claim]:
+    """Yield the claims on workers whose node had failed and was not known to. ``detected``: by incident."""
+    for span in spans:
+        if span.kind is SpanKind.AWAY and span.incident in detected:
+            start, end = window.clip(span.start.timestamp(), detected[span.incident].timestamp())
+            for worker in span.workers if end > start else ():
+                yield Claim(worker, start, end, Part.DETECTION, "", span.incident)
+
+
+def lost_claims(spans: Sequence[SpanView], window: Window) -> Iterator[Claim]:
+    """Yield the claims on workers whose node is away: first of tasks that had them and have fewer since."""
+    lacking: dict[str, list[SpanView]] = {}
+    for span in spans:
+        for worker in span.workers if span.kind is SpanKind.SHORTFALL else ():
+            lacking.setdefault(worker, []).append(span)
+    for away in spans:
+        if away.kind is not SpanKind.AWAY:
+            continue
+        start, end = window.clip(*interval(away))
+        for worker in away.workers if end > start else ():
+            for span in lacking.get(worker, ()):
+                low, high = interval(span)
+                low, high, rate = max(low, start), min(high, end), span.flop_per_worker_s
+                if high > low:
+                    yield Claim(worker, low, high, Part.LOST, span.task, away.incident, rate)
+            yield Claim(worker, start, end, Part.LOST, "", away.incident)
+
+
+def shortfall_claims(spans: Iterable[SpanView], window: Window) -> Iterator[tuple[float, Claim]]:
+    """Yield the claims on workers that a task had before an incident, each with the weight of the task."""
+    for span in spans:
+        if span.kind is SpanKind.SHORTFALL:
+            start, end = window.clip(*interval(span))
+            for worker in span.workers if end > start else ():
+                rate = span.flop_per_worker_s
+                yield span.weight, Claim(worker, start, end, Part.SUB_HEALTHY, span.task, span.incident, rate)
+
+
+def unused_claims(spans: Sequence[SpanView], window: Window) -> Iterator[Claim]:
+    """Yield the claims on what no other claim covers: unscheduled or idle, for each worker all of its time.
+
+    A worker is idle while some task could use more workers of its kind, or of any kind if it has none.
+    """
+    wanted: dict[str, list[Interval]] = {}
+    for span in spans:
+        if span.kind is SpanKind.DEMAND:
+            wanted.setdefault(span.hardware, []).append(interval(span))
+    anything = wanted.pop("", [])
+    wanted = {hardware: union([*intervals, *anything]) for hardware, intervals in wanted.items()}
+    anything = union(anything)
+    for span in spans:
+        if span.kind not in NODE_SPANS:
+            continue
+        start, end = window.clip(*interval(span))
+        if end <= start:
+            continue
+        idle = wanted.get(span.hardware, anything) if span.kind is SpanKind.OPEN else []
+        for low, high in overlapping(idle, start, end):
+            yield from (Claim(worker, low, high, Part.IDLE, "") for worker in span.workers)
+        yield from (Claim(worker, start, end, Part.UNSCHEDULED, "") for worker in span.workers)
+
+
+def overlapping(intervals: Sequence[Interval], start: float, end: float) -> Iterator[Interval]:
+    """Yield what of disjoint, sorted intervals lies between ``start`` and ``end``."""
+    for index in range(max(bisect_right(intervals, (start, math.inf)) - 1, 0), len(intervals)):
+        low, high = intervals[index]
+        if low >= end:
+            return
+        if high > start:
+            yield max(low, start), min(high, end)

@@ -1,0 +1,16 @@
+"""Times as the interface writes them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import PlainSerializer
+
+
+def iso(at: datetime) -> str:
+    """Return a time as text, always in UTC and always with microseconds."""
+    return at.astimezone(UTC).isoformat(timespec="microseconds")
+
+
+Time = Annotated[datetime, PlainSerializer(iso, return_type=str, when_used="json-unless-none")]

@@ -1,0 +1,143 @@
+"""Without exact sums: a run through faults is as near to stock Megatron as stock is to itself with one replica less.
+
+Sums of float32 depend on their order, so two failure-free runs of stock Megatron differ where the number of replicas
+does, and Adam enlarges that where a gradient is zero but for rounding. A fault may not cost more than twice that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from tests.parity.courses import Course, TaskLayout
+from tests.parity.test_parity import follow
+from tests.unicron.conftest import largest_difference
+from tests.unicron.harness import agent
+from tests.unicron.zygote import zygote
+from unicron.trainer import corpus
+
+pytestmark = pytest.mark.timeout(300)
+
+STOCK = Path(__file__).with_name("stock.py")
+
+TIMES = 2.0
+"""How much farther from stock a run through faults may be than stock is from itself with one replica less."""
+
+LOSS = 1e-6
+"""Relative difference of the last loss."""
+
+DETERMINISTIC = 1e-5
+"""Largest difference of parameters with sums in float64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A layout with at least two replicas, its settings, and the faults that a task in it goes through."""
+
+    layout: TaskLayout
+    parallel: Mapping[str, Any] = field(default_factory=dict)
+    """Of the specification."""
+    deterministic: bool = False
+    faults: tuple[tuple[str, str], ...] = (
+        ("1", "same"),
+        ("1.forward", "same"),
+        ("1.backward", "shrink"),
+        ("reduce", "grow"),
+        ("reduce:1", "same"),
+        ("update", "same"),
+        ("apply", "same"),
+        ("checkpoint", "same"),
+    )
+    """Points and changes, as in ``tests.parity.courses``; the layout is the first one again before the last fault."""
+
+    @property
+    def course(self) -> Course:
+        """What happens to the task."""
+        sharded = bool(self.parallel.get("distributed_optimizer"))
+        return Course(self.layout, sharded, self.faults, exact=False)
+
+
+# One line for each layout.
+CASES = {
+    "dp3": Case(layout=TaskLayout(1, 1, 3)),
+    "dp3-distributed": Case(layout=TaskLayout(1, 1, 3), parallel={"distributed_optimizer": True}),
+    "dp3-distributed-overlap": Case(
+        layout=TaskLayout(1, 1, 3), parallel={"distributed_optimizer": True, "overlap": True}
+    ),
+    "tp2dp2": Case(layout=TaskLayout(2, 1, 2)),
+    "tp2dp2-sequence": Case(layout=TaskLayout(2, 1, 2), parallel={"sequence_parallel": True}),
+    "pp2dp2": Case(layout=TaskLayout(1, 2, 2)),
+    "dp3-deterministic": Case(layout=TaskLayout(1, 1, 3), deterministic=True),
+}
+
+SHORT = Case(layout=TaskLayout(1, 1, 3), faults=(("1.backward", "same"), ("reduce:1", "shrink"), ("apply", "same")))
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return corpus.write(tmp_path_factory.mktemp("corpus") / "corpus.txt", size_bytes=50_000)
+
+
+def write_spec(folder: Path, case: Case, text: Path) -> Path:
+    """Write a specification whose model has biases and normalised queries and keys."""
+    spec = {
+        "name": "a",
+        "model": {"layers": 2, "hidden": 32, "heads": 2, "sequence_length": 16, "qk_layernorm": True},
+        "batch": {"global": 12},
+        "steps": case.course.steps,
+        "data": str(text),
+        "checkpoint": {"every": 2},
+        "parallel": dict(case.parallel),
+        "deterministic_sums": case.deterministic,
+    }
+    folder.mkdir(parents=True)
+    path = folder / "spec.json"
+    path.write_text(json.dumps(spec))
+    return path
+
+
+async def stock(spec: Path, layout: TaskLayout) -> tuple[Path, dict[str, Any]]:
+    """Train by plain Megatron; return the file of parameters, and loss and samples."""
+    result = spec.parent / f"{layout}" / "parameters.safetensors"
+    result.parent.mkdir()
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def run(rank: int) -> None:
+        numbers = (rank, layout.size, store.port, layout.tensor, layout.pipeline)
+        folder = result.parent / f"rank{rank}"
+        folder.mkdir()
+        zygote().run([str(STOCK), str(spec), str(result), *map(str, numbers)], folder)
+
+    await asyncio.gather(*(asyncio.to_thread(run, rank) for rank in range(layout.size)))
+    return result, json.loads(result.with_suffix(".json").read_text())
+
+
+async def check(case: Case, folder: Path, text: Path) -> None:
+    spec = write_spec(folder / "stock", case, text)
+    same, expected = await stock(spec, case.layout)
+    less, _ = await stock(spec, replace(case.layout, replicas=case.layout.replicas - 1))
+    bound = TIMES * largest_difference(same, less)
+    async with agent(folder / "run") as a:
+        finished = await follow(a, write_spec(folder / "faults", case, text), case.course)
+    difference = largest_difference(finished.parameters_path, same)
+    print(f"stock with a replica less: {bound / TIMES:.3e}; through {len(case.faults)} faults: {difference:.3e}")
+    assert (finished.step, finished.samples_sha256) == (case.course.steps, expected["samples_sha256"])
+    assert finished.loss == pytest.approx(expected["loss"], rel=LOSS)
+    assert difference <= (DETERMINISTIC if case.deterministic else bound)
+
+
+async def test_a_run_through_faults_is_as_near_to_stock_as_stock_is(tmp_path: Path, text: Path) -> None:
+    await check(SHORT, tmp_path, text)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", CASES)
+async def test_every_layout_is_as_near_to_stock_as_stock_is(name: str, tmp_path: Path, text: Path) -> None:
+    await check(CASES[name], tmp_path, text)

@@ -1,0 +1,190 @@
+"""Gradients that are reduced beside the last backward pass: a fault at any moment of it costs no sample."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.unicron.conftest import SpecFile, largest_difference
+from tests.unicron.harness import Agent, agent, reference_of
+from tests.unicron.test_loss_scale import ALL_AT_ONCE, FIELDS, example
+from tests.unicron.test_snapshots import Nodes
+from tests.unicron.zygote import WRITES_AT_ONCE
+from unicron.environment import BUCKET_BYTES
+from unicron.protocol import Checkpointed, Finished, Held, Raised
+
+pytestmark = pytest.mark.timeout(180)
+
+STEP = 3
+TOLERANCE = 1e-6
+"""Of parameters after a few steps; the order in which float32 numbers are added up differs."""
+OVERLAP = {"parallel": {"distributed_optimizer": True, "overlap": True}, "exact": False}
+DIVIDED = {"parallel": {"distributed_optimizer": True}, "exact": False}
+STEADY = {"optimizer": {"eps": 1e-3}}
+"""Where a gradient is zero but for rounding, Adam with its usual epsilon makes whole steps of the rounding."""
+UNCLIPPED = {"optimizer": {"eps": 1e-3, "clip": 0.0}}
+"""Megatron's norm for clipping is rounded in an order that depends on the buckets."""
+COPIED_ONCE = {"checkpoint": {"every": 0, "memory_every": STEP - 1}}
+SMALL_BUCKETS = {BUCKET_BYTES: "20000"}
+"""The model has about 22,000 parameters."""
+
+
+CLIPPED = [
+    ('optimizer="sgd", lr=0.1, clip_grad=0.0', 'optimizer="adam", adam_eps=1e-3, lr=2e-3, clip_grad=0.0'),
+    ("        step.reduce()", "        step.reduce()\n        assert step.clip_gradients(0.1) > 0.1"),
+]
+STOCK_OVERLAP = [
+    (
+        "grad_reduce_in_fp32=True, overlap_grad_reduce=False",
+        "overlap_grad_reduce=True, overlap_param_gather=True, use_distributed_optimizer=True, bucket_size=20_000",
+    ),
+    ('optimizer="adam", ', 'optimizer="adam", use_distributed_optimizer=True, overlap_param_gather=True, '),
+    (
+        "    return model, optimizer",
+        "    config.no_sync_func, config.param_sync_func = model.no_sync, model.start_param_sync\n"
+        "    return model, optimizer",
+    ),
+]
+
+
+class SmallBuckets(Nodes):
+    """Workers that reduce several bucket groups in a step."""
+
+    async def fork_one(self, worker: str, node: str, fail_at: str = "") -> None:
+        env = {"UNICRON_NODE": node, "UNICRON_DOMAIN": node, "UNICRON_MEMORY": str(self.folder(node))}
+        faults = {"UNICRON_FAIL_AT": fail_at} if fail_at else {}
+        await self.agent.fork(worker, self.spec, env | SMALL_BUCKETS | WRITES_AT_ONCE | faults)
+
+
+async def train(a: Agent, spec: Path, workers: list[str]) -> Finished:
+    a.messages.clear()
+    await asyncio.gather(*(a.fork(worker, spec, SMALL_BUCKETS) for worker in workers))
+    await a.configure(dict.fromkeys(workers, "initial"))
+    return await a.finished(len(workers))
+
+
+async def check_result(a: Agent, spec: Path, finished: Finished) -> None:
+    reference = await reference_of(a, spec)
+    assert finished.samples_sha256 == reference.samples_sha256
+    assert largest_difference(finished.parameters_path, reference.parameters_path) <= TOLERANCE
+
+
+async def test_without_a_fault_the_result_is_that_of_the_reduction_after_the_passes(
+    tmp_path: Path, spec_file: SpecFile
+) -> None:
+    async with agent(tmp_path / "run") as a:
+        after = await train(a, spec_file(**DIVIDED, **UNCLIPPED), ["w0", "w1"])
+        beside = await train(a, spec_file(**OVERLAP, **UNCLIPPED), ["v0", "v1"])
+        # Of two numbers the sum does not depend on their order.
+        assert largest_difference(after.parameters_path, beside.parameters_path) == 0.0
+        await check_result(a, spec_file(**UNCLIPPED, exact=False), beside)
+
+
+@pytest.mark.parametrize("at", ["launch:0", "launch:2", "reduce", "update", "apply", "gather:1"])
+async def test_survivors_keep_their_sums_until_the_update(
+    at: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
+) -> None:
+    """Of three replicas one is lost with its node: its micro-batches alone are computed again."""
+    spec = spec_file(**OVERLAP, **STEADY, **COPIED_ONCE)
+    async with agent(tmp_path / "run") as a:
+        nodes = SmallBuckets(a, spec, shared_memory, {"w0": "n0", "w1": "n1", "w2": "n2"})
+        await nodes.train_to("w1", STEP, at, then="0:4:0:hang")
+        survivors = ["w0", "w2"]
+        await a.in_step(survivors, STEP, "update" if at in ("update", "apply") else "reduce")
+        if at.startswith("launch"):
+            assert (STEP, "reduce") not in a.phases("w1"), "sent after the backward pass"
+        a.kill("w1")
+        shutil.rmtree(nodes.folder("n1"))
+        await a.hold(survivors)
+        members = dict.fromkeys(survivors, "live")
+        resumed = await a.resumed(await a.configure(members, stage="interrupted", complete=False, fault_step=STEP - 1))
+        assert {(r.step, r.steps_recomputed) for r in resumed} == {(STEP, 0)}
+        if at != "apply":  # who has applied an update of which a part is lost goes back to copies, and has no sums
+            assert {r.computed for r in resumed} == {2}
+        await a.stopped("w0")
+        await a.drain(survivors)
+        await nodes.fork_one("w3", "n3")
+        await a.resumed(await a.configure({**members, "w3": "take"}))
+        await check_result(a, spec_file(**STEADY, exact=False), await a.finished(3))
+
+
+async def test_a_script_with_stock_settings_that_computes_all_micro_batches_in_one_call(
+    tmp_path: Path, spec_file: SpecFile
+) -> None:
+    async with agent(tmp_path / "run") as a:
+        spec = spec_file(script=str(example(tmp_path, *CLIPPED)), exact=False, **FIELDS)
+        await a.fork("w0", spec)
+        await a.configure({"w0": "initial"})
+        expected = await a.finished(1)
+        example(tmp_path, *CLIPPED, *STOCK_OVERLAP, *ALL_AT_ONCE)
+        a.messages.clear()
+        workers = ["v0", "v1"]
+        env = SMALL_BUCKETS | {"UNICRON_FAIL_AT": "1:2:launch:1:hang"}
+        await asyncio.gather(*(a.fork(worker, spec, env) for worker in workers))
+        await a.configure(dict.fromkeys(workers, "initial"))
+        await a.stopped("v1")
+        assert (2, "reduce") not in a.phases("v1"), "sent after the backward passes"
+        a.go_on(["v1"])
+        finished = await a.finished(2)
+        assert finished.samples_sha256 == expected.samples_sha256
+        assert largest_difference(finished.parameters_path, expected.parameters_path) <= TOLERANCE
+
+
+async def test_a_rank_lost_before_its_parameters_are_sent_takes_the_others_one_step_back(
+    tmp_path: Path, spec_file: SpecFile, shared_memory: Path
+) -> None:
+    """The others wait for its part of the update in their next forward pass. That part is nowhere else."""
+    spec = spec_file(**OVERLAP, **STEADY, **COPIED_ONCE)
+    async with agent(tmp_path / "run") as a:
+        nodes = SmallBuckets(a, spec, shared_memory, {"w0": "n0", "w1": "n1", "w2": "n2"})
+        await nodes.train_to("w1", STEP, "gather")
+        survivors = ["w0", "w2"]
+        await a.in_step(survivors, STEP + 1, "begun")
+        a.kill("w1")
+        shutil.rmtree(nodes.folder("n1"))
+        await a.hold(survivors)
+        assert {m.step for m in a.of(Held)} == {STEP - 1}
+        members = dict.fromkeys(survivors, "live")
+        resumed = await a.resumed(await a.configure(members, stage="interrupted", complete=False, fault_step=STEP))
+        assert {(r.step, r.steps_recomputed, r.computed) for r in resumed} == {(STEP, 1, 0)}
+        await check_result(a, spec_file(**STEADY, exact=False), await a.finished(2))
+
+
+async def test_where_nobody_is_lost_nothing_is(tmp_path: Path, spec_file: SpecFile) -> None:
+    """Whatever a broken generation leaves of a gather, the ranks' own parts are whole; a broken launch ends no pass."""
+    faults = "1:2:gather:communication,1:4:launch:1:communication,1:6:0:hang"
+    workers = ["w0", "w1"]
+    async with agent(tmp_path / "run") as a:
+        expected = await train(a, spec_file(**OVERLAP, **UNCLIPPED, steps=7), ["v0", "v1"])
+        spec = spec_file(**OVERLAP, **UNCLIPPED, steps=7, checkpoint={"every": 5})
+        env = SMALL_BUCKETS | WRITES_AT_ONCE | {"UNICRON_FAIL_AT": faults}
+        await asyncio.gather(*(a.fork(worker, spec, env) for worker in workers))
+        generation = await a.configure(dict.fromkeys(workers, "initial"))
+        for step in (2, 4):
+            await a.until(partial(a.of, Raised, "w1", generation))
+            await a.in_step(["w0"], *((3, "begun") if step == 2 else (4, "reduce")))
+            await a.hold(workers)
+            generation = await a.configure(dict.fromkeys(workers, "live"), stage="interrupted")
+            resumed = await a.resumed(generation)
+            if step == 2:
+                assert "live" in {r.source for r in resumed}
+                assert {(r.step, r.steps_recomputed) for r in resumed} == {(3, 0)}
+            else:
+                assert {(r.source, r.step, r.computed) for r in resumed} == {("own", 4, 0)}
+        await a.stopped("w1")
+        await a.drain(workers)
+        resumed = await a.resumed(await a.configure(dict.fromkeys(workers, "live")))
+        assert {r.source for r in resumed} == {"own"}, "drained ranks have gathered"
+        finished = await a.finished(2)
+        assert finished.samples_sha256 == expected.samples_sha256
+        assert largest_difference(finished.parameters_path, expected.parameters_path) == 0.0
+        (saved,) = a.of(Checkpointed)
+        a.messages.clear()
+        await a.fork("x0", spec)
+        await a.configure({"x0": "checkpoint"}, checkpoint=saved.path)
+        alone = await a.finished(1)
+        assert largest_difference(alone.parameters_path, expected.parameters_path) <= TOLERANCE

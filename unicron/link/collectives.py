@@ -1,0 +1,182 @@
+"""The collectives of the training thread: when a hold breaks them off, and how they are waited for.
+
+The training thread blocks in collectives without Python code that could check for a hold. It says where it may
+(``enter``, ``leave``); meanwhile ``unicron.link.breaker`` breaks off what is held, except the groups of a replica that
+can finish its micro-batches (``unicron.link.sparing``).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from typing import Any
+
+from unicron.errors import Interrupted
+from unicron.link.breaker import BREAK_AGAIN_S, Breaker, BreakMethod
+from unicron.link.sparing import Sparing
+from unicron.link.waiting import has_ended
+
+STUCK_S = 0.3
+"""How long after its sockets were shut a collective is given up. Measured: a collective ends within 20 ms of that, but
+for about 1 of 100 under stress whose failure gloo does not pass on, and which waits until its time-out."""
+
+
+class Collectives(ABC):
+    """The part of ``AgentLink`` that is about collectives; the rest is about messages."""
+
+    def __init__(self, changed: threading.Condition) -> None:
+        """Start outside of any generation.
+
+        Args:
+            changed: guards the attributes that both threads use, and is notified of their changes.
+        """
+        self._changed = changed
+        self._sparing = Sparing()
+        self._breaker = Breaker(changed, self.is_held, self._spares)
+        self.abandoned: list[Any] = []
+        """Collectives of this generation that were given up: its groups may not be destroyed before they end."""
+
+    @property
+    @abstractmethod
+    def supervised(self) -> bool:
+        """Whether there is an agent that can hold a generation."""
+
+    @property
+    @abstractmethod
+    def generation(self) -> int:
+        """The generation joined last; 0 before the first."""
+
+    @abstractmethod
+    def is_held(self) -> bool:
+        """Return whether the generation of this process is held."""
+
+    def check(self) -> None:
+        """Leave the step if the generation is held, unless the hold spares this rank's replica.
+
+        Raises:
+            Interrupted: the generation is held.
+        """
+        if self.is_held() and not self._spares():
+            raise Interrupted(f"generation {self.generation} is held")
+
+    def _spares(self) -> bool:
+        with self._changed:
+            return self._sparing.spares(time.monotonic())
+
+    def enter(self, *, computes: bool = False) -> None:
+        """Note that the training thread may block on its peers from here on: only then are collectives broken off.
+
+        Args:
+            computes: whether it computes micro-batches, until ``end_passes`` or ``leave``.
+        """
+        with self._changed:
+            if computes:
+                self._sparing.begin_passes(time.monotonic())
+            self._breaker.enter()
+
+    def finish_micro_batch(self) -> None:
+        """Note that a micro-batch is finished."""
+        with self._changed:
+            self._sparing.finish_micro_batch(time.monotonic())
+
+    def end_passes(self) -> None:
+        """Note that this rank computes no more micro-batches in this step; leave the step if the generation is held.
+
+        Raises:
+            Interrupted: the generation is held.
+        """
+        with self._changed:
+            self.check()
+            if self.is_held():
+                self._sparing.finished = True
+                raise Interrupted(f"generation {self.generation} is held; this rank's micro-batches are finished")
+            self._sparing.end_passes()
+
+    def leave(self, *, failed: bool = False) -> None:
+        """Note that the training thread does not wait for its peers any more.
+
+        Args:
+            failed: whether it leaves a step because of an error. Peers of its replica that the hold spares may wait for
+                it, so the groups of the replica are broken off, unless it has finished its micro-batches.
+        """
+        with self._changed:
+            self._breaker.leave()
+            self._sparing.end_passes()
+            breaks = failed and self._sparing.has_peers and not self._sparing.finished
+        if breaks and self.supervised:
+            self._breaker.break_replica()
+
+    def set_break_method(self, method: BreakMethod, replica: Collection[int] = ()) -> None:
+        """Set how the collectives of this generation are broken off.
+
+        Args:
+            method: how.
+            replica: the ranks of this rank's replica, once the groups are made.
+        """
+        with self._changed:
+            self._breaker.set_method(method)
+            self._sparing.set_replica(replica)
+
+    @property
+    def waits_in_slices(self) -> bool:
+        """Whether collectives are waited for in slices."""
+        return self.supervised and self._breaker.method.waits_in_slices
+
+    @property
+    def aborts_without_error(self) -> bool:
+        """Whether collectives that are aborted end without an error, with garbage for a result."""
+        return self.supervised and self._breaker.method.synchronize is not None
+
+    def wait(self, work: Any, *, of_replica: bool = False) -> None:
+        """Wait for a collective (torch's ``Work``) until it ends, or until it does not end though it is broken off.
+
+        Args:
+            work: the collective.
+            of_replica: whether a group of the replica may have to do it, which a hold may spare.
+
+        Raises:
+            RuntimeError: the collective failed.
+            Interrupted: the generation is held, and the collective has not ended ``STUCK_S`` after its sockets were
+                shut; or, where collectives are aborted without an error, the generation is held.
+        """
+        if not self.waits_in_slices:
+            work.wait()
+            self._synchronize(self._breaker.method.synchronize_stream)
+            return
+        while not has_ended(work):
+            broken_at_s = self._breaker.replica_broken_at_s if of_replica else self._breaker.broken_at_s
+            if self.is_held() and broken_at_s is not None and time.monotonic() - broken_at_s > STUCK_S:
+                self.abandoned.append(work)
+                raise Interrupted(f"generation {self.generation} is held; a collective of it does not end")
+
+    def break_off(self, works: list[Any]) -> None:
+        """Break off collectives of a generation that this process has left, so that none of them writes any more.
+
+        Args:
+            works: the collectives, of groups of several replicas. Those that do not end in ``STUCK_S`` are
+                ``abandoned``.
+        """
+        if works and self.supervised:
+            self._breaker.break_shared()
+            limit_s = time.monotonic() + STUCK_S
+            while time.monotonic() < limit_s and not all(work.is_completed() for work in works):
+                time.sleep(BREAK_AGAIN_S)
+        self.abandoned += [work for work in works if not work.is_completed()]
+
+    def synchronize(self) -> None:
+        """Wait for the device where collectives are aborted without an error; leave the step if they may have been.
+
+        Results of collectives may be used only after this.
+
+        Raises:
+            Interrupted: the generation is held.
+            RuntimeError: something failed on the device.
+        """
+        self._synchronize(self._breaker.method.synchronize)
+
+    def _synchronize(self, synchronize: Callable[[], None] | None) -> None:
+        if self.supervised and synchronize is not None:
+            synchronize()
+            self.check()

@@ -1,0 +1,49 @@
+"""torchrun's environment variables: read where there is no agent, set for scripts where there is one.
+
+Scripts read them to choose a device or to have one process of a node do something. Under an agent they tell the present
+generation, and change with it; ``run.generation`` tells the same to code that follows the changes.
+"""
+
+from __future__ import annotations
+
+import os
+
+from unicron import device, environment
+from unicron.protocol import Configure
+
+
+def variables_of(configure: Configure, *, one_device: bool) -> dict[str, str]:
+    """Return the variables of one rank in a generation.
+
+    Args:
+        configure: the generation.
+        one_device: whether each process sees one device, which is then number 0 for all of them.
+    """
+    nodes = [str(worker).rpartition("/")[0] for _, worker, _ in configure.members]
+    own = nodes[configure.rank]
+    found = {
+        environment.RANK: configure.rank,
+        environment.WORLD_SIZE: configure.world_size,
+        environment.LOCAL_RANK: 0 if one_device else nodes[: configure.rank].count(own),
+        environment.LOCAL_WORLD_SIZE: nodes.count(own),
+        environment.GROUP_RANK: list(dict.fromkeys(nodes)).index(own),
+        environment.GROUP_WORLD_SIZE: len(set(nodes)),
+        environment.MASTER_ADDR: configure.store_host,
+        environment.MASTER_PORT: configure.store_port,
+        environment.GENERATION: configure.generation,
+    }
+    return {name: str(value) for name, value in found.items()}
+
+
+def publish(configure: Configure) -> None:
+    """Set the variables to those of a generation that this process joins."""
+    os.environ.update(variables_of(configure, one_device=device.is_cuda()))
+
+
+def value(name: str, default: str = "") -> str:
+    """Return a variable that torchrun has set for this process.
+
+    A process that a script has started under an agent inherits those of a rank, which say nothing about it.
+    """
+    inherited = environment.GENERATION in os.environ and environment.TORCHRUN_ID not in os.environ
+    return default if inherited else environment.text(name, default)

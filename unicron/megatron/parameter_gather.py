@@ -1,0 +1,108 @@
+"""The gather of a distributed optimizer's updated parameters beside the next step's first forward pass.
+
+Each data-parallel rank's optimizer updates one range of every bucket of parameters (see
+``unicron.megatron.bucket_groups``). All gathers are launched as the step ends, on every rank and in one order, so that
+no rank waits for what another one does next; Megatron's hooks wait for a bucket group before a module uses it. Until
+all have ended only the rank's own ranges count: what a broken gather leaves in the others is worth nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+
+from unicron.megatron.bucket_groups import bucket_groups, group_of, overlaps_gather, own_parameters, replace_gather
+
+
+class ParameterGather:
+    """Gathers the parameters of one model after each update."""
+
+    def __init__(self, model: Any) -> None:
+        """Take the gather over from Megatron's DistributedDataParallel."""
+        self._groups = bucket_groups(model)
+        self.before: Callable[[int], None] = lambda number: None
+        """Called before a bucket group is waited for, with the number of those that have been: fault injection."""
+        self.pending = False
+        """Whether this rank has updated its own ranges, and does not know to have all others."""
+        self._on_device = any(own_parameters(group)[0].whole.is_cuda for group in self._groups)
+        self._works: list[list[Any]] | None = None
+        """For each bucket group, the gathers that are not yet waited for; None: they are not launched."""
+        for number, group in enumerate(self._groups):
+            replace_gather(group, partial(self._wait, number))
+
+    @classmethod
+    def of(cls, model: Any) -> ParameterGather | None:
+        """Return what gathers the parameters of a model; None: the optimizer's step does."""
+        return cls(model) if overlaps_gather(model) else None
+
+    def updated(self, *_: Any) -> None:
+        """Note that the optimizer has updated this rank's ranges; the arguments are those of torch's hooks."""
+        self.pending = True
+
+    def launch(self) -> None:
+        """Begin to gather, unless that is done.
+
+        Raises:
+            RuntimeError: a collective broke.
+        """
+        if not self.pending or self._works is not None:
+            return
+        self._works = [[] for _ in self._groups]
+        # The forward pass uses the last bucket first.
+        for number in reversed(range(len(self._groups))):
+            group = group_of(self._groups[number])
+            if group.size() > 1:
+                for whole, own in own_parameters(self._groups[number]):
+                    self._works[number].append(dist.all_gather_single(whole, own, group=group, async_op=True))
+
+    def _wait(self, number: int) -> None:
+        """Wait until the parameters of a bucket group are gathered (on a device: have its stream wait).
+
+        Raises:
+            RuntimeError: a collective broke.
+            Interrupted: the generation is held, and the collective does not end.
+        """
+        if not self.pending:
+            return
+        self.launch()
+        assert self._works is not None
+        if self._works[number]:
+            self.before(sum(not works for works in self._works))
+            for work in self._works[number]:
+                work.wait()
+            self._works[number] = []
+            if not self._on_device:
+                self.settle()
+
+    def complete(self) -> None:
+        """Wait until all parameters are gathered; ``settle`` comes next.
+
+        Raises:
+            RuntimeError: a collective broke.
+            Interrupted: the generation is held, and a collective does not end.
+        """
+        for number in reversed(range(len(self._groups))):
+            self._wait(number)
+
+    def settle(self) -> None:
+        """Note that what was waited for has ended well, which on a device is known once the device is done."""
+        if self._works is not None and not any(self._works):
+            self.pending, self._works = False, None
+
+    def give_up(self) -> list[Any]:
+        """Leave the generation; return the collectives that may never end. What they would have brought is ``pending``.
+
+        On a device nothing tells a gather that has ended from one that was aborted.
+        """
+        unfinished = [work for works in self._works or () for work in works]
+        if self._works is not None and not self._on_device and all(work.is_completed() for work in unfinished):
+            with contextlib.suppress(RuntimeError):
+                for work in unfinished:
+                    work.wait()
+                self.pending = False
+        self._works = None
+        return unfinished
