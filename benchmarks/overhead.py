@@ -12,7 +12,7 @@ a micro-batch, and whether node agents and services run beside it; copies in mem
                      (with supervisor and fork server) <= 2% of a core, control plane (bus and services) <= 8%. The wall
                      time is reported: ranks and services share the cores.
     memory           largest resident memory of a rank at 100 million parameters, stock and ours in processes of their
-                     own: <= 1.02
+                     own: <= 1.02, and 1/DP of the gradients more with overlapped communication
 
 Exit status 1 if a bound is missed.
 """

@@ -18,7 +18,11 @@ from benchmarks.ranks import run_ranks
 from benchmarks.report import Report
 
 BOUND = 1.02
-"""Required of the ratio of the largest resident memory."""
+"""Required of the ratio of the largest resident memory; where reductions overlap, 1/DP of the gradients more, into
+which they are received."""
+
+GRADIENT_BYTES = 4
+"""Of each parameter, in float32."""
 
 SHAPE: dict[str, Any] = {"layers": 8, "hidden": 1024, "heads": 8, "sequence_length": 32, "micro_batches": 1}
 """101 million parameters, with which a rank is large beside what it imports (0.3 GB). Few tokens: the memory of
@@ -27,7 +31,13 @@ activations is free again when gradients are reduced, and would hide what the re
 STEPS = 2
 """The optimizer's state is allocated in the first; the second has everything."""
 
-LAYOUTS: dict[str, dict[str, Any]] = {"dp2": {}, "dp2-distributed": {"distributed_optimizer": True}}
+PARAMETERS = SHAPE["layers"] * 12 * SHAPE["hidden"] ** 2
+"""Of the layers' products: all but half a percent."""
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "dp2": {},
+    "dp2-overlap": {"distributed_optimizer": True, "overlap": True, "bucket": 8 << 20},
+}
 
 
 def measure(folder: Path, report: Report) -> None:
@@ -41,9 +51,11 @@ def measure(folder: Path, report: Report) -> None:
             plan.write(place)
             ranks = run_ranks("benchmarks.overhead_memory", [str(place), way], place, plan.work.ranks)
             largest[way] = max(rank["bytes"] for rank in ranks)
-        ratio = largest["ours"] / largest["stock"]
+        ratio, bound = largest["ours"] / largest["stock"], BOUND
+        if plan.work.overlap:
+            bound += GRADIENT_BYTES * PARAMETERS / plan.work.ranks / largest["stock"]
         gib = {f"{way}_gib": round(value / 2**30, 3) for way, value in largest.items()}
-        report.at_most(f"memory-{name}: ratio of largest resident memory", round(ratio, 4), BOUND, **gib)
+        report.at_most(f"memory-{name}: ratio of largest resident memory", round(ratio, 4), round(bound, 4), **gib)
 
 
 def train(folder: Path, way: str) -> int:

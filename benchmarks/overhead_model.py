@@ -17,10 +17,6 @@ import unicron
 
 VOCABULARY = 256
 
-OVERLAPPED_BUCKET = 200_000
-"""Gradients in one of Megatron's buckets where reductions overlap: five buckets in the small model. Megatron's default
-is 40 million."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
@@ -42,7 +38,10 @@ class Workload:
     sequence_parallel: bool = False
     distributed_optimizer: bool = False
     overlap: bool = False
-    """Whether gradients are reduced beside the last backward pass."""
+    """Whether gradients are reduced beside the last backward pass, and parameters gathered beside the next forward."""
+    bucket: int = 200_000
+    """Gradients in one of Megatron's buckets where reductions overlap: five buckets of the small model. Megatron's
+    default is 40 million."""
 
     @property
     def all_micro_batches(self) -> int:
@@ -83,15 +82,22 @@ def build(work: Workload, tensor: int, pipeline: int) -> tuple[Any, Any]:
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=work.overlap,
+        overlap_param_gather=work.overlap,
         use_distributed_optimizer=work.distributed_optimizer,
-        bucket_size=OVERLAPPED_BUCKET if work.overlap else None,
+        bucket_size=work.bucket if work.overlap else None,
     )
     chunks = [
         DistributedDataParallel(config, ddp, _module(work, config, number if interleaved else None))
         for number in range(work.interleave)
     ]
     optimizer = get_megatron_optimizer(
-        OptimizerConfig(optimizer="adam", lr=1e-4, clip_grad=1.0, use_distributed_optimizer=work.distributed_optimizer),
+        OptimizerConfig(
+            optimizer="adam",
+            lr=1e-4,
+            clip_grad=1.0,
+            use_distributed_optimizer=work.distributed_optimizer,
+            overlap_param_gather=work.overlap,
+        ),
         chunks,
         use_gloo_process_groups=False,
     )
@@ -184,7 +190,7 @@ def stock(work: Workload) -> tuple[Any, Any]:
     config = (model[0] if isinstance(model, list) else model).config
     config.finalize_model_grads_func = finalize_model_grads
     if work.overlap:
-        config.no_sync_func = model.no_sync
+        config.no_sync_func, config.param_sync_func = model.no_sync, model.start_param_sync
     return model, optimizer
 
 
