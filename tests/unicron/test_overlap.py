@@ -163,6 +163,7 @@ async def test_where_nobody_is_lost_nothing_is(tmp_path: Path, spec_file: SpecFi
     async with agent(tmp_path / "run") as a:
         expected = await train(a, spec_file(**OVERLAP, **UNCLIPPED, steps=7), ["v0", "v1"])
         spec = spec_file(**OVERLAP, **UNCLIPPED, steps=7, checkpoint={"every": 5})
+        a.messages.clear()
         env = SMALL_BUCKETS | WRITES_AT_ONCE | {"UNICRON_FAIL_AT": faults}
         await asyncio.gather(*(a.fork(worker, spec, env) for worker in workers))
         generation = await a.configure(dict.fromkeys(workers, "initial"))
