@@ -34,6 +34,8 @@ class Planner(RuleBasedStateMachine):
     def begin(self, allow_pausing: bool) -> None:
         self.world = World(starvation_s=3600.0, allow_pausing=allow_pausing)
         self.newest: dict[str, PlanDecided] = {}
+        self.reached: dict[tuple[str, int], int] = {}
+        """The newest step of each generation of each task."""
 
     def check(self, before: State, plan: PlanDecided | None) -> None:
         if plan is None:
@@ -148,7 +150,10 @@ class Planner(RuleBasedStateMachine):
     @precondition(lambda self: self.tasks())
     def progress(self, data: st.DataObject, step: int, step_s: float) -> None:
         name = data.draw(st.sampled_from(self.tasks()))
-        self.world.progress(name, max(step, self.world.task(name).step), step_s)
+        task = self.world.task(name)
+        place = (name, task.generation)
+        self.reached[place] = max(step, task.step, self.reached.get(place, 0))  # no generation goes back
+        self.world.progress(name, self.reached[place], step_s)
 
     @rule(data=st.data(), step=st.integers(1, 50))
     @precondition(lambda self: self.tasks())
@@ -186,8 +191,8 @@ class Planner(RuleBasedStateMachine):
 
     @rule(data=st.data(), whole=st.booleans())
     def carry_out(self, data: st.DataObject, whole: bool) -> None:
-        tasks = self.world.state.tasks
-        under_way = [name for name, plan in self.newest.items() if tasks[name].plan == plan.plan]
+        tasks = self.world.state.tasks  # without those that have ended and left their workers
+        under_way = [name for name, plan in self.newest.items() if name in tasks and tasks[name].plan == plan.plan]
         if not under_way:
             return
         name = data.draw(st.sampled_from(under_way))

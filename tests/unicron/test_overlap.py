@@ -98,8 +98,10 @@ async def test_survivors_keep_their_sums_until_the_update(
     spec, launched = spec_file(**OVERLAP, **STEADY, **COPIED_ONCE), at.startswith("launch")
     async with agent(tmp_path / "run") as a:
         nodes = SmallBuckets(a, spec, shared_memory, {"w0": "n0", "w1": "n1", "w2": "n2"})
+        # The others come into the step behind w1's, and no further, before w1 is lost.
+        hang = f"0:{STEP + 2}:0:hang"
         # A bucket group that no backward pass sends is sent behind the fault point ``reduce``.
-        await nodes.train_to("w1", STEP, at, then=f"0:4:0:hang,1:{STEP}:reduce:exception" if launched else "0:4:0:hang")
+        await nodes.train_to("w1", STEP, at, then=f"{hang},1:{STEP}:reduce:exception" if launched else hang)
         survivors = ["w0", "w2"]
         await a.in_step(survivors, STEP, "update" if at in ("update", "apply") else "reduce")
         assert not a.of(Raised, "w1")

@@ -20,7 +20,7 @@ AT_START = [
 
 ONCE_JOINING = [
     ({"model": "__import__('no_such_module')"}, "refused"),  # in ``build``
-    ({"model": "[model]"}, "refused"),  # UnsupportedModel
+    ({"model": "{'model': model}"}, "refused"),  # UnsupportedModel
     ({"begin": "__import__('no_such_module')"}, "exception"),  # in a step
     ({"after": "open('/no/such/file')"}, "exception"),  # between two steps
 ]

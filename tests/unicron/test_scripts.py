@@ -101,7 +101,7 @@ MISTAKES = {
     "UnsupportedModel: model: 1 is a batch norm": {
         "model": "torch.nn.Sequential(model, torch.nn.BatchNorm1d(1))",
     },
-    "UnsupportedModel: model: must be one module, not list": {"model": "[model]"},
+    "UnsupportedModel: model: must be a module or a list of modules, not dict": {"model": "{'model': model}"},
 }
 
 
