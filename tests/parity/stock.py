@@ -1,6 +1,6 @@
 """One rank of a stock run: plain Megatron, with its own reductions and its own end of a step, without a failure.
 
-    python stock.py SPEC RESULT RANK WORLD_SIZE PORT TENSOR PIPELINE
+    python stock.py SPEC RESULT RANK WORLD_SIZE PORT TENSOR PIPELINE INTERLEAVE
 
 Model, first parameters, optimizer and samples are the built-in trainer's; the loop is as short as Megatron allows. The
 parameters go to RESULT, and beside it the loss of the last step and the digest of all samples.
@@ -81,7 +81,9 @@ def train(task: spec.Spec, samples: Samples, tensor: int, pipeline: int) -> tupl
     return model, loss, digest
 
 
-def main(path: str, result: str, rank: int, world_size: int, port: int, tensor: int, pipeline: int) -> None:
+def main(
+    path: str, result: str, rank: int, world_size: int, port: int, tensor: int, pipeline: int, interleave: int
+) -> None:
     """Be the rank."""
     from megatron.core import parallel_state
 
@@ -91,7 +93,8 @@ def main(path: str, result: str, rank: int, world_size: int, port: int, tensor: 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-    parallel_state.initialize_model_parallel(tensor, pipeline, create_gloo_process_groups=False)
+    virtual = interleave if interleave > 1 else None
+    parallel_state.initialize_model_parallel(tensor, pipeline, virtual, create_gloo_process_groups=False)
     model, loss, digest = train(task, samples, tensor, pipeline)
     export(model, Path(result))
     dist.barrier()

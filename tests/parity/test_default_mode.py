@@ -79,6 +79,7 @@ CASES = {
     "tp2dp2": Case(layout=TaskLayout(2, 1, 2)),
     "tp2dp2-sequence": Case(layout=TaskLayout(2, 1, 2), parallel={"sequence_parallel": True}),
     "pp2dp2": Case(layout=TaskLayout(1, 2, 2)),
+    "pp2vp2dp2": Case(layout=TaskLayout(1, 2, 2, interleave=2)),
     "dp3-deterministic": Case(layout=TaskLayout(1, 1, 3), deterministic=True),
 }
 
@@ -94,12 +95,18 @@ def write_spec(folder: Path, case: Case, text: Path) -> Path:
     """Write a specification whose model has biases and normalised queries and keys."""
     spec = {
         "name": "a",
-        "model": {"layers": 2, "hidden": 32, "heads": 2, "sequence_length": 16, "qk_layernorm": True},
+        "model": {
+            "layers": 2 * case.layout.interleave,
+            "hidden": 32,
+            "heads": 2,
+            "sequence_length": 16,
+            "qk_layernorm": True,
+        },
         "batch": {"global": 12},
         "steps": case.course.steps,
         "data": str(text),
         "checkpoint": {"every": 2},
-        "parallel": dict(case.parallel),
+        "parallel": {"interleave": case.layout.interleave, **case.parallel},
         "deterministic_sums": case.deterministic,
     }
     folder.mkdir(parents=True)
@@ -115,7 +122,7 @@ async def stock(spec: Path, layout: TaskLayout) -> tuple[Path, dict[str, Any]]:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     def run(rank: int) -> None:
-        numbers = (rank, layout.size, store.port, layout.tensor, layout.pipeline)
+        numbers = (rank, layout.size, store.port, layout.tensor, layout.pipeline, layout.interleave)
         folder = result.parent / f"rank{rank}"
         folder.mkdir()
         zygote().run([str(STOCK), str(spec), str(result), *map(str, numbers)], folder)
