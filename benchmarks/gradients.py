@@ -53,7 +53,8 @@ def accumulators_of(rank_state: Any, micro_batches: int) -> dict[str, Any]:
 
     tensors = rank_state.accumulator.tensors
     tied = tied_weight(rank_state.model)
-    shared = next(i for i, parameter in enumerate(rank_state.model.parameters()) if parameter is tied)
+    assert tied is not None
+    shared = next(i for i, tensor in enumerate(tensors) if tensor is tied.main_grad)  # type: ignore[attr-defined]
     # Exact mode keeps the gradients of the shared weight's two uses apart.
     leaves = [(shared, torch.zeros_like(tensors[shared]))]
     return {
