@@ -52,7 +52,7 @@ FINISH_FLOOR_S = "UNICRON_FINISH_FLOOR_S"
 """How long, at least, a replica that a hold spares may go without a finished micro-batch (``unicron.link.sparing``)."""
 
 BUCKET_BYTES = "UNICRON_BUCKET_BYTES"
-"""Size of a bucket of gradients."""
+"""Largest size of a bucket of gradients (``unicron.gradients.buckets``)."""
 
 ROUND_BYTES = "UNICRON_ROUND_BYTES"
 """Bytes that a rank sends, and receives, in one round of a transfer of state."""

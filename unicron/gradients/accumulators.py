@@ -47,8 +47,9 @@ class Accumulator(ABC):
         """
         self.tensors = list(tensors)
         self._exchanges = list(exchanges)
-        elements = max(1, bucket_bytes() // self.bytes_per_element)
-        self.slices = bucket_slices([t.numel() for t in tensors], elements)
+        sizes = [tensor.numel() for tensor in tensors]
+        elements = max(1, bucket_bytes(sum(sizes) * self.bytes_per_element) // self.bytes_per_element)
+        self.slices = bucket_slices(sizes, elements)
         self.buffers = [spans([tensors[i].view(-1)[a:b] for i, a, b in bucket]) for bucket in self.slices]
         """For each bucket, views of its parts of the tensors: one where the tensors follow one another in memory."""
 

@@ -11,6 +11,14 @@ from typing import NamedTuple
 
 from unicron import environment
 
+LEAST_BUCKETS = 64
+"""Buckets of gradients that are larger than this many small ones. Copies of three buckets are under way at once
+(``unicron.gradients.reduction``), so they take at most 3/64 of the gradients, about 1% of what training takes:
+parameters, gradients and the two moments of Adam."""
+
+SMALL_BUCKET_BYTES = 4 << 20
+"""No bucket need be smaller: three of them are small beside any process (0.3 GiB with torch imported)."""
+
 
 class BucketSlice(NamedTuple):
     """A part of one tensor that lies in one bucket."""
@@ -44,6 +52,15 @@ def bucket_slices(sizes: Sequence[int], elements: int) -> list[list[BucketSlice]
     return buckets
 
 
-def bucket_bytes() -> int:
-    """Return the size of a bucket in bytes (``environment.BUCKET_BYTES``)."""
+def largest_bucket_bytes() -> int:
+    """Return the size in bytes that no bucket exceeds (``environment.BUCKET_BYTES``)."""
     return int(environment.number(environment.BUCKET_BYTES))
+
+
+def bucket_bytes(gradient_bytes: int) -> int:
+    """Return the size of a bucket in bytes.
+
+    Args:
+        gradient_bytes: what all gradients of the rank's shard of the model take.
+    """
+    return min(largest_bucket_bytes(), max(SMALL_BUCKET_BYTES, gradient_bytes // LEAST_BUCKETS))

@@ -10,7 +10,7 @@ import torch
 
 from unicron import device
 from unicron.errors import InvalidSpec
-from unicron.gradients.buckets import bucket_bytes
+from unicron.gradients.buckets import largest_bucket_bytes
 from unicron.megatron.model import sharded_parameters
 from unicron.megatron.parallel import virtual_stages
 from unicron.trainer.spec import Spec
@@ -96,7 +96,7 @@ def build(spec: Spec, tensor: int, pipeline: int) -> tuple[Any, Any]:
         overlap_grad_reduce=overlap,
         overlap_param_gather=overlap,
         use_distributed_optimizer=spec.distributed_optimizer,
-        bucket_size=bucket_bytes() // FLOAT32_BYTES,
+        bucket_size=largest_bucket_bytes() // FLOAT32_BYTES,
     )
     model = [
         DistributedDataParallel(config, data_parallel, _module(spec, config, number if chunks > 1 else None))
