@@ -25,6 +25,9 @@ FIRST_STEPS = 3
 RESTORED_S = 60.0
 """For a fault to be healed, and for the bus to have what the log has; both take seconds."""
 
+ENDED_S = 120.0
+"""For what is left of ``STEPS`` without the pace, which takes a few seconds."""
+
 
 @dataclass(frozen=True)
 class LayoutSpec:
@@ -73,10 +76,10 @@ class Cluster:
         # Heartbeats tell of steps before the log has told of the ranks that do them.
         return self.bed.client.until(f"{name} trains", lambda: (t := self.bed.client.task(name))["ranks"] and t), pace
 
-    def end(self, name: str, pace: Pace) -> bytes:
+    def end(self, name: str, pace: Pace, limit_s: float = ENDED_S) -> bytes:
         """Let a task train to its end; return its parameters' file, as the API has it from the node that wrote it."""
         pace.end()
-        self.bed.client.until_state(name, "succeeded")
+        self.bed.client.until_state(name, "succeeded", limit_s)
         return self.bed.client.http.get(f"/v1/tasks/{name}/result").raise_for_status().content
 
     def give_up(self, name: str) -> None:
@@ -93,7 +96,7 @@ class Cluster:
             found = verify(log)
         finally:
             log.close()
-        problems = len(found.mismatches) + (not found.chain_ok)
+        problems = len(found.mismatches) + len(found.problems) + (not found.chain_ok)
         report.equal(f"{name}: problems in the log", problems, 0, events=found.events)
         deadline = time.monotonic() + RESTORED_S
         while (relayed := self.bed.control.relayed()) < found.events and time.monotonic() < deadline:
