@@ -90,7 +90,9 @@ async def measure(rounds: int, report: Report) -> None:
             report.line("median", sums=_sums(apart), hold=_hold(named), resumed_s=median)
         ratios = [one / other for one, other in zip(found[apart, True], found[apart, False], strict=True)]
         ratio, low, high = interval(ratios)
-        report.below(f"{_sums(apart)}: time of named over unknown", ratio, 1.0, interval=[low, high])
+        report.below(
+            f"{_sums(apart)}: time of named over unknown, end of its interval", high, 1.0, ratio=ratio, low=low
+        )
 
 
 def _sums(apart: bool) -> str:

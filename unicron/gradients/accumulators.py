@@ -199,16 +199,20 @@ class InPlaceAccumulator(Accumulator):
         self._undo_exchanges()
         for bucket, total in enumerate(self._set_aside):
             self.store(bucket, total)
-        for exchange in self._exchanges if all_reduce is not None else ():
-            assert all_reduce is not None
-            before = [self.tensors[i].reshape(-1).clone() for i in exchange.tensors]
-            both = torch.cat([total.to(self._dtype) for total in before])
-            all_reduce(both, exchange.group())
-            self._exchanged.update(zip(exchange.tensors, before, strict=True))
-            sums = torch.split(both, [total.numel() for total in before])
-            for i, total in zip(exchange.tensors, sums, strict=True):
-                self.tensors[i].view(-1).copy_(total)
+        if all_reduce is not None:
+            for exchange in self._exchanges:
+                self._exchange(exchange, all_reduce)
         self._finished = self._versions()
+
+    def _exchange(self, exchange: Exchange, all_reduce: AllReduce) -> None:
+        """Add up some totals over another group, and keep them as they were before."""
+        before = [self.tensors[i].reshape(-1).clone() for i in exchange.tensors]
+        both = torch.cat([total.to(self._dtype) for total in before])
+        all_reduce(both, exchange.group())
+        self._exchanged.update(zip(exchange.tensors, before, strict=True))
+        sums = torch.split(both, [total.numel() for total in before])
+        for i, total in zip(exchange.tensors, sums, strict=True):
+            self.tensors[i].view(-1).copy_(total)
 
     def _undo_exchanges(self) -> None:
         """Write the totals from before the exchanges back."""

@@ -161,6 +161,7 @@ class Collectives(ABC):
         if works and self.supervised:
             self._breaker.break_shared()
             limit_s = time.monotonic() + STUCK_S
+            # Their results are worth nothing, so neither are their errors, which a wait would raise.
             while time.monotonic() < limit_s and not all(work.is_completed() for work in works):
                 time.sleep(BREAK_AGAIN_S)
         self.abandoned += [work for work in works if not work.is_completed()]

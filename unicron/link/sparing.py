@@ -5,7 +5,7 @@ micro-batches, which somebody has to compute in any case. Its ranks do not agree
 all of its micro-batches of the step and leaves behind them. So no rank waits for a peer that has left at an earlier
 micro-batch, and nothing is spent on an agreement while all is well.
 
-No threads and no clocks here: ``unicron.link.agent_link`` guards these objects, and says what time it is.
+No threads and no clocks here: ``unicron.link.collectives`` guards these objects, and says what time it is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ class Sparing:
     def __init__(self) -> None:
         """Start outside of any generation: nothing is spared."""
         self._floor_s = environment.number(environment.FINISH_FLOOR_S)
-        self._workers: frozenset[str] = frozenset()
         self._replica: frozenset[str] = frozenset()
         self._members: list[str] = []
         self._broken = False
@@ -40,12 +39,14 @@ class Sparing:
         """Whether this rank has left behind its last micro-batch, in a hold that spares its replica: its peers may
         still compute."""
         self._progress_s = 0.0
+        """When this rank began its passes or finished a micro-batch last, or when the generation was held."""
         self._longest_s = 0.0
+        """This rank's longest micro-batch."""
 
     def join(self, workers: Iterable[str]) -> None:
         """Begin a generation with these workers, in the order of ranks. Its groups are not made yet."""
         self._members = list(workers)
-        self._workers, self._replica = frozenset(self._members), frozenset()
+        self._replica = frozenset()
         self._lost, self._broken, self._computes = set(), False, False
 
     def set_replica(self, ranks: Collection[int]) -> None:
@@ -64,7 +65,7 @@ class Sparing:
             lost: the workers whose ranks are lost; none: it is not known who is.
             now_s: the time.
         """
-        members = self._workers & set(lost)
+        members = set(lost).intersection(self._members)
         if not members or not self.has_peers or members & self._replica:
             self.break_off()
         elif not self._lost:
