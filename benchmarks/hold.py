@@ -8,7 +8,8 @@ fourth of its eight backward passes, in which a stopped rank keeps it until the 
 buffers (``in-place``, the default), or in float64 beside them (``apart``, ``deterministic_sums``). The time is from the
 hold to the end of the interrupted step on the healthy replica. No services take part.
 
-One JSON line for each run, then for each kind of sums the medians, and a bound on the ratio of the two times.
+One JSON line for each run, then for each kind of sums the medians, and a bound on the upper end of the 95% interval of
+the ratio of the two times.
 """
 
 from __future__ import annotations
