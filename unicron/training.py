@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch.distributed as dist
 
@@ -31,6 +31,10 @@ from unicron.snapshot.snapshots import Snapshots
 from unicron.state.rank_state import RankState
 from unicron.state.user_state import UserState
 from unicron.step import Step
+
+End = Literal["complete", "drained", "broken"]
+"""How a rank leaves a generation: with the last update in model and user's state, at a boundary that all ranks have
+agreed on, or by a failure, which a new generation answers."""
 
 
 class Training:
@@ -108,10 +112,6 @@ class Training:
         """Return the updates applied to the state; 0 if there is no usable state."""
         return max(0, self._joiner.rank_state.applied) if self._joiner.rank_state is not None else 0
 
-    def _has_all_updates(self) -> bool:
-        """Return whether model and user's state both have the last update."""
-        return self.rank_state.applied == self.total_steps and self.user.is_at(self.total_steps)
-
     def steps(self) -> Iterator[Step]:
         """Yield the steps to do, through all generations, until the last one is applied everywhere."""
         drained = False
@@ -125,16 +125,17 @@ class Training:
             self._configure = configure
             if not self._attempt(self._join):
                 continue
-            drained = yield from self._steps_of_generation()
-            if self._has_all_updates() and self._attempt(self._finish):
+            end = yield from self._steps_of_generation()
+            drained = end == "drained"
+            if end == "complete" and self._attempt(self._finish):
                 return
 
-    def _steps_of_generation(self) -> Generator[Step, None, bool]:
-        """Yield the steps of one generation until it ends; return whether it ended drained to a boundary."""
+    def _steps_of_generation(self) -> Generator[Step, None, End]:
+        """Yield the steps of one generation until it ends; return how it ended."""
         if self.rank_state.applied == self.total_steps:
             self._report_resumed(None)
         if self._joined.repeats_update and not (yield from self._repeat_update()):
-            return False
+            return "broken"
         first = self._checks_user = True
         while self.rank_state.applied < self.total_steps:
             step = self._next_step(resumes=first)
@@ -143,17 +144,18 @@ class Training:
                 self._loss = step.loss
             self._place_user_state(step)
             if step.left:
-                return False
+                # Behind the last update too: this rank has reported the failure, which a new generation answers.
+                return "broken"
             if first:
                 self._report_resumed(step)
                 first = False
             if self.rank_state.applied == self.total_steps:
-                return False
+                break
             if self.request == DRAIN:
-                return self._attempt(self._gather_parameters)
+                return "drained" if self._attempt(self._gather_parameters) else "broken"
             if not self._at_boundary():
-                return False
-        return False
+                return "broken"
+        return "complete"
 
     def _repeat_update(self) -> Generator[Step, None, bool]:
         """Yield the last step again, whose update is applied; return False if a new generation has to answer."""
