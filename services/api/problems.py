@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from shared.errors import InvalidInput, UnicronError
+from shared.errors import InvalidInput, Unavailable, UnicronError
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,30 @@ class TooLarge(InvalidInput):
     status = 413
 
 
+class TooManyRequests(UnicronError):
+    """One client asks for more at once than is its due."""
+
+    code = "too-many-requests"
+    status = 429
+    exit_code = 5
+
+
+class Busy(Unavailable):
+    """All clients together ask for more at once than this machine does."""
+
+    code = "busy"
+
+
+class TimeLimit(Unavailable):
+    """What was asked for takes longer than is allowed."""
+
+    code = "time-limit"
+
+
+RETRIED = frozenset({429, 503})
+"""Status codes of what may succeed later."""
+
+
 def problem_response(problem: dict[str, Any], headers: dict[str, str] | None = None) -> JSONResponse:
     """Return a response with a problem document and its status."""
     return JSONResponse(problem, status_code=problem["status"], media_type=MEDIA_TYPE, headers=headers)
@@ -40,7 +64,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(UnicronError)
     async def _unicron(_: Request, err: UnicronError) -> JSONResponse:
-        return problem_response(err.problem(), {"Retry-After": str(RETRY_AFTER_S)} if err.status == 503 else None)
+        return problem_response(err.problem(), {"Retry-After": str(RETRY_AFTER_S)} if err.status in RETRIED else None)
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, err: HTTPException) -> JSONResponse:
