@@ -20,7 +20,7 @@ import anyio
 from anyio import to_process
 from fastapi import Request
 
-from services.api.problems import Busy, TimeLimit, TooManyRequests
+from shared.errors import Busy, TimeLimit, TooManyRequests
 from shared.parent import die_with_parent
 
 LIMIT_S = 20.0
