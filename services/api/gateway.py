@@ -22,6 +22,7 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
+from services.api.computations import Computations
 from services.api.feed import Feed
 from services.api.live import Live
 from services.api.node_files import NodeFiles, OwnFiles
@@ -65,6 +66,7 @@ class Gateway:
     store: Store
     feed: Feed
     live: Live
+    computations: Computations = field(default_factory=Computations)
     own_files: OwnFiles = field(init=False)
     """Files of tasks on this machine."""
 
