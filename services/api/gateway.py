@@ -26,7 +26,8 @@ from services.api.computations import Computations
 from services.api.feed import Feed
 from services.api.live import Live
 from services.api.node_files import NodeFiles, OwnFiles
-from services.api.store import Store, ViewReader
+from services.api.readers import ViewReader
+from services.api.store import Store
 from services.api.submitted_inputs import check_inputs
 from services.api.tables import CLUSTER, NODES, TASKS
 from services.api.views import ClusterView, TaskView
