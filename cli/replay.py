@@ -1,4 +1,4 @@
-"""``unicron replay``: rebuild the planner's state from a log, or decide every plan in it again."""
+"""``unicron replay``: rebuild the planner's state from a log, decide every plan in it again, or ask what if."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Annotated
 
 import typer
 
+from cli.what_if import print_comparison, read_inputs
 from services.planner.replay import Place, Replayer, Report
+from services.planner.what_if import Comparison
 from shared.errors import Corrupt, InvalidInput, NewerVersion
 from shared.log.anchors import Anchor, Defect, parse_anchor
 from shared.log.signed_heads import anchors_of, read_heads, read_key
@@ -47,14 +49,28 @@ def replay(
         Path | None,
         typer.Option(help="With --verify: a file of signed heads. The key is that of UNICRON_LOG_KEY_FILE."),
     ] = None,
+    what_if: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Decide each recorded cause again with other weights, limits, settings or prices, and compare: YAML, "
+            "as docs/log.md describes.",
+        ),
+    ] = None,
     output: Annotated[Output, typer.Option("--output", "-o", help="text or json")] = Output.TEXT,
 ) -> None:
-    """Rebuild the state at a position of a log, or verify every plan in it. Needs no server.
+    """Rebuild the state at a position of a log, verify every plan in it, or ask what if. Needs no server.
 
     Exit status of --verify: 0 if all is right, 6 if something is wrong, 4 if a newer version of Unicron wrote a part of
     the log, which was skipped, and nothing else is wrong.
     """
+    if what_if is not None and (verify_plans or at is not None):
+        raise InvalidInput("--what-if: not with --verify or --at")
+    inputs = read_inputs(what_if) if what_if is not None else None
     replayer = Replayer.of_url(_url(log, run_dir))
+    if inputs is not None:
+        _what_if(replayer.what_if(inputs), output)
+        return
     if verify_plans:
         anchors, defects = _signed(heads)
         anchors += [parse_anchor(text) for text in expect_head or ()]
@@ -72,6 +88,13 @@ def _signed(heads: Path | None) -> tuple[list[Anchor], list[Defect]]:
     if key is None:
         raise InvalidInput("--heads needs the key that signed them: UNICRON_LOG_KEY_FILE names its file")
     return anchors_of(read_heads(heads), read_key(key))
+
+
+def _what_if(found: Comparison, output: Output) -> None:
+    if output is Output.JSON:
+        typer.echo(found.model_dump_json())
+    else:
+        print_comparison(found)
 
 
 def _verify(report: Report, output: Output) -> None:

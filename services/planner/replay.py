@@ -33,6 +33,8 @@ from services.planner.state import State
 from services.planner.verification import Mismatch as Mismatch
 from services.planner.verification import Report as Report
 from services.planner.verification import Verification
+from services.planner.what_if import Comparison, compare
+from services.planner.what_if_inputs import Inputs
 from shared.errors import NotFound
 from shared.events import Recorded
 from shared.log.anchors import Anchor, Defect
@@ -112,6 +114,15 @@ class Replayer:
             defects: what is known to be wrong already; part of the report.
         """
         return Verification(self._source, self._decider, anchors, defects).report()
+
+    def what_if(self, inputs: Inputs) -> Comparison:
+        """Decide each cause that recorded a plan again with changed inputs, and compare; see ``what_if``.
+
+        Raises:
+            InvalidInput: a task is named that the log does not have, or is impossible with the changed inputs.
+            Corrupt: the database is damaged.
+        """
+        return compare(self._source, inputs)
 
     def state_at(self, position: int | None = None) -> State:
         """Return the planner's state after the record at ``position`` (None: the last) and its recorded answer.

@@ -168,7 +168,7 @@ class Verification:
         """Judge one row, and the event in it."""
         self._events += 1
         self._last = row.position
-        self._anchors.next(row.position, row.hash)
+        self._anchors.next(row.position, row.hash, row.recorded_at)
         if row.problem:
             self._note(row.position, row.problem)
         if row.skipped is not None:
