@@ -41,6 +41,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "plan": ("cli.plan", "Look at plans, or make one."),
     "events": ("cli.events", "Print the event log."),
     "cost": ("cli.cost", "Report where worker-seconds went, and what failures cost."),
+    "archive": ("cli.archive", "Write what a log has and a folder of segments has not as one more segment."),
     "replay": ("cli.replay", "Rebuild the state from a log, and check it."),
 }
 """Verb -> its module, and its help in one line, so that listing the verbs imports none of them."""
