@@ -11,6 +11,9 @@
         VersionConflict     the stream has new events, decide again 409, exit 4
         NewerVersion        written by a newer version of Unicron   409, exit 4
       Unavailable           a service or the bus does not answer    503, exit 5
+        Busy                more is asked for than can be done now  503, exit 5
+        TooManyRequests     one client asks for more than its due   429, exit 5
+        TimeLimit           a request takes longer than is allowed  503, exit 5
         NoReceiver          nobody listens for a request            503, exit 5
         AccessDenied        the database or the bus refuses         503, exit 5
       Corrupt               a log or a plan that fails its checks   500, exit 6
@@ -124,6 +127,25 @@ class Unavailable(UnicronError):
     code = "unavailable"
     status = 503
     exit_code = 5
+
+
+class Busy(Unavailable):
+    """All clients together ask for more at once than this machine does."""
+
+    code = "busy"
+
+
+class TooManyRequests(Unavailable):
+    """One client asks for more at once than its due."""
+
+    code = "too-many-requests"
+    status = 429
+
+
+class TimeLimit(Unavailable):
+    """What a client asks for takes longer than is allowed."""
+
+    code = "time-limit"
 
 
 class NoReceiver(Unavailable):

@@ -22,10 +22,12 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
+from services.api.computations import Computations
 from services.api.feed import Feed
 from services.api.live import Live
 from services.api.node_files import NodeFiles, OwnFiles
-from services.api.store import Store, ViewReader
+from services.api.readers import ViewReader
+from services.api.store import Store
 from services.api.submitted_inputs import check_inputs
 from services.api.tables import CLUSTER, NODES, TASKS
 from services.api.views import ClusterView, TaskView
@@ -65,6 +67,7 @@ class Gateway:
     store: Store
     feed: Feed
     live: Live
+    computations: Computations = field(default_factory=Computations)
     own_files: OwnFiles = field(init=False)
     """Files of tasks on this machine."""
 

@@ -19,14 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.responses import RedirectResponse
 
 from services.api import problems
 from services.api.feed import PROJECTIONS, Feed
 from services.api.gateway import Gateway
+from services.api.http_policy import HttpPolicy
 from services.api.live import Live
 from services.api.routers import costs, events, health, incidents, log, nodes, planning, plans, results, tasks
+from services.api.routers.parameters import refuse_unknown
 from services.api.signed_heads import SignedHeads
 from services.api.store import Store
 from shared.errors import Unavailable
@@ -56,7 +58,8 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.state.gateway = gateway
     problems.install(app)
     for router in ROUTERS:
-        app.include_router(router)
+        app.include_router(router, dependencies=[Depends(refuse_unknown)])
+    app.add_middleware(HttpPolicy, hosts=gateway.settings.allowed_host_names, routes=app.routes)
 
     @app.get("/", include_in_schema=False)
     async def root() -> RedirectResponse:

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeAlias
 from pydantic import Field
 
 from shared.events import ClusterConfigured
-from shared.model import Model
+from shared.model import Model, made
 from shared.plans import Layout, TaskChange
 from shared.settings import Settings
 from shared.tasks import TaskSpec
@@ -32,18 +32,11 @@ class _Value(Model):
     """A model of which many changed copies are made."""
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with some fields changed. As pydantic's, which copies the set of given fields too, every time.
-
-        The attributes are those that ``pydantic.BaseModel`` documents.
-        """
+        """Return a copy with some fields changed; unlike pydantic's, without a copy of the set of given fields."""
         if deep:
             return super().model_copy(update=update, deep=True)
-        copied = object.__new__(type(self))
-        object.__setattr__(copied, "__dict__", {**self.__dict__, **update} if update else self.__dict__.copy())
-        object.__setattr__(copied, "__pydantic_fields_set__", self.__pydantic_fields_set__)
-        object.__setattr__(copied, "__pydantic_extra__", None)
-        object.__setattr__(copied, "__pydantic_private__", None)
-        return copied
+        values = {**self.__dict__, **update} if update else self.__dict__.copy()
+        return made(type(self), values, self.__pydantic_fields_set__)
 
 
 class HardwareLayout(NamedTuple):

@@ -35,8 +35,10 @@ def expected_kind(state: State, task: Task) -> str:
 
 def hardware_of(state: State, kind: str) -> Hardware:
     """Return the profile of the workers of that kind, in nodes of the size that most of their nodes have."""
-    sizes = {workers: nodes for workers, nodes in state.kinds.get(kind, {}).items() if workers > 0}
-    usual = min(sizes, key=lambda workers: (-sizes[workers], workers), default=0)
+    sizes = state.kinds.get(kind, {})
+    usual = next(iter(sizes), 0)
+    if len(sizes) > 1:
+        usual = min((workers for workers in sizes if workers > 0), key=lambda workers: (-sizes[workers], workers))
     return _hardware(kind, usual, state.parameter("worker_flop_per_s"))
 
 
@@ -75,9 +77,29 @@ def pins_of(spec: TaskSpec) -> Pins:
 
 def modelled_flop_per_s(spec: TaskSpec, layout: HardwareLayout, hardware: Hardware) -> float:
     """Return T(t, x) before correction in one layout, whether or not the layout fits into memory."""
-    pins = pins_of(spec)
+    return _modelled_flop_per_s(_Same(spec), layout, hardware)
+
+
+class _Same:
+    """A specification as a key of caches: equal to itself alone, which costs less than to compare all that it has."""
+
+    __slots__ = ("spec",)
+
+    def __init__(self, spec: TaskSpec) -> None:
+        self.spec = spec
+
+    def __hash__(self) -> int:
+        return id(self.spec)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.spec is other.spec
+
+
+@lru_cache(maxsize=4096)
+def _modelled_flop_per_s(same: _Same, layout: HardwareLayout, hardware: Hardware) -> float:
+    spec = same.spec
     return flop_per_step(spec) / _iteration_s(
-        Shape.of(spec.model), spec.batch.global_, pins, layout.tensor, layout.pipeline, layout.data, hardware
+        Shape.of(spec.model), spec.batch.global_, pins_of(spec), layout.tensor, layout.pipeline, layout.data, hardware
     )
 
 

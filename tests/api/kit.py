@@ -287,7 +287,7 @@ def offline_gateway(run_dir: Path, records: Sequence[Recorded] = ()) -> Iterator
 def client_of(gateway: Gateway) -> httpx.AsyncClient:
     """Return a client of the application over a gateway, without a socket between them."""
     transport = httpx.ASGITransport(create_app(gateway), raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url="http://api")
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:

@@ -12,8 +12,8 @@ from services.api.cost_models import Costs
 from services.api.costs import Period, report
 from services.api.gateway import Api
 from services.api.ledger import History
+from services.api.readers import ViewReader
 from services.api.routers.parameters import PROBLEMS
-from services.api.store import ViewReader
 from services.api.tables import INCIDENTS, NODES, PLANS, SPANS, TASKS
 from shared.errors import InvalidInput
 from shared.model import utc_now

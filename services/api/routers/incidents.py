@@ -13,8 +13,8 @@ from services.api.counterfactuals import Answers
 from services.api.gateway import Api, Gateway
 from services.api.ledger import History, Ledger, ledger
 from services.api.models import Incident, Page
+from services.api.readers import ViewReader
 from services.api.routers.parameters import PROBLEMS, Cursor, Limit, TaskFilter, page
-from services.api.store import ViewReader
 from services.api.tables import INCIDENTS, PLANS, SPANS
 from shared.model import utc_now
 

@@ -10,12 +10,20 @@ from services.api import node_requests, present
 from services.api.gateway import Api, Gateway
 from services.api.models import DrainRequest, Node, NodeRequest, Page, ShownNodeState
 from services.api.projections.nodes import AGENT_LIVES
+from services.api.readers import ViewReader
 from services.api.routers.parameters import PROBLEMS, Cursor, Limit, page
-from services.api.store import ViewReader
 from services.api.tables import NODES, TASKS
-from services.api.views import NodeView
+from services.api.views import NodeView, TaskView
+from shared.tasks import ENDED, TaskState
 
 router = APIRouter(prefix="/v1/nodes", tags=["nodes"], responses=PROBLEMS)
+
+_GOING_ON = tuple(state.value for state in TaskState if state not in ENDED)
+
+
+def _tasks(views: ViewReader) -> list[TaskView]:
+    """Return the tasks that may have workers, which those that have ended have not."""
+    return views.page(TASKS, states=_GOING_ON)
 
 
 @router.get("")
@@ -37,7 +45,7 @@ async def nodes(
 
     def answer(views: ViewReader) -> Page[Node]:
         found = views.page(NODES, after=cursor, limit=limit + 1, states=logged)
-        tasks = views.page(TASKS)
+        tasks = _tasks(views)
         shown = page([present.node(view, live, tasks) for view in found], [view.position for view in found], limit)
         return Page(items=[n for n in shown.items if not wanted or n.state in wanted], next_cursor=shown.next_cursor)
 
@@ -48,7 +56,7 @@ async def nodes(
 async def node(name: str, api: Api) -> Node:
     """Show a node."""
     live = api.live.state()
-    return await api.read(lambda views: present.node(views.find(NODES, name), live, views.page(TASKS)))
+    return await api.read(lambda views: present.node(views.find(NODES, name), live, _tasks(views)))
 
 
 @router.post("/{name}/cordon")
@@ -78,4 +86,4 @@ async def restart_agent(name: str, api: Api) -> Node:
 
 async def _shown(api: Gateway, view: NodeView) -> Node:
     live = api.live.state()
-    return await api.read(lambda views: present.node(view, live, views.page(TASKS)))
+    return await api.read(lambda views: present.node(view, live, _tasks(views)))

@@ -17,9 +17,9 @@ from services.api.logs import OutputReader, json_line, plain_line
 from services.api.models import Page, StopOptions, Stopping, Task
 from services.api.output_owners import OutputOwners, output_owners
 from services.api.output_search import OutputSearch
+from services.api.readers import ViewReader
 from services.api.routers.bodies import read_body
 from services.api.routers.parameters import PROBLEMS, Cursor, Limit, page
-from services.api.store import ViewReader
 from services.api.tables import TASKS
 from shared.errors import InvalidInput, NotFound
 from shared.tasks import ENDED, MAX_SPEC_BYTES, TaskSpec, TaskState, load_spec, parse_spec
