@@ -59,24 +59,29 @@ class ClusterConfigured(ClusterEvent):
 
 
 class TaskSubmitted(TaskEvent):
-    """A task was accepted. ``checkpoint``, ``step``: the published checkpoint that the task resumes from, if any."""
+    """A task was accepted. ``checkpoint``, ``step``: the published checkpoint that the task resumes from, if any.
+
+    ``actor``: who submitted it, ``uid/<uid>`` or ``token/<name>``; empty: before actors were recorded.
+    """
 
     type: Literal["task.submitted"] = "task.submitted"
     schema_version: Literal[1] = 1
     spec: TaskSpec
     checkpoint: str = ""
     step: int = 0
+    actor: str = ""
 
 
 class TaskStopRequested(TaskEvent):
     """A user asked for the task to stop at the next step boundary, with a checkpoint.
 
-    ``lose_steps``: whether it is to stop also if the checkpoint cannot be written.
+    ``lose_steps``: whether it is to stop also if the checkpoint cannot be written. ``actor``: who, as of a submission.
     """
 
     type: Literal["task.stop-requested"] = "task.stop-requested"
     schema_version: Literal[1] = 1
     lose_steps: bool = False
+    actor: str = ""
 
 
 class TaskStopRefused(TaskEvent):
