@@ -1,6 +1,8 @@
 """The exceptions of the project: one tree with stable codes, HTTP status codes and exit codes.
 
     UnicronError
+      Unauthenticated       nothing says who sends the request    401, exit 7
+      Forbidden             whoever sends it may not do this      403, exit 7
       InvalidInput          a field, its value, what is allowed     422, exit 2
         Undecodable         a message that is not readable here     422, exit 2
         UnreachableAddress  peers cannot reach a node's address     422, exit 2
@@ -79,6 +81,22 @@ class UnreachableAddress(InvalidInput):
     """A node would advertise an address that other nodes of the cluster cannot reach: a loopback address."""
 
     code = "unreachable-address"
+
+
+class Unauthenticated(UnicronError):
+    """Nothing says who sends the request, or the token is not known."""
+
+    code = "unauthenticated"
+    status = 401
+    exit_code = 7
+
+
+class Forbidden(UnicronError):
+    """Whoever sends the request may not do this."""
+
+    code = "forbidden"
+    status = 403
+    exit_code = 7
 
 
 class NotFound(UnicronError):

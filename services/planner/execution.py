@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from services.planner.logged_tables import remembered_tables
 from services.planner.state import HardwareLayout, State, Task, Wait, node_of, without
 from services.planner.transition_costs import kind_of_change
 from shared.events import PlanDecided, StateMoved
@@ -17,7 +18,8 @@ ones are superseded before they form, never while many are."""
 
 def make_plan(state: State, event: PlanDecided, at: datetime) -> State:
     """Return the state once the plan is made: members, stages and waits of all tasks."""
-    state = state.model_copy(update={"plans": state.plans + 1})
+    tables = remembered_tables(state.tables, event)
+    state = state.model_copy(update={"plans": state.plans + 1, "tables": tables})
     for change in event.changes:
         task = state.find(change.task)
         if task is not None:

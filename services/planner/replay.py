@@ -20,7 +20,7 @@ report names it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from functools import cached_property, partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from typing import NamedTuple, Self
 from services.planner import verification_jobs
 from services.planner.decide import DECIDER
 from services.planner.log_fold import Fold
+from services.planner.segments import SegmentsSource
 from services.planner.sources import AnsweredRows, LogSource, RecordsSource, Source
 from services.planner.state import State
 from services.planner.verification import Mismatch as Mismatch
@@ -97,6 +98,30 @@ class Replayer:
             pass
         found = cls((), decider=decider)
         found._source = LogSource(opened)
+        return found
+
+    @classmethod
+    def of_segments(cls, segments: Sequence[Path], url: str = "", *, decider: int = DECIDER) -> Self:
+        """Return a replayer of a log that was archived in segments.
+
+        Args:
+            segments: their files, by position.
+            url: of the live log behind them; empty: none.
+            decider: as of ``Replayer``.
+
+        Raises:
+            NotFound: a file is not there.
+            InvalidInput, NotFound, Corrupt, AccessDenied, Unavailable: of the live log, as ``of_url``.
+        """
+        for path in segments:
+            if not path.is_file():
+                raise NotFound(f"no segment at {path}")
+        opened = partial(EventLog, url, read_only=True) if url else None
+        if opened is not None:
+            with closing(opened()):
+                pass
+        found = cls((), decider=decider)
+        found._source = SegmentsSource(segments, opened)
         return found
 
     @cached_property

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from shared.events import ClusterConfigured
 from shared.model import Model, made
-from shared.plans import Layout, TaskChange
+from shared.plans import Layout, LoggedTable, TaskChange
 from shared.settings import Settings
 from shared.tasks import TaskSpec
 
@@ -204,6 +204,7 @@ class State(_Value):
         node_s: seconds that nodes were usable, up to their loss.
         incidents: number of SEV1 and SEV2 incidents of each node over all its incarnations.
         transitions: number of measured transitions of running tasks, and the sum of their seconds, by kind.
+        tables: the throughput tables of the newest problem, by digest; the log has them (``logged_tables.py``).
     """
 
     config: ClusterConfigured | None = None
@@ -217,6 +218,7 @@ class State(_Value):
     node_s: float = 0.0
     incidents: dict[str, int] = Field(default_factory=dict)
     transitions: dict[TransitionKind, tuple[int, float]] = Field(default_factory=dict)
+    tables: dict[str, LoggedTable] = Field(default_factory=dict)
 
     def parameter(self, name: str) -> float:
         """Return a parameter of decisions: the logged value, or the default before any configuration was logged."""

@@ -17,6 +17,7 @@ from pydantic import Field
 from services.planner.contradictions import Contradictions
 from services.planner.invariants import answer_problems, execution_problems
 from services.planner.log_fold import Fold
+from services.planner.logged_tables import table_problems
 from services.planner.sources import AnsweredRows, Source
 from shared.errors import Corrupt
 from shared.events import Event, PlanDecided, Recorded, StateMoved
@@ -301,6 +302,10 @@ class Verification:
             self._mismatch(recorded[0], recorded[0].event, f"recorded before its cause, position {cause.position}")
         deciders = {r.position: r.event.decider for r in recorded if isinstance(r.event, PlanDecided)}
         self._judged.update(deciders)
+        for r in recorded:
+            if isinstance(r.event, PlanDecided):
+                for problem in table_problems(self._fold.state.tables, r.event):
+                    self._mismatch(r, r.event, problem)
         decider = max(deciders.values(), default=self._decider)
         if decider == self._decider and not recorded:
             self._judge_silence(cause)
