@@ -49,6 +49,9 @@ def replay(
             metavar="[POSITION:]HASH", help="With --verify: a head noted earlier, which the log must have. Repeatable."
         ),
     ] = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="With --verify: number of processes. The report is the same with any number.")
+    ] = 1,
     heads: Annotated[
         Path | None,
         typer.Option(help="With --verify: a file of signed heads. The key is that of UNICRON_LOG_KEY_FILE."),
@@ -78,7 +81,7 @@ def replay(
     if verify_plans:
         anchors, defects = _signed(heads)
         anchors += [parse_anchor(text) for text in expect_head or ()]
-        _verify(replayer.verify(anchors, defects), output)
+        _verify(replayer.verify(anchors, defects, jobs), output)
         return
     place = replayer.place_at(at)
     typer.echo(_place_json(place) if output is Output.JSON else _place_text(place))

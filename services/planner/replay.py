@@ -26,6 +26,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from services.planner import verification_jobs
 from services.planner.decide import DECIDER
 from services.planner.log_fold import Fold
 from services.planner.segments import SegmentsSource
@@ -33,7 +34,6 @@ from services.planner.sources import AnsweredRows, LogSource, RecordsSource, Sou
 from services.planner.state import State
 from services.planner.verification import Mismatch as Mismatch
 from services.planner.verification import Report as Report
-from services.planner.verification import Verification
 from services.planner.what_if import Comparison, compare
 from services.planner.what_if_inputs import Inputs
 from shared.errors import NotFound
@@ -129,7 +129,7 @@ class Replayer:
         """All records that can be read, in memory."""
         return [row.record for row in self._source.rows(Scan()) if row.record is not None]
 
-    def verify(self, anchors: Iterable[Anchor] = (), defects: Iterable[Defect] = ()) -> Report:
+    def verify(self, anchors: Iterable[Anchor] = (), defects: Iterable[Defect] = (), jobs: int = 1) -> Report:
         """Judge every event and every plan in the log.
 
         A cause at the very end without an answer is no mismatch: a live log may be read between the two.
@@ -137,8 +137,10 @@ class Replayer:
         Args:
             anchors: hashes that the log must have.
             defects: what is known to be wrong already; part of the report.
+            jobs: number of processes; the report is the same. A program that asks for several starts its main work
+                below ``if __name__ == "__main__"``, as ``multiprocessing`` requires.
         """
-        return Verification(self._source, self._decider, anchors, defects).report()
+        return verification_jobs.verify(self._source, self._decider, anchors, defects, jobs)
 
     def what_if(self, inputs: Inputs) -> Comparison:
         """Decide each cause that recorded a plan again with changed inputs, and compare; see ``what_if``.
