@@ -77,8 +77,8 @@ class TaskView(Model):
 
     ``rates``: the newest measured rates. ``modelled``: FLOP/s by the throughput model at the counts of workers that
     plans gave the task. ``demand``, ``progress``, ``shortfalls``: keys of the spans that last (``SpanView``).
-    ``start_s``: how long the newest start from nothing took. ``counted_step``: up to which earlier spans count the
-    progress.
+    ``owner``: who submitted it. ``start_s``: how long the newest start from nothing took. ``counted_step``: up to which
+    earlier spans count the progress.
     """
 
     name: str
@@ -87,6 +87,7 @@ class TaskView(Model):
     submission_id: str
     submitted_at: datetime
     spec: TaskSpec
+    owner: str = ""
     state: TaskState = TaskState.PENDING
     reason: str = ""
     step: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -17,6 +18,11 @@ from shared.log.anchors import Defect
 from shared.log.chain import FIRST_HASH
 from shared.log.log import EventLog
 from shared.log.scan import Row, Scan
+
+_ANSWERS = PlanDecided, TaskStopped
+"""Types with which the planner answers."""
+
+_DECIDER = re.compile(r',"decider":([1-9][0-9]{0,8}),"event_id":"')
 
 
 class Answer(NamedTuple):
@@ -54,7 +60,7 @@ class RecordsSource:
         """Yield the events of the types with which the planner answers, in order."""
         for record in self._records:
             event = record.event
-            if isinstance(event, PlanDecided | TaskStopped):
+            if isinstance(event, _ANSWERS):
                 decider = event.decider if isinstance(event, PlanDecided) else None
                 yield Answer(record.position, event.event_id, decider)
 
@@ -88,14 +94,9 @@ class LogSource:
         with closing(self._opened()) as log:
             for position, event_id, data in log.raw("plan.decided", "task.stopped"):
                 try:
-                    event = from_json(data)
+                    yield Answer(position, event_id, decider_of(data))
                 except (TypeError, ValueError):
                     continue  # the pass over the rows names it
-                if isinstance(event, dict):
-                    plan = event.get("type") == "plan.decided"
-                    decider = event.get("decider", 1) if plan else None
-                    known = isinstance(decider, int) and decider >= 1
-                    yield Answer(position, event_id, decider if known else None)
 
     def rows(self, scan: Scan) -> Iterator[Row]:
         """Yield every row."""
@@ -110,6 +111,26 @@ class LogSource:
                 return found + [doubled(*places) for places in log.doubled_ids()]
             except Corrupt as err:
                 return [Defect(0, err.detail)]
+
+
+def decider_of(data: str) -> int | None:
+    """Return the decider of a stored plan; None if the event is none, or none of any decider.
+
+    A plan in canonical JSON need not be parsed for it: no text in it, and no name of a task, can look like the pattern.
+
+    Raises:
+        TypeError: it is no text.
+        ValueError: it is not an event.
+    """
+    if len(found := _DECIDER.findall(data)) == data.count('"decider":') == 1 and data.endswith(
+        '"type":"plan.decided"}'
+    ):
+        return int(found[0])
+    event = from_json(data)
+    if not isinstance(event, dict):
+        raise ValueError("not an event")
+    decider = event.get("decider", 1) if event.get("type") == "plan.decided" else None
+    return decider if isinstance(decider, int) and decider >= 1 else None
 
 
 def doubled(event_id: str, first: int, last: int) -> Defect:
@@ -166,6 +187,6 @@ class AnsweredRows:
             return False
         self._ahead.append(row)
         self._read = row.position
-        if row.record is not None and isinstance(row.record.event, PlanDecided | TaskStopped):
+        if row.record is not None and isinstance(row.record.event, _ANSWERS):
             self._unclaimed[row.record.event.event_id] = row.record
         return True

@@ -14,6 +14,7 @@ from pydantic import Field
 from services.planner.contradictions import Contradictions
 from services.planner.invariants import answer_problems, execution_problems
 from services.planner.log_fold import Fold
+from services.planner.logged_tables import table_problems
 from services.planner.sources import AnsweredRows, Source
 from shared.errors import Corrupt
 from shared.events import Event, PlanDecided, Recorded, StateMoved
@@ -167,7 +168,7 @@ class Verification:
         """Judge one row, and the event in it."""
         self._events += 1
         self._last = row.position
-        self._anchors.next(row.position, row.hash)
+        self._anchors.next(row.position, row.hash, row.recorded_at)
         if row.problem:
             self._note(row.position, row.problem)
         if row.skipped is not None:
@@ -227,6 +228,10 @@ class Verification:
             self._mismatch(recorded[0], recorded[0].event, f"recorded before its cause, position {cause.position}")
         deciders = {r.position: r.event.decider for r in recorded if isinstance(r.event, PlanDecided)}
         self._judged.update(deciders)
+        for r in recorded:
+            if isinstance(r.event, PlanDecided):
+                for problem in table_problems(self._fold.state.tables, r.event):
+                    self._mismatch(r, r.event, problem)
         decider = max(deciders.values(), default=self._decider)
         if decider == self._decider:
             self._judge_again(cause, recorded)

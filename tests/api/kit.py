@@ -32,6 +32,7 @@ from services.api.settlement import settle_window
 from services.api.span_claims import Window, allocated_intervals
 from services.api.store import Store
 from services.api.views import ClusterView, Views
+from shared import tokens
 from shared.bus import Bus
 from shared.dropped import DroppedMessages
 from shared.errors import Unavailable
@@ -54,6 +55,7 @@ from shared.service import Context
 from shared.settings import Settings
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, parse_spec
+from shared.tokens import Scope
 
 START = datetime(2025, 3, 1, 12, 0, 0, tzinfo=UTC)
 PRICE = 3.6
@@ -352,9 +354,15 @@ def offline_gateway(run_dir: Path, records: Sequence[Recorded] = ()) -> Iterator
 
 
 def client_of(gateway: Gateway) -> httpx.AsyncClient:
-    """Return a client of the application over a gateway, without a socket between them."""
+    """Return a client of the application over a gateway, without a socket between them: it has a token."""
     transport = httpx.ASGITransport(create_app(gateway), raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url="http://api")
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=bearer(gateway.settings))
+
+
+def bearer(settings: Settings, scope: Scope = Scope.OPERATE) -> dict[str, str]:
+    """Make a token of a scope; return the header that has it."""
+    token = tokens.add(settings.token_file, f"test-{uuid.uuid4().hex}", scope, datetime.now(UTC))
+    return {"Authorization": f"Bearer {token}"}
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:

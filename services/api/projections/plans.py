@@ -63,8 +63,7 @@ def _gain_flop_per_s(event: PlanDecided) -> float | None:
     other = next((s for s in event.alternatives if s.label == "only-faulted-shrinks"), None)
     if event.solution is None or other is None:
         return None
-    best, shrunk = (sum(term.waf_flop_per_s for term in s.terms) for s in (event.solution, other))
-    return best - shrunk
+    return event.solution.total_waf_flop_per_s - other.total_waf_flop_per_s
 
 
 def _answered_incidents(views: Views, event: PlanDecided) -> list[str]:

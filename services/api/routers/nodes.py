@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, status
 
 from services.api import node_requests, present
+from services.api.access import Operator
 from services.api.gateway import Api, Gateway
 from services.api.models import DrainRequest, Node, NodeRequest, Page, ShownNodeState
 from services.api.projections.nodes import AGENT_LIVES
@@ -60,26 +61,26 @@ async def node(name: str, api: Api) -> Node:
 
 
 @router.post("/{name}/cordon")
-async def cordon(name: str, api: Api, request: NodeRequest | None = None) -> Node:
+async def cordon(name: str, api: Api, who: Operator, request: NodeRequest | None = None) -> Node:
     """Place no new work on a node; what runs there stays."""
-    return await _shown(api, await node_requests.cordon(api, name, (request or NodeRequest()).reason))
+    return await _shown(api, await node_requests.cordon(api, name, who, (request or NodeRequest()).reason))
 
 
 @router.post("/{name}/drain", status_code=status.HTTP_202_ACCEPTED)
-async def drain(name: str, api: Api, request: DrainRequest | None = None) -> Node:
+async def drain(name: str, api: Api, who: Operator, request: DrainRequest | None = None) -> Node:
     """Empty a node: tasks move away at a step boundary; what cannot within the time saves its state and waits."""
     asked = request or DrainRequest()
-    return await _shown(api, await node_requests.drain(api, name, asked.reason, asked.timeout_s))
+    return await _shown(api, await node_requests.drain(api, name, who, asked.reason, asked.timeout_s))
 
 
 @router.post("/{name}/return")
-async def put_back(name: str, api: Api) -> Node:
+async def put_back(name: str, api: Api, who: Operator) -> Node:
     """Use a cordoned, drained or isolated node again, once its agent has passed its self-test."""
-    return await _shown(api, await node_requests.put_back(api, name))
+    return await _shown(api, await node_requests.put_back(api, name, who))
 
 
 @router.post("/{name}/agent/restart", status_code=status.HTTP_202_ACCEPTED)
-async def restart_agent(name: str, api: Api) -> Node:
+async def restart_agent(name: str, api: Api, _: Operator) -> Node:
     """Start the node's agent again; ranks train on. Once that is done the node has another ``incarnation``."""
     return await _shown(api, await node_requests.restart_agent(api, name))
 
