@@ -23,7 +23,7 @@ from cli.client import Client
 from services.api import main
 from services.api.main import ROUTERS, check_exposure
 from services.api.methods import CHANGES
-from services.api.peers import end, uid_of
+from services.api.socket_owners import end, uid_of
 from shared import tokens
 from shared.bus import Bus
 from shared.errors import Conflict, Corrupt, Forbidden, InvalidInput, NotFound, Unavailable
