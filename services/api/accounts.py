@@ -37,7 +37,7 @@ from services.api.settlement import (
     submission_key,
 )
 from services.api.settling import SettledTime
-from services.api.slices import history_of
+from services.api.slices import history_of, reaching
 from services.api.span_claims import Window
 from services.api.tables import INCIDENTS, NODES, SPANS, TASKS, PositionRow, SpanRow, TaskRow, table_of
 from services.api.views import TaskView
@@ -163,7 +163,7 @@ class Accounts:
         """Return every day from the first to the last on which a worker was allocated in the window."""
         table = _SPANS
         lasting = table.c.allocated & (table.c.end_s > table.c.start_s)
-        within = (table.c.end_s > window.start_s) & (table.c.start_s < window.end_s)
+        within = reaching(table, window.start_s, window.end_s) & (table.c.end_s > window.start_s)
         query = select(func.min(table.c.start_s), func.max(table.c.end_s)).where(lasting, within)
         first_s, last_s = self._connection.execute(query).one()
         if first_s is None or window.end_s <= window.start_s:
@@ -197,14 +197,13 @@ class Accounts:
         """Return the weighted FLOP of the steps done in a window: of the spans inside, and of those that it cuts."""
         table, now_s = _SPANS, self.as_of.timestamp()
         # A span ends no later than its claims reach, by which an index finds it.
-        cut = (table.c.reach_s > window.end_s) & (table.c.end_s > window.end_s) & (table.c.start_s < window.end_s)
+        cut = reaching(table, window.end_s, window.end_s) & (table.c.end_s > window.end_s)
         if window.start_s == -math.inf and window.end_s >= now_s:
             within = self._settled.achieved_flop
         else:
             inside = table.c.start_s.between(window.start_s, window.end_s) & (table.c.end_s <= window.end_s)
             within = float(self._connection.scalar(select(func.sum(table.c.achieved_flop)).where(inside)) or 0.0)
-            reaching = (table.c.reach_s > window.start_s) & (table.c.end_s > window.start_s)
-            cut |= reaching & (table.c.start_s < window.start_s)
+            cut |= reaching(table, window.start_s, window.start_s) & (table.c.end_s > window.start_s)
         achieving = (table.c.achieved_flop > 0.0) | (table.c.state == "open")
         keys = self._connection.scalars(select(table.c.key).where(cut, achieving))
         spans = self._views.several(SPANS, keys).values()

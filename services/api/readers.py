@@ -5,6 +5,7 @@ Lists are read by keyset: each query finds its first row by an index, and reads 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
@@ -14,6 +15,14 @@ from sqlalchemy import Connection, select
 from services.api.tables import KEYS, Kind, PlanRow, V, table_of
 from services.api.views import PlanView
 from shared.errors import NotFound
+
+_PARSED = 2048
+"""Documents that are kept parsed: of the open time, which every request for costs reads again."""
+
+
+@functools.lru_cache(_PARSED)
+def _parsed(kind: Kind[Any], document: str) -> Any:
+    return kind.view.model_validate_json(document)
 
 
 class ViewReader:
@@ -33,7 +42,7 @@ class ViewReader:
         for start in range(0, len(wanted), KEYS):
             query = select(table.c.key, table.c.document).where(table.c.key.in_(wanted[start : start + KEYS]))
             for key, document in self.connection.execute(query):
-                found[key] = kind.view.model_validate_json(document)
+                found[key] = _parsed(kind, document)
         return found
 
     def find(self, kind: Kind[V], key: str) -> V:

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, Connection, and_, select
 
 from services.api.ledger import History
 from services.api.span_claims import Window
@@ -43,5 +43,12 @@ def history_of(connection: Connection, views: Views, window: Window) -> History:
 
 def _keys(connection: Connection, model: type[PlanRow] | type[SpanRow], window: Window) -> list[str]:
     table = table_of(model)
-    query = select(table.c.key).where(table.c.reach_s > window.start_s, table.c.start_s < window.end_s)
-    return list(connection.scalars(query))
+    return list(connection.scalars(select(table.c.key).where(reaching(table, window.start_s, window.end_s))))
+
+
+def reaching(table: Any, start_s: float, before_s: float) -> ColumnElement[bool]:
+    """Return the condition that a row's claims reach beyond ``start_s`` and begin before ``before_s``.
+
+    The sum keeps the database from looking for the rows by when they begin, which nearly all of a history do before.
+    """
+    return and_(table.c.reach_s > start_s, table.c.start_s + 0.0 < before_s)

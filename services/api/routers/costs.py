@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from pydantic import AwareDatetime
 
 from services.api.accounts import Accounts
@@ -20,7 +20,7 @@ from shared.model import utc_now
 router = APIRouter(prefix="/v1/costs", tags=["costs"], responses=PROBLEMS)
 
 
-@router.get("")
+@router.get("", response_model=Costs)
 async def costs(
     api: Api,
     start: Annotated[
@@ -32,7 +32,7 @@ async def costs(
         int | None,
         Query(ge=1, le=MAX_LIMIT, description="only so many tasks and incidents, the costliest first; sums have all"),
     ] = None,
-) -> Costs:
+) -> Response:
     """Report where the allocated worker-seconds went: by kind, task, incident and more, with a check of the sums."""
     as_of = utc_now()
     _check_order(start, end)
@@ -41,7 +41,7 @@ async def costs(
         account = Accounts(views, as_of).account(start=start, end=end, days=bucket is not None, limit=limit)
         return report(account, api.cluster(views), period=bucket)
 
-    return await api.read(answer)
+    return await api.answer(answer)
 
 
 def _check_order(start: datetime | None, end: datetime | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 
 from services.api import present
 from services.api.accounts import Accounts
@@ -35,14 +35,14 @@ def _shown(api: Gateway, views: ViewReader, found: list[IncidentView], now: date
     return items
 
 
-@router.get("")
+@router.get("", response_model=Page[Incident])
 async def incidents(
     api: Api,
     limit: Limit = 100,
     cursor: Cursor = 0,
     task: TaskFilter = None,
     state: Annotated[Literal["open", "closed"] | None, Query(description="closed: back at planned strength")] = None,
-) -> Page[Incident]:
+) -> Response:
     """List incidents, the oldest first."""
     as_of = utc_now()
 
@@ -52,7 +52,7 @@ async def incidents(
         items = _shown(api, views, found[:limit], as_of)
         return page(items, [view.position for view in found], limit)
 
-    return await api.read(answer)
+    return await api.answer(answer)
 
 
 @router.get("/{incident}")
