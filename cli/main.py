@@ -42,6 +42,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "events": ("cli.events", "Print the event log."),
     "cost": ("cli.cost", "Report where worker-seconds went, and what failures cost."),
     "token": ("cli.token", "Make and remove tokens, with which others may use the server."),
+    "archive": ("cli.archive", "Write what a log has and a folder of segments has not as one more segment."),
     "replay": ("cli.replay", "Rebuild the state from a log, and check it."),
 }
 """Verb -> its module, and its help in one line, so that listing the verbs imports none of them."""

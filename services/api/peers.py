@@ -1,23 +1,16 @@
 """Which user of this machine is at the other end of a TCP connection over loopback.
 
-The kernel lists every TCP socket with the uid of its owner in ``/proc/net/tcp`` and ``tcp6`` (proc_pid_net(5)). The
-client's socket is the one whose two addresses are those of the connection, the other way round.
+The kernel knows the owner of every socket. It is asked for one socket by its addresses (sock_diag(7)), which takes
+microseconds; ``/proc/net/tcp`` says the same, but walks the table of all connections, 45 ms on a machine with 24 GiB.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+import socket
+import struct
 from typing import NamedTuple
-
-TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-
-_BYTE_ORDER = sys.byteorder
-
-_ESTABLISHED = "01"
-"""State of a socket (``include/net/tcp_states.h``). In others, a socket that its owner has closed has uid 0."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -29,54 +22,75 @@ class End(NamedTuple):
     port: int
 
 
-def uid_of(peer: End, own: End, tables: tuple[Path, ...] = TABLES) -> int | None:
+# From linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h and net/tcp_states.h.
+_NETLINK_SOCK_DIAG = 4
+_SOCK_DIAG_BY_FAMILY = 20
+_NLM_F_REQUEST = 1
+_NO_COOKIE = b"\xff" * 8
+_ESTABLISHED = 1
+"""State of a socket. In others, a socket that its owner has closed has uid 0."""
+
+_HEADER = struct.Struct("=IHHII")
+"""Of a netlink message: length, type, flags, sequence number, port."""
+_REQUEST = struct.Struct("=BBxxI")
+"""Of ``inet_diag_req_v2``: family, protocol, states; the socket's id follows."""
+_PORTS = struct.Struct("!HH")
+_INTERFACE = bytes(4)
+_REPLY = struct.Struct("=BBxx48x12xI")
+"""Of ``inet_diag_msg``: family, state, (id, timers and queues,) uid."""
+
+_REPLY_BYTES = 8192
+_ANSWER_S = 1.0
+"""The kernel answers before the request has returned."""
+
+
+def uid_of(peer: End, own: End) -> int | None:
     """Return the uid that owns the socket of a connection's peer.
 
     Args:
         peer: the client's end.
         own: this process's end.
-        tables: files of the kernel's form.
 
     Returns:
-        The uid; None if the peer is not on this machine, or has closed its end.
+        The uid; None if the peer is not on this machine, or has closed its end, or the kernel does not tell.
     """
-    if not (peer.address.is_loopback and own.address.is_loopback):
+    if not (peer.address.is_loopback and own.address.is_loopback) or peer.address.version != own.address.version:
         return None
-    for table in tables:
-        try:
-            lines = table.read_text().splitlines()[1:]
-        except OSError:  # a kernel without IPv6
-            continue
-        for local, remote, uid in _established(lines):
-            if local == peer and remote == own:
-                return uid
+    with contextlib.suppress(OSError):  # a kernel or a sandbox without it: everybody needs a token then
+        return _parse(_ask(_request(peer, own)))
     return None
 
 
 def end(host: str, port: int) -> End | None:
     """Return one end of a connection as the server knows it; None if it is no address."""
     try:
-        return End(_plain(ipaddress.ip_address(host.partition("%")[0])), port)
+        address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return None
-
-
-def _established(lines: list[str]) -> Iterator[tuple[End, End, int]]:
-    """Yield local end, remote end and uid of each socket that is connected."""
-    for line in lines:
-        fields = line.split()
-        if len(fields) > 7 and fields[3] == _ESTABLISHED:
-            yield _parse(fields[1]), _parse(fields[2]), int(fields[7])
-
-
-def _parse(text: str) -> End:
-    """Return an end from the kernel's form: the address in words of 32 bits, each in the machine's byte order."""
-    words, port = text.split(":")
-    data = b"".join(int(words[at : at + 8], 16).to_bytes(4, _BYTE_ORDER) for at in range(0, len(words), 8))
-    return End(_plain(ipaddress.ip_address(data)), int(port, 16))
-
-
-def _plain(address: Address) -> Address:
-    """Return an IPv4 address that is written as an IPv6 address as what it is."""
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return mapped or address
+    return End(mapped or address, port)
+
+
+def _request(local: End, remote: End) -> bytes:
+    """Return the message that asks for the socket with these ends."""
+    family = socket.AF_INET if local.address.version == 4 else socket.AF_INET6
+    socket_id = _PORTS.pack(local.port, remote.port) + b"".join(
+        one.address.packed.ljust(16, b"\0") for one in (local, remote)
+    )
+    body = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << _ESTABLISHED) + socket_id + _INTERFACE + _NO_COOKIE
+    return _HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 0, 0) + body
+
+
+def _ask(request: bytes) -> bytes:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:
+        kernel.settimeout(_ANSWER_S)
+        kernel.sendto(request, (0, 0))
+        return kernel.recv(_REPLY_BYTES)
+
+
+def _parse(answer: bytes) -> int | None:
+    """Return the uid in an answer; None if it is an error, or the socket is not connected."""
+    if len(answer) < _HEADER.size + _REPLY.size or _HEADER.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY:
+        return None
+    _, state, uid = _REPLY.unpack_from(answer, _HEADER.size)
+    return int(uid) if state == _ESTABLISHED else None

@@ -48,6 +48,10 @@ class Source(Protocol):
         """Return what is wrong with the table and not with one of its rows."""
         ...
 
+    def as_it_is(self) -> Source:
+        """Return the log without what is appended to it from now on."""
+        ...
+
 
 class RecordsSource:
     """Records in memory. They have no table and no chain to check: that was done, or there is none."""
@@ -72,6 +76,10 @@ class RecordsSource:
             scan.check.intact({"position": record.position, "hash": record.hash or FIRST_HASH})
             yield Row(record.position, record.hash, record.recorded_at.isoformat(), record, "", None)
 
+    def as_it_is(self) -> Source:
+        """Return the records."""
+        return self
+
     def defects(self) -> list[Defect]:
         """Return the event ids that several records have."""
         seen: dict[str, int] = {}
@@ -84,15 +92,23 @@ class RecordsSource:
 
 
 class LogSource:
-    """A log in a database. ``opened``: returns the log, opened anew for each pass, which closes it."""
+    """A log in a database.
 
-    def __init__(self, opened: Callable[[], EventLog]) -> None:
+    Args:
+        opened: returns the log, opened anew for each pass, which closes it.
+        last: position of the last row that counts; None: all that are there.
+    """
+
+    def __init__(self, opened: Callable[[], EventLog], last: int | None = None) -> None:
         self._opened = opened
+        self._last = last
 
     def answers(self) -> Iterator[Answer]:
         """Yield the events of the types with which the planner answers, in order."""
         with closing(self._opened()) as log:
             for position, event_id, data in log.raw("plan.decided", "task.stopped"):
+                if self._last is not None and position > self._last:
+                    return
                 try:
                     yield Answer(position, event_id, decider_of(data))
                 except (TypeError, ValueError):
@@ -101,7 +117,21 @@ class LogSource:
     def rows(self, scan: Scan) -> Iterator[Row]:
         """Yield every row."""
         with closing(self._opened()) as log:
-            yield from log.scan(scan)
+            if self._last is None:
+                yield from log.scan(scan)
+                return
+            for stored in log.rows():
+                if isinstance(stored["position"], int) and stored["position"] > self._last:
+                    return
+                yield scan.next(stored)
+
+    def as_it_is(self) -> LogSource:
+        """Return the log without what is appended to it from now on."""
+        try:
+            with closing(self._opened()) as log:
+                return LogSource(self._opened, log.last_position())
+        except (Corrupt, ValueError):
+            return self  # the pass over the rows says where
 
     def defects(self) -> list[Defect]:
         """Return the guards that the table lacks, and the event ids that several rows have."""
