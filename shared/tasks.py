@@ -133,7 +133,7 @@ class Parallel(Model):
     The others are fixed for the task's life. ``recompute``: activations computed again in the backward pass.
     ``interleave``: model chunks of each worker where there are several pipeline stages.
     ``sequence_parallel``: tensor-parallel ranks divide the sequence where they do not divide the layer.
-    ``overlap``: data-parallel ranks communicate beside backward and forward passes, where tensor and pipeline are 1.
+    ``overlap``: data-parallel ranks communicate beside backward and forward passes.
     """
 
     tensor: Count | Literal["auto"] = "auto"

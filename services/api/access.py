@@ -15,8 +15,8 @@ from fastapi import Depends, Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.api.socket_owners import end, uid_of
 from services.api.problems import problem_response
+from services.api.socket_owners import end, uid_of
 from shared import tokens
 from shared.errors import Forbidden, Unauthenticated, UnicronError
 from shared.tokens import Scope as Right

@@ -64,7 +64,7 @@ def pins_of(spec: TaskSpec) -> Pins:
     """Return the choices that the specification fixes, and those of the runtime.
 
     The runtime splits the layers evenly over the stages. Data-parallel communication overlaps where the specification
-    asks for it and each replica is one worker. Otherwise the runtime reduces gradients after the last backward pass, by
+    asks for it. Otherwise the runtime reduces gradients after the last backward pass, by
     all-reduce also where the optimizer is distributed, and gathers parameters before the next forward pass.
     """
     parallel = spec.parallel
@@ -78,7 +78,6 @@ def pins_of(spec: TaskSpec) -> Pins:
         distributed_optimizer=parallel.distributed_optimizer,
         even_stages=True,
         overlap=parallel.overlap,
-        overlap_split=False,
     )
 
 
@@ -123,6 +122,6 @@ def _iteration_s(
         recompute=pins.recompute or "none",
         sequence_parallel=bool(pins.sequence_parallel),
         distributed_optimizer=bool(pins.distributed_optimizer),
-        overlap=pins.overlaps(tensor, pipeline),
+        overlap=pins.overlap,
     )
     return estimate(shape, global_batch, config, hardware, stack(hardware.stack)).iteration_s

@@ -98,6 +98,9 @@ def train(task: spec.Spec, samples: Samples, tensor: int, pipeline: int) -> tupl
         total = torch.tensor(sum(float(one) for one in losses), dtype=torch.float64)
         dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
         loss = float(total) / task.micro_batches
+    for chunk in chunks:
+        if chunk.ddp_config.overlap_param_gather:  # the last update is gathered by no forward pass
+            chunk.start_param_sync(force_sync=True)
     return model, loss, digest
 
 

@@ -54,6 +54,7 @@ class Case:
     def course(self) -> Course:
         """What happens to the task."""
         sharded = bool(self.parallel.get("distributed_optimizer"))
+        in_gather = (("gather", "same"), ("gather:0", "same")) if self.parallel.get("overlap") else ()
         everywhere = (
             ("1", "same"),
             ("1.forward", "same"),
@@ -62,6 +63,7 @@ class Case:
             (self.in_reduction, "same"),
             ("update", "same"),
             ("apply", "same"),
+            *in_gather,
             ("checkpoint", "same"),
         )
         return Course(self.layout, sharded, self.faults or everywhere, exact=False)
@@ -76,10 +78,25 @@ CASES = {
         parallel={"distributed_optimizer": True, "overlap": True},
         in_reduction="launch:1",
     ),
+    "tp2dp2-sequence-distributed-overlap": Case(
+        layout=TaskLayout(2, 1, 2),
+        parallel={"distributed_optimizer": True, "overlap": True, "sequence_parallel": True},
+        in_reduction="launch:0",
+    ),
+    "pp2dp2-distributed-overlap": Case(
+        layout=TaskLayout(1, 2, 2),
+        parallel={"distributed_optimizer": True, "overlap": True},
+        in_reduction="launch:0",
+    ),
     "tp2dp2": Case(layout=TaskLayout(2, 1, 2)),
     "tp2dp2-sequence": Case(layout=TaskLayout(2, 1, 2), parallel={"sequence_parallel": True}),
     "pp2dp2": Case(layout=TaskLayout(1, 2, 2)),
     "pp2vp2dp2": Case(layout=TaskLayout(1, 2, 2, interleave=2)),
+    "pp2vp2dp2-distributed-overlap": Case(
+        layout=TaskLayout(1, 2, 2, interleave=2),
+        parallel={"distributed_optimizer": True, "overlap": True},
+        in_reduction="launch:1",
+    ),
     "dp3-deterministic": Case(layout=TaskLayout(1, 1, 3), deterministic=True),
 }
 

@@ -213,13 +213,13 @@ def test_a_count_that_is_in_no_table_has_the_present_sizes() -> None:
 @pytest.mark.parametrize("tensor", [1, 8])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_task_is_predicted_as_the_runtime_trains_it(tensor: int, overlap: bool) -> None:
-    """Data-parallel communication overlaps where the task asks for it and a replica is one worker."""
+    """Data-parallel communication overlaps where the task asks for it."""
     model = {"layers": 24, "hidden": 2048, "heads": 16, "sequence_length": 2048, "vocabulary": 51200}
     parallel = {"tensor": tensor, "pipeline": 1, "distributed_optimizer": True, "overlap": overlap}
     world = cluster(4, 8, "h100", model=model, parallel=parallel)
     task, hardware = world.task("a"), hardware_of(world.state, "h100")
     layout = HardwareLayout("h100", tensor, 1, 4)
-    config = ParallelConfig(tensor, 1, 4, 1, distributed_optimizer=True, overlap=overlap and tensor == 1)
+    config = ParallelConfig(tensor, 1, 4, 1, distributed_optimizer=True, overlap=overlap)
     found = estimate(Shape.of(task.spec.model), task.spec.batch.global_, config, hardware, stack(hardware.stack))
     assert modelled_flop_per_s(task.spec, layout, hardware) == flop_per_step(task.spec) / found.iteration_s
     timed = next(timed for timed in candidates(world.state, task) if timed.config.sizes == (tensor, 1, 4))

@@ -6,10 +6,12 @@ import asyncio
 import shutil
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.unicron.conftest import SpecFile, largest_difference
+from tests.parity.courses import TaskLayout
+from tests.unicron.conftest import MODEL, SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent, reference_of
 from tests.unicron.test_loss_scale import ALL_AT_ONCE, FIELDS, example
 from tests.unicron.test_snapshots import Nodes
@@ -118,6 +120,58 @@ async def test_survivors_keep_their_sums_until_the_update(
         await nodes.fork_one("w3", "n3")
         await a.resumed(await a.configure({**members, "w3": "take"}))
         await check_result(a, spec_file(**STEADY, exact=False), await a.finished(3))
+
+
+@pytest.mark.parametrize(
+    ("layout", "at"),
+    [(TaskLayout(2, 1, 2), "update"), (TaskLayout(1, 2, 2), "launch:0"), (TaskLayout(1, 2, 2, interleave=2), "update")],
+    ids=str,
+)
+async def test_replicas_of_several_ranks_keep_their_sums_too(
+    layout: TaskLayout, at: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
+) -> None:
+    """A rank of one of two replicas is lost. Then the other replica, which is alone, leaves before its update.
+
+    Of some totals the ranks of a replica add up what each has (norms; embeddings of the first and the last stage). They
+    do so again after the second fault, and may not add to the sums of before.
+    """
+    parallel = {
+        "distributed_optimizer": True, "overlap": True,
+        "sequence_parallel": layout.tensor > 1, "interleave": layout.interleave,
+    }  # fmt: skip
+    model = MODEL | {"qk_layernorm": True, "layers": layout.pipeline * layout.interleave}
+    fields: dict[str, Any] = {"exact": False, "model": model, **STEADY}
+    spec = spec_file(**fields, parallel=parallel, **COPIED_ONCE)
+    survivors, spare = (["w0", "w1"], "w2") if layout.tensor > 1 else (["w0", "w2"], "w1")
+    # What two nodes have of the others' parts is everything.
+    places = {f"w{i}": f"n{i}" for i in range(layout.size)} | {spare: "n0"}
+    async with agent(tmp_path / "run") as a:
+        nodes = SmallBuckets(a, spec, shared_memory, places)
+        then = ",".join(f"*:{STEP + 1}:update:{kind}" for kind in ("hang", "communication"))  # all ranks are there
+        if at == "launch:0":
+            then += f",3:{STEP}:reduce:exception"  # none is sent behind the passes
+        await nodes.train_to("w3", STEP, at, tensor=layout.tensor, pipeline=layout.pipeline, then=then)
+        await a.in_step(survivors, STEP, "update" if at == "update" else "reduce")
+        assert not a.of(Raised, "w3")
+        a.kill("w3")
+        shutil.rmtree(nodes.folder("n3"))
+        await a.hold([*survivors, spare])
+        a.kill(spare)
+        generation = await a.configure(
+            dict.fromkeys(survivors, "live"), stage="interrupted", tensor=layout.tensor, pipeline=layout.pipeline,
+            complete=False, fault_step=STEP - 1,
+        )  # fmt: skip
+        resumed = await a.resumed(generation)
+        assert {(r.step, r.steps_recomputed, r.computed) for r in resumed} == {(STEP, 0, 6)}
+        for worker in survivors:
+            await a.stopped(worker)
+        await a.hold(survivors)
+        generation = await a.configure(
+            dict.fromkeys(survivors, "live"), stage="interrupted", tensor=layout.tensor, pipeline=layout.pipeline
+        )
+        resumed = await a.resumed(generation)
+        assert {(r.source, r.step, r.computed) for r in resumed} == {("own", STEP + 1, 0)}
+        await check_result(a, spec_file(**fields), await a.finished(2))
 
 
 async def test_a_script_with_stock_settings_that_computes_all_micro_batches_in_one_call(

@@ -105,19 +105,17 @@ def test_settings_of_an_optimizer_that_keeps_its_state_elsewhere(name: str) -> N
         supported.check(model, optimizer, 1, 1)
 
 
-def test_overlapped_reduction_is_for_whole_models_with_the_distributed_optimizer() -> None:
+def test_overlapped_reduction_is_for_the_distributed_optimizer_and_default_sums() -> None:
     from unicron.gradients.overlap import OverlappedReduction
     from unicron.gradients.precision import Precision
 
     model = in_megatrons_wrapper({}, {"overlap_grad_reduce": True, "use_distributed_optimizer": True})
     model.bucket_groups = model.expert_parallel_bucket_groups = []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    supported.check(model, optimizer, 1, 1)
-    for sizes in ((2, 1), (1, 2)):
-        with pytest.raises(UnsupportedModel, match="overlap_grad_reduce: must be False, not True; with tensor or pipe"):
-            supported.check(model, optimizer, *sizes)
+    for sizes in ((1, 1), (2, 1), (1, 2)):
+        supported.check(model, optimizer, *sizes)
     with pytest.raises(UnsupportedModel, match="overlap_grad_reduce: must be False with exact or deterministic_sums"):
-        OverlappedReduction.of(model, precision=Precision.FLOAT64, model_parallel=False)
+        OverlappedReduction.of(model, precision=Precision.FLOAT64)
 
 
 def test_a_batch_size_that_grows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

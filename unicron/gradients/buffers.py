@@ -48,7 +48,7 @@ class GradientBuffers:
             micro_batches: in one step, over all replicas.
             precision: of the sum.
         """
-        exchanges = self._exchanges()
+        exchanges = self.exchanges()
         if precision is Precision.FLOAT32:
             return InPlaceAccumulator(self.tensors, exchanges)
         if precision is Precision.FLOAT64:
@@ -60,7 +60,7 @@ class GradientBuffers:
             self.tensors, micro_batches=micro_batches, exchanges=exchanges, leaves=leaves, chunks=self._chunks
         )
 
-    def _exchanges(self) -> list[Exchange]:
+    def exchanges(self) -> list[Exchange]:
         """Return what other ranks than the data-parallel ones have a part of."""
         found = []
         if tied_group(self._model) is not None:

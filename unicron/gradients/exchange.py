@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,3 +20,41 @@ class Exchange(NamedTuple):
     """Returns the group in the present generation."""
     ranks: int
     """Of the group, in every generation in which the rank has the same shard of the model."""
+
+
+class ExchangeInPlace:
+    """An exchange of totals where they lie."""
+
+    def __init__(self, totals: Sequence[torch.Tensor], group: Callable[[], Any]) -> None:
+        """Prepare the exchange of ``totals``: flat, and as large on every rank of the group."""
+        self._totals, self._group = totals, group
+        self._before: list[torch.Tensor] = []
+
+    def run(self, all_reduce: AllReduce, *, undoable: bool) -> None:
+        """Replace the totals by their sums over the group.
+
+        Args:
+            all_reduce: does so for one tensor.
+            undoable: whether to keep the totals from before.
+
+        Raises:
+            RuntimeError: the collective broke; the totals are as they were.
+        """
+        if not self._totals:
+            return
+        sums = torch.cat(list(self._totals))
+        all_reduce(sums, self._group())
+        self._before = [total.clone() for total in self._totals] if undoable else []
+        parts = torch.split(sums, [total.numel() for total in self._totals])
+        for total, part in zip(self._totals, parts, strict=True):
+            total.copy_(part)
+
+    def undo(self) -> None:
+        """Write the totals from before back, if they were kept."""
+        for total, before in zip(self._totals, self._before, strict=bool(self._before)):
+            total.copy_(before)
+        self._before = []
+
+    def forget(self) -> None:
+        """Forget the totals from before: a new step."""
+        self._before = []

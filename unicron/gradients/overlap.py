@@ -13,7 +13,7 @@ kept, nothing more is sent, and the error is raised when the step is reduced.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from unicron.errors import UnsupportedModel, WrongLoop
+from unicron.gradients.exchange import Exchange, ExchangeInPlace
 from unicron.gradients.precision import Precision
 from unicron.link.waiting import Wait
 from unicron.megatron.bucket_groups import (
@@ -29,6 +30,7 @@ from unicron.megatron.bucket_groups import (
     group_of,
     overlaps_reduction,
     own_ranges,
+    part_in,
     replace_reduction,
 )
 
@@ -54,9 +56,14 @@ class OverlappedReduction:
     when its groups are complete, sends them in it.
     """
 
-    def __init__(self, model: Any) -> None:
-        """Take the reduction over from Megatron's DistributedDataParallel."""
+    def __init__(self, model: Any, tensors: Sequence[torch.Tensor] = (), exchanges: Sequence[Exchange] = ()) -> None:
+        """Take the reduction over from Megatron's DistributedDataParallel; the arguments are those of ``of``."""
         self._groups = bucket_groups(model)
+        self._exchanges = [
+            ExchangeInPlace(self._own_parts([tensors[i] for i in one.tensors]), one.group) for one in exchanges
+        ]
+        """Of what this rank's optimizer updates. The other ranks of such a group update the same: equal shards are
+        divided equally, and Megatron gives a weight that two stages share a bucket of its own."""
         self._shards: list[list[torch.Tensor]] = []
         self._expected: list[Counter[torch.nn.Parameter]] = []
         """For each group, how often one micro-batch adds a gradient to each parameter; empty: not known yet."""
@@ -74,13 +81,21 @@ class OverlappedReduction:
             replace_reduction(group, partial(self._added, number))
 
     @classmethod
-    def of(cls, model: Any, *, precision: Precision, model_parallel: bool) -> OverlappedReduction | None:
+    def of(
+        cls,
+        model: Any,
+        *,
+        precision: Precision,
+        tensors: Sequence[torch.Tensor] = (),
+        exchanges: Sequence[Exchange] = (),
+    ) -> OverlappedReduction | None:
         """Return what reduces the gradients of a model beside its backward passes; None: the model does not ask for it.
 
         Args:
             model: as ``build`` returned it, and checked (``unicron.megatron.supported``).
             precision: of the sums of gradients.
-            model_parallel: whether the model is split over ranks.
+            tensors: the gradient buffers.
+            exchanges: of which of them the totals are added up over other ranks, too.
 
         Raises:
             UnsupportedModel: the sums are not Megatron's own.
@@ -92,8 +107,7 @@ class OverlappedReduction:
                 "DistributedDataParallelConfig.overlap_grad_reduce: must be False with exact or deterministic_sums; it "
                 "sends the buffers that backward passes add to, and those sums are apart from the buffers"
             )
-        assert not model_parallel, "checked by unicron.megatron.supported"
-        return cls(model)
+        return cls(model, tensors, exchanges)
 
     # One step.
 
@@ -104,6 +118,8 @@ class OverlappedReduction:
         self._counts, self._left, self._passes = [], [], 0
         self._launched, self._error = 0, None
         self._totals_in_place = False
+        for exchange in self._exchanges:
+            exchange.forget()
 
     def give_up(self) -> list[Any]:
         """Leave the generation; return the collectives that were sent and not waited for. They may never end."""
@@ -197,7 +213,7 @@ class OverlappedReduction:
             self._expected = [Counter({p: n // self._passes for p, n in counts.items()}) for counts in self._counts]
 
     def complete(self, wait: Wait) -> None:
-        """Wait for the totals of this rank's ranges, and put them in the place of the local sums.
+        """Wait for the totals of this rank's ranges, put them in the place of the local sums, and exchange them.
 
         Raises:
             RuntimeError: a collective broke.
@@ -212,7 +228,12 @@ class OverlappedReduction:
                 for part in parts[1:]:
                     shard.add_(part)
         if not self._is_alone():
-            self._exchange()
+            self._swap()
+        for exchange in self._exchanges:
+            exchange.run(
+                lambda totals, group: wait(dist.all_reduce(totals, group=group, async_op=True)),
+                undoable=self._is_alone(),  # the totals lie in the place of the sums, which are nowhere else
+            )
 
     def restore(self) -> bool:
         """Put the local sums back in their place, if totals are there; return whether they were.
@@ -220,11 +241,13 @@ class OverlappedReduction:
         The totals of a rank that is the only replica are its sums, which clipping may have changed.
         """
         if self._totals_in_place:
-            self._exchange()
+            self._swap()
             return True
+        for exchange in self._exchanges:
+            exchange.undo()
         return False
 
-    def _exchange(self) -> None:
+    def _swap(self) -> None:
         for number, group in enumerate(self._groups):
             for bucket, shard in zip(own_ranges(group), self._shards_of(number), strict=True):
                 before = bucket.own.clone()
@@ -233,8 +256,13 @@ class OverlappedReduction:
         self._totals_in_place = not self._totals_in_place
 
     def own_gradients(self) -> list[torch.Tensor]:
-        """Return the gradients that this rank's optimizer reads; the ranks' are the whole model's, each number once."""
+        """Return the gradients that this rank's optimizer reads; the ranks' are the whole model's."""
         return [bucket.own for group in self._groups for bucket in own_ranges(group)]
+
+    def _own_parts(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return what the gradients that this rank's optimizer reads have of some tensors, in the tensors' order."""
+        own = self.own_gradients()
+        return [part for tensor in tensors for mine in own if (part := part_in(mine, tensor)) is not None]
 
 
 def _send(bucket: OwnRange, shard: torch.Tensor, group: Any) -> _Sent:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from unicron.megatron.model import model_chunks
+
 
 class OwnRange(NamedTuple):
     """One bucket's gradients or parameters, and the range of them that this rank's optimizer updates."""
@@ -25,17 +27,31 @@ class OwnRange(NamedTuple):
 
 def overlaps_gather(model: Any) -> bool:
     """Return whether a model is to gather the parameters that other ranks have updated beside the forward pass."""
-    return bool(getattr(getattr(model, "ddp_config", None), "overlap_param_gather", False))
+    return _overlaps(model, "overlap_param_gather")
 
 
 def overlaps_reduction(model: Any) -> bool:
     """Return whether a model is to reduce its gradients beside the backward pass."""
-    return bool(getattr(getattr(model, "ddp_config", None), "overlap_grad_reduce", False))
+    return _overlaps(model, "overlap_grad_reduce")
+
+
+def _overlaps(model: Any, setting: str) -> bool:
+    return bool(getattr(getattr(model_chunks(model)[0], "ddp_config", None), setting, False))
 
 
 def bucket_groups(model: Any) -> list[Any]:
-    """Return the bucket groups of Megatron's DistributedDataParallel, in an order that is the same on all ranks."""
-    return [*model.bucket_groups, *model.expert_parallel_bucket_groups]
+    """Return the bucket groups of a rank's model, about in the order in which backward passes complete them.
+
+    All ranks with the same shard of the model have them in this order.
+
+    Args:
+        model: Megatron's DistributedDataParallel, or a list of such model chunks.
+    """
+    return [
+        group
+        for chunk in reversed(model_chunks(model))
+        for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups)
+    ]
 
 
 def group_of(bucket_group: Any) -> Any:
@@ -62,6 +78,21 @@ def _own_range(bucket_group: Any, whole: torch.Tensor) -> OwnRange:
         bucket_group.intra_distributed_optimizer_instance_rank,
     )
     return OwnRange(whole, whole.chunk(ranks)[rank])
+
+
+def part_in(own: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the flat view of what a rank's own range has of a parameter's gradient; None: nothing.
+
+    Args:
+        own: the range, of one of Megatron's buffers.
+        tensor: the gradient, of any shape.
+    """
+    if own.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr():
+        return None
+    offset = own.storage_offset()
+    start, stop = max(0, tensor.storage_offset() - offset), tensor.storage_offset() + tensor.numel() - offset
+    found = own[start : max(start, stop)]
+    return found if found.numel() else None
 
 
 def replace_reduction(bucket_group: Any, added: Callable[[torch.nn.Parameter], None]) -> None:

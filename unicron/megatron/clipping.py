@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from unicron.link.waiting import Wait
+from unicron.megatron.bucket_groups import part_in
 from unicron.megatron.model import parameters
-from unicron.megatron.parallel import data_group
 
 EPSILON = 1e-6
 """Added to the norm in the denominator, as in Megatron and torch."""
@@ -36,7 +36,7 @@ def clip(model: Any, limit: float, wait: Wait, own: list[torch.Tensor] | None = 
     Raises:
         RuntimeError: a collective broke; the gradients are as they were.
     """
-    total = norm(model, wait) if own is None else _norm_of_parts(own, wait)
+    total = norm(model, wait, own)
     factor = limit / (total + EPSILON)
     if factor < 1.0:
         for gradient in own if own is not None else [parameter.main_grad for parameter in _trained(model)]:
@@ -44,21 +44,13 @@ def clip(model: Any, limit: float, wait: Wait, own: list[torch.Tensor] | None = 
     return total
 
 
-def _norm_of_parts(own: list[torch.Tensor], wait: Wait) -> float:
-    """Return the L2 norm of the gradients that the data-parallel ranks divide, each of them all that one rank has."""
-    sums = torch.stack([part.to(torch.float64).square().sum() for part in own])
-    group = data_group()
-    gathered = [torch.empty_like(sums) for _ in range(group.size())]
-    wait(dist.all_gather(gathered, sums, group=group, async_op=True))
-    return math.sqrt(math.fsum(torch.cat(gathered).tolist()))
-
-
-def norm(model: Any, wait: Wait) -> float:
+def norm(model: Any, wait: Wait, own: list[torch.Tensor] | None = None) -> float:
     """Return the L2 norm of a Megatron model's gradients, over all shards of the model.
 
     Args:
         model: Megatron's DistributedDataParallel, or a list of such model chunks.
         wait: waits for a collective.
+        own: as ``clip`` has it.
 
     Raises:
         RuntimeError: a collective broke.
@@ -67,14 +59,18 @@ def norm(model: Any, wait: Wait) -> float:
     from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
     from megatron.core.transformer.module import param_is_not_shared
 
-    tensor_sums = [
-        parameter.main_grad.to(torch.float64).square().sum()
+    gradients = [
+        parameter.main_grad
         for parameter in _trained(model)
         if param_is_not_shared(parameter) and param_is_not_tensor_parallel_duplicate(parameter)
     ]
+    if own is not None:
+        gradients = [part for one in gradients for mine in own if (part := part_in(mine, one)) is not None]
+    tensor_sums = [gradient.to(torch.float64).square().sum() for gradient in gradients]
     device = next(iter(_trained(model))).main_grad.device
     sums = torch.stack(tensor_sums) if tensor_sums else torch.zeros(0, dtype=torch.float64, device=device)
-    group = parallel_state.get_model_parallel_group()
+    group = parallel_state.get_model_parallel_group() if own is None else dist.group.WORLD
+    assert group is not None
     if group.size() > 1:
         count = torch.tensor([sums.numel()], dtype=torch.int64, device=device)
         wait(dist.all_reduce(count, op=dist.ReduceOp.MAX, group=group, async_op=True))

@@ -96,7 +96,7 @@ def _check_module(model: torch.nn.Module, tensor: int, pipeline: int) -> None:
     """
     _check_distribution(model)
     if is_megatron(model):
-        found = next(filter(None, _refused(model, tensor, pipeline)), "")
+        found = next(filter(None, _refused(model)), "")
         if found:
             raise UnsupportedModel(found)
     elif hasattr(model, "sharded_state_dict"):
@@ -194,8 +194,12 @@ _OPTIMIZER_SETTINGS = (
 )
 """Of ``OptimizerConfig``."""
 
-_OVERLAP = (_Setting("overlap_grad_reduce", (False,), ""), _Setting("overlap_param_gather", (False,), ""))
-"""Of ``DistributedDataParallelConfig``; supported where ``_without_overlap`` finds nothing against it."""
+_IN_ITS_PLACE = "without use_distributed_optimizer a bucket is reduced in the place of its local sum"
+_OVERLAP = (
+    _Setting("overlap_grad_reduce", (False,), _IN_ITS_PLACE),
+    _Setting("overlap_param_gather", (False,), _IN_ITS_PLACE),
+)
+"""Of ``DistributedDataParallelConfig``; supported with the distributed optimizer."""
 
 _GATHER_IN_UPDATE = _Setting(
     "overlap_param_gather_with_optimizer_step", (False,), "parameters are gathered once the whole update is applied"
@@ -203,27 +207,16 @@ _GATHER_IN_UPDATE = _Setting(
 """Of ``OptimizerConfig``; Megatron's optimizer sets it on the model."""
 
 
-def _without_overlap(model: Any, tensor: int, pipeline: int) -> str:
-    """Return why ranks cannot communicate beside forward and backward passes; empty: they can."""
-    if not model.ddp_config.use_distributed_optimizer:
-        return "without use_distributed_optimizer a bucket is reduced in the place of its local sum"
-    if (tensor, pipeline) != (1, 1):
-        return "with tensor or pipeline parallelism sums are apart from the buffers that are sent"
-    return ""
-
-
-def _refused(model: Any, tensor: int, pipeline: int) -> Iterator[str]:
+def _refused(model: Any) -> Iterator[str]:
     """Yield a message for each setting of a Megatron model that would train to a wrong result.
 
     Args:
         model: Megatron's DistributedDataParallel.
-        tensor: tensor-parallel size.
-        pipeline: pipeline-parallel size.
     """
     ddp = model.ddp_config
-    for setting in _OVERLAP:
-        if reason := _without_overlap(model, tensor, pipeline):
-            yield setting._replace(reason=reason).problem("DistributedDataParallelConfig", ddp)
+    if not ddp.use_distributed_optimizer:
+        for setting in _OVERLAP:
+            yield setting.problem("DistributedDataParallelConfig", ddp)
     if ddp.overlap_param_gather and not ddp.overlap_grad_reduce:
         yield "DistributedDataParallelConfig.overlap_param_gather: must be False without overlap_grad_reduce"
     yield _GATHER_IN_UPDATE.problem("DistributedDataParallel", model)

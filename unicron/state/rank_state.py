@@ -73,7 +73,9 @@ class RankState:
         self._buffers = GradientBuffers(model, optimizer)
         self.loss_scale = LossScale(model, micro_batches)
         self.accumulator = self._buffers.accumulator(micro_batches, precision=precision)
-        self.overlap = OverlappedReduction.of(model, precision=precision, model_parallel=model_parallel)
+        self.overlap = OverlappedReduction.of(
+            model, precision=precision, tensors=self._buffers.tensors, exchanges=self._buffers.exchanges()
+        )
         """What reduces the gradients beside the backward passes; None: they are reduced afterwards."""
         self.gather = ParameterGather.of(model)
         """What gathers parameters beside the next forward pass; None: the optimizer's step does."""

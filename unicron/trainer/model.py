@@ -89,12 +89,11 @@ def build(spec: Spec, tensor: int, pipeline: int) -> tuple[Any, Any]:
         # The loss function divides by the global number of micro-batches, so the schedule must not divide by the local.
         calculate_per_token_loss=True,
     )
-    overlap = spec.overlap and (tensor, pipeline) == (1, 1)
     # This library reduces the gradients out of place: a broken in-place all-reduce would destroy them.
     data_parallel = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
-        overlap_grad_reduce=overlap,
-        overlap_param_gather=overlap,
+        overlap_grad_reduce=spec.overlap,
+        overlap_param_gather=spec.overlap,
         use_distributed_optimizer=spec.distributed_optimizer,
         bucket_size=largest_bucket_bytes() // FLOAT32_BYTES,
     )
@@ -115,7 +114,7 @@ def build(spec: Spec, tensor: int, pipeline: int) -> tuple[Any, Any]:
             # In exact mode unicron.megatron.clipping clips.
             clip_grad=0.0 if spec.exact else spec.clip,
             use_distributed_optimizer=spec.distributed_optimizer,
-            overlap_param_gather=overlap,
+            overlap_param_gather=spec.overlap,
         ),
         model,
         use_gloo_process_groups=False,

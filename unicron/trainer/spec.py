@@ -62,7 +62,7 @@ class Spec:
     bf16: bool
     """Whether parameters and activations are bfloat16; gradients, and the optimizer's own parameters, are float32."""
     overlap: bool
-    """Whether they communicate beside backward and forward passes, in layouts where that is supported."""
+    """Whether they communicate beside backward and forward passes, with a divided optimizer."""
     seed: int
     dropout: float
     exact: bool
