@@ -43,7 +43,8 @@ _DIGITS = 12
 """Digits of a position in a file's name: enough that names sort as positions do for a million events a day."""
 
 _COMPRESSION = 6
-"""zlib's usual level: rows shrink to about an eighth; the highest level takes five times as long for 2% less."""
+"""zlib's usual level: 12,000 rows of ``benchmarks/log.py`` shrink to an eighth. The highest level takes 2.4 times as
+long for 5% less."""
 
 _CHUNK_BYTES = 1 << 20
 """Bytes of a file that are read at once for its digest."""
