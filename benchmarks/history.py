@@ -67,6 +67,7 @@ LISTS = {
 }
 """Every list, with the filters that its rows are found by."""
 _WITHOUT_CURSOR = frozenset({"nodes", "costs", "heads"})
+_WITHOUT_LIMIT = frozenset({"heads"})
 
 
 @dataclass
@@ -107,12 +108,13 @@ async def measure_service(run_dir: Path, events: int, seconds: float, report: Re
             **os.environ,
             "UNICRON_RUN_DIR": str(run_dir),
             "UNICRON_NATS_URL": nats.url,
+            "UNICRON_NATS_TOKEN": nats.token,
             "UNICRON_PORT": "0",
         }
         child = Child("api", "services.api.main", environment, run_dir)
         stack.push_async_callback(child.end)
         await child.start()
-        bus = await Bus.connect(nats.url, name="benchmark")
+        bus = await Bus.connect(nats.url, token=nats.token, name="benchmark")
         stack.push_async_callback(bus.close)
         await _relayed(bus, events)
         await child.end()
@@ -165,7 +167,8 @@ async def _tasks(client: httpx.AsyncClient) -> list[str]:
 
 def _request(name: str, drawn: random.Random, events: int, tasks: list[str]) -> tuple[str, str]:
     path = LISTS[name].format(task=drawn.choice(tasks))
-    path += f"{'&' if '?' in path else '?'}limit={LIMIT}"
+    if name not in _WITHOUT_LIMIT:
+        path += f"{'&' if '?' in path else '?'}limit={LIMIT}"
     if name not in _WITHOUT_CURSOR and "task=" not in path:
         path += f"&cursor={drawn.randrange(events)}"
     return name, path

@@ -16,7 +16,7 @@ from shared.names import is_name
 from shared.settings import read_settings
 from shared.tokens import Scope
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Tokens, with which others may use the server.")
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 RunDir = Annotated[
     Path | None, typer.Option("--run-dir", help="Folder of the server's run. Default: UNICRON_TOKENS_FILE or .unicron.")
@@ -26,6 +26,11 @@ TokenName = Annotated[str, typer.Argument(metavar="NAME", help="Of whoever bears
 
 def _file(run_dir: Path | None) -> Path:
     return (read_settings() if run_dir is None else read_settings(run_dir=run_dir)).token_file
+
+
+@app.callback()
+def token() -> None:
+    """Make and remove tokens, with which others may use the server."""
 
 
 @app.command()
@@ -45,11 +50,11 @@ def add(
     if not is_name(name):
         problem = "must be 1 to 63 lower-case letters, digits and hyphens"
         raise InvalidInput(f"NAME: {name!r} {problem}", [{"field": "NAME", "value": name, "problem": problem}])
-    token = tokens.add(_file(run_dir), name, scope, utc_now())
+    made = tokens.add(_file(run_dir), name, scope, utc_now())
     if output is Format.JSON:
-        print_json({"name": name, "scope": scope, "token": token})
+        print_json({"name": name, "scope": scope, "token": made})
     else:
-        print(token)
+        print(made)
 
 
 @app.command(name="list")
@@ -59,11 +64,13 @@ def show(run_dir: RunDir = None, output: Output = Format.TEXT) -> None:
     if output is Format.JSON:
         print_json(found)
         return
-    for token in found:
-        print(f"{token['name']:<20} {token['scope']:<8} {token['created_at']}")
+    for one in found:
+        print(f"{one['name']:<20} {one['scope']:<8} {one['created_at']}")
 
 
 @app.command()
-def remove(name: TokenName, run_dir: RunDir = None) -> None:
+def remove(name: TokenName, run_dir: RunDir = None, output: Output = Format.TEXT) -> None:
     """Remove a token: whoever bears it is refused from now on."""
     tokens.remove(_file(run_dir), name)
+    if output is Format.JSON:
+        print_json({"name": name})

@@ -37,15 +37,22 @@ def workers_of(runs: str) -> list[str]:
     Raises:
         ValueError: it is no such text.
     """
-    return [worker for run in runs.split(",") for worker in _workers(run)] if runs else []
+    found: list[str] = []
+    for run in runs.split(",") if runs else ():
+        node, _, slots = run.rpartition("/")
+        if node and slots.isdecimal():
+            found.append(run)
+        else:
+            found += _workers(run, node, slots)
+    return found
 
 
-def _workers(run: str) -> list[str]:
-    node, _, slots = run.rpartition("/")
-    first, dash, last = slots.partition("-")
-    if not node or not first.isdecimal() or (dash and not last.isdecimal()):
+def _workers(run: str, node: str, slots: str) -> list[str]:
+    """Return the workers of a run of several."""
+    first, _, last = slots.partition("-")
+    if not node or not first.isdecimal() or not last.isdecimal():
         raise ValueError(f"{run!r} is neither <node>/<slot> nor <node>/<first>-<last>")
-    numbers = range(int(first), int(last or first) + 1)
+    numbers = range(int(first), int(last) + 1)
     if not 0 < len(numbers) <= MAX_RUN:
         raise ValueError(f"{run!r} has {len(numbers)} workers; allowed are 1 to {MAX_RUN}")
     return [f"{node}/{slot}" for slot in numbers]

@@ -1,6 +1,6 @@
 """Who sends a request, and what they may do.
 
-Over loopback the gateway knows the user at the other end (``services.api.peers``): its own user and root may do
+Over loopback the gateway knows the user at the other end (``services.api.socket_owners``): its own user and root may do
 everything and need no token. Everybody else needs one (``shared.tokens``), in the header ``Authorization: Bearer``.
 """
 
@@ -15,7 +15,7 @@ from fastapi import Depends, Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.api.peers import end, uid_of
+from services.api.socket_owners import end, uid_of
 from services.api.problems import problem_response
 from shared import tokens
 from shared.errors import Forbidden, Unauthenticated, UnicronError

@@ -24,7 +24,7 @@ class CachedTable(MutableMapping[str, V], Generic[V]):
     """A table as the mapping that the fold reads and writes. ``begin`` gives it the connection of a transaction."""
 
     def __init__(self, kind: Kind[V]) -> None:
-        self._kind = kind
+        self.kind = kind
         self._table = table_of(kind.row)
         self._by_key = select(self._table.c.document).where(self._table.c.key == bindparam("key"))
         self._connection: Connection | None = None
@@ -47,7 +47,7 @@ class CachedTable(MutableMapping[str, V], Generic[V]):
         if key not in self._known:
             assert self._connection is not None
             document = self._connection.execute(self._by_key, {"key": key}).scalar()
-            self._known[key] = None if document is None else self._kind.view.model_validate_json(document)
+            self._known[key] = None if document is None else self.kind.view.model_validate_json(document)
         view = self._known[key]
         if view is None:
             raise KeyError(key)
@@ -76,7 +76,17 @@ class CachedTable(MutableMapping[str, V], Generic[V]):
             self._known.update(dict.fromkeys(part))
             query = select(self._table.c.key, self._table.c.document).where(self._table.c.key.in_(part))
             for key, document in self._connection.execute(query):
-                self._known[key] = self._kind.view.model_validate_json(document)
+                self._known[key] = self.kind.view.model_validate_json(document)
+
+    def several(self, keys: Iterable[str]) -> dict[str, V]:
+        """Return views by their keys; those that there are."""
+        wanted = sorted({*keys})
+        self.fetch(wanted)
+        return {key: view for key in wanted if (view := self._known[key]) is not None}
+
+    def changes(self) -> list[tuple[V | None, V]]:
+        """Return the views that the batch has changed, each as it was before (None: new) and as it is."""
+        return [(before, self[key]) for key, before in self.changed.items()]
 
     def write(self) -> None:
         """Write the views that have changed, each once."""
@@ -84,14 +94,14 @@ class CachedTable(MutableMapping[str, V], Generic[V]):
         if not self.changed:
             return
         views = [(key, self[key]) for key in self.changed]
-        upsert(self._connection, self._table, [self._kind.columns(key, view) for key, view in views])
-        if self._kind.link is not None:
-            links = [link for key, view in views if self._moved(key, view) for link in self._kind.links(key, view)]
-            upsert(self._connection, table_of(self._kind.link), links)
+        upsert(self._connection, self._table, [self.kind.columns(key, view) for key, view in views])
+        if self.kind.link is not None:
+            links = [link for key, view in views if self._moved(key, view) for link in self.kind.links(key, view)]
+            upsert(self._connection, table_of(self.kind.link), links)
 
     def _moved(self, key: str, view: V) -> bool:
         """Return whether a view has other tasks, or another state, than its links say."""
-        before, kind = self.changed[key], self._kind
+        before, kind = self.changed[key], self.kind
         return before is None or kind.state(before) != kind.state(view) or kind.tasks(before) != kind.tasks(view)
 
     def end(self) -> None:
@@ -116,6 +126,7 @@ class Batch:
             self.spans,
             self.cluster,
         )
+        self._by_kind: dict[str, CachedTable[Any]] = {table.kind.noun: table for table in self._tables}
         self.views = Views(
             tasks=self.tasks,
             incidents=self.incidents,
@@ -136,6 +147,10 @@ class Batch:
         self.incidents.fetch(keys.incidents)
         self.plans.fetch(keys.plans)
         self.nodes.fetch(keys.nodes)
+
+    def several(self, kind: Kind[V], keys: Iterable[str]) -> dict[str, V]:
+        """Return views of a kind by their keys; those that there are."""
+        return self._by_kind[kind.noun].several(keys)
 
     def write(self) -> None:
         """Write all that has changed."""

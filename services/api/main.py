@@ -28,7 +28,7 @@ from services.api.feed import PROJECTIONS, Feed
 from services.api.gateway import Gateway
 from services.api.http_policy import HttpPolicy
 from services.api.live import Live
-from services.api.peers import end
+from services.api.socket_owners import end
 from services.api.routers import costs, events, health, incidents, log, nodes, planning, plans, results, tasks
 from services.api.routers.parameters import refuse_unknown
 from services.api.signed_heads import SignedHeads

@@ -5,20 +5,31 @@ Lists are read by keyset: each query finds its first row by an index, and reads 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, select
 
-from services.api.tables import KEYS, Kind, V, table_of
+from services.api.tables import KEYS, Kind, PlanRow, V, table_of
+from services.api.views import PlanView
 from shared.errors import NotFound
+
+_PARSED = 2048
+"""Documents that are kept parsed: of the open time, which every request for costs reads again."""
+
+
+@functools.lru_cache(_PARSED)
+def _parsed(kind: Kind[Any], document: str) -> Any:
+    return kind.view.model_validate_json(document)
 
 
 class ViewReader:
     """Reads views inside one transaction: all of them are of the same position of the log."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self.connection = connection
 
     def get(self, kind: Kind[V], key: str) -> V | None:
         """Return a view by its key, or None."""
@@ -30,8 +41,8 @@ class ViewReader:
         found: dict[str, V] = {}
         for start in range(0, len(wanted), KEYS):
             query = select(table.c.key, table.c.document).where(table.c.key.in_(wanted[start : start + KEYS]))
-            for key, document in self._connection.execute(query):
-                found[key] = kind.view.model_validate_json(document)
+            for key, document in self.connection.execute(query):
+                found[key] = _parsed(kind, document)
         return found
 
     def find(self, kind: Kind[V], key: str) -> V:
@@ -44,6 +55,13 @@ class ViewReader:
         if view is None:
             raise NotFound(f"no {kind.noun} {key!r}")
         return view
+
+    def next_solved(self, position: int) -> datetime | None:
+        """Return when the first plan of the solver behind a position was decided; None: there is none."""
+        table = table_of(PlanRow)
+        query = select(table.c.document).where(table.c.solved, table.c.position > position)
+        document = self.connection.scalar(query.order_by(table.c.position).limit(1))
+        return None if document is None else PlanView.model_validate_json(document).decided_at
 
     def page(
         self, kind: Kind[V], *, after: int = 0, limit: int | None = None, states: Sequence[str] = (), task: str = ""
@@ -71,6 +89,6 @@ class ViewReader:
         # task asks for each state too, so that one index serves both.
         for state in sorted(states) or (kind.states if task else (None,)):
             query = base.where(listed.c.position > after).order_by(listed.c.position, listed.c.key).limit(limit)
-            rows += self._connection.execute(query if state is None else query.where(listed.c.state == state)).all()
+            rows += self.connection.execute(query if state is None else query.where(listed.c.state == state)).all()
         rows.sort(key=lambda row: int(row.position))
         return [kind.view.model_validate_json(row.document) for row in rows[:limit]]

@@ -19,6 +19,7 @@ from sqlalchemy.engine import make_url
 from services.api.batches import Batch, upsert
 from services.api.projections.evolve import evolve
 from services.api.readers import ViewReader
+from services.api.settling import SettledTime, Settling
 from services.api.tables import PositionRow, Tables, table_of
 from services.api.views import SCHEMA_VERSION
 from shared.events import Recorded
@@ -51,6 +52,7 @@ class Store:
             self._engine = sqlalchemy_engine(with_timeouts(make_url(url)), pool_pre_ping=True)
         self._folding = threading.Lock()
         self._batch = Batch()
+        self._settling = Settling()
         self._folded = 0
         """Position up to which ``_batch`` knows the views."""
         with database_errors(_WHAT):
@@ -99,6 +101,7 @@ class Store:
 
     def _fold(self, connection: Connection, records: Sequence[Recorded]) -> int:
         position, head = _head(connection)
+        settled = _settled(connection)
         if position != self._folded:
             self._batch.forget()  # the tables were folded by another process, or by an earlier one
         new = [recorded for recorded in records if recorded.position > position]
@@ -107,7 +110,9 @@ class Store:
             evolve(self._batch.views, recorded)
             position, head = recorded.position, recorded.hash
         self._batch.write()
-        place = {"id": 1, "schema_version": SCHEMA_VERSION, "position": position, "head": head}
+        if new:
+            settled = self._settling.after(connection, self._batch, settled, new[-1].recorded_at.timestamp())
+        place = {"id": 1, "schema_version": SCHEMA_VERSION, "position": position, "head": head, **vars(settled)}
         upsert(connection, table_of(PositionRow), [place])
         return position
 
@@ -134,6 +139,12 @@ def _head(connection: Connection) -> tuple[int, str]:
     table = table_of(PositionRow)
     row = connection.execute(select(table.c.position, table.c.head)).first()
     return (int(row.position), str(row.head)) if row is not None else (0, "")
+
+
+def _settled(connection: Connection) -> SettledTime:
+    table = table_of(PositionRow)
+    row = connection.execute(select(table.c.settled_s, table.c.latest_s, table.c.achieved_flop)).first()
+    return SettledTime(*row) if row is not None else SettledTime()
 
 
 def _set_pragmas(connection: Any, _record: Any) -> None:

@@ -6,6 +6,7 @@ the columns that lists are ordered and filtered by.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
@@ -14,6 +15,9 @@ from sqlalchemy import Index
 from sqlalchemy.orm import registry
 from sqlmodel import Field, SQLModel
 
+from services.api.claim_times import plan_times, span_times
+from services.api.service_levels import progress_flop
+from services.api.span_claims import NODE_SPANS
 from services.api.views import ClusterView, IncidentView, NodeView, PlanState, PlanView, SpanView, TaskView
 from shared.model import Model
 
@@ -46,6 +50,9 @@ class TaskRow(Row, table=True):
     __tablename__ = "api_tasks"
     __table_args__ = (Index("api_tasks_list", "position"), Index("api_tasks_states", "state", "position"))
 
+    flop: float
+    weighted_flop: float
+
 
 class IncidentRow(Row, table=True):
     """Incidents."""
@@ -65,7 +72,17 @@ class PlanRow(Row, table=True):
     """Plans."""
 
     __tablename__ = "api_plans"
-    __table_args__ = (Index("api_plans_list", "position"), Index("api_plans_states", "state", "position"))
+    __table_args__ = (
+        Index("api_plans_list", "position"),
+        Index("api_plans_states", "state", "position"),
+        Index("api_plans_claims", "reach_s", "start_s"),
+        Index("api_plans_solved", "solved", "position"),
+    )
+
+    start_s: float
+    reach_s: float
+    """From when, and up to when, it has claims (``services/api/claim_times.py``)."""
+    solved: bool
 
 
 class PlanTask(Link, table=True):
@@ -86,7 +103,20 @@ class SpanRow(Row, table=True):
     """Spans of nodes and tasks."""
 
     __tablename__ = "api_spans"
-    __table_args__ = (Index("api_spans_list", "position"),)
+    __table_args__ = (
+        Index("api_spans_list", "position"),
+        Index("api_spans_claims", "reach_s", "start_s"),
+        Index("api_spans_starts", "start_s"),
+    )
+
+    start_s: float
+    end_s: float
+    reach_s: float
+    """Up to when it has claims: mostly its end, which is infinite while it lasts."""
+    allocated: bool
+    """Whether workers of a node are allocated in it."""
+    achieved_flop: float
+    """Of progress that has ended: the weighted FLOP of its steps."""
 
 
 class ClusterRow(Row, table=True):
@@ -105,6 +135,53 @@ class PositionRow(Tables, table=True):
     position: int
     head: str
     """Hash of the record at ``position``: shows whether this is still the same log."""
+    settled_s: float
+    """Up to when worker-seconds are settled (``api_settled``), in seconds since the epoch."""
+    latest_s: float
+    """The latest time that a span begins or ends."""
+    achieved_flop: float
+    """Weighted FLOP of all progress that has ended."""
+
+
+class Amounts(Tables):
+    """Amounts of a key, as ``services/api/settlement.py`` names them (``COLUMNS``)."""
+
+    dimension: str = Field(primary_key=True)
+    key: str = Field(primary_key=True)
+    detection: float
+    transition: float
+    planned: float
+    recompute: float
+    lost: float
+    sub_healthy: float
+    unscheduled: float
+    idle: float
+    training: float
+    worker_s: float
+    lost_flop: float
+    allocated_worker_s: float
+    held_worker_s: float
+    by_task_worker_s: float
+    by_incident_worker_s: float
+    healthy_flop: float
+    trained_s: float
+
+
+class SettledRow(Amounts, table=True):
+    """Amounts of settled times that meet, none of which goes beyond a day of UTC; the first begins infinitely early."""
+
+    __tablename__ = "api_settled"
+    __table_args__ = (Index("api_settled_times", "start_s"),)
+
+    start_s: float = Field(primary_key=True)
+    end_s: float
+
+
+class TotalRow(Amounts, table=True):
+    """Amounts of all settled times together."""
+
+    __tablename__ = "api_settled_totals"
+    __table_args__ = (Index("api_settled_totals_costliest", "dimension", "worker_s"),)
 
 
 V = TypeVar("V", bound=Model)
@@ -128,6 +205,8 @@ class Kind(Generic[V]):
     tasks: Callable[[V], list[str]] = lambda _: []
     states: tuple[str, ...] = ()
     link: type[Link] | None = None
+    more: Callable[[V], dict[str, Any]] = lambda _: {}
+    """Further columns."""
 
     def columns(self, key: str, view: V) -> dict[str, Any]:
         """Return the row of a view."""
@@ -136,6 +215,7 @@ class Kind(Generic[V]):
             "position": view.position,  # type: ignore[attr-defined]  # every view has one
             "state": self.state(view),
             "document": view.model_dump_json(by_alias=True),
+            **self.more(view),
         }
 
     def links(self, key: str, view: V) -> list[dict[str, Any]]:
@@ -144,7 +224,28 @@ class Kind(Generic[V]):
         return [{**place, "task": task} for task in self.tasks(view)]
 
 
-TASKS = Kind(TaskRow, TaskView, "task named", lambda v: v.state.value)
+def _task_columns(view: TaskView) -> dict[str, Any]:
+    flop = view.flop(view.step)
+    return {"flop": flop, "weighted_flop": flop * view.spec.weight}
+
+
+def _plan_columns(view: PlanView) -> dict[str, Any]:
+    start_s, reach_s = plan_times(view)
+    return {"start_s": start_s, "reach_s": reach_s, "solved": view.solved}
+
+
+def _span_columns(view: SpanView) -> dict[str, Any]:
+    start_s, reach_s = span_times(view)
+    return {
+        "start_s": start_s,
+        "end_s": math.inf if view.end is None else view.end.timestamp(),
+        "reach_s": reach_s,
+        "allocated": view.kind in NODE_SPANS and bool(view.workers),
+        "achieved_flop": progress_flop(view),
+    }
+
+
+TASKS = Kind(TaskRow, TaskView, "task named", lambda v: v.state.value, more=_task_columns)
 INCIDENTS = Kind(
     IncidentRow,
     IncidentView,
@@ -162,9 +263,10 @@ PLANS = Kind(
     lambda v: sorted({*v.impacts, *v.queued}),
     tuple(state.value for state in PlanState),
     PlanTask,
+    _plan_columns,
 )
 NODES = Kind(NodeRow, NodeView, "node named", lambda v: v.state.value)
-SPANS = Kind(SpanRow, SpanView, "span", lambda v: "closed" if v.end else "open")
+SPANS = Kind(SpanRow, SpanView, "span", lambda v: "closed" if v.end else "open", more=_span_columns)
 CLUSTER = Kind(ClusterRow, ClusterView, "cluster")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from services.planner.sources import Answer, LogSource, doubled
+from services.planner.sources import Answer, doubled
 from shared.errors import Corrupt, NotFound
 from shared.log.anchors import Defect
 from shared.log.archive import Manifest, file_sha256, manifest_of, read_rows
@@ -31,21 +31,15 @@ class SegmentsSource:
     Args:
         segments: files, by position.
         opened: returns the live log, opened anew for each pass, which closes it; None: there are segments alone.
-        end: position of the last row of the live log that counts; None: all that are there.
+        last: position of the live log's last row that counts; None: all count.
     """
 
     def __init__(
-        self, segments: Sequence[Path], opened: Callable[[], EventLog] | None = None, end: int | None = None
+        self, segments: Sequence[Path], opened: Callable[[], EventLog] | None = None, last: int | None = None
     ) -> None:
         self._segments = list(segments)
         self._opened = opened
-        self._end = end
-
-    def as_it_is(self) -> SegmentsSource:
-        """Return the log without what is appended to it from now on."""
-        if self._opened is None:
-            return self
-        return SegmentsSource(self._segments, self._opened, LogSource(self._opened).as_it_is().last)
+        self._last = last
 
     def answers(self) -> Iterator[Answer]:
         """Yield the events of the types with which the planner answers, in order."""
@@ -64,6 +58,16 @@ class SegmentsSource:
         """
         for row in self._stored():
             yield scan.next(row)
+
+    def as_it_is(self) -> SegmentsSource:
+        """Return the log without what is appended to it from now on."""
+        if self._opened is None:
+            return self
+        try:
+            with closing(self._opened()) as log:
+                return SegmentsSource(self._segments, self._opened, log.last_position())
+        except (Corrupt, ValueError):
+            return self  # the pass over the rows says where
 
     def defects(self) -> list[Defect]:
         """Return what is wrong with segments as files, with the live table, and which event ids several rows have."""
@@ -89,7 +93,7 @@ class SegmentsSource:
             return
         with closing(self._opened()) as log, closing(log.rows()) as rows:
             for row in rows:
-                if self._end is not None and isinstance(row["position"], int) and row["position"] > self._end:
+                if self._last is not None and isinstance(row["position"], int) and row["position"] > self._last:
                     return
                 if not isinstance(last, int) or row["position"] > last:
                     yield row

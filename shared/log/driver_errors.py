@@ -45,6 +45,9 @@ def database_errors(what: str) -> Iterator[None]:
         yield
     except PoolTimeout as err:
         raise Unavailable(f"{what}: no connection is free") from err
+    except sqlite3.Error as err:  # of a statement that went past SQLAlchemy
+        with database_errors(what):
+            raise DBAPIError.instance("", None, err, sqlite3.Error) from err
     except DBAPIError as err:
         if (error := _error(what, err)) is None:
             raise

@@ -42,7 +42,8 @@ from shared.outages import LOG, LOG_ROOM, Outages
 logger = logging.getLogger(__name__)
 
 RELAY_INTERVAL_S = 1.0
-"""Longest pause between two relays of a service: events of a service that died before its relay reach the others."""
+"""Longest pause between two comparisons of the stream with the table: events of a service that died before its relay
+reach the others."""
 
 LAST_RELAY_S = 2.0
 """How long ``close`` waits for the last relay. Another service relays the rest within ``RELAY_INTERVAL_S``."""
@@ -80,10 +81,12 @@ class Journal:
         self._bus = bus
         self._relay = Relay(log, bus)
         self._appended = asyncio.Event()
+        self._fresh: list[Recorded] = []
+        """Records that this process has appended since the last relay began."""
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Relay now, after each append and every ``RELAY_INTERVAL_S``."""
+        """Relay now, after each append what was appended, and every ``RELAY_INTERVAL_S`` what the stream lacks."""
         if self._task is None:
             self._task = asyncio.create_task(self._keep_relaying(), name="relay")
 
@@ -128,6 +131,7 @@ class Journal:
         """
         append = functools.partial(self.log.append, events, expected=expected)
         records = await self.outages.outlast(LOG_ROOM, append, limit_s=limit_s)
+        self._fresh += records
         self._appended.set()
         _follow_time(records)
         return records
@@ -190,17 +194,22 @@ class Journal:
 
     async def _keep_relaying(self) -> None:
         trouble = ""
+        now_s = asyncio.get_running_loop().time
+        compared_s = -RELAY_INTERVAL_S
         while True:
+            fresh, self._fresh = sorted(self._fresh, key=lambda record: record.position), []
             self._appended.clear()
+            if now_s() >= compared_s + RELAY_INTERVAL_S:
+                compared_s, fresh = now_s(), []
             try:
-                await self._relay.run()
+                await self._relay.run(fresh)
                 trouble = ""
             except UnicronError as err:
                 if err.detail != trouble:
                     logger.warning("%s; the relay tries again", err.detail)
                 trouble = err.detail
             try:
-                async with asyncio.timeout(RELAY_INTERVAL_S):
+                async with asyncio.timeout_at(compared_s + RELAY_INTERVAL_S):
                     await self._appended.wait()
             except TimeoutError:
                 with contextlib.suppress(UnicronError):

@@ -27,9 +27,9 @@ from shared.log.chain import row_hash as row_hash
 from shared.log.driver_errors import database_errors
 from shared.log.group import GroupCommit
 from shared.log.scan import Row, Scan, record_of
-from shared.log.schema import COLUMNS, TABLE, Database, begin_write, checkpoint, lacking_guards
+from shared.log.schema import COLUMNS, TABLE, Database, checkpoint, lacking_guards
 from shared.log.unreadable import Skipped, unreadable
-from shared.log.writing import Append, draft, write
+from shared.log.writing import Append, draft, transaction, write
 from shared.model import Clock, utc_now
 
 _SCAN_BATCH = 500
@@ -246,9 +246,8 @@ class EventLog:
     def _commit(self, appends: Sequence[Append]) -> None:
         """Commit some appends together; note in each its rows or its error."""
         try:
-            with database_errors(self._what), self._database.writer.begin() as connection:
-                begin_write(connection)
-                write(connection, appends, self._clock)
+            with database_errors(self._what), transaction(self._database) as opened:
+                write(opened, appends, self._clock)
         except Unavailable as err:
             for append in appends:
                 append.error = copy.copy(err)  # each is raised in a thread of its own, which adds a traceback to it

@@ -35,8 +35,8 @@ SUBJECT = "unicron.log"
 HASH_HEADER = "Unicron-Hash"
 """Header with the record's hash. Equal hashes at one position mean equal logs up to it: each covers the one before."""
 
-_WRONG_LAST_SEQUENCE = (10071, 10164)
-"""JetStream's error codes for an expected last sequence that is not the stream's."""
+_NOT_THE_NEXT = (10070, 10071, 10164)
+"""JetStream's error codes for an expected last message id, or last sequence, that is not the stream's."""
 
 STUCK_S = 20.0
 """A stream that has not taken the same row for this time, while the server answers, is rebuilt. nats-server (2.12)
@@ -82,8 +82,13 @@ class Relay:
         self._not_taken: tuple[int, float] | None = None
         """The position that the stream did not take at the last attempt, and the time of the first one."""
 
-    async def run(self) -> int:
+    async def run(self, fresh: Sequence[Recorded] = ()) -> int:
         """Publish every row that the stream lacks; return the stream's last sequence.
+
+        Args:
+            fresh: records that were just appended, in log order. The stream has all before them as a rule, and then
+                one publication each is all that is needed: the stream takes none of them at another place, nor behind
+                another message. Otherwise, or without any, the stream is compared with the table first.
 
         Raises:
             Unavailable: the server does not answer. Nothing is lost: the next run goes on.
@@ -95,6 +100,8 @@ class Relay:
                 while True:
                     try:
                         with cancellation.kept():
+                            if fresh and await self._publish_fresh(fresh):
+                                return fresh[-1].position
                             return await self._send(await self._sequence())
                     except _Unusable as err:
                         what = "contradicts the log" if isinstance(err, _Contradiction) else "stores nothing"
@@ -141,34 +148,58 @@ class Relay:
     async def _send(self, sequence: int) -> int:
         """Publish every row after ``sequence``; return the stream's last sequence."""
         while rows := await asyncio.to_thread(self._log.read, after=sequence, limit=_BATCH):
-            sequence = await self._publish(rows)
+            # If not: another relay was faster, or an acknowledgement was lost; go on at the stream's end.
+            sequence = rows[-1].position if await self._publish(rows) else await self._sequence()
         return sequence
 
-    async def _publish(self, rows: Sequence[Recorded]) -> int:
-        """Publish rows until one is refused or all are sent; return the stream's last sequence."""
+    async def _publish_fresh(self, rows: Sequence[Recorded]) -> bool:
+        """Publish rows on the chance that the stream has all before them; return whether it has taken all."""
+        try:
+            for row in rows:
+                if not await self._publish_row(row, follows=row.previous_hash):
+                    return False
+        except (TimeoutError, nats.js.errors.NoStreamResponseError):  # stuck or slow; it does not exist
+            return False
+        return True
+
+    async def _publish(self, rows: Sequence[Recorded]) -> bool:
+        """Publish rows until one is not the next of the stream, or all are sent; return whether it has taken all."""
         for row in rows:
-            headers: dict[str, str] = {
-                Header.MSG_ID: row.event.event_id,
-                Header.EXPECTED_LAST_SEQUENCE: str(row.position - 1),
-                Header.EXPECTED_STREAM: STREAM,
-                HASH_HEADER: row.hash,
-            }
             try:
-                with cancellation.kept():
-                    ack = await self._bus.jetstream.publish(
-                        f"{SUBJECT}.{row.event.type}", self._payload(row), headers=headers
-                    )
-            except nats.js.errors.APIError as err:
-                if err.err_code not in _WRONG_LAST_SEQUENCE:
-                    raise
-                # Another relay was faster, or the acknowledgement of this row was lost: go on at the stream's end.
-                return await self._sequence()
+                if not await self._publish_row(row):
+                    return False
             except TimeoutError:
                 self._note_not_taken(row.position)
                 raise
-            if ack.seq != row.position:
-                raise _Contradiction(f"position {row.position} is at sequence {ack.seq}")
-        return rows[-1].position
+        return True
+
+    async def _publish_row(self, row: Recorded, *, follows: str = "") -> bool:
+        """Publish a row; return whether it was the next of the stream, which has it then.
+
+        Args:
+            row: to publish.
+            follows: id that the last message must have: the hash of its row; empty: any.
+        """
+        headers: dict[str, str] = {
+            Header.MSG_ID: row.hash,
+            Header.EXPECTED_LAST_SEQUENCE: str(row.position - 1),
+            Header.EXPECTED_STREAM: STREAM,
+            HASH_HEADER: row.hash,
+        }
+        if follows and row.position > 1:
+            headers[Header.EXPECTED_LAST_MSG_ID] = follows
+        try:
+            with cancellation.kept():
+                ack = await self._bus.jetstream.publish(
+                    f"{SUBJECT}.{row.event.type}", self._payload(row), headers=headers
+                )
+        except nats.js.errors.APIError as err:
+            if err.err_code in _NOT_THE_NEXT:
+                return False
+            raise
+        if ack.seq != row.position:
+            raise _Contradiction(f"position {row.position} is at sequence {ack.seq}")
+        return True
 
     def _note_not_taken(self, position: int) -> None:
         """Note that the stream, of which the server has answered a question before, has not taken a row in time.

@@ -1,15 +1,19 @@
 """The transaction that appends: each append is checked by itself, and those that pass are written together.
 
-``log`` opens the transaction, in which ``write`` runs, with the writer's lock, which lasts until the commit. The
-statements are text, since one append has several and the time of the expression language is more than theirs.
+    with transaction(database) as opened:
+        write(opened, appends, clock)
+
+The transaction has the writer's lock until its commit. The statements are text, and those for SQLite go to its driver:
+an append has several, and SQLAlchemy takes more time for each than SQLite does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 from sqlalchemy import Connection
@@ -18,7 +22,7 @@ from shared.errors import Conflict, InvalidInput, VersionConflict
 from shared.events import EVENT, Event
 from shared.log.chain import FIRST_HASH, row_hash
 from shared.log.scan import utc_text
-from shared.log.schema import COLUMNS
+from shared.log.schema import COLUMNS, Database, begin_write
 from shared.model import Clock
 
 Columns = dict[str, Any]
@@ -39,33 +43,87 @@ class Append:
     error: Exception | None = None
 
 
-class _Statements(NamedTuple):
-    """SQL of one database. ``known`` has a list of event ids as its parameter, ``versions`` one of streams."""
-
-    last: str
-    known: str
-    versions: str
-    insert: str
-
-
 _LAST = "SELECT position, hash, recorded_at FROM log ORDER BY position DESC LIMIT 1"
 _ROWS = f"SELECT {', '.join(COLUMNS)} FROM log"
 # A maximum of its own for each stream: the index has it at its end, where GROUP BY reads all entries of the stream.
 _VERSION = "(SELECT max(stream_version) FROM log WHERE stream = streams.value)"
 _INSERT = f"INSERT INTO log ({', '.join(COLUMNS)}) VALUES"
 
-_SQLITE = _Statements(
-    last=_LAST,
-    known=f"{_ROWS} WHERE event_id IN (SELECT value FROM json_each(?))",
-    versions=f"SELECT value, {_VERSION} FROM json_each(?) AS streams",
-    insert=f"{_INSERT} ({', '.join('?' * len(COLUMNS))})",
-)
-_POSTGRESQL = _Statements(
-    last=_LAST,
-    known=f"{_ROWS} WHERE event_id = ANY(%s)",
-    versions=f"SELECT value, {_VERSION} FROM unnest(%s::text[]) AS streams (value)",
-    insert=f"{_INSERT} ({', '.join(['%s'] * len(COLUMNS))})",
-)
+
+class _Sqlite:
+    """A write transaction of SQLite. Its driver takes no lists as parameters; JSON is one."""
+
+    _KNOWN = f"{_ROWS} WHERE event_id IN (SELECT value FROM json_each(?))"
+    _VERSIONS = f"SELECT value, {_VERSION} FROM json_each(?) AS streams"
+    _INSERT = f"{_INSERT} ({', '.join('?' * len(COLUMNS))})"
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
+
+    def last(self) -> list[Any]:
+        """Return position, hash and time of the last row, in a list; an empty one if there is no row."""
+        return list(self._cursor.execute(_LAST))
+
+    def known(self, event_ids: Iterable[str]) -> list[Any]:
+        """Return the rows that have these event ids."""
+        return list(self._cursor.execute(self._KNOWN, (json.dumps(list(event_ids)),)))
+
+    def versions(self, streams: Iterable[str]) -> list[Any]:
+        """Return each stream with its newest version; None if it has no event."""
+        return list(self._cursor.execute(self._VERSIONS, (json.dumps(list(streams)),)))
+
+    def insert(self, rows: list[Any]) -> None:
+        """Insert rows."""
+        self._cursor.executemany(self._INSERT, rows)
+
+
+class _Postgresql:
+    """A write transaction of PostgreSQL; as that of SQLite."""
+
+    _KNOWN = f"{_ROWS} WHERE event_id = ANY(%s)"
+    _VERSIONS = f"SELECT value, {_VERSION} FROM unnest(%s::text[]) AS streams (value)"
+    _INSERT = f"{_INSERT} ({', '.join(['%s'] * len(COLUMNS))})"
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def last(self) -> list[Any]:
+        return list(self._connection.exec_driver_sql(_LAST))
+
+    def known(self, event_ids: Iterable[str]) -> list[Any]:
+        return list(self._connection.exec_driver_sql(self._KNOWN, (list(event_ids),)))
+
+    def versions(self, streams: Iterable[str]) -> list[Any]:
+        return list(self._connection.exec_driver_sql(self._VERSIONS, (list(streams),)))
+
+    def insert(self, rows: list[Any]) -> None:
+        self._connection.exec_driver_sql(self._INSERT, rows)
+
+
+Transaction = _Sqlite | _Postgresql
+
+
+@contextlib.contextmanager
+def transaction(database: Database) -> Iterator[Transaction]:
+    """Return a write transaction that has the writer's lock; it is committed at the end of the block.
+
+    Raises:
+        DBAPIError: of PostgreSQL's driver, by SQLAlchemy.
+        sqlite3.Error: of SQLite.
+    """
+    if not database.sqlite:
+        with database.writer.begin() as opened:
+            begin_write(opened)
+            yield _Postgresql(opened)
+        return
+    connection = database.engine.raw_connection()
+    try:
+        cursor = connection.cursor()
+        cursor.execute("BEGIN IMMEDIATE")
+        yield _Sqlite(cursor)
+        cursor.execute("COMMIT")
+    finally:
+        connection.close()  # back to the pool, which rolls back what was not committed
 
 
 def draft(event: Event) -> Columns:
@@ -93,40 +151,40 @@ def draft(event: Event) -> Columns:
     }
 
 
-def write(connection: Connection, appends: Sequence[Append], clock: Clock) -> None:
+def write(opened: Transaction, appends: Sequence[Append], clock: Clock) -> None:
     """Write the appends that have no conflict, in order; note the rows of each, or its error.
 
     Args:
-        connection: in a transaction that has the writer's lock.
+        opened: has the writer's lock.
         appends: in the order in which they came.
         clock: source of ``recorded_at``.
     """
-    writer = _Writer(connection, appends, clock)
+    writer = _Writer(opened, appends, clock)
     for append in appends:
         append.error = None
         try:
             append.rows = writer.take(append)
         except Conflict as err:
             append.error = err
-    writer.insert()
+    if writer.new:
+        opened.insert([tuple(row[name] for name in COLUMNS) for row in writer.new])
 
 
 class _Writer:
-    """The end of the log in one transaction, as the appends before have left it."""
+    """The end of the log in one transaction, as the appends before have left it. ``new``: the rows to insert."""
 
-    def __init__(self, connection: Connection, appends: Sequence[Append], clock: Clock) -> None:
-        self._connection = connection
-        self._sql = _POSTGRESQL if connection.dialect.name == "postgresql" else _SQLITE
+    def __init__(self, opened: Transaction, appends: Sequence[Append], clock: Clock) -> None:
         self._clock = clock
-        self._new: list[Columns] = []
-        found = self._list(self._sql.known, {draft["event_id"] for append in appends for draft in append.drafts})
+        self.new: list[Columns] = []
+        drafts = [draft for append in appends for draft in append.drafts]
+        found = opened.known({draft["event_id"] for draft in drafts})
         self._known: dict[str, Columns] = {row[1]: dict(zip(COLUMNS, row, strict=True)) for row in found}
         """The rows that have the appends' event ids, by event id."""
-        streams = {draft["stream"] for append in appends for draft in append.drafts if not self._is_known(draft)}
+        streams = {draft["stream"] for draft in drafts if draft["event_id"] not in self._known}
         streams.update(stream for append in appends for stream in append.expected)
-        self._versions = {stream: version or 0 for stream, version in self._list(self._sql.versions, streams)}
-        last = connection.exec_driver_sql(self._sql.last).first()
-        place: tuple[int, str, str] = tuple(last) if last is not None else (0, FIRST_HASH, "")
+        self._versions = {stream: version or 0 for stream, version in opened.versions(streams)}
+        last = opened.last()
+        place: tuple[int, str, str] = tuple(last[0]) if last else (0, FIRST_HASH, "")
         self._position, self._hash, self._recorded_at = place
 
     def take(self, append: Append) -> list[Columns]:
@@ -145,23 +203,6 @@ class _Writer:
             self._place(new.values())
             self._known.update(new)
         return [self._known[draft["event_id"]] for draft in append.drafts]
-
-    def insert(self) -> None:
-        """Insert the rows of all appends that were taken."""
-        if self._new:
-            rows = [tuple(row[name] for name in COLUMNS) for row in self._new]
-            self._connection.exec_driver_sql(self._sql.insert, rows)
-
-    def _is_known(self, draft: Columns) -> bool:
-        return draft["event_id"] in self._known
-
-    def _list(self, statement: str, values: set[str]) -> Sequence[Any]:
-        """Return the rows of a statement that has a list of texts as its parameter."""
-        if not values:
-            return []
-        # The driver of SQLite takes no lists; JSON is one.
-        parameter: Any = json.dumps(sorted(values)) if self._sql is _SQLITE else sorted(values)
-        return self._connection.exec_driver_sql(statement, (parameter,)).all()
 
     def _check_versions(self, expected: Mapping[str, int]) -> None:
         for stream, version in expected.items():
@@ -186,7 +227,7 @@ class _Writer:
                 previous_hash=self._hash,
             )
             draft["hash"] = self._hash = row_hash(draft)
-            self._new.append(draft)
+            self.new.append(draft)
 
 
 def _same_event(recorded: str, appended: str) -> bool:

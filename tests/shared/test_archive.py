@@ -82,6 +82,8 @@ def test_a_day_stays_out_as_a_whole(log: EventLog, tmp_path: Path) -> None:
 def test_the_same_rows_make_the_same_file(log: EventLog, tmp_path: Path) -> None:
     found = [archive(log, tmp_path / name, 9) for name in ("one", "two")]
     assert found[0] == found[1] is not None
+    (path,) = segments_in(tmp_path / "one")
+    assert path.read_bytes()[4:8] == bytes(4)  # no time in the header of the compressed file (RFC 1952)
 
 
 def damage(path: Path, statement: str) -> None:

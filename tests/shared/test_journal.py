@@ -135,6 +135,20 @@ async def test_a_rebuild_of_the_stream(journal: Journal, bus: Bus) -> None:
         assert follower.records == journal.log.read()
 
 
+async def test_what_a_dead_process_left_is_relayed_while_others_append(journal: Journal) -> None:
+    async with following(journal) as follower:
+        await journal.append([node_joined(1)])
+        await follower.until(1)
+        other = EventLog(journal.log.url)
+        for number in range(2, 12, 2):
+            other.append([node_joined(number)])
+            await journal.append([node_joined(number + 1)])
+            await follower.until(number + 1)
+        other.close()
+        assert follower.records == journal.log.read()
+    assert await journal.relay() == 11
+
+
 async def test_a_server_that_lost_its_store(tmp_path: Path, log: EventLog) -> None:
     first = NatsServer(tmp_path / "first")
     await first.start()

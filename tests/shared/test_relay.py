@@ -16,9 +16,9 @@ from shared.bus import Bus
 from shared.errors import Unavailable
 from shared.log import relay as relays
 from shared.log.log import EventLog
-from shared.log.relay import HASH_HEADER, STREAM, SUBJECT, Relay, decode
+from shared.log.relay import HASH_HEADER, STREAM, SUBJECT, Relay, decode, encode
 from shared.nats_server import NatsServer
-from tests.shared.samples import event_id, node_joined, plan
+from tests.shared.samples import node_joined, plan
 
 
 async def messages(bus: Bus) -> list[RawStreamMsg]:
@@ -42,7 +42,7 @@ async def test_sequence_is_position(log: EventLog, bus: Bus) -> None:
     assert [message.subject for message in held] == [f"{SUBJECT}.node.joined", f"{SUBJECT}.plan.decided"]
     headers = held[1].headers
     assert headers is not None
-    assert headers[Header.MSG_ID] == event_id(2)
+    assert headers[Header.MSG_ID] == log.read()[1].hash
     assert headers[Header.EXPECTED_LAST_SEQUENCE] == "1"
     assert headers[HASH_HEADER] == log.read()[1].hash
 
@@ -61,7 +61,7 @@ async def test_a_known_id_with_a_stale_sequence_is_error_10071(log: EventLog, bu
     """The relay depends on this answer of the server."""
     log.append([node_joined(1), node_joined(2)])
     await Relay(log, bus).run()
-    headers: dict[str, str] = {Header.MSG_ID: event_id(1), Header.EXPECTED_LAST_SEQUENCE: "0"}
+    headers: dict[str, str] = {Header.MSG_ID: log.read()[0].hash, Header.EXPECTED_LAST_SEQUENCE: "0"}
     with pytest.raises(nats.js.errors.BadRequestError) as caught:
         await bus.jetstream.publish(f"{SUBJECT}.node.joined", b"", headers=headers)
     assert caught.value.err_code == 10071
@@ -182,4 +182,47 @@ async def test_a_stream_that_stores_nothing_any_more_is_rebuilt(
     monkeypatch.setattr(relays, "STUCK_S", 0.0)
     assert await relay.run() == 2
     assert "stores nothing (it has not taken position 2 for 0 s): deleted and rebuilt" in caplog.text
+    await assert_equal(bus, log)
+
+
+async def test_what_was_just_appended_takes_no_comparison(
+    log: EventLog, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relay = Relay(log, bus)
+    log.append([node_joined(1)])
+    assert await relay.run() == 1
+    fresh = log.append([node_joined(2), node_joined(3)])
+
+    async def not_asked(*arguments: Any, **options: Any) -> Any:
+        raise AssertionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(JetStreamContext, "stream_info", not_asked)
+        assert await relay.run(fresh) == 3
+    await assert_equal(bus, log)
+    assert await relay.run(fresh) == 3  # it is there already
+    await assert_equal(bus, log)
+
+
+@pytest.mark.parametrize("stream", ["none", "behind", "ahead", "other", "older"])
+async def test_what_was_just_appended_where_the_stream_is_elsewhere(log: EventLog, bus: Bus, stream: str) -> None:
+    log.append([node_joined(1), node_joined(2)])
+    if stream == "behind":  # of a service that died before its relay
+        await Relay(log, bus).run()
+        log.append([node_joined(3)])
+    elif stream == "other":
+        await bus.jetstream.add_stream(StreamConfig(name=STREAM, subjects=[f"{SUBJECT}.>"]))
+        for _ in range(2):
+            await bus.jetstream.publish(f"{SUBJECT}.foreign", b"{}")
+    elif stream == "older":  # of a relay whose messages have the event's id
+        for record in log.read():
+            headers: dict[str, str] = {Header.MSG_ID: record.event.event_id, HASH_HEADER: record.hash}
+            if record.position == 1:
+                await bus.jetstream.add_stream(StreamConfig(name=STREAM, subjects=[f"{SUBJECT}.>"]))
+            await bus.jetstream.publish(f"{SUBJECT}.node.joined", encode(record), headers=headers)
+    fresh = log.append([node_joined(4)])
+    if stream == "ahead":  # another relay was faster
+        log.append([node_joined(5)])
+        await Relay(log, bus).run()
+    assert await Relay(log, bus).run(fresh) == log.last_position()
     await assert_equal(bus, log)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, status
+from fastapi import APIRouter, Query, Response, status
 
 from services.api import node_requests, present
 from services.api.access import Operator
@@ -27,13 +27,13 @@ def _tasks(views: ViewReader) -> list[TaskView]:
     return views.page(TASKS, states=_GOING_ON)
 
 
-@router.get("")
+@router.get("", response_model=Page[Node])
 async def nodes(
     api: Api,
     limit: Limit = 100,
     cursor: Cursor = 0,
     state: Annotated[list[ShownNodeState] | None, Query(description="only these states")] = None,
-) -> Page[Node]:
+) -> Response:
     """List nodes in the order in which they first joined.
 
     With ``state``, a page may have fewer than ``limit`` though more follow, where nodes are unreachable.
@@ -50,7 +50,7 @@ async def nodes(
         shown = page([present.node(view, live, tasks) for view in found], [view.position for view in found], limit)
         return Page(items=[n for n in shown.items if not wanted or n.state in wanted], next_cursor=shown.next_cursor)
 
-    return await api.read(answer)
+    return await api.answer(answer)
 
 
 @router.get("/{name}")

@@ -62,6 +62,6 @@ def _names(dependant: Dependant) -> Iterator[str]:
 
 
 def page(items: list[T], positions: list[int], limit: int) -> Page[T]:
-    """Return a page of ``items``, of which one more than ``limit`` was asked for."""
-    more = len(items) > limit
+    """Return a page of ``items``. ``positions``: of those found, of which one more than ``limit`` was asked for."""
+    more = len(positions) > limit
     return Page(items=items[:limit], next_cursor=str(positions[limit - 1]) if more else None)

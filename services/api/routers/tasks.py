@@ -72,13 +72,13 @@ def _parse(body: bytes, content_type: str) -> TaskSpec:
         raise InvalidInput(f"the body is not JSON: {err}; for YAML set Content-Type: application/yaml") from err
 
 
-@router.get("")
+@router.get("", response_model=Page[Task])
 async def tasks(
     api: Api,
     limit: Limit = 100,
     cursor: Cursor = 0,
     state: Annotated[list[TaskState] | None, Query(description="only these states")] = None,
-) -> Page[Task]:
+) -> Response:
     """List tasks in the order of their submission."""
     live = api.live.state()
 
@@ -87,7 +87,7 @@ async def tasks(
         found = views.page(TASKS, after=cursor, limit=limit + 1, states=states)
         return page([present.task(view, live) for view in found], [view.position for view in found], limit)
 
-    return await api.read(answer)
+    return await api.answer(answer)
 
 
 @router.get("/{name}")
