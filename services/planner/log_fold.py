@@ -8,13 +8,13 @@ fold through ``Fold``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
-from services.planner.decide import SERVICE, decide
+from services.planner.decide import decide
 from services.planner.evolve import evolve
 from services.planner.reconfigure import Solve
 from services.planner.state import State
-from shared.events import Event, PlanDecided, Recorded, TaskStopped, derived_id
+from shared.events import Event, Recorded
 from shared.log.own_events import OwnEvents
 from shared.planning.solver import solve_with_alternatives
 
@@ -51,21 +51,3 @@ class Fold:
         self._own.add(events)
         for event in events:
             self.state = evolve(self.state, event, cause.recorded_at)
-
-
-def recorded_answers(records: Iterable[Recorded]) -> dict[str, Recorded]:
-    """Return, by event id, the records of the types that the planner answers with."""
-    return {r.event.event_id: r for r in records if isinstance(r.event, PlanDecided | TaskStopped)}
-
-
-def answers_to(cause: Recorded, answers: Mapping[str, Recorded]) -> list[Recorded]:
-    """Return the planner's recorded answer to a cause, in the order of its events; empty if there is none.
-
-    Args:
-        cause: the record that may have been answered.
-        answers: what ``recorded_answers`` returned for the log.
-    """
-    found: list[Recorded] = []
-    while (record := answers.get(derived_id(cause.event.event_id, SERVICE, len(found)))) is not None:
-        found.append(record)
-    return found

@@ -15,16 +15,17 @@ import logging
 import sys
 import time
 import uuid
-from collections.abc import Iterable
 
 from services.planner.admission import due
-from services.planner.decide import DECIDER, SERVICE
-from services.planner.log_fold import Fold, answers_to, recorded_answers
+from services.planner.decide import SERVICE
+from services.planner.log_fold import Fold
+from services.planner.logged_answers import LoggedAnswers, Start, check_decider, last_parameters, start_of
 from services.planner.lookahead import LookAhead
 from services.planner.state import State
-from shared.errors import Conflict, UnicronError
+from shared.errors import UnicronError
 from shared.events import ClusterConfigured, PlanDecided, Recorded, TaskStarving, derived_id
 from shared.model import Clock, utc_now
+from shared.outages import LOG
 from shared.service import Context, run
 from shared.settings import Settings
 
@@ -40,12 +41,12 @@ RETRY_S = 1.0
 class Planner:
     """Folds records and appends the answers to them."""
 
-    def __init__(self, context: Context, records: list[Recorded], clock: Clock) -> None:
+    def __init__(self, context: Context, start: Start, clock: Clock) -> None:
         """Start from an empty state.
 
         Args:
-            context: the service's journal and counters.
-            records: the log as it was when the service started; answers in it are folded, not decided again.
+            context: the service's journal and counters; it is ready once the log of its start is folded.
+            start: the log as it was when the service started; answers in it are folded, not decided again.
             clock: the time by which a wait is too long.
         """
         self.look_ahead = LookAhead()
@@ -54,9 +55,12 @@ class Planner:
         self._counters = context.counters
         self._aged = asyncio.Event()
         self._journal = context.journal
-        self._answers = recorded_answers(records)
-        self._caught_up_at = records[-1].position if records else 0
+        self._answers = LoggedAnswers(context.journal.read, start.answers)
+        self._caught_up_at = start.last
+        self._ready = context.ready
         self._clock = clock
+        if start.last == 0:
+            self._ready()
 
     async def handle(self, record: Recorded) -> None:
         """Fold a record; append the answer to it unless the log has one already."""
@@ -65,12 +69,15 @@ class Planner:
         finally:
             if record.position >= self._caught_up_at:
                 self._aged.set()
+        if record.position == self._caught_up_at:
+            self._answers.forget()
+            self._ready()
 
     async def _handle(self, record: Recorded) -> None:
         if not self.fold.take(record):
             return
         self._changed.set()
-        recorded = answers_to(record, self._answers)
+        recorded = await self._answers.to(record)
         if recorded:
             self.fold.answer(record, [r.event for r in recorded])
             return
@@ -169,37 +176,26 @@ def has_changed(last: ClusterConfigured | None, now: ClusterConfigured) -> bool:
     return last is None or last.model_dump(exclude=identity) != now.model_dump(exclude=identity)
 
 
-def check_decider(records: Iterable[Recorded]) -> None:
-    """Refuse a log in which a newer planner has decided: later plans of this planner could never be verified.
-
-    Raises:
-        Conflict: the newest decider in the log is above this program's.
-    """
-    newest = max((r.event.decider for r in records if isinstance(r.event, PlanDecided)), default=DECIDER)
-    if newest > DECIDER:
-        raise Conflict(f"the log has plans of decider {newest}, this program is decider {DECIDER}: use a newer version")
-
-
 async def serve(context: Context, clock: Clock = utc_now) -> None:
     """Run until cancelled.
 
     Raises:
         Conflict: a newer planner has decided in the log.
     """
-    records = await context.journal.read_all()
-    check_decider(records)
-    configured = [r.event for r in records if isinstance(r.event, ClusterConfigured)]
+    journal = context.journal
+    start = await journal.outages.outlast(LOG, lambda: start_of(journal.log))
+    check_decider(start.decider)
+    configured = await last_parameters(journal.read, start)
     now = configuration(context.settings, event_id=str(uuid.uuid4()), clock=clock)
-    if has_changed(configured[-1] if configured else None, now):
-        await context.journal.append([now])
-    planner = Planner(context, records, clock)
-    context.ready()
+    if has_changed(configured, now):
+        await journal.append([now])
+    planner = Planner(context, start, clock)
     beside = {
         asyncio.create_task(planner.keep_looking_ahead(), name="look-ahead"),
         asyncio.create_task(planner.keep_ageing(), name="ageing"),
     }
     try:
-        await context.journal.follow(planner.handle, consumer="planner", after=0)
+        await journal.follow(planner.handle, consumer="planner", after=0)
     finally:
         for task in beside:
             task.cancel()

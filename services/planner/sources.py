@@ -101,13 +101,13 @@ class LogSource:
 
     def __init__(self, opened: Callable[[], EventLog], last: int | None = None) -> None:
         self._opened = opened
-        self._last = last
+        self.last = last
 
     def answers(self) -> Iterator[Answer]:
         """Yield the events of the types with which the planner answers, in order."""
         with closing(self._opened()) as log:
             for position, event_id, data in log.raw("plan.decided", "task.stopped"):
-                if self._last is not None and position > self._last:
+                if self.last is not None and position > self.last:
                     return
                 try:
                     yield Answer(position, event_id, decider_of(data))
@@ -117,11 +117,11 @@ class LogSource:
     def rows(self, scan: Scan) -> Iterator[Row]:
         """Yield every row."""
         with closing(self._opened()) as log:
-            if self._last is None:
+            if self.last is None:
                 yield from log.scan(scan)
                 return
             for stored in log.rows():
-                if isinstance(stored["position"], int) and stored["position"] > self._last:
+                if isinstance(stored["position"], int) and stored["position"] > self.last:
                     return
                 yield scan.next(stored)
 

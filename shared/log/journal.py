@@ -140,14 +140,15 @@ class Journal:
         """Return the position of the last event; 0 when the log is empty. A database that is away is waited for."""
         return await self.outages.outlast(LOG, self.log.last_position)
 
-    async def read_all(self) -> list[Recorded]:
-        """Return every record in order. A database that is away is waited for.
+    async def read(self, *, after: int, limit: int, types: Sequence[str] = ()) -> list[Recorded]:
+        """Return records of the table, as ``EventLog.read``. A database that is away is waited for.
 
         Raises:
             Corrupt: a record cannot be read back.
             NewerVersion: a newer version of the program wrote a record.
         """
-        records = await self.outages.outlast(LOG, lambda: list(self.log.read_all()))
+        read = functools.partial(self.log.read, after=after, limit=limit, types=types)
+        records = await self.outages.outlast(LOG, read)
         _follow_time(records)
         return records
 

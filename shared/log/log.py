@@ -102,14 +102,21 @@ class EventLog:
             raise append.error
         return [_recorded(row) for row in append.rows]
 
-    def read(self, *, after: int = 0, limit: int = 1000) -> list[Recorded]:
+    def read(self, *, after: int = 0, limit: int = 1000, types: Sequence[str] = ()) -> list[Recorded]:
         """Return the records after position ``after``, in order, at most ``limit``.
+
+        Args:
+            after: position.
+            limit: most records.
+            types: of events that are read; empty: all.
 
         Raises:
             Corrupt: a record cannot be read back.
             NewerVersion: a newer version of the program wrote a record.
         """
         query = select(TABLE).where(_COLUMNS.position > after).order_by(_COLUMNS.position).limit(limit)
+        if types:
+            query = query.where(_COLUMNS.type.in_(types))
         with database_errors(self._what), self._database.engine.connect() as connection:
             rows = connection.execute(query).all()
         return [_recorded(row._asdict()) for row in rows]

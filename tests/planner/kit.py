@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -319,3 +320,21 @@ def running(nodes: int = 2, workers: int = 2, *, mtbf_node_s: float = 1e6, **fie
     world.complete(world.submit("a", **fields))
     assert world.task().change is None
     return world
+
+
+def recorded_answers(records: Iterable[Recorded]) -> dict[str, Recorded]:
+    """Return, by event id, the records of the types that the planner answers with."""
+    return {r.event.event_id: r for r in records if isinstance(r.event, PlanDecided | TaskStopped)}
+
+
+def answers_to(cause: Recorded, answers: Mapping[str, Recorded]) -> list[Recorded]:
+    """Return the planner's recorded answer to a cause, in the order of its events; empty if there is none.
+
+    Args:
+        cause: the record that may have been answered.
+        answers: what ``recorded_answers`` returned for the log.
+    """
+    found: list[Recorded] = []
+    while (record := answers.get(derived_id(cause.event.event_id, SERVICE, len(found)))) is not None:
+        found.append(record)
+    return found

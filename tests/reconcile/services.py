@@ -14,7 +14,7 @@ from services.detector.decide import DetectorLimits, Monitor
 from services.detector.decision import Decision
 from services.detector.leftovers import Clean
 from services.detector.stalls import StallLimits
-from services.planner.log_fold import Fold, answers_to, recorded_answers
+from services.planner.log_fold import Fold
 from services.transition import state as transition
 from services.transition.decide import decide
 from services.transition.evolve import evolve
@@ -26,6 +26,7 @@ from shared.events import EVENT, Event, Recorded
 from shared.log.own_events import OwnEvents
 from shared.messages import decode
 from shared.signals import ACCEPTED, Heartbeat, Signal
+from tests.planner.kit import answers_to, recorded_answers
 from tests.reconcile.nodes import Cluster
 from tests.reconcile.virtual import now, watched
 
@@ -43,6 +44,7 @@ LIMITS = DetectorLimits(
         slow_region_timeout_s=15.0,
     ),
 )
+
 TRANSITION_LIMITS = transition.TransitionLimits(command_s=20.0, resume_s=40.0, grace_s=2.0)
 
 
