@@ -12,7 +12,7 @@ together the appends that share one; ``relay`` and ``journal`` bring the records
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from datetime import date
 from typing import Any, NamedTuple
 
@@ -150,8 +150,8 @@ class EventLog:
         for row in self.rows():
             yield scan.next(row)
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield every row that is there now, in order, as it is stored.
+    def rows(self) -> Generator[dict[str, Any]]:
+        """Yield every row that is there now, in order, as it is stored. Who stops before the end closes the generator.
 
         Raises:
             Corrupt: the database is damaged.
@@ -160,8 +160,9 @@ class EventLog:
         with database_errors(self._what), self._database.engine.connect() as connection:
             # No lower bound, so that a row at a position below 1 is found.
             query = select(TABLE).order_by(_COLUMNS.position).execution_options(yield_per=_SCAN_BATCH)
-            for row in connection.execute(query):
-                yield dict(zip(COLUMNS, row, strict=True))
+            with connection.execute(query) as result:
+                for row in result:
+                    yield dict(zip(COLUMNS, row, strict=True))
 
     def verify(self) -> ChainReport:
         """Check every row: position, stream version, hash chain, times, and that the columns agree with the event."""

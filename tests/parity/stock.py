@@ -8,6 +8,7 @@ parameters go to RESULT, and beside it the loss of the last step and the digest 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -28,7 +29,7 @@ from unicron.trainer.data import Samples
 
 
 def forward_step(batches: Iterator[dict[str, torch.Tensor]], module: Any) -> tuple[torch.Tensor, Any]:
-    """Megatron's forward step: the sum over the tokens and their number, as with ``calculate_per_token_loss``."""
+    """Megatron's forward step, with a loss function of three results: sum, number of tokens, and what to report."""
     batch = next(batches)
 
     def loss(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -39,6 +40,24 @@ def forward_step(batches: Iterator[dict[str, torch.Tensor]], module: Any) -> tup
     return module(batch["tokens"], batch["position_ids"], None, labels=batch["labels"]), loss
 
 
+@contextlib.contextmanager
+def loss_scaled_as_by_default() -> Iterator[None]:
+    """Have Megatron divide the losses of micro-batches by their number, where the trainer's loss function divides them.
+
+    Numbers are then rounded inside a backward pass as the trainer's are. If the totals were divided by the number of
+    tokens (``calculate_per_token_loss``), all would be rounded in another way, from the first step on, without a fault.
+    """
+    from megatron.core import transformer
+
+    megatron: Any = transformer
+    config = megatron.TransformerConfig
+    megatron.TransformerConfig = lambda **settings: config(**settings | {"calculate_per_token_loss": False})
+    try:
+        yield
+    finally:
+        megatron.TransformerConfig = config
+
+
 def train(task: spec.Spec, samples: Samples, tensor: int, pipeline: int) -> tuple[Any, float, bytes]:
     """Train; return the model, the loss of the last step (known to the last stage), and the digest of all samples."""
     from megatron.core import parallel_state
@@ -47,7 +66,8 @@ def train(task: spec.Spec, samples: Samples, tensor: int, pipeline: int) -> tupl
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
     model_parallel_cuda_manual_seed(1)
-    model, optimizer = gpt.build(task, tensor, pipeline)
+    with loss_scaled_as_by_default():
+        model, optimizer = gpt.build(task, tensor, pipeline)
     gpt.initialise(task, model)
     optimizer.reload_model_params()
     chunks = model_chunks(model)

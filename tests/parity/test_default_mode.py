@@ -79,6 +79,7 @@ CASES = {
     "tp2dp2": Case(layout=TaskLayout(2, 1, 2)),
     "tp2dp2-sequence": Case(layout=TaskLayout(2, 1, 2), parallel={"sequence_parallel": True}),
     "pp2dp2": Case(layout=TaskLayout(1, 2, 2)),
+    "pp2vp2dp2": Case(layout=TaskLayout(1, 2, 2, interleave=2)),
     "dp3-deterministic": Case(layout=TaskLayout(1, 1, 3), deterministic=True),
 }
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-from tests.unicron.conftest import TWO_LAYERS, SpecFile, largest_difference
+from tests.unicron.conftest import MODEL, SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent, reference_of
 from unicron.environment import BUCKET_BYTES, FINISH_FLOOR_S
 from unicron.protocol import Finished, Held, Hold, Raised, Resumed
@@ -28,9 +28,18 @@ class Ranks(NamedTuple):
     """The other rank of w0's replica."""
     spare: str
     """The other rank of w3's."""
+    interleave: int = 1
+    """Model chunks of each rank."""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Of the specification."""
+        parallel = {"parallel": {"interleave": self.interleave}} if self.interleave > 1 else {}
+        return {"model": MODEL | {"layers": self.pipeline * self.interleave}, **parallel}
 
 
 TENSOR, PIPELINE = Ranks(2, 1, "w1", "w2"), Ranks(1, 2, "w2", "w1")
+INTERLEAVED = PIPELINE._replace(interleave=2)
 
 
 async def begin(a: Agent, spec: Path, ranks: Ranks, fail_at: str, env: Mapping[str, str] | None = None) -> None:
@@ -46,12 +55,12 @@ async def check_result(a: Agent, spec: Path, finished: Finished) -> None:
     assert largest_difference(finished.parameters_path, reference.parameters_path) <= ROUNDING
 
 
-@pytest.mark.parametrize("ranks", [TENSOR, PIPELINE], ids=["tensor", "pipeline"])
+@pytest.mark.parametrize("ranks", [TENSOR, PIPELINE, INTERLEAVED], ids=["tensor", "pipeline", "interleaved"])
 async def test_a_healthy_replica_computes_the_rest_of_its_micro_batches(
     ranks: Ranks, tmp_path: Path, spec_file: SpecFile
 ) -> None:
     """A rank dies in its backward pass. The healthy replica's ranks hear of it at different times, in another one."""
-    spec = spec_file(model=TWO_LAYERS, exact=False)
+    spec = spec_file(**ranks.fields, exact=False)
     async with agent(tmp_path / "run") as a:
         await begin(a, spec, ranks, f"3:{STEP}:1.backward:kill,0:{STEP}:2.backward:hang")
         await a.stopped("w0")

@@ -22,6 +22,7 @@ from unicron import device, environment
 from unicron.link import sockets
 from unicron.link.agent_link import AgentLink
 from unicron.link.breaker import Breakable, BreakMethod
+from unicron.megatron import two_stages
 from unicron.megatron.parallel import model_ranks
 from unicron.protocol import Configure
 
@@ -126,6 +127,7 @@ def _initialise(
             distributed_timeout_minutes=timeout.total_seconds() / 60,
             create_gloo_process_groups=False,
         )
+        two_stages.make(timeout)
     for group in list(dist.distributed_c10d._world.pg_map):
         dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, group)
     return small
@@ -280,6 +282,7 @@ def leave(unfinished: Sequence[Any] = ()) -> None:
     running = [work for work in unfinished if not work.is_completed()]
     if running:
         _abandoned.append((list(dist.distributed_c10d._world.pg_map), running))
+    two_stages.drop()
     parallel_state.destroy_model_parallel()
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError):  # a broken group may fail to shut down

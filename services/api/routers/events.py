@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
 
-from services.api.gateway import Api, Gateway
+from services.api.gateway import Api, Gateway, as_json
 from services.api.models import EventRecord, Page
 from services.api.routers.parameters import MAX_LIMIT, PROBLEMS, Limit
 from shared.errors import Unavailable
@@ -34,17 +34,20 @@ async def events(
     cursor: After = None,
     follow: Annotated[bool, Query(description="server-sent events, without end")] = False,
     last_event_id: Annotated[str | None, Header()] = None,
-) -> Page[EventRecord] | StreamingResponse:
+) -> Response:
     """List events in log order; with ``follow=true`` stream them as they are appended."""
     start = cursor if cursor is not None else after or 0
     if follow:
         if last_event_id is not None and last_event_id.isdecimal():
             start = max(start, int(last_event_id))
         return StreamingResponse(_stream(api, start), media_type="text/event-stream")
-    records = await asyncio.to_thread(api.journal.log.read, after=start, limit=limit + 1)
-    more = len(records) > limit
+    return await asyncio.to_thread(_page, api, start, limit)
+
+
+def _page(api: Gateway, after: int, limit: int) -> Response:
+    records = api.journal.log.read(after=after, limit=limit + 1)
     items = [show(record) for record in records[:limit]]
-    return Page(items=items, next_cursor=str(items[-1].position) if more else None)
+    return as_json(Page(items=items, next_cursor=str(items[-1].position) if len(records) > limit else None))
 
 
 def show(recorded: Recorded) -> EventRecord:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 
 from services.api import present
 from services.api.gateway import Api
 from services.api.models import Page, PlanDetail, PlanSummary
 from services.api.plan_text import explain
+from services.api.readers import ViewReader
 from services.api.routers.parameters import PROBLEMS, Cursor, Limit, TaskFilter, page
-from services.api.store import ViewReader
 from services.api.tables import PLANS
 from services.api.views import PlanState
 from shared.errors import Corrupt
@@ -21,14 +21,14 @@ from shared.events import PlanDecided
 router = APIRouter(prefix="/v1/plans", tags=["plans"], responses=PROBLEMS)
 
 
-@router.get("")
+@router.get("", response_model=Page[PlanSummary])
 async def plans(
     api: Api,
     limit: Limit = 100,
     cursor: Cursor = 0,
     task: TaskFilter = None,
     state: Annotated[list[PlanState] | None, Query(description="only these states")] = None,
-) -> Page[PlanSummary]:
+) -> Response:
     """List plans, the oldest first."""
 
     def answer(views: ViewReader) -> Page[PlanSummary]:
@@ -36,7 +36,7 @@ async def plans(
         found = views.page(PLANS, after=cursor, limit=limit + 1, states=states, task=task or "")
         return page([present.plan_summary(view) for view in found], [view.position for view in found], limit)
 
-    return await api.read(answer)
+    return await api.answer(answer)
 
 
 @router.get("/{plan}")
