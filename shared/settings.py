@@ -177,7 +177,7 @@ class Settings(BaseSettings):
     restart_window_s: Seconds = 600.0
     """Time within which equal failures of a task at the same step count towards its ``max_restarts``."""
     progress_interval_s: Seconds = 5.0
-    """Interval at which a task's progress is summarised in the log."""
+    """Shortest interval at which a task's progress is summarised in the log; it grows while the rate is the same."""
 
     command_timeout_s: Seconds = 60.0
     """Time-out of an agent's reply to a command that does not wait for a training step."""

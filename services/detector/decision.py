@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from services.detector import status_events
 from services.detector.evolve import evolve
 from services.detector.leftovers import Clean
 from services.detector.probing import ProbeQuestion
 from services.detector.state import DetectorState
-from shared.events import Event
+from shared.events import ErrorDetected, Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,13 @@ class Decision:
     notes: list[str] = field(default_factory=list)
 
     def add(self, state: DetectorState, event: Event | None) -> None:
-        """Fold an event into the state and add it to the decision, if there is one."""
+        """Fold an event into the state and add it to the decision, if there is one.
+
+        Before an error comes how far the tasks have trained that it interrupts.
+        """
+        if isinstance(event, ErrorDetected):
+            for summary in status_events.before_fault(state, event, event.detected_at):
+                self.add(state, summary)
         if event is not None:
             evolve(state, event)
             self.events.append(event)

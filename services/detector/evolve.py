@@ -128,6 +128,7 @@ def _progressed(state: DetectorState, event: TaskProgressed) -> None:
     task.step = event.step
     task.progressed_at, task.progressed_step = event.occurred_at, event.step
     task.progressed_generation = event.generation
+    task.progressed_step_s, task.progressed_timed = event.step_s, task.timed
 
 
 def _checkpointed(state: DetectorState, event: TaskCheckpointed) -> None:

@@ -223,6 +223,9 @@ class MonitoredTask:
         progressed_at: time of the newest ``task.progressed`` event, with its generation and step.
         progressed_generation: see ``progressed_at``.
         progressed_step: see ``progressed_at``.
+        progressed_step_s: its step time, seconds.
+        progressed_timed: how many steps of the generation were timed by then.
+        rate_since: since when the rate is the same, as far as this detector knows.
         absent_since: members of which their node reports no process, and since when (``absences.py``).
         inquiry: the newest inquiry among its nodes whose fault has not been judged yet.
         inquiries: number of inquiries, without those that repeat one.
@@ -257,6 +260,9 @@ class MonitoredTask:
     progressed_at: datetime | None = None
     progressed_generation: int = -1
     progressed_step: int = -1
+    progressed_step_s: float = 0.0
+    progressed_timed: int = 0
+    rate_since: datetime | None = None
     absent_since: dict[str, datetime] = field(default_factory=dict)
     inquiry: Inquiry | None = None
     inquiries: int = 0

@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from datetime import datetime
 
-from services.detector import checkpoint_failures
+from services.detector import checkpoint_failures, progress
 from services.detector.faults import SERVICE
 from services.detector.state import DetectorState, MonitoredNode, MonitoredTask
 from shared.events import (
+    ErrorDetected,
     Event,
     NodeAdopted,
     NodeJoined,
@@ -31,9 +32,6 @@ from shared.signals import (
     Signal,
     WorkerStatus,
 )
-
-TIMED_STEPS = 2
-"""Timed steps of a generation before its rate is recorded: the first step includes work that is done once."""
 
 
 def node_joined(heartbeat: Heartbeat, cause: str, now: datetime) -> NodeJoined:
@@ -86,7 +84,7 @@ def of_rank(state: DetectorState, status: WorkerStatus, interval_s: float, now: 
     Args:
         state: the detector's; the task's step and the durations of its steps are changed in place.
         status: of a worker.
-        interval_s: between two summaries of a generation.
+        interval_s: shortest time between two summaries of a generation (``progress.py``).
         now: the time.
     """
     task = state.tasks.get(status.task) if status.task is not None else None
@@ -98,17 +96,15 @@ def of_rank(state: DetectorState, status: WorkerStatus, interval_s: float, now: 
     if status.step_s is not None and status.steps_timed > task.timed:
         task.timed = status.steps_timed
         task.durations_s.append(status.step_s)
-    return task_progressed(task, status.loss, now) if _is_due(task, status.step, interval_s, now) else None
+    return task_progressed(task, status.loss, now) if progress.is_due(task, status.step, interval_s, now) else None
 
 
-def _is_due(task: MonitoredTask, step: int, interval_s: float, now: datetime) -> bool:
-    """Return whether progress is to be recorded: the first rate of a generation at once, then at an interval."""
-    if task.change is not None or task.timed < TIMED_STEPS:
-        return False
-    if task.progressed_generation != task.generation:
-        return True
-    last = task.progressed_at
-    return step > task.progressed_step and (last is None or (now - last).total_seconds() >= interval_s)
+def before_fault(state: DetectorState, error: ErrorDetected, now: datetime) -> list[TaskProgressed]:
+    """Return the summaries of the tasks that a fault interrupts, up to the fault."""
+    tasks = [state.tasks[error.task]] if error.task in state.tasks else []
+    if error.node is not None:
+        tasks += [task for task in state.tasks.values() if task not in tasks and task.workers_on(error.node)]
+    return [task_progressed(task, None, now) for task in tasks if progress.is_unrecorded(task)]
 
 
 def task_progressed(task: MonitoredTask, loss: float | None, now: datetime) -> TaskProgressed:

@@ -11,7 +11,7 @@ from services.detector.decide import DetectorLimits, Monitor
 from services.detector.leftovers import Clean
 from services.detector.stalls import StallLimits
 from shared.departure import Departure
-from shared.events import ErrorDetected, Event, PlanDecided, StateMoved, TaskSubmitted
+from shared.events import ErrorDetected, Event, PlanDecided, StateMoved, TaskProgressed, TaskSubmitted
 from shared.plans import Layout, Response, TaskChange, Trigger
 from shared.signals import Heartbeat, ProcessExited, RankCheckpointed, RankFinished, RankRaised, Signal, WorkerStatus
 from shared.tasks import parse_spec
@@ -191,6 +191,7 @@ class Cluster:
 
 
 def only_error(events: Sequence[Any]) -> ErrorDetected:
+    events = [event for event in events if not isinstance(event, TaskProgressed)]  # before the error
     assert [type(e) for e in events] == [ErrorDetected]
     return events[0]  # type: ignore[no-any-return]
 

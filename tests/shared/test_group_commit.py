@@ -240,11 +240,11 @@ def test_a_crash_leaves_all_of_an_append_or_nothing(log_url: str) -> None:
     )
     with process:
         assert process.stdout is not None
-        printed = [process.stdout.readline() for _ in range(60)]
+        reported = [process.stdout.readline() for _ in range(60)]
         process.send_signal(signal.SIGKILL)
-        printed += process.stdout.readlines()
+        reported += process.stdout.readlines()
     acknowledged = dict.fromkeys(range(THREADS), 0)
-    for index, count in (map(int, line.split()) for line in printed):
+    for index, count in (map(int, line.split()) for line in reported):
         acknowledged[index] = max(acknowledged[index], count)
     log = EventLog(log_url)
     for index, count in acknowledged.items():
