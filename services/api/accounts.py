@@ -70,7 +70,10 @@ class Accounts:
             sums = self._window(Window(-math.inf, until_s))
         else:
             sums = self._rows.totals(INCIDENT, wanted)
-            add(sums, self._settle(Window(self._settled.settled_s, until_s)))
+            window = Window(self._settled.settled_s, until_s)
+            history = history_of(self._connection, self._views, window)
+            if wanted & {incident.id for incident in history.incidents}:  # the others have no claim in the open time
+                add(sums, settle_window(history, self._tasks(history), window, self.as_of))
         return {name: amounts for name, amounts in sums[INCIDENT].items() if name in wanted}
 
     def account(
