@@ -9,6 +9,7 @@ of processor time, so that other programs disturb less; where they share the cor
     read-fold   rows checked, parsed and folded by the planner, with the recorded answers
     plans       causes decided again and compared with the recorded plan: SEV2 and SEV3 (no solver), others (solver)
     verify      all of it: ``unicron replay --verify``, in a process of its own, with its peak of memory
+    jobs        the same with ``--jobs 2``: the mean processor time of the two processes over that of one
 
 Memory: a pass keeps nothing of a record that was folded but ids. What grows with the log is counted by ``memory``: the
 peak of a verification of the whole log less that of its first half, carried on to a million events.
@@ -43,13 +44,20 @@ LEAST_IN_PLACE, LEAST_SOLVED = 1_000, 50
 MOST_MEMORY_MIB = 500
 """Of a verification of ``MILLION`` events."""
 MILLION = 1_000_000
+MOST_OF_TWO = 0.7
+"""Of the processor time of a verification, what each of two jobs takes. Half would be linear; each job reads and folds
+the whole log, which at 20,000 events takes a sixth of the time."""
 
 _VERIFY = """
 import json, resource, sys, time
 from services.planner.replay import Replayer
-report = Replayer.of_file(sys.argv[1]).verify()
-print(json.dumps({"ok": report.ok, "events": report.events, "plans": report.plans, "verified": report.verified,
-    "cpu_s": time.process_time(), "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
+if __name__ == "__main__":
+    began = time.perf_counter()
+    report = Replayer.of_file(sys.argv[1]).verify(jobs=int(sys.argv[2]))
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(json.dumps({"ok": report.ok, "events": report.events, "plans": report.plans, "verified": report.verified,
+        "cpu_s": time.process_time(), "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "jobs_cpu_s": children.ru_utime + children.ru_stime, "wall_s": time.perf_counter() - began}))
 """
 
 
@@ -135,6 +143,12 @@ def _verify(path: Path, report: Report) -> None:
     whole = _verified(path)
     report.line("verify", **whole)
     report.equal("the log verifies", whole["ok"], True)
+    two = _verified(path, jobs=2)
+    report.line("verify", jobs=2, **two)
+    report.equal("the log verifies with 2 jobs", (two["ok"], two["verified"]), (True, whole["verified"]))
+    share = two["jobs_cpu_s"] / 2 / whole["cpu_s"]
+    seconds = {"wall_s_1": whole["wall_s"], "wall_s_2": two["wall_s"]}
+    report.at_most("processor time of each of 2 jobs over that of 1", round(share, 3), MOST_OF_TWO, **seconds)
     with tempfile.TemporaryDirectory(prefix="unicron-log-") as folder:
         half = Path(folder) / "half.db"
         counts = write(half, int(whole["events"]) // 2)
@@ -145,8 +159,9 @@ def _verify(path: Path, report: Report) -> None:
     report.below("memory of a million events, MiB", round(peak_mib), MOST_MEMORY_MIB, extrapolated=extrapolated)
 
 
-def _verified(path: Path) -> dict[str, float]:
-    done = subprocess.run([sys.executable, "-c", _VERIFY, str(path)], check=True, capture_output=True, text=True)
+def _verified(path: Path, jobs: int = 1) -> dict[str, float]:
+    command = [sys.executable, "-c", _VERIFY, str(path), str(jobs)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, float] = json.loads(done.stdout)
     return found
 

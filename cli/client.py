@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import ssl
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -38,7 +40,7 @@ class Client:
         url = address(server)
         self.server = str(url)
         # No proxy of the environment: proxies are for web sites, and the cluster is near.
-        self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False)
+        self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False, **credentials())
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -122,6 +124,23 @@ def address(server: str | None) -> httpx.URL:
     return url
 
 
+def credentials() -> dict[str, Any]:
+    """Return what an HTTP client needs besides the address: the token that it sends, and whose certificates it trusts.
+
+    Raises:
+        InvalidInput: the file of certificates cannot be used.
+    """
+    arguments: dict[str, Any] = {}
+    if token := os.environ.get("UNICRON_TOKEN"):
+        arguments["headers"] = {"Authorization": f"Bearer {token}"}
+    if path := os.environ.get("UNICRON_CA_FILE"):
+        try:
+            arguments["verify"] = ssl.create_default_context(cafile=path)
+        except OSError as err:
+            raise InvalidInput(f"UNICRON_CA_FILE: {path}: {err.strerror or err}") from err
+    return arguments
+
+
 @contextlib.contextmanager
 def transport_errors(server: str) -> Iterator[None]:
     """Raise what goes wrong on the way to the server as ``Unavailable``."""
@@ -183,5 +202,5 @@ def _by_code(kind: type[UnicronError], code: str) -> type[UnicronError] | None:
 
 
 def _by_status(status: int) -> type[UnicronError]:
-    kinds: dict[int, type[UnicronError]] = {404: NotFound, 409: Conflict, 503: Unavailable}
+    kinds: dict[int, type[UnicronError]] = {404: NotFound, 409: Conflict, 429: Unavailable, 503: Unavailable}
     return kinds.get(status, InvalidInput if status < 500 else UnicronError)

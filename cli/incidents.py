@@ -2,26 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
 from cli.options import Format, Output, Server
-from cli.output import clock, print_json, print_table, seconds_between
+from cli.output import clock, print_fields, print_json, print_table, seconds_between
+from shared.errors import InvalidInput
+
+_COSTS = (
+    "detection_worker_s",
+    "transition_worker_s",
+    "recompute_worker_s",
+    "sub_healthy_worker_s",
+    "lost_worker_s",
+    "lost_flop",
+    "failure_money",
+)
 
 
 def incidents(
+    incident: Annotated[
+        str | None, typer.Argument(metavar="INCIDENT", help="Show this one, with what other answers would have cost.")
+    ] = None,
     task: Annotated[str | None, typer.Option(help="Only those that touched this task.")] = None,
     server: Server = None,
     output: Output = Format.TEXT,
 ) -> None:
     """List faults and what was done about them.
 
+    With INCIDENT: all about one, its cost, and models of what other answers would have cost.
+
     DETECT: seconds from the fault to its detection. RESUME and RESTORE: seconds from the detection to the end of the
     interrupted step, and to planned strength.
     """
     from cli.client import Client
 
+    if incident is not None and task is not None:
+        raise InvalidInput("--task: not with an INCIDENT")
+    if incident is not None:
+        with Client(server) as client:
+            shown = client.get(f"/v1/incidents/{quote(incident, safe='')}")
+        if output is Format.JSON:
+            print_json(shown)
+        else:
+            _print_one(shown)
+        return
     with Client(server) as client:
         page = client.pages("/v1/incidents", {"task": task})
     if output is Format.JSON:
@@ -29,21 +56,50 @@ def incidents(
         return
     rows = [
         (
-            clock(incident["occurred_at"]),
-            incident["kind"],
-            incident["severity"],
-            incident["method"],
-            incident["worker"] or incident["node"],
-            incident["tasks"],
-            seconds_between(incident["occurred_at"], incident["detected_at"]),
-            seconds_between(incident["detected_at"], incident["resumed_at"]),
-            seconds_between(incident["detected_at"], incident["restored_at"]),
-            incident["steps_recomputed"],
-            incident["state_source"],
-            incident["response"],
+            found["id"],
+            clock(found["occurred_at"]),
+            found["kind"],
+            found["severity"],
+            found["method"],
+            found["worker"] or found["node"],
+            found["tasks"],
+            seconds_between(found["occurred_at"], found["detected_at"]),
+            seconds_between(found["detected_at"], found["resumed_at"]),
+            seconds_between(found["detected_at"], found["restored_at"]),
+            found["steps_recomputed"],
+            found["state_source"],
+            found["response"],
         )
-        for incident in page["items"]
+        for found in page["items"]
     ]
-    columns = ("AT (UTC)", "WHAT", "SEV", "FOUND BY", "WHERE", "TASKS")
+    columns = ("INCIDENT", "AT (UTC)", "WHAT", "SEV", "FOUND BY", "WHERE", "TASKS")
     times = ("DETECT S", "RESUME S", "RESTORE S", "LOST STEPS", "STATE FROM", "RESPONSE")
     print_table((*columns, *times), rows, empty="no incidents")
+
+
+def _print_one(shown: dict[str, Any]) -> None:
+    """Print an incident, its cost as measured, and apart from it what models say of other answers."""
+    cost = shown["cost"]
+    names = ("id", "kind", "severity", "method", "worker", "node", "task", "tasks", "rank", "step")
+    times = ("occurred_at", "detected_at", "planned_at", "resumed_at", "restored_at")
+    answer = ("response", "plans", "state_source", "steps_recomputed")
+    print_fields(
+        [
+            *((name, shown[name]) for name in names),
+            *((name, clock(shown[name])) for name in times),
+            *((name, shown[name]) for name in answer),
+            *((f"cost.{name}", cost[name]) for name in _COSTS),
+        ]
+    )
+    # A lost worker's seconds are part of the sub-healthy ones.
+    failure_s = sum(cost[name] for name in _COSTS[:4])
+    rows = [("as it was (from the log)", failure_s, cost["lost_flop"])]
+    rows += [(f"{one['answer']} (model)", one["worker_s"], one["lost_flop"]) for one in shown["counterfactuals"]]
+    print()
+    print_table(("ANSWER", "WORKER-S", "LOST WEIGHTED FLOP"), rows)
+    for one in shown["counterfactuals"]:
+        print(f"\n{one['answer']} is a model, not a measurement. It assumes:")
+        for assumption in one["assumptions"]:
+            print(f"- {assumption}")
+    if not shown["counterfactuals"]:
+        print("\nno other answer: the log has too little for a model")

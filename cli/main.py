@@ -1,7 +1,7 @@
 """The ``unicron`` command: one module for each verb, imported only when the verb is used.
 
 Exit codes: 0 success, 1 failure, 2 invalid input or usage, 3 not found, 4 conflict, 5 server not reachable,
-6 a log that fails its checks, 130 interrupted (``shared/errors.py``).
+6 a log that fails its checks, 7 not allowed, 130 interrupted (``shared/errors.py``).
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "plan": ("cli.plan", "Look at plans, or make one."),
     "events": ("cli.events", "Print the event log."),
     "cost": ("cli.cost", "Report where worker-seconds went, and what failures cost."),
+    "token": ("cli.token", "Make and remove tokens, with which others may use the server."),
+    "archive": ("cli.archive", "Write what a log has and a folder of segments has not as one more segment."),
     "replay": ("cli.replay", "Rebuild the state from a log, and check it."),
 }
 """Verb -> its module, and its help in one line, so that listing the verbs imports none of them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,3 +25,14 @@ Output = Annotated[
 ]
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="The task's name.")]
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]
+
+
+def log_url(log: str | None, run_dir: Path | None) -> str:
+    """Return the URL of the log that is meant: a URL, a file, that in a run directory, or that of the settings."""
+    from shared.settings import read_settings
+
+    if log is not None and "://" in log:
+        return log
+    if log is not None:
+        return f"sqlite:///{Path(log).resolve()}"
+    return read_settings(run_dir=run_dir, log_url="").log_database_url if run_dir else read_settings().log_database_url

@@ -1,17 +1,22 @@
-"""``unicron replay``: rebuild the planner's state from a log, or decide every plan in it again."""
+"""``unicron replay``: rebuild the planner's state from a log, decide every plan in it again, or ask what if."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cli.options import log_url
+from cli.what_if import print_comparison, read_inputs
 from services.planner.replay import Place, Replayer, Report
+from services.planner.what_if import Comparison
 from shared.errors import Corrupt, InvalidInput, NewerVersion
 from shared.log.anchors import Anchor, Defect, parse_anchor
+from shared.log.archive import is_segment, segments_in
 from shared.log.signed_heads import anchors_of, read_heads, read_key
 from shared.settings import read_settings
 
@@ -25,10 +30,11 @@ class Output(StrEnum):
 
 def replay(
     log: Annotated[
-        str | None,
+        list[str] | None,
         typer.Argument(
-            help="The log: a live one or a copied .db file, or a database's URL (postgresql+psycopg://...). "
-            "Default: that of the settings, UNICRON_LOG_URL."
+            help="The log: a live one or a copied .db file, or a database's URL (postgresql+psycopg://...); before it, "
+            "or alone, archived segments in order (.jsonl, .jsonl.gz), or their folder. "
+            "Default: the log of the settings, UNICRON_LOG_URL."
         ),
     ] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder with the log, where LOG is not given.")] = None,
@@ -43,22 +49,39 @@ def replay(
             metavar="[POSITION:]HASH", help="With --verify: a head noted earlier, which the log must have. Repeatable."
         ),
     ] = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="With --verify: number of processes. The report is the same with any number.")
+    ] = 1,
     heads: Annotated[
         Path | None,
         typer.Option(help="With --verify: a file of signed heads. The key is that of UNICRON_LOG_KEY_FILE."),
     ] = None,
+    what_if: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Decide each recorded cause again with other weights, limits, settings or prices, and compare: YAML, "
+            "as docs/log.md describes.",
+        ),
+    ] = None,
     output: Annotated[Output, typer.Option("--output", "-o", help="text or json")] = Output.TEXT,
 ) -> None:
-    """Rebuild the state at a position of a log, or verify every plan in it. Needs no server.
+    """Rebuild the state at a position of a log, verify every plan in it, or ask what if. Needs no server.
 
     Exit status of --verify: 0 if all is right, 6 if something is wrong, 4 if a newer version of Unicron wrote a part of
     the log, which was skipped, and nothing else is wrong.
     """
-    replayer = Replayer.of_url(_url(log, run_dir))
+    if what_if is not None and (verify_plans or at is not None):
+        raise InvalidInput("--what-if: not with --verify or --at")
+    inputs = read_inputs(what_if) if what_if is not None else None
+    replayer = _replayer(log or [], run_dir)
+    if inputs is not None:
+        _what_if(replayer.what_if(inputs), output)
+        return
     if verify_plans:
         anchors, defects = _signed(heads)
         anchors += [parse_anchor(text) for text in expect_head or ()]
-        _verify(replayer.verify(anchors, defects), output)
+        _verify(replayer.verify(anchors, defects, jobs), output)
         return
     place = replayer.place_at(at)
     typer.echo(_place_json(place) if output is Output.JSON else _place_text(place))
@@ -74,19 +97,40 @@ def _signed(heads: Path | None) -> tuple[list[Anchor], list[Defect]]:
     return anchors_of(read_heads(heads), read_key(key))
 
 
+def _what_if(found: Comparison, output: Output) -> None:
+    if output is Output.JSON:
+        typer.echo(found.model_dump_json())
+    else:
+        print_comparison(found)
+
+
 def _verify(report: Report, output: Output) -> None:
     typer.echo(_report_json(report) if output is Output.JSON else _report_text(report))
     if not report.ok:
         raise typer.Exit(NewerVersion.exit_code if report.sound and report.skipped else Corrupt.exit_code)
 
 
-def _url(log: str | None, run_dir: Path | None) -> str:
-    """Return the URL of the log that is meant."""
-    if log is not None and "://" in log:
-        return log
-    if log is not None:
-        return f"sqlite:///{Path(log).resolve()}"
-    return read_settings(run_dir=run_dir, log_url="").log_database_url if run_dir else read_settings().log_database_url
+def _replayer(parts: Sequence[str], run_dir: Path | None) -> Replayer:
+    """Return the replayer of the log in these parts.
+
+    Raises:
+        InvalidInput: something stands behind the live log.
+    """
+    segments: list[Path] = []
+    live: list[str] = []
+    for part in parts:
+        path = Path(part)
+        if live:
+            raise InvalidInput(f"{part}: the live log, {live[0]}, is the last part of a log; segments stand before it")
+        if "://" not in part and path.is_dir():
+            segments += segments_in(path)
+        elif "://" not in part and is_segment(path):
+            segments.append(path)
+        else:
+            live.append(part)
+    if not segments:
+        return Replayer.of_url(log_url(live[0] if live else None, run_dir))
+    return Replayer.of_segments(segments, log_url(live[0], None) if live else "")
 
 
 def _report_json(report: Report) -> str:

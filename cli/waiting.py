@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import httpx
 
-from cli.client import PAGE_ITEMS, TIMEOUT_S, Params, address, content, given, transport_errors
+from cli.client import PAGE_ITEMS, TIMEOUT_S, Params, address, content, credentials, given, transport_errors
 from shared.errors import Unavailable, UnicronError
 from shared.tasks import ENDED
 
@@ -52,7 +52,7 @@ class WaitingClient:
         self.server = str(url)
         self._poll_s = poll_s
         self._patience_s = patience_s
-        self._http = httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False)
+        self._http = httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False, **credentials())
 
     async def __aenter__(self) -> Self:
         return self

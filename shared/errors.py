@@ -1,6 +1,8 @@
 """The exceptions of the project: one tree with stable codes, HTTP status codes and exit codes.
 
     UnicronError
+      Unauthenticated       nothing says who sends the request    401, exit 7
+      Forbidden             whoever sends it may not do this      403, exit 7
       InvalidInput          a field, its value, what is allowed     422, exit 2
         Undecodable         a message that is not readable here     422, exit 2
         UnreachableAddress  peers cannot reach a node's address     422, exit 2
@@ -11,6 +13,9 @@
         VersionConflict     the stream has new events, decide again 409, exit 4
         NewerVersion        written by a newer version of Unicron   409, exit 4
       Unavailable           a service or the bus does not answer    503, exit 5
+        Busy                more is asked for than can be done now  503, exit 5
+        TooManyRequests     one client asks for more than its due   429, exit 5
+        TimeLimit           a request takes longer than is allowed  503, exit 5
         NoReceiver          nobody listens for a request            503, exit 5
         AccessDenied        the database or the bus refuses         503, exit 5
       Corrupt               a log or a plan that fails its checks   500, exit 6
@@ -78,6 +83,22 @@ class UnreachableAddress(InvalidInput):
     code = "unreachable-address"
 
 
+class Unauthenticated(UnicronError):
+    """Nothing says who sends the request, or the token is not known."""
+
+    code = "unauthenticated"
+    status = 401
+    exit_code = 7
+
+
+class Forbidden(UnicronError):
+    """Whoever sends the request may not do this."""
+
+    code = "forbidden"
+    status = 403
+    exit_code = 7
+
+
 class NotFound(UnicronError):
     """The named object does not exist."""
 
@@ -124,6 +145,25 @@ class Unavailable(UnicronError):
     code = "unavailable"
     status = 503
     exit_code = 5
+
+
+class Busy(Unavailable):
+    """All clients together ask for more at once than this machine does."""
+
+    code = "busy"
+
+
+class TooManyRequests(Unavailable):
+    """One client asks for more at once than its due."""
+
+    code = "too-many-requests"
+    status = 429
+
+
+class TimeLimit(Unavailable):
+    """What a client asks for takes longer than is allowed."""
+
+    code = "time-limit"
 
 
 class NoReceiver(Unavailable):

@@ -19,7 +19,7 @@ from shared.event_base import ClusterEvent, TaskEvent
 from shared.event_base import EventBase as EventBase
 from shared.event_base import NodeEvent as NodeEvent
 from shared.event_base import derived_id as derived_id
-from shared.model import Model
+from shared.model import Model, canonical_json
 from shared.node_events import NodeAdopted as NodeAdopted
 from shared.node_events import NodeCordoned as NodeCordoned
 from shared.node_events import NodeDrained as NodeDrained
@@ -27,10 +27,11 @@ from shared.node_events import NodeDraining as NodeDraining
 from shared.node_events import NodeJoined as NodeJoined
 from shared.node_events import NodeLeft as NodeLeft
 from shared.node_events import NodeReturned as NodeReturned
-from shared.plans import Problem, Response, Solution, TaskChange, Trigger
+from shared.plans import LoggedTable, Problem, Response, Solution, TaskChange, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec
 from shared.upcast import upcast
+from shared.worker_runs import short_change
 
 
 class ClusterConfigured(ClusterEvent):
@@ -58,24 +59,29 @@ class ClusterConfigured(ClusterEvent):
 
 
 class TaskSubmitted(TaskEvent):
-    """A task was accepted. ``checkpoint``, ``step``: the published checkpoint that the task resumes from, if any."""
+    """A task was accepted. ``checkpoint``, ``step``: the published checkpoint that the task resumes from, if any.
+
+    ``actor``: who submitted it, ``uid/<uid>`` or ``token/<name>``; empty: before actors were recorded.
+    """
 
     type: Literal["task.submitted"] = "task.submitted"
     schema_version: Literal[1] = 1
     spec: TaskSpec
     checkpoint: str = ""
     step: int = 0
+    actor: str = ""
 
 
 class TaskStopRequested(TaskEvent):
     """A user asked for the task to stop at the next step boundary, with a checkpoint.
 
-    ``lose_steps``: whether it is to stop also if the checkpoint cannot be written.
+    ``lose_steps``: whether it is to stop also if the checkpoint cannot be written. ``actor``: who, as of a submission.
     """
 
     type: Literal["task.stop-requested"] = "task.stop-requested"
     schema_version: Literal[1] = 1
     lose_steps: bool = False
+    actor: str = ""
 
 
 class TaskStopRefused(TaskEvent):
@@ -216,7 +222,8 @@ class PlanDecided(ClusterEvent):
     ``inputs_sha256``: digest of the problem's canonical JSON. ``supersedes``: the unfinished plans whose tasks this
     plan takes over. ``queued``: tasks that are left without workers, with the reason. ``decider``: number of the
     decision code that made the plan (``services.planner.decide.DECIDER``); plans from before the field are of decider
-    1.
+    1. ``tables``: throughput tables that the problem names, by digest, where no earlier plan has them (docs/log.md,
+    "What a plan says once").
     """
 
     type: Literal["plan.decided"] = "plan.decided"
@@ -234,6 +241,12 @@ class PlanDecided(ClusterEvent):
     problem: Problem | None = None
     solution: Solution | None = None
     alternatives: list[Solution] = Field(default_factory=list)
+    tables: dict[str, LoggedTable] = Field(default_factory=dict)
+
+    def canonical(self) -> str:
+        """Return the canonical JSON of the event, its workers as runs (``shared.worker_runs``)."""
+        fields = self.model_dump(mode="json", by_alias=True)
+        return canonical_json({**fields, "changes": [short_change(change) for change in fields["changes"]]})
 
 
 class StateMoved(ClusterEvent):

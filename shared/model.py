@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -24,6 +24,27 @@ class Model(BaseModel):
     """A pydantic model that is immutable and refuses unknown fields and non-finite numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def made(kind: type[M], values: dict[str, Any], given: set[str]) -> M:
+    """Return a model with these values, which are not checked: ``model_construct`` in a third of its time.
+
+    The attributes are those that ``pydantic.BaseModel`` documents.
+
+    Args:
+        kind: the class; without private attributes.
+        values: of all fields. The model keeps the dictionary.
+        given: names of the fields that count as given. Models may share the set: nothing changes it.
+    """
+    model = object.__new__(kind)
+    object.__setattr__(model, "__dict__", values)
+    object.__setattr__(model, "__pydantic_fields_set__", given)
+    object.__setattr__(model, "__pydantic_extra__", None)
+    object.__setattr__(model, "__pydantic_private__", None)
+    return model
 
 
 def utc_now() -> datetime:

@@ -39,11 +39,15 @@ class NodeAdopted(NodeEvent):
 
 
 class NodeCordoned(NodeEvent):
-    """A user wants no new work on the node; what runs there stays. It holds until ``node.returned``."""
+    """A user wants no new work on the node; what runs there stays. It holds until ``node.returned``.
+
+    ``actor``: who, ``uid/<uid>`` or ``token/<name>``; empty: before actors were recorded.
+    """
 
     type: Literal["node.cordoned"] = "node.cordoned"
     schema_version: Literal[1] = 1
     reason: str = ""
+    actor: str = ""
 
 
 class NodeDraining(NodeEvent):
@@ -51,7 +55,7 @@ class NodeDraining(NodeEvent):
 
     ``by``: a user, whose wish holds until ``node.returned``, or the node's agent, which leaves when the node is empty.
     ``timeout_s``: how long tasks may take to move away. ``save``: that time is over: what is still there saves its
-    state and gives up its workers.
+    state and gives up its workers. ``actor``: the user, as of ``node.cordoned``.
     """
 
     type: Literal["node.draining"] = "node.draining"
@@ -60,6 +64,7 @@ class NodeDraining(NodeEvent):
     timeout_s: float
     save: bool = False
     reason: str = ""
+    actor: str = ""
 
 
 class NodeDrained(NodeEvent):
@@ -73,11 +78,13 @@ class NodeReturned(NodeEvent):
     """A user wants the node to be used again: one that is cordoned, drained or isolated.
 
     ``incarnation``: of the agent that has passed its self-test; of the last one, where the node is lost or has left.
+    ``actor``: as of ``node.cordoned``.
     """
 
     type: Literal["node.returned"] = "node.returned"
     schema_version: Literal[1] = 1
     incarnation: str
+    actor: str = ""
 
 
 class NodeLeft(NodeEvent):

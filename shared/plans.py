@@ -6,12 +6,17 @@ The models are fields of the ``plan.decided`` event (``shared.events``).
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from shared.model import Model, canonical_json
+from shared.worker_runs import full_members, full_workers
+
+Workers = Annotated[list[str], BeforeValidator(full_workers)]
+"""Worker ids. The text of a plan in the log has them as runs (``shared.worker_runs``)."""
 
 
 class Trigger(StrEnum):
@@ -39,8 +44,30 @@ class Response(StrEnum):
     NONE = "none"
 
 
+def _is_unset(value: object) -> bool:
+    return value is None or value == ""
+
+
+class LoggedTable(Model):
+    """What a decision uses of a throughput table, as the log has it: once, in the first plan that names its digest.
+
+    ``throughput``: achieved aggregate FLOP/s at each useful worker count. ``reloading``: the counts at which the task
+    would have other tensor and pipeline sizes than it has, ascending.
+    """
+
+    throughput: dict[int, float]
+    reloading: list[int] = Field(default_factory=list)
+
+    def sha256(self) -> str:
+        """Return the digest of the table's canonical JSON, by which plans name it."""
+        return _digest(self)
+
+
 class TaskProblem(Model):
     """One task of the planning problem (docs/planner.md, "The problem").
+
+    The log has the problem without its throughput tables (``Problem.by_digest``): ``table`` names each, and
+    ``current_flop_per_s`` and ``reload_s`` say what else the task's part has of it.
 
     Attributes:
         name: name of the task.
@@ -59,6 +86,9 @@ class TaskProblem(Model):
             heavy task would make more of its workers.
         pool: the kind of workers it runs on.
         correction: the task's general ratio of measured to modelled throughput, which the table contains already.
+        table: digest of the ``LoggedTable`` from which ``throughput`` follows; empty in plans of decider 1.
+        current_flop_per_s: T at ``current``, where the table has another value or none up to the pool's workers.
+        reload_s: D_transition of the table's ``reloading`` counts, in ``transition_to_s`` already.
     """
 
     name: str
@@ -76,6 +106,20 @@ class TaskProblem(Model):
     required: bool = False
     pool: str = ""
     correction: float = Field(default=1.0, gt=0)
+    # Left out where unset: the digests of problems in plans of decider 1 are those of problems without these fields.
+    table: str = Field(default="", exclude_if=_is_unset)
+    current_flop_per_s: float | None = Field(default=None, exclude_if=_is_unset)
+    reload_s: float | None = Field(default=None, exclude_if=_is_unset)
+
+    def with_table(self, table: LoggedTable, workers: int) -> TaskProblem:
+        """Return the task's part with what its table says up to ``workers``, the workers of its pool."""
+        throughput = {count: rate for count, rate in table.throughput.items() if count <= workers}
+        if self.current_flop_per_s is not None:
+            throughput[self.current] = self.current_flop_per_s
+        to_s = dict(self.transition_to_s)
+        if self.reload_s is not None:
+            to_s |= dict.fromkeys(table.reloading, self.reload_s)
+        return self.model_copy(update={"throughput": dict(sorted(throughput.items())), "transition_to_s": to_s})
 
 
 class Problem(Model):
@@ -91,8 +135,40 @@ class Problem(Model):
     pools: dict[str, int] = Field(default_factory=dict)
 
     def sha256(self) -> str:
-        """Return the digest of the problem's canonical JSON, as it appears in the plan's event."""
-        return hashlib.sha256(canonical_json(self.model_dump(mode="json")).encode()).hexdigest()
+        """Return the digest of the problem's canonical JSON; the plan's event has that of ``by_digest``."""
+        return _digest(self)
+
+    def by_digest(self, assignment: Mapping[str, int]) -> Problem:
+        """Return the problem as the log has it: the digest of each table in place of what follows from the table.
+
+        Of the costs that follow from it, those of the counts in ``assignment`` stay, for a reader of the plan.
+        """
+        return self.model_copy(update={"tasks": [_by_digest(task, assignment.get(task.name)) for task in self.tasks]})
+
+    def with_tables(self, tables: Mapping[str, LoggedTable]) -> Problem:
+        """Return the problem that was solved, given the tables by digest. One of decider 1 names none.
+
+        Raises:
+            KeyError: a table that the problem names is missing.
+        """
+        tasks = [
+            task.with_table(tables[task.table], self.pools.get(task.pool, self.workers)) if task.table else task
+            for task in self.tasks
+        ]
+        return self.model_copy(update={"tasks": tasks})
+
+
+def _by_digest(task: TaskProblem, count: int | None) -> TaskProblem:
+    if not task.table:
+        return task
+    to_s = task.transition_to_s
+    if task.reload_s is not None:
+        to_s = {x: seconds for x, seconds in to_s.items() if x in (0, count)}
+    return task.model_copy(update={"throughput": {}, "transition_to_s": to_s})
+
+
+def _digest(value: Model) -> str:
+    return hashlib.sha256(canonical_json(value.model_dump(mode="json")).encode()).hexdigest()
 
 
 class Term(Model):
@@ -107,12 +183,25 @@ class Term(Model):
 
 
 class Solution(Model):
-    """Worker counts and their objective. ``label``: ``best``, ``keep``, ``only-faulted-shrinks`` and others."""
+    """Worker counts and their objective. ``label``: ``best``, ``keep``, ``only-faulted-shrinks`` and others.
+
+    ``terms``: of each task; an alternative in the log has none, but ``waf_flop_per_s``, the sum of theirs.
+    """
 
     label: str
     assignment: dict[str, int]
     objective: float
     terms: list[Term]
+    waf_flop_per_s: float | None = Field(default=None, exclude_if=_is_unset)
+
+    @property
+    def total_waf_flop_per_s(self) -> float:
+        """The weighted FLOP/s of all tasks together."""
+        return sum(term.waf_flop_per_s for term in self.terms) if self.waf_flop_per_s is None else self.waf_flop_per_s
+
+    def without_terms(self) -> Solution:
+        """Return the solution as the log has it of an alternative: its terms follow from the problem."""
+        return self.model_copy(update={"terms": [], "waf_flop_per_s": self.total_waf_flop_per_s})
 
 
 class Layout(Model):
@@ -160,7 +249,7 @@ class Stage(Model):
     kind: Literal["interrupted", "boundary"]
     generation: int
     layout: Layout
-    members: list[Member]
+    members: Annotated[list[Member], BeforeValidator(full_members)]
     checkpoint: str = ""
     complete: bool = True
 
@@ -181,12 +270,12 @@ class TaskChange(Model):
     reason: str
     action: Literal["move", "stop", "pause", "end", "none"]
     from_generation: int
-    survivors: list[str] = Field(default_factory=list, description="workers whose processes live on and have state")
-    failed: list[str] = Field(default_factory=list, description="workers whose process is gone or must be ended first")
+    survivors: Workers = Field(default_factory=list, description="workers whose processes live on and have state")
+    failed: Workers = Field(default_factory=list, description="workers whose process is gone or must be ended first")
     hold: bool = False
     interrupted: Stage | None = None
-    release: list[str] = Field(default_factory=list)
-    prepare: list[str] = Field(default_factory=list)
+    release: Workers = Field(default_factory=list)
+    prepare: Workers = Field(default_factory=list)
     target: Stage | None = None
 
     @property

@@ -126,6 +126,18 @@ class Settings(BaseSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8642, ge=0, le=65_535)
+    allowed_hosts: str = ""
+    """Names, separated by commas, under which clients may reach the api besides ``localhost``, this machine's host name
+    and every address: those of a proxy or of a DNS alias. A request for another name is refused: a page on a site that
+    resolves to this machine would send it."""
+    tokens_file: Path | None = None
+    """Who may use the api from elsewhere (``unicron token``); none: ``<run_dir>/tokens.json``."""
+    tls_certificate: Path | None = None
+    """Certificate chain of the api, PEM; with ``tls_key`` the api speaks HTTPS."""
+    tls_key: Path | None = None
+    insecure: bool = False
+    """Whether the api may listen on other addresses than loopback without TLS: behind a proxy that has it, or on a
+    network that nobody else is on. Tokens are asked for all the same."""
     server: str = "http://127.0.0.1:8642"
     """Address of the API for the CLI."""
 
@@ -217,6 +229,16 @@ class Settings(BaseSettings):
     def nats_servers(self) -> list[str]:
         """URL of each NATS server."""
         return self.nats_url.split(",")
+
+    @property
+    def token_file(self) -> Path:
+        """Where the api's tokens are."""
+        return self.tokens_file or self.run_dir / "tokens.json"
+
+    @property
+    def allowed_host_names(self) -> list[str]:
+        """Each of ``allowed_hosts``."""
+        return [name for part in self.allowed_hosts.split(",") if (name := part.strip())]
 
     @model_validator(mode="after")
     def _check_orders(self) -> Self:

@@ -252,7 +252,7 @@ def parse_spec(data: Any) -> TaskSpec:
         errors = [entry for item in err.errors(include_url=False) for entry in _entries(item, data)]
         text = "; ".join(f"{e['field']}: {e['problem']} (given: {e['value']!r})" for e in errors)
         raise InvalidInput(f"task specification refused: {text}", errors) from err
-    if found := list(_submission_problems(spec)):
+    if found := [*_not_unicode(spec.model_dump(mode="python"), ""), *_submission_problems(spec)]:
         raise refused(found)
     return spec
 
@@ -266,6 +266,16 @@ def refused(problems: Sequence[tuple[str, object, str]]) -> InvalidInput:
     text = "; ".join(f"{field}: {problem} (given: {value!r})" for field, value, problem in problems)
     errors = [{"field": field, "value": _shown(value), "problem": problem} for field, value, problem in problems]
     return InvalidInput(f"task specification refused: {text}", errors)
+
+
+def _not_unicode(value: object, field: str) -> Iterator[tuple[str, object, str]]:
+    """Yield the texts that no database can hold: JSON and YAML can escape halves of a surrogate pair."""
+    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+        yield field, value, "must be Unicode text, without surrogates"
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            yield from _not_unicode(name, field)
+            yield from _not_unicode(part, f"{field}.{name}".lstrip("."))
 
 
 def _submission_problems(spec: TaskSpec) -> Iterator[tuple[str, object, str]]:

@@ -102,7 +102,7 @@ def _span(
         yield Claim(worker, start.timestamp(), end.timestamp(), part, impact.task, incident, rate)
 
 
-def _recompute_start(impact: Impact) -> datetime | None:
+def recompute_start(impact: Impact) -> datetime | None:
     """Return when the first recomputed step began: it ended at ``restored``, as the target's first step.
 
     A step time that would begin it before the plan, or before the drain, is that of other circumstances.
@@ -120,7 +120,7 @@ def _recompute(impact: Impact, incident: str, as_of: datetime) -> Iterator[Claim
     Steps that a planned stop has cost belong to no incident, so their time is ``planned``.
     """
     part = Part.RECOMPUTE if incident else Part.PLANNED
-    start = _recompute_start(impact)
+    start = recompute_start(impact)
     if start is None:
         return
     assert impact.restored_at is not None
@@ -150,7 +150,7 @@ def failure_claims(impact: Impact, incident: IncidentTimes, *, first: bool, as_o
             *_moved_claims(impact, Part.TRANSITION, incident.id, as_of),
         ]
     closed = impact.closed_at or as_of
-    restored = _recompute_start(impact) or impact.restored_at or closed
+    restored = recompute_start(impact) or impact.restored_at or closed
     resumed = impact.resumed_at or restored
     start = incident.detected_at if first else max(incident.detected_at, impact.planned_at)
     before, after, survivors = set(impact.before), set(impact.after), set(impact.survivors)
@@ -170,7 +170,7 @@ def failure_claims(impact: Impact, incident: IncidentTimes, *, first: bool, as_o
 
 def _moved_claims(impact: Impact, part: Part, incident: str, as_of: datetime) -> Iterator[Claim]:
     """Yield the claims of a move of a healthy task: the pause of the workers that stay."""
-    end = _recompute_start(impact) or impact.restored_at or impact.closed_at or as_of
+    end = recompute_start(impact) or impact.restored_at or impact.closed_at or as_of
     yield from _span(impact, impact.survivors, impact.drained_at, end, part, incident)
 
 
@@ -196,7 +196,7 @@ def training_claims(impact: Impact, as_of: datetime) -> list[Claim]:
 def start_claims(impact: Impact, incident: str, as_of: datetime, cause: str = "") -> list[Claim]:
     """Return the claims of starting workers that are new to the task, where these do not train for another one."""
     new = sorted(set(impact.after) - set(impact.before))
-    end = _recompute_start(impact) or impact.restored_at or impact.closed_at or as_of
+    end = recompute_start(impact) or impact.restored_at or impact.closed_at or as_of
     part = Part.TRANSITION if incident else Part.PLANNED
     claims = _span(impact, new, impact.planned_at, end, part, incident)
     return [replace(claim, cause="" if incident else cause) for claim in claims]

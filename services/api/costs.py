@@ -1,35 +1,44 @@
-"""The cost report: the ledger (``services/api/ledger.py``) by incident, by task and by other keys. Pure."""
+"""The cost report: what was settled (``services/api/settlement.py``), by incident, by task and by other keys. Pure."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Literal
 
-from services.api.charges import Charge, Interval, money, total, worker_s
-from services.api.claims import Claim, Part
+from services.api.charges import money
+from services.api.claims import Part
 from services.api.cost_models import (
     Bucket,
     Costs,
     CostTotals,
     IncidentCost,
     IncidentCostRow,
-    ServiceLevel,
     Share,
     SumCheck,
     TaskCost,
 )
-from services.api.ledger import CATEGORIES, History, Ledger, categories, incident_cost, ledger
-from services.api.service_levels import (
-    achieved_flop,
-    effective_training_time_ratio,
-    fraction,
-    healthy_flop,
-    service_level,
+from services.api.ledger import CATEGORIES
+from services.api.service_levels import fraction, service_level
+from services.api.settlement import (
+    ALL,
+    CAUSE,
+    INCIDENT,
+    NODE,
+    PARTS,
+    SUBMISSION,
+    TASK,
+    Amounts,
+    Sums,
+    add,
+    costliest,
+    failure_worker_s,
+    no_amounts,
+    submission_key,
 )
-from services.api.span_claims import Window, overlapping, union
-from services.api.views import ClusterView, NodeView, TaskView
+from services.api.span_claims import Window
+from services.api.views import ClusterView, IncidentView, NodeView, TaskView
 
 Period = Literal["day", "week"]
 """Length of a bucket: a day of UTC, or seven of them from a Monday on."""
@@ -37,26 +46,40 @@ Period = Literal["day", "week"]
 _SUM_TOLERANCE = 1e-6
 """Relative difference that rounding of float64 sums may leave between two orders of adding."""
 
-_UNUSED = frozenset({Part.UNSCHEDULED, Part.IDLE})
 
-NO_COST = incident_cost([], 0.0)
+@dataclass(frozen=True)
+class Day:
+    """Amounts of everything on a day of UTC, and the weighted FLOP of the steps done on it."""
+
+    start: datetime
+    amounts: Amounts
+    achieved_flop: float
 
 
-def held_worker_s(claims: Iterable[Claim], allocated: Mapping[str, Sequence[Interval]] | None = None) -> float:
-    """Return the worker-seconds that claims cover: for each worker the length of their union (by a sweep).
+@dataclass(frozen=True)
+class Account:
+    """What a report is made of.
 
-    ``allocated``: times of each worker, outside of which nothing counts; None: all time.
+    ``start``, ``end``: as asked for; ``window``: the time from then on, and up to at most the present, ``as_of``.
+    ``sums``: of the window. ``tasks``, ``incidents``: in the order of the report. ``nodes``: all.
+    ``flop``, ``weighted_flop``: of all tasks. ``achieved_flop``: weighted, of the steps done in the window.
+    ``days``: of the window, in order, from the first to the last on which a worker was allocated, if asked for.
+    ``limit``: most tasks and most incidents to report; None: all.
     """
-    intervals: dict[str, list[Interval]] = {}
-    for claim in claims:
-        if claim.end_s > claim.start_s:
-            intervals.setdefault(claim.worker, []).append((claim.start_s, claim.end_s))
-    held = 0.0
-    for worker, covered in intervals.items():
-        within = [(-math.inf, math.inf)] if allocated is None else allocated.get(worker, ())
-        joined = union(covered)
-        held += sum(high - low for start, end in within for low, high in overlapping(joined, start, end))
-    return held
+
+    as_of: datetime
+    start: datetime | None
+    end: datetime | None
+    window: Window
+    sums: Sums
+    tasks: Mapping[str, TaskView]
+    incidents: Sequence[IncidentView]
+    nodes: Sequence[NodeView]
+    flop: float
+    weighted_flop: float
+    achieved_flop: float
+    days: Sequence[Day] = ()
+    limit: int | None = None
 
 
 def allocated_worker_s(nodes: Iterable[NodeView], as_of: datetime) -> float:
@@ -69,93 +92,187 @@ def allocated_worker_s(nodes: Iterable[NodeView], as_of: datetime) -> float:
     return allocated
 
 
-def report(
-    tasks: Sequence[TaskView],
-    history: History,
-    nodes: Sequence[NodeView],
-    cluster: ClusterView,
-    as_of: datetime,
-    *,
-    start: datetime | None = None,
-    end: datetime | None = None,
-    period: Period | None = None,
-) -> Costs:
+def report(account: Account, cluster: ClusterView, *, period: Period | None = None) -> Costs:
     """Return the cost report with its sum check.
 
     Args:
-        tasks: all tasks.
-        history: what the ledger is made of.
-        nodes: all nodes.
+        account: what it is made of.
         cluster: price and currency.
-        as_of: the present time.
-        start: of the time that is accounted for; None: all time before ``end``.
-        end: of that time, at most the present; None: the present.
         period: the length of buckets; None: no buckets.
     """
-    as_of = history.present(as_of)
-    until = as_of if end is None else min(end, as_of)
-    price = cluster.price_per_worker_hour
-    window = Window.of(start, until)
-    book = ledger(history, price, as_of, window)
-    whole = start is None and end is None
-    spans_s = sum(high - low for intervals in book.allocated.values() for low, high in intervals)
-    allocated = allocated_worker_s(nodes, as_of) if whole else spans_s
-    views = {task.name: task for task in tasks}
-    by_task: dict[str, list[Charge]] = {name: [] for name in views}
-    by_task |= book.group(lambda charge: charge.claim.task)
-    without_task = by_task.pop("", [])
-    task_costs = [_task_cost(views.get(name), name, charges, price, window) for name, charges in by_task.items()]
-    costs = book.by_incident()
-    rows = [
-        IncidentCostRow(
-            incident=incident.id,
-            kind=incident.kind,
-            severity=incident.severity,
-            tasks=incident.tasks,
-            **costs.get(incident.id, NO_COST).model_dump(),
-        )
-        for incident in history.incidents
-    ]
-    totals = _totals(book, task_costs, price)
-    kinds = categories(book.charges)
-
-    def level(part: Mapping[str, float], within: Window) -> ServiceLevel:
-        achieved = achieved_flop(history.spans, views, within, as_of.timestamp())
-        return service_level(part, achieved, healthy_flop(history.spans, within))
-
+    price, sums = cluster.price_per_worker_hour, account.sums
+    whole = sums[ALL].get("", no_amounts())
+    until = account.as_of if account.end is None else min(account.end, account.as_of)
+    of_all_time = account.start is None and account.end is None
+    allocated = allocated_worker_s(account.nodes, account.as_of) if of_all_time else whole["allocated_worker_s"]
+    names = [*account.tasks, *(name for name in sums[TASK] if name and name not in account.tasks)]
     return Costs(
-        as_of=as_of,
-        window_start=start,
+        as_of=account.as_of,
+        window_start=account.start,
         window_end=until,
         currency=cluster.currency,
         price_per_worker_hour=price,
-        categories=kinds,
+        categories=categories(whole),
         allocated_worker_s=allocated,
         allocated_money=money(allocated, price),
-        service=level(kinds, window),
-        breakdowns={
-            name: [_share(key, charges, price) for key, charges in sorted(book.group(keyed).items())]
-            for name, keyed in book.dimensions().items()
-        },
-        buckets=list(_buckets(book, period, window, level)) if period is not None else [],
-        tasks=task_costs,
-        incidents=rows,
-        totals=totals,
-        sum_check=_sum_check(
-            totals,
-            by_task=sum(map(_failure_worker_s, task_costs)) + _failure_worker_s(incident_cost(without_task, price)),
-            by_incident=sum(_failure_worker_s(row) for row in rows),
-            held=held_worker_s((c.claim for c in book.charges if c.claim.part not in _UNUSED), book.allocated),
-            kinds=sum(kinds.values()),
-            allocated=allocated,
-        ),
+        service=service_level(categories(whole), account.achieved_flop, whole["healthy_flop"]),
+        breakdowns=_breakdowns(account, price),
+        buckets=list(_buckets(account.days, period, account.window, price)) if period is not None else [],
+        tasks=[_task_cost(account, name, price) for name in names[: account.limit]],
+        incidents=[
+            IncidentCostRow(
+                incident=incident.id,
+                kind=incident.kind,
+                severity=incident.severity,
+                tasks=incident.tasks,
+                **incident_cost(sums[INCIDENT].get(incident.id), price).model_dump(),
+            )
+            for incident in account.incidents
+        ],
+        totals=_totals(account, whole, price),
+        sum_check=_sum_check(whole, allocated),
     )
 
 
-def _sum_check(
-    totals: CostTotals, *, by_task: float, by_incident: float, held: float, kinds: float, allocated: float
-) -> SumCheck:
-    parts = totals.training_worker_s + totals.planned_worker_s + totals.failure_worker_s
+def categories(amounts: Amounts) -> dict[str, float]:
+    """Return the worker-seconds of every kind."""
+    return {kind: amounts[PARTS[part]] for part, kind in CATEGORIES.items()}
+
+
+def incident_cost(amounts: Amounts | None, price: float) -> IncidentCost:
+    """Return the failure parts of amounts as the interface shows them; None: of nothing."""
+    found = amounts or no_amounts()
+    price_of_all = money(failure_worker_s(found), price)
+    return IncidentCost(
+        detection_worker_s=found[PARTS[Part.DETECTION]],
+        transition_worker_s=found[PARTS[Part.TRANSITION]],
+        recompute_worker_s=found[PARTS[Part.RECOMPUTE]],
+        sub_healthy_worker_s=found[PARTS[Part.LOST]] + found[PARTS[Part.SUB_HEALTHY]],
+        lost_worker_s=found[PARTS[Part.LOST]],
+        lost_flop=found["lost_flop"],
+        money=price_of_all,
+        failure_money=price_of_all,
+    )
+
+
+NO_COST = incident_cost(None, 0.0)
+
+
+def _breakdowns(account: Account, price: float) -> dict[str, list[Share]]:
+    """Return the time by every key; of tasks and incidents the costliest, with what belongs to none."""
+    sums = account.sums
+    hardware = {node.name: node.hardware for node in account.nodes}
+    by_hardware: Sums = {}
+    for node, amounts in sums[NODE].items():
+        add(by_hardware, {"hardware": {hardware.get(node, ""): amounts}})
+    rows = {
+        "task": sums[TASK],
+        "node": sums[NODE],
+        "hardware": by_hardware.get("hardware", {}),
+        "cause": sums[CAUSE],
+        "incident": sums[INCIDENT],
+    }
+    shown: dict[str, Callable[[str], bool]] = {}
+    if account.limit is not None:
+        for name in ("task", "incident"):
+            keys = {"", *costliest(rows[name], account.limit)}
+            shown[name] = keys.__contains__
+    return {
+        name: [_share(key, part[key], price) for key in sorted(part) if name not in shown or shown[name](key)]
+        for name, part in rows.items()
+    }
+
+
+def _share(key: str, amounts: Amounts, price: float) -> Share:
+    kinds = categories(amounts)
+    allocated = sum(kinds.values())
+    return Share(key=key, categories=kinds, allocated_worker_s=allocated, money=money(allocated, price))
+
+
+def _buckets(days: Sequence[Day], period: Period, window: Window, price: float) -> Iterator[Bucket]:
+    """Yield the days or weeks of the window, from the first in which a worker was allocated, to the last."""
+    if not days:
+        return
+    start = days[0].start
+    length = timedelta(days=1)
+    if period == "week":
+        start, length = start - timedelta(days=start.weekday()), timedelta(weeks=1)
+    while start <= days[-1].start:
+        within = [day for day in days if start <= day.start < start + length]
+        amounts: Sums = {}
+        add(amounts, {ALL: {"": no_amounts()}})
+        for day in within:
+            add(amounts, {ALL: {"": day.amounts}})
+        kinds = categories(amounts[ALL][""])
+        allocated = sum(kinds.values())
+        achieved = sum(day.achieved_flop for day in within)
+        yield Bucket(
+            key=start.date().isoformat(),
+            start=start,
+            end=start + length,
+            categories=kinds,
+            allocated_worker_s=allocated,
+            money=money(allocated, price),
+            service=service_level(kinds, achieved, amounts[ALL][""]["healthy_flop"]),
+        )
+        start += length
+
+
+def _task_cost(account: Account, name: str, price: float) -> TaskCost:
+    task = account.tasks.get(name)
+    amounts = account.sums[TASK].get(name, no_amounts())
+    failure = incident_cost(amounts, price)
+    held = amounts["worker_s"]
+    training = amounts[PARTS[Part.TRAINING]]
+    flop = task.flop(task.step) if task is not None else 0.0
+    return TaskCost(
+        task=name,
+        worker_s=held,
+        training_worker_s=training,
+        planned_worker_s=amounts[PARTS[Part.PLANNED]],
+        detection_worker_s=failure.detection_worker_s,
+        transition_worker_s=failure.transition_worker_s,
+        recompute_worker_s=failure.recompute_worker_s,
+        sub_healthy_worker_s=failure.sub_healthy_worker_s,
+        lost_worker_s=failure.lost_worker_s,
+        flop=flop,
+        weighted_flop=flop * task.spec.weight if task is not None else 0.0,
+        lost_flop=failure.lost_flop,
+        goodput_fraction=fraction(training, held),
+        ettr=_effective_training_time_ratio(account, task) if task is not None else None,
+        money=money(held, price),
+        failure_money=failure.failure_money,
+    )
+
+
+def _effective_training_time_ratio(account: Account, task: TaskView) -> float | None:
+    """Return the share of the task's time, from its submission to its end, in which some worker trained."""
+    end_s = account.window.end_s if task.ended_at is None else task.ended_at.timestamp()
+    start, end = account.window.clip(task.submitted_at.timestamp(), end_s)
+    trained = account.sums[SUBMISSION].get(submission_key(task))
+    return fraction(trained["trained_s"] if trained is not None else 0.0, end - start)
+
+
+def _totals(account: Account, whole: Amounts, price: float) -> CostTotals:
+    failure = incident_cost(whole, price)
+    held = whole["worker_s"] - whole[PARTS[Part.UNSCHEDULED]] - whole[PARTS[Part.IDLE]]
+    training = whole[PARTS[Part.TRAINING]]
+    return CostTotals(
+        **{**failure.model_dump(), "money": money(held, price)},
+        worker_s=held,
+        training_worker_s=training,
+        planned_worker_s=whole[PARTS[Part.PLANNED]],
+        failure_worker_s=failure_worker_s(whole),
+        flop=account.flop,
+        weighted_flop=account.weighted_flop,
+        goodput_fraction=fraction(training, held),
+    )
+
+
+def _sum_check(whole: Amounts, allocated: float) -> SumCheck:
+    by_task, by_incident = whole["by_task_worker_s"], whole["by_incident_worker_s"]
+    parts = whole[PARTS[Part.TRAINING]] + whole[PARTS[Part.PLANNED]] + failure_worker_s(whole)
+    held, kinds = whole["held_worker_s"], whole["worker_s"]
     return SumCheck(
         by_task_worker_s=by_task,
         by_incident_worker_s=by_incident,
@@ -167,93 +284,5 @@ def _sum_check(
     )
 
 
-def _share(key: str, charges: Iterable[Charge], price: float) -> Share:
-    kinds = categories(charges)
-    allocated = sum(kinds.values())
-    return Share(key=key, categories=kinds, allocated_worker_s=allocated, money=money(allocated, price))
-
-
-def _buckets(
-    book: Ledger, period: Period, window: Window, level: Callable[[Mapping[str, float], Window], ServiceLevel]
-) -> Iterator[Bucket]:
-    """Yield the days or weeks of the window, from the first in which a worker was allocated."""
-    bounds = [bound for intervals in book.allocated.values() for interval in intervals for bound in interval]
-    if not bounds:
-        return
-    first, last_s = datetime.fromtimestamp(min(bounds), UTC), max(bounds)
-    start = first.replace(hour=0, minute=0, second=0, microsecond=0)
-    length = timedelta(days=1)
-    if period == "week":
-        start, length = start - timedelta(days=start.weekday()), timedelta(weeks=1)
-    starts = [start]
-    while (following := starts[-1] + length).timestamp() < last_s:
-        starts.append(following)
-    seconds = [dict.fromkeys(CATEGORIES.values(), 0.0) for _ in starts]
-    for charge in book.charges:
-        for low, high in charge.intervals:
-            # All buckets have the same length: UTC has no daylight saving time.
-            at = int((low - start.timestamp()) // length.total_seconds())
-            while low < high:
-                bound = min(high, (start + (at + 1) * length).timestamp())
-                seconds[at][CATEGORIES[charge.claim.part]] += bound - low
-                low, at = bound, at + 1
-    for begin, kinds in zip(starts, seconds, strict=True):
-        allocated = sum(kinds.values())
-        yield Bucket(
-            key=begin.date().isoformat(),
-            start=begin,
-            end=begin + length,
-            categories=kinds,
-            allocated_worker_s=allocated,
-            money=money(allocated, book.price_per_worker_hour),
-            service=level(kinds, Window(*window.clip(begin.timestamp(), (begin + length).timestamp()))),
-        )
-
-
-def _task_cost(task: TaskView | None, name: str, charges: list[Charge], price: float, window: Window) -> TaskCost:
-    failure = total(charges, price)
-    training = worker_s(charges, Part.TRAINING)
-    held = sum(charge.worker_s for charge in charges)
-    flop = task.flop(task.step) if task is not None else 0.0
-    return TaskCost(
-        task=name,
-        worker_s=held,
-        training_worker_s=training,
-        planned_worker_s=worker_s(charges, Part.PLANNED),
-        detection_worker_s=failure.detection_worker_s,
-        transition_worker_s=failure.transition_worker_s,
-        recompute_worker_s=failure.recompute_worker_s,
-        sub_healthy_worker_s=failure.sub_healthy_worker_s,
-        lost_worker_s=failure.lost_worker_s,
-        flop=flop,
-        weighted_flop=flop * task.spec.weight if task is not None else 0.0,
-        lost_flop=failure.lost_flop,
-        goodput_fraction=fraction(training, held),
-        ettr=effective_training_time_ratio(task, charges, window) if task is not None else None,
-        money=money(held, price),
-        failure_money=failure.money,
-    )
-
-
-def _failure_worker_s(row: TaskCost | IncidentCost) -> float:
-    return row.detection_worker_s + row.transition_worker_s + row.recompute_worker_s + row.sub_healthy_worker_s
-
-
 def _same(a: float, b: float) -> bool:
     return abs(a - b) <= _SUM_TOLERANCE * max(abs(a), abs(b), 1.0)
-
-
-def _totals(book: Ledger, rows: Sequence[TaskCost], price: float) -> CostTotals:
-    failure = incident_cost(book.charges, price)
-    held = sum(charge.worker_s for charge in book.charges if charge.claim.part not in _UNUSED)
-    training = worker_s(book.charges, Part.TRAINING)
-    return CostTotals(
-        **{**failure.model_dump(), "money": money(held, price)},
-        worker_s=held,
-        training_worker_s=training,
-        planned_worker_s=worker_s(book.charges, Part.PLANNED),
-        failure_worker_s=_failure_worker_s(failure),
-        flop=sum(row.flop for row in rows),
-        weighted_flop=sum(row.weighted_flop for row in rows),
-        goodput_fraction=fraction(training, held),
-    )

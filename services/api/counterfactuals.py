@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from services.api.cost_models import Counterfactual, IncidentCost
@@ -26,13 +25,16 @@ class Answers:
     """Plans, to compare answers with.
 
     Args:
-        plans: all plans.
+        plans: by id, at least those of the incidents.
+        next_solved: returns when the first plan of the solver behind a position was decided; None: there is none.
         as_of: stands in for the next plan of the solver, where there is none.
     """
 
-    def __init__(self, plans: Sequence[PlanView], as_of: datetime) -> None:
-        self._plans = {plan.id: plan for plan in plans}
-        self._solved = sorted((plan.position, plan.decided_at) for plan in plans if plan.solved)
+    def __init__(
+        self, plans: Mapping[str, PlanView], next_solved: Callable[[int], datetime | None], as_of: datetime
+    ) -> None:
+        self._plans = plans
+        self._next_solved = next_solved
         self._as_of = as_of
 
     def counterfactuals(self, incident: IncidentView, cost: IncidentCost) -> list[Counterfactual]:
@@ -46,8 +48,7 @@ class Answers:
         plan = next((plan for plan in answers if plan.solved), None)
         if plan is None or plan.gain_flop_per_s is None:
             return None
-        following = bisect_right(self._solved, (plan.position, plan.decided_at))
-        end = self._solved[following][1] if following < len(self._solved) else self._as_of
+        end = self._next_solved(plan.position) or self._as_of
         lasted_s = (end - plan.decided_at).total_seconds()
         lost = cost.lost_flop + plan.gain_flop_per_s * max(lasted_s, 0.0)
         return Counterfactual(answer="only-failed-task-shrinks", worker_s=None, lost_flop=lost, assumptions=_SHRINK)

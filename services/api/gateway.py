@@ -22,10 +22,13 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
+from services.api.access import Actor
+from services.api.computations import Computations
 from services.api.feed import Feed
 from services.api.live import Live
 from services.api.node_files import NodeFiles, OwnFiles
-from services.api.store import Store, ViewReader
+from services.api.readers import ViewReader
+from services.api.store import Store
 from services.api.submitted_inputs import check_inputs
 from services.api.tables import CLUSTER, NODES, TASKS
 from services.api.views import ClusterView, TaskView
@@ -65,6 +68,7 @@ class Gateway:
     store: Store
     feed: Feed
     live: Live
+    computations: Computations = field(default_factory=Computations)
     own_files: OwnFiles = field(init=False)
     """Files of tasks on this machine."""
 
@@ -102,17 +106,21 @@ class Gateway:
             price_per_worker_hour=self.settings.price_per_worker_hour, currency=self.settings.currency
         )
 
-    async def submit(self, spec: TaskSpec, *, key: str = "", now: datetime | None = None) -> tuple[TaskView, bool]:
+    async def submit(
+        self, spec: TaskSpec, actor: Actor, *, key: str = "", now: datetime | None = None
+    ) -> tuple[TaskView, bool]:
         """Log a submission; return the task, and whether this call submitted it.
 
         Args:
             spec: what to run; relative paths are taken from the server's working directory.
+            actor: who submits it, and owns the task.
             key: idempotency key; a further call with the same key returns the task of the first one.
             now: the time of the event; None: the present.
 
         Raises:
             InvalidInput: a node cannot use a file, or the earlier task's checkpoint does not fit.
             Conflict: the name is in use, or the key was used for something else.
+            Forbidden: the name, and the checkpoint that it goes on from, belong to somebody else.
         """
         spec = with_place(with_paths(spec), self.settings.checkpoint_url)
         event_id = derived_id(f"idempotency/{key}", "api") if key else str(uuid.uuid4())
@@ -124,6 +132,8 @@ class Gateway:
                     raise Conflict(f"idempotency key {key!r} was used for another specification of {spec.name!r}")
                 return known, False
             checkpoint, step = resumable(known, spec)
+            if known is not None:
+                actor.require_own(known.owner, f"the earlier task {spec.name!r}")
             if not checked:
                 await self._check_inputs(spec)
                 checked = True
@@ -134,6 +144,7 @@ class Gateway:
                 spec=spec,
                 checkpoint=checkpoint,
                 step=step,
+                actor=actor.name,
             )
             version = known.version if known is not None else 0
             try:
@@ -157,25 +168,32 @@ class Gateway:
         nodes = await self.read(lambda views: views.page(NODES, states=["ready"]))
         await check_inputs(spec, [self.node_files(node.name) for node in nodes if is_name(node.name)])
 
-    async def stop(self, name: str, *, lose_steps: bool = False) -> TaskView:
+    async def stop(self, name: str, actor: Actor, *, lose_steps: bool = False) -> TaskView:
         """Log the request to stop a task; a further request changes nothing, unless now steps may be lost.
 
         Args:
             name: of the task.
+            actor: who asks for it.
             lose_steps: whether it is to stop also if its state cannot be saved.
 
         Raises:
             NotFound: there is no such task.
             Conflict: the task has ended.
+            Forbidden: the task is somebody else's.
         """
         for _ in range(_ATTEMPTS):
             task = await self.task(name)
+            actor.require_own(task.owner, f"task {name!r}")
             if task.state is TaskState.STOPPING and (task.lose_steps or not lose_steps):
                 return task
             if task.state in ENDED:
                 raise Conflict(f"task {name!r} has ended: {task.state.value}", state=task.state.value)
             event = TaskStopRequested(
-                event_id=str(uuid.uuid4()), occurred_at=utc_now(), task=name, lose_steps=lose_steps
+                event_id=str(uuid.uuid4()),
+                occurred_at=utc_now(),
+                task=name,
+                lose_steps=lose_steps,
+                actor=actor.name,
             )
             try:
                 recorded = await self.append(event, task.version)

@@ -5,12 +5,11 @@ docs/costs.md has the definition of each kind. Nothing here reads a clock: ``as_
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from services.api.charges import Charge, Interval, settle, total
+from services.api.charges import Charge, Interval, settle
 from services.api.claims import (
     Claim,
     IncidentTimes,
@@ -20,9 +19,7 @@ from services.api.claims import (
     start_claims,
     training_claims,
 )
-from services.api.cost_models import IncidentCost
 from services.api.span_claims import (
-    NODE_SPANS,
     Window,
     allocated_intervals,
     lost_claims,
@@ -139,44 +136,21 @@ def _while_not_training(starts: Iterable[Claim], training: Iterable[Claim]) -> I
 class Ledger:
     """All charges in a window, and what they are to add up to.
 
-    ``allocated``: when each worker was allocated. ``hardware``: the newest kind of each node. ``kinds``: of incidents,
-    by id.
+    ``allocated``: when each worker was allocated. ``kinds``: of incidents, by id.
     """
 
     charges: list[Charge]
-    price_per_worker_hour: float
     allocated: Mapping[str, Sequence[Interval]]
-    hardware: Mapping[str, str]
     kinds: Mapping[str, str]
-
-    def incident(self, incident: str) -> IncidentCost:
-        """Return the cost of one incident."""
-        return self._cost(c for c in self.charges if c.claim.incident == incident)
-
-    def by_incident(self) -> dict[str, IncidentCost]:
-        """Return the cost of every incident that has one."""
-        return {name: self._cost(charges) for name, charges in self.group(_incident).items() if name}
-
-    def group(self, key: Callable[[Charge], str]) -> dict[str, list[Charge]]:
-        """Return the charges that are not empty, by a key."""
-        groups: dict[str, list[Charge]] = {}
-        for charge in self.charges:
-            if charge.intervals:
-                groups.setdefault(key(charge), []).append(charge)
-        return groups
 
     def dimensions(self) -> dict[str, Callable[[Charge], str]]:
         """Return the keys by which charges are broken down; the key is empty where it does not apply."""
         return {
             "task": lambda charge: charge.claim.task,
             "node": _node,
-            "hardware": lambda charge: self.hardware.get(_node(charge), ""),
             "cause": lambda charge: self.kinds.get(charge.claim.incident, charge.claim.cause),
             "incident": _incident,
         }
-
-    def _cost(self, charges: Iterable[Charge]) -> IncidentCost:
-        return incident_cost(charges, self.price_per_worker_hour)
 
 
 def _incident(charge: Charge) -> str:
@@ -187,38 +161,13 @@ def _node(charge: Charge) -> str:
     return charge.claim.worker.rpartition("/")[0]
 
 
-def incident_cost(charges: Iterable[Charge], price: float) -> IncidentCost:
-    """Return the failure parts of charges as the interface shows them."""
-    cost = total(charges, price)
-    return IncidentCost(
-        detection_worker_s=cost.detection_worker_s,
-        transition_worker_s=cost.transition_worker_s,
-        recompute_worker_s=cost.recompute_worker_s,
-        sub_healthy_worker_s=cost.sub_healthy_worker_s,
-        lost_worker_s=cost.lost_worker_s,
-        lost_flop=cost.lost_flop,
-        money=cost.money,
-        failure_money=cost.money,
-    )
-
-
-def ledger(history: History, price_per_worker_hour: float, as_of: datetime, window: Window | None = None) -> Ledger:
+def ledger(history: History, as_of: datetime, window: Window | None = None) -> Ledger:
     """Settle everything up to ``as_of``. ``window``: what to charge; None: all time up to then."""
     as_of = history.present(as_of)
     window = window or Window.of(None, as_of)
     allocated = allocated_intervals(history.spans, window)
     return Ledger(
         charges=settle(all_claims(history, window, as_of), allocated),
-        price_per_worker_hour=price_per_worker_hour,
         allocated=allocated,
-        hardware={span.node: span.hardware for span in history.spans if span.kind in NODE_SPANS},
         kinds={incident.id: incident.kind.value for incident in history.incidents},
     )
-
-
-def categories(charges: Iterable[Charge], start_s: float = -math.inf, end_s: float = math.inf) -> dict[str, float]:
-    """Return the worker-seconds of every kind between two times."""
-    seconds = dict.fromkeys(CATEGORIES.values(), 0.0)
-    for charge in charges:
-        seconds[CATEGORIES[charge.claim.part]] += charge.between(start_s, end_s)
-    return seconds

@@ -19,17 +19,22 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.responses import RedirectResponse
 
 from services.api import problems
+from services.api.access import Access
 from services.api.feed import PROJECTIONS, Feed
 from services.api.gateway import Gateway
+from services.api.http_policy import HttpPolicy
 from services.api.live import Live
+from services.api.peers import end
 from services.api.routers import costs, events, health, incidents, log, nodes, planning, plans, results, tasks
+from services.api.routers.parameters import refuse_unknown
 from services.api.signed_heads import SignedHeads
 from services.api.store import Store
-from shared.errors import Unavailable
+from shared import tokens
+from shared.errors import InvalidInput, Unavailable
 from shared.reachability import REACHABILITY
 from shared.service import Context, run
 from shared.settings import Settings
@@ -56,7 +61,9 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.state.gateway = gateway
     problems.install(app)
     for router in ROUTERS:
-        app.include_router(router)
+        app.include_router(router, dependencies=[Depends(refuse_unknown)])
+    app.add_middleware(Access, token_file=gateway.settings.token_file)
+    app.add_middleware(HttpPolicy, hosts=gateway.settings.allowed_host_names, routes=app.routes)
 
     @app.get("/", include_in_schema=False)
     async def root() -> RedirectResponse:
@@ -108,6 +115,33 @@ def _listen(host: str, port: int) -> socket.socket:
         raise Unavailable(f"cannot listen on {host}:{port}: {err.strerror or err}") from err
 
 
+def check_exposure(settings: Settings) -> None:
+    """Refuse to send tokens and tasks over a network in the clear, or to listen there for nobody.
+
+    Raises:
+        InvalidInput: the api is to listen elsewhere than on loopback without TLS or without a token.
+    """
+    if (settings.tls_certificate is None) != (settings.tls_key is None):
+        raise _setting("tls_key", settings.tls_key, "must be given together with tls_certificate")
+    address = end(settings.host, 0)
+    if settings.insecure or settings.host == "localhost" or (address is not None and address.address.is_loopback):
+        return
+    if settings.tls_certificate is None:
+        raise _setting(
+            "host",
+            settings.host,
+            "needs UNICRON_TLS_CERTIFICATE and UNICRON_TLS_KEY, since others can read what is sent there; "
+            "UNICRON_INSECURE=true where a proxy has TLS, or nobody else is on that network",
+        )
+    if not tokens.read(settings.token_file):
+        raise _setting("host", settings.host, f"needs a token in {settings.token_file}: `unicron token add NAME`")
+
+
+def _setting(field: str, value: object, problem: str) -> InvalidInput:
+    error = {"field": field, "value": str(value), "problem": problem}
+    return InvalidInput(f"settings refused: {field}: {problem} (given: {value})", [error])
+
+
 def write_port(run_dir: Path, port: int) -> None:
     """Write the port where ``unicron up`` looks for it; a reader sees the whole number or no file."""
     path = run_dir / "services" / "api.port"
@@ -127,6 +161,7 @@ async def _first(*tasks: asyncio.Task[Any]) -> None:
 async def serve(context: Context) -> None:
     """Run the gateway until cancelled."""
     settings = context.settings
+    check_exposure(settings)
     heads = SignedHeads(settings, context.journal.log)
     opening = functools.partial(Store, projections_url(settings))
     limit_s = settings.connect_timeout_s
@@ -139,7 +174,15 @@ async def serve(context: Context) -> None:
         app = create_app(Gateway(settings, context.bus, context.journal, store, feed, live))
         listening = _listen(settings.host, settings.port)
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_SHUTDOWN_S
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=_SHUTDOWN_S,
+            # Whoever is at the other end of the connection, not whom a header names.
+            proxy_headers=False,
+            ssl_certfile=settings.tls_certificate,
+            ssl_keyfile=settings.tls_key,
         )
         server = _Server(config)
         following = asyncio.create_task(feed.follow(), name="feed")

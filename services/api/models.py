@@ -62,7 +62,9 @@ class StopOptions(BaseModel):
 
 
 class Task(BaseModel):
-    """A task. ``step``: updates applied. ``throughput_flop_per_s``: model FLOP/s of all workers; ``waf``: weighted.
+    """A task. ``owner``: who submitted it, ``uid/<uid>`` or ``token/<name>``. ``step``: updates applied.
+
+    ``throughput_flop_per_s``: model FLOP/s of all workers; ``waf``: weighted.
 
     ``checkpoint``, ``saved_step``: the newest checkpoint. ``checkpoint_failure``: the newest that could not be written,
     until one is written. ``stop_refused``: the answer to the newest request to stop, if that was refused.
@@ -70,6 +72,7 @@ class Task(BaseModel):
 
     name: str
     id: str
+    owner: str
     state: TaskState
     reason: str
     step: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +21,10 @@ from shared.task_folders import TaskFilesRequest, TaskFolders
 TIMEOUT_S = 4.0
 """How long a node may take for one request: a reply takes milliseconds, with delays of 200 ms and losses on the way a
 second, and on a machine with every core busy as long again. A node that takes longer is named in the answer."""
+
+
+OWN_THREADS = 4
+"""Reads of the api's own run directory at the same time: one takes milliseconds."""
 
 
 class FileSource(Protocol):
@@ -37,16 +42,32 @@ class FileSource(Protocol):
 
 
 class OwnFiles:
-    """The run directory of the api's machine."""
+    """The run directory of the api's machine.
+
+    Its threads are its own: those that a file system keeps for ever (a network file system whose server is away) are
+    none of those that the fold and other requests need.
+    """
 
     name = ""
 
     def __init__(self, run_dir: Path) -> None:
         self._folders = TaskFolders(run_dir)
+        self._threads = ThreadPoolExecutor(OWN_THREADS, "own-files")
 
     async def ask(self, request: TaskFilesRequest) -> tuple[FilesReply, bytes]:
-        """Return the reply to a request, and the bytes that were read."""
-        return await asyncio.to_thread(self._folders.answer, request)
+        """Return the reply to a request, and the bytes that were read.
+
+        Raises:
+            NotFound: there is no such file.
+            Unavailable: it cannot be read, or not within ``TIMEOUT_S``.
+        """
+        answering = asyncio.get_running_loop().run_in_executor(self._threads, self._folders.answer, request)
+        try:
+            return await asyncio.wait_for(answering, TIMEOUT_S)
+        except TimeoutError:
+            raise Unavailable(
+                f"the run directory of the api's machine does not answer within {TIMEOUT_S:g} s"
+            ) from None
 
 
 class NodeFiles:

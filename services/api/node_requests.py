@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Awaitable, Callable
 
+from services.api.access import Actor
 from services.api.gateway import READ_YOUR_WRITES_S, Gateway
 from services.api.projections.nodes import AWAY
 from services.api.tables import NODES
@@ -35,7 +36,7 @@ Judge = Callable[[NodeView], Awaitable[NodeEvent | None]]
 """Returns the event that a request on a node in this state makes; None if there is nothing to do."""
 
 
-async def cordon(api: Gateway, name: str, reason: str) -> NodeView:
+async def cordon(api: Gateway, name: str, who: Actor, reason: str) -> NodeView:
     """Have no new work placed on the node; what runs there stays.
 
     Raises:
@@ -45,17 +46,18 @@ async def cordon(api: Gateway, name: str, reason: str) -> NodeView:
     async def judge(node: NodeView) -> NodeEvent | None:
         if node.cordoned:
             return None
-        return NodeCordoned(event_id=str(uuid.uuid4()), occurred_at=utc_now(), node=name, reason=reason)
+        return NodeCordoned(event_id=str(uuid.uuid4()), occurred_at=utc_now(), node=name, reason=reason, actor=who.name)
 
     return await _request(api, name, judge)
 
 
-async def drain(api: Gateway, name: str, reason: str, timeout_s: float | None) -> NodeView:
+async def drain(api: Gateway, name: str, who: Actor, reason: str, timeout_s: float | None) -> NodeView:
     """Have the node emptied: what can move within ``timeout_s`` moves, the rest saves its state and waits.
 
     Args:
         api: the gateway.
         name: of the node.
+        who: asks for it.
         reason: in words, for people.
         timeout_s: seconds; None: the setting ``drain_timeout_s``.
 
@@ -77,12 +79,13 @@ async def drain(api: Gateway, name: str, reason: str, timeout_s: float | None) -
             by="user",
             timeout_s=allowed_s,
             reason=reason,
+            actor=who.name,
         )
 
     return await _request(api, name, judge)
 
 
-async def put_back(api: Gateway, name: str) -> NodeView:
+async def put_back(api: Gateway, name: str, who: Actor) -> NodeView:
     """Use the node again, once its agent has passed its self-test. A node without an agent loses its cordon only.
 
     Raises:
@@ -98,7 +101,13 @@ async def put_back(api: Gateway, name: str) -> NodeView:
             await _self_test(api, node)
         elif not node.cordoned:
             raise _wrong_state(node, "it is used again when its agent joins: start it")
-        return NodeReturned(event_id=str(uuid.uuid4()), occurred_at=utc_now(), node=name, incarnation=node.incarnation)
+        return NodeReturned(
+            event_id=str(uuid.uuid4()),
+            occurred_at=utc_now(),
+            node=name,
+            incarnation=node.incarnation,
+            actor=who.name,
+        )
 
     return await _request(api, name, judge)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from services.api.store import ViewReader
+from services.api.readers import ViewReader
 from services.api.tables import NODES, PLANS, TASKS
 from shared.names import is_name
 

@@ -43,6 +43,7 @@ def task(view: TaskView, live: LiveState) -> Task:
     return Task(
         name=view.name,
         id=view.submission_id,
+        owner=view.owner,
         state=view.state,
         reason=view.reason,
         step=min(step, view.spec.steps),

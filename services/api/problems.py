@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
+import re
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
+from services.api.methods import allowed_methods
 from shared.errors import InvalidInput, UnicronError
 
 logger = logging.getLogger(__name__)
@@ -30,27 +34,63 @@ class TooLarge(InvalidInput):
     status = 413
 
 
-def problem_response(problem: dict[str, Any], headers: dict[str, str] | None = None) -> JSONResponse:
+RETRIED = frozenset({429, 503})
+"""Status codes of what may succeed later."""
+
+
+MOST_ECHOED = 200
+"""Characters of a request's own text that an error repeats."""
+
+MOST_DETAIL = 4000
+"""Characters of an error's sentence: one that names many fields is still readable."""
+
+
+class _ProblemResponse(Response):
+    """A problem document. It is ASCII: what it repeats need not be valid Unicode."""
+
+    media_type = MEDIA_TYPE
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(_cut(content)).encode()
+
+
+def _cut(value: Any) -> Any:
+    """Return a part of a problem document with what it repeats cut to ``MOST_ECHOED``."""
+    match value:
+        case dict():
+            return {name: _cut(part) for name, part in value.items()}
+        case list():
+            return [_cut(part) for part in value]
+        case str():
+            text = re.sub(rf"(\S{{{MOST_ECHOED}}})\S+", r"\1...", value)
+            return text if len(text) <= MOST_DETAIL else f"{text[:MOST_DETAIL]}..."
+        case float() if not math.isfinite(value):
+            return str(value)
+    return value
+
+
+def problem_response(problem: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
     """Return a response with a problem document and its status."""
-    return JSONResponse(problem, status_code=problem["status"], media_type=MEDIA_TYPE, headers=headers)
+    return _ProblemResponse(problem, status_code=problem["status"], headers=headers)
 
 
 def install(app: FastAPI) -> None:
     """Answer every error of ``app`` with a problem document."""
 
     @app.exception_handler(UnicronError)
-    async def _unicron(_: Request, err: UnicronError) -> JSONResponse:
-        return problem_response(err.problem(), {"Retry-After": str(RETRY_AFTER_S)} if err.status == 503 else None)
+    async def _unicron(_: Request, err: UnicronError) -> Response:
+        return problem_response(err.problem(), {"Retry-After": str(RETRY_AFTER_S)} if err.status in RETRIED else None)
 
     @app.exception_handler(HTTPException)
-    async def _http(request: Request, err: HTTPException) -> JSONResponse:
+    async def _http(request: Request, err: HTTPException) -> Response:
         phrase = HTTPStatus(err.status_code).phrase
         code = phrase.lower().replace(" ", "-")
         detail = err.detail
         if err.status_code == HTTPStatus.NOT_FOUND and detail == phrase:
             detail = f"no such path: {request.url.path} (see /docs)"
         if err.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            allowed = (err.headers or {}).get("Allow", "another method")
+            allowed = allowed_methods(app.routes, request.scope)
+            err.headers = {**(err.headers or {}), "Allow": allowed}
             detail = f"{request.method} is not allowed on {request.url.path}; allowed: {allowed}"
         problem = {
             "type": f"urn:unicron:{code}",
@@ -62,13 +102,13 @@ def install(app: FastAPI) -> None:
         return problem_response(problem, dict(err.headers) if err.headers else None)
 
     @app.exception_handler(RequestValidationError)
-    async def _validation(_: Request, err: RequestValidationError) -> JSONResponse:
+    async def _validation(_: Request, err: RequestValidationError) -> Response:
         errors = [_entry(item) for item in err.errors()]
         text = "; ".join(f"{e['field']}: {e['problem']} (given: {e['value']!r})" for e in errors)
         return problem_response(InvalidInput(f"request refused: {text}", errors).problem())
 
     @app.exception_handler(Exception)
-    async def _other(_: Request, err: Exception) -> JSONResponse:
+    async def _other(_: Request, err: Exception) -> Response:
         logger.error("unexpected error", exc_info=err)
         return problem_response(UnicronError(f"unexpected error: {type(err).__name__}").problem())
 
@@ -79,4 +119,6 @@ def _entry(item: dict[str, Any]) -> dict[str, Any]:
     field = ".".join(str(name) for name in names) or str(where)
     value = item.get("input")
     shown = value if isinstance(value, str | int | float | bool | None) else "..."
+    if isinstance(shown, str) and len(shown) > MOST_ECHOED:
+        shown = f"{shown[:MOST_ECHOED]}..."
     return {"field": field, "value": shown, "problem": item["msg"]}

@@ -24,15 +24,20 @@ def with_sample(task: TaskView, workers: int, step_s: float) -> list[RateSample]
 
 
 def modelled_rates(task: TaskView, event: PlanDecided, count: int) -> dict[int, float]:
-    """Return the task's modelled FLOP/s by count, with that of ``count`` if the plan's problem has it.
+    """Return the task's modelled FLOP/s by count, with that of ``count`` if the plan has chosen it.
 
-    The problem's table is the model times the planner's correction, which is taken out again.
+    The plan's throughput is the model times the planner's correction, which is taken out again.
     """
-    problem = event.problem
+    problem, solution = event.problem, event.solution
     posed = next((p for p in problem.tasks if p.name == task.name), None) if problem is not None else None
-    if posed is None or posed.throughput.get(count, 0.0) <= 0.0:
+    if posed is None:
         return task.modelled
-    return {**task.modelled, count: posed.throughput[count] / posed.correction}
+    rate = posed.throughput.get(count, 0.0)
+    if posed.table and solution is not None:
+        # The problem names its table by digest; the term of the chosen count has the weighted rate there.
+        chosen = next((t for t in solution.terms if (t.name, t.workers) == (task.name, count)), None)
+        rate = chosen.waf_flop_per_s / posed.weight if chosen is not None else 0.0
+    return {**task.modelled, count: rate / posed.correction} if rate > 0.0 else task.modelled
 
 
 def rate_flop_per_s(task: TaskView, workers: int) -> float:

@@ -11,6 +11,13 @@ from services.api.span_claims import Window, interval, union
 from services.api.views import SpanKind, SpanView, TaskView
 
 
+def progress_flop(span: SpanView) -> float:
+    """Return the weighted FLOP of the steps of a span of progress that has ended; 0 of any other span."""
+    if span.kind is not SpanKind.PROGRESS or span.end is None or span.end <= span.start:
+        return 0.0
+    return max(span.last_step - span.first_step, 0) * span.flop_per_step
+
+
 def achieved_flop(spans: Iterable[SpanView], tasks: Mapping[str, TaskView], window: Window, now_s: float) -> float:
     """Return the weighted FLOP of the steps done in the window; those of a span are spread over it evenly."""
     achieved = 0.0
@@ -49,13 +56,12 @@ def service_level(kinds: Mapping[str, float], achieved: float, healthy: float) -
     )
 
 
-def effective_training_time_ratio(task: TaskView, charges: Iterable[Charge], window: Window) -> float | None:
-    """Return the share of the task's time, from its submission to its end, in which some worker trained."""
+def trained_s(task: TaskView, charges: Iterable[Charge], window: Window) -> float:
+    """Return how long some worker of the task trained in the window, from its submission to its end."""
     end_s = window.end_s if task.ended_at is None else task.ended_at.timestamp()
     start, end = window.clip(task.submitted_at.timestamp(), end_s)
     pieces = (piece for charge in charges if charge.claim.part is Part.TRAINING for piece in charge.intervals)
-    trained = sum(max(min(high, end) - max(low, start), 0.0) for low, high in union(pieces))
-    return fraction(trained, end - start)
+    return sum(max(min(high, end) - max(low, start), 0.0) for low, high in union(pieces))
 
 
 def fraction(part: float, whole: float) -> float | None:

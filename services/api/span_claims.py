@@ -63,6 +63,23 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
     return joined
 
 
+def held_worker_s(claims: Iterable[Claim], allocated: Mapping[str, Sequence[Interval]] | None = None) -> float:
+    """Return the worker-seconds that claims cover: for each worker the length of their union (by a sweep).
+
+    ``allocated``: times of each worker, outside of which nothing counts; None: all time.
+    """
+    intervals: dict[str, list[Interval]] = {}
+    for claim in claims:
+        if claim.end_s > claim.start_s:
+            intervals.setdefault(claim.worker, []).append((claim.start_s, claim.end_s))
+    held = 0.0
+    for worker, covered in intervals.items():
+        within = [(-math.inf, math.inf)] if allocated is None else allocated.get(worker, ())
+        joined = union(covered)
+        held += sum(high - low for start, end in within for low, high in overlapping(joined, start, end))
+    return held
+
+
 def undetected_claims(spans: Iterable[SpanView], detected: Mapping[str, datetime], window: Window) -> Iterator[Claim]:
     """Yield the claims on workers whose node had failed and was not known to. ``detected``: by incident."""
     for span in spans:

@@ -1,19 +1,24 @@
 """Tables of the projections, and how each kind of view is stored in one.
 
-``services/api/store.py`` reads and writes them. A view is a JSON document under its key, beside the columns that lists
-are ordered and filtered by.
+``services/api/store.py`` and the modules beside it read and write them. A view is a JSON document under its key, beside
+the columns that lists are ordered and filtered by.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
+from sqlalchemy import Index
 from sqlalchemy.orm import registry
 from sqlmodel import Field, SQLModel
 
-from services.api.views import ClusterView, IncidentView, NodeView, PlanView, SpanView, TaskView
+from services.api.claim_times import plan_times, span_times
+from services.api.service_levels import progress_flop
+from services.api.span_claims import NODE_SPANS
+from services.api.views import ClusterView, IncidentView, NodeView, PlanState, PlanView, SpanView, TaskView
 from shared.model import Model
 
 
@@ -22,44 +27,96 @@ class Tables(SQLModel, registry=registry()):
 
 
 class Row(Tables):
-    """A document under its key. ``position`` orders lists; ``state`` and ``tasks`` filter them."""
+    """A document under its key. ``position`` orders lists; ``state`` filters them."""
 
     key: str = Field(primary_key=True)
-    position: int = Field(index=True)
-    state: str = Field(default="", index=True)
-    tasks: str = ""
-    """Names between slashes (``/a/b/``): a name has none, so ``/a/`` finds it."""
+    position: int
+    state: str = ""
     document: str
+
+
+class Link(Tables):
+    """A task that a document concerns, with the columns by which the documents of one task are listed."""
+
+    key: str = Field(primary_key=True)
+    task: str = Field(primary_key=True)
+    position: int
+    state: str
 
 
 class TaskRow(Row, table=True):
     """Tasks."""
 
     __tablename__ = "api_tasks"
+    __table_args__ = (Index("api_tasks_list", "position"), Index("api_tasks_states", "state", "position"))
+
+    flop: float
+    weighted_flop: float
 
 
 class IncidentRow(Row, table=True):
     """Incidents."""
 
     __tablename__ = "api_incidents"
+    __table_args__ = (Index("api_incidents_list", "position"), Index("api_incidents_states", "state", "position"))
+
+
+class IncidentTask(Link, table=True):
+    """Tasks of incidents."""
+
+    __tablename__ = "api_incident_tasks"
+    __table_args__ = (Index("api_incident_tasks_list", "task", "state", "position"),)
 
 
 class PlanRow(Row, table=True):
     """Plans."""
 
     __tablename__ = "api_plans"
+    __table_args__ = (
+        Index("api_plans_list", "position"),
+        Index("api_plans_states", "state", "position"),
+        Index("api_plans_claims", "reach_s", "start_s"),
+        Index("api_plans_solved", "solved", "position"),
+    )
+
+    start_s: float
+    reach_s: float
+    """From when, and up to when, it has claims (``services/api/claim_times.py``)."""
+    solved: bool
+
+
+class PlanTask(Link, table=True):
+    """Tasks of plans."""
+
+    __tablename__ = "api_plan_tasks"
+    __table_args__ = (Index("api_plan_tasks_list", "task", "state", "position"),)
 
 
 class NodeRow(Row, table=True):
     """Nodes."""
 
     __tablename__ = "api_nodes"
+    __table_args__ = (Index("api_nodes_list", "position"), Index("api_nodes_states", "state", "position"))
 
 
 class SpanRow(Row, table=True):
     """Spans of nodes and tasks."""
 
     __tablename__ = "api_spans"
+    __table_args__ = (
+        Index("api_spans_list", "position"),
+        Index("api_spans_claims", "reach_s", "start_s"),
+        Index("api_spans_starts", "start_s"),
+    )
+
+    start_s: float
+    end_s: float
+    reach_s: float
+    """Up to when it has claims: mostly its end, which is infinite while it lasts."""
+    allocated: bool
+    """Whether workers of a node are allocated in it."""
+    achieved_flop: float
+    """Of progress that has ended: the weighted FLOP of its steps."""
 
 
 class ClusterRow(Row, table=True):
@@ -78,27 +135,141 @@ class PositionRow(Tables, table=True):
     position: int
     head: str
     """Hash of the record at ``position``: shows whether this is still the same log."""
+    settled_s: float
+    """Up to when worker-seconds are settled (``api_settled``), in seconds since the epoch."""
+    latest_s: float
+    """The latest time that a span begins or ends."""
+    achieved_flop: float
+    """Weighted FLOP of all progress that has ended."""
+
+
+class Amounts(Tables):
+    """Amounts of a key, as ``services/api/settlement.py`` names them (``COLUMNS``)."""
+
+    dimension: str = Field(primary_key=True)
+    key: str = Field(primary_key=True)
+    detection: float
+    transition: float
+    planned: float
+    recompute: float
+    lost: float
+    sub_healthy: float
+    unscheduled: float
+    idle: float
+    training: float
+    worker_s: float
+    lost_flop: float
+    allocated_worker_s: float
+    held_worker_s: float
+    by_task_worker_s: float
+    by_incident_worker_s: float
+    healthy_flop: float
+    trained_s: float
+
+
+class SettledRow(Amounts, table=True):
+    """Amounts of settled times that meet, none of which goes beyond a day of UTC; the first begins infinitely early."""
+
+    __tablename__ = "api_settled"
+    __table_args__ = (Index("api_settled_times", "start_s"),)
+
+    start_s: float = Field(primary_key=True)
+    end_s: float
+
+
+class TotalRow(Amounts, table=True):
+    """Amounts of all settled times together."""
+
+    __tablename__ = "api_settled_totals"
+    __table_args__ = (Index("api_settled_totals_costliest", "dimension", "worker_s"),)
 
 
 V = TypeVar("V", bound=Model)
 
+KEYS = 500
+"""Keys of one query: older versions of SQLite allow 999 parameters."""
+
 
 @dataclass(frozen=True)
 class Kind(Generic[V]):
-    """How a kind of view is stored. ``noun``: what error messages call a view, before its key."""
+    """How a kind of view is stored.
+
+    ``noun``: what error messages call a view, before its key. ``tasks``, ``states``, ``link``: a view's tasks, all
+    states, and the table of tasks, where views are listed by task.
+    """
 
     row: type[Row]
     view: type[V]
     noun: str
-    state: Callable[[V], str]
-    tasks: Callable[[V], list[str]]
+    state: Callable[[V], str] = lambda _: ""
+    tasks: Callable[[V], list[str]] = lambda _: []
+    states: tuple[str, ...] = ()
+    link: type[Link] | None = None
+    more: Callable[[V], dict[str, Any]] = lambda _: {}
+    """Further columns."""
+
+    def columns(self, key: str, view: V) -> dict[str, Any]:
+        """Return the row of a view."""
+        return {
+            "key": key,
+            "position": view.position,  # type: ignore[attr-defined]  # every view has one
+            "state": self.state(view),
+            "document": view.model_dump_json(by_alias=True),
+            **self.more(view),
+        }
+
+    def links(self, key: str, view: V) -> list[dict[str, Any]]:
+        """Return the rows of the tasks that a view concerns."""
+        place = {"key": key, "position": view.position, "state": self.state(view)}  # type: ignore[attr-defined]
+        return [{**place, "task": task} for task in self.tasks(view)]
 
 
-TASKS = Kind(TaskRow, TaskView, "task named", lambda v: v.state.value, lambda v: [v.name])
+def _task_columns(view: TaskView) -> dict[str, Any]:
+    flop = view.flop(view.step)
+    return {"flop": flop, "weighted_flop": flop * view.spec.weight}
+
+
+def _plan_columns(view: PlanView) -> dict[str, Any]:
+    start_s, reach_s = plan_times(view)
+    return {"start_s": start_s, "reach_s": reach_s, "solved": view.solved}
+
+
+def _span_columns(view: SpanView) -> dict[str, Any]:
+    start_s, reach_s = span_times(view)
+    return {
+        "start_s": start_s,
+        "end_s": math.inf if view.end is None else view.end.timestamp(),
+        "reach_s": reach_s,
+        "allocated": view.kind in NODE_SPANS and bool(view.workers),
+        "achieved_flop": progress_flop(view),
+    }
+
+
+TASKS = Kind(TaskRow, TaskView, "task named", lambda v: v.state.value, more=_task_columns)
 INCIDENTS = Kind(
-    IncidentRow, IncidentView, "incident", lambda v: "closed" if v.restored_at else "open", lambda v: v.tasks
+    IncidentRow,
+    IncidentView,
+    "incident",
+    lambda v: "closed" if v.restored_at else "open",
+    lambda v: sorted({*v.tasks}),
+    ("closed", "open"),
+    IncidentTask,
 )
-PLANS = Kind(PlanRow, PlanView, "plan", lambda v: v.state.value, lambda v: sorted({*v.impacts, *v.queued}))
-NODES = Kind(NodeRow, NodeView, "node named", lambda v: v.state.value, lambda v: [])
-SPANS = Kind(SpanRow, SpanView, "span", lambda v: "closed" if v.end else "open", lambda v: [v.task] if v.task else [])
-CLUSTER = Kind(ClusterRow, ClusterView, "cluster", lambda v: "", lambda v: [])
+PLANS = Kind(
+    PlanRow,
+    PlanView,
+    "plan",
+    lambda v: v.state.value,
+    lambda v: sorted({*v.impacts, *v.queued}),
+    tuple(state.value for state in PlanState),
+    PlanTask,
+    _plan_columns,
+)
+NODES = Kind(NodeRow, NodeView, "node named", lambda v: v.state.value)
+SPANS = Kind(SpanRow, SpanView, "span", lambda v: "closed" if v.end else "open", more=_span_columns)
+CLUSTER = Kind(ClusterRow, ClusterView, "cluster")
+
+
+def table_of(model: type[SQLModel]) -> Any:
+    """Return the table of a model, for statements without sessions."""
+    return cast(Any, model).__table__

@@ -15,7 +15,7 @@ from shared.plans import Layout, Member, Response, Stage, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, TaskState
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 11
 """Raised whenever a document or the fold changes; the projections are then folded again from position 0."""
 
 SHORTEST_STEP_S = 1e-6
@@ -77,8 +77,8 @@ class TaskView(Model):
 
     ``rates``: the newest measured rates. ``modelled``: FLOP/s by the throughput model at the counts of workers that
     plans gave the task. ``demand``, ``progress``, ``shortfalls``: keys of the spans that last (``SpanView``).
-    ``start_s``: how long the newest start from nothing took. ``counted_step``: up to which earlier spans count the
-    progress.
+    ``owner``: who submitted it. ``start_s``: how long the newest start from nothing took. ``counted_step``: up to which
+    earlier spans count the progress.
     """
 
     name: str
@@ -87,6 +87,7 @@ class TaskView(Model):
     submission_id: str
     submitted_at: datetime
     spec: TaskSpec
+    owner: str = ""
     state: TaskState = TaskState.PENDING
     reason: str = ""
     step: int = 0
@@ -227,7 +228,9 @@ class PlanView(Model):
 
     ``incidents``: those that the plan answers, its own and the open ones of the plans that it supersedes.
     ``outstanding``: tasks that the plan is not done with. ``impacts``: by task. ``queued``: why tasks wait, by task.
-    ``solved``: whether the solver made it. ``gain_flop_per_s``: its WAF above that of the alternative in which only the
+    ``since``: from when on it claims workers' time: when it was decided, or the first fault occurred that it is the
+    first to answer for a task. ``detected_at``: when the last of its incidents was detected. ``solved``: whether the
+    solver made it. ``gain_flop_per_s``: its WAF above that of the alternative in which only the
     failed tasks shrink; None where there is no such alternative.
     """
 
@@ -245,6 +248,8 @@ class PlanView(Model):
     outstanding: list[str]
     impacts: dict[str, Impact]
     queued: dict[str, str]
+    since: datetime | None = None
+    detected_at: datetime | None = None
     solved: bool = False
     gain_flop_per_s: float | None = None
     milestones: list[Milestone] = Field(default_factory=list)
@@ -321,6 +326,8 @@ class SpanView(Model):
     that the task wants, empty for any. ``incident``: that took the node or the workers. ``before``: workers that the
     task had. ``weight``, ``flop_per_worker_s``: of the task, and its weighted FLOP/s of one worker.
 
+    ``detected_at``: of an away node, when the incident was detected.
+
     ``first_step``, ``last_step``: of progress, ``last_step`` once it has ended; ``flop_per_step``: weighted. ``waf``:
     weighted FLOP/s of the healthy line, by task.
     """
@@ -333,6 +340,7 @@ class SpanView(Model):
     node: str = ""
     task: str = ""
     incident: str = ""
+    detected_at: datetime | None = None
     workers: list[str] = Field(default_factory=list)
     hardware: str = ""
     before: int = 0

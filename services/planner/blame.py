@@ -35,7 +35,8 @@ def blamed_workers(task: Task, event: ErrorDetected) -> list[str]:
     that has failed too, all.
     """
     workers = [event.worker] if event.worker is not None else []
-    workers += [worker for worker in Evidence.read(event.evidence).workers if worker not in workers]
+    if "workers" in event.evidence:
+        workers += [worker for worker in Evidence.read(event.evidence).workers if worker not in workers]
     if workers:
         return workers
     everyone = list(dict.fromkeys((*task.owners, *task.members)))

@@ -50,7 +50,7 @@ from shared.severities import Severity
 SERVICE = "planner"
 """Name of this service in the ids of the events that it derives from a cause (``derived_id``)."""
 
-DECIDER = 1
+DECIDER = 2
 """Number of this decision code; every plan carries it.
 
 Raise it by one in every change after which some log would be decided differently, or the same decision written in
@@ -92,7 +92,7 @@ def decide(
         event: the event.
         at: when the event was recorded.
         solve: the solver, or a function that gives the same answers (``lookahead.py``).
-        digest: whether to set ``inputs_sha256``, which takes long and which the look-ahead does not need.
+        digest: whether to set ``inputs_sha256``, which the look-ahead does not need.
     """
     draft = _draft(state, event)
     if draft is None:
@@ -256,6 +256,7 @@ def _events(state: State, event: EventBase, at: datetime, draft: _Draft, *, dige
     changes = sorted(draft.changes, key=lambda change: change.task)
     unfinished = [state.tasks[c.task].plan for c in changes if state.tasks[c.task].change is not None]
     solved = draft.solved
+    problem = solved.problem.by_digest(solved.solution.assignment) if solved else None
     plan = PlanDecided(
         event_id=derived_id(event.event_id, SERVICE, 0),
         occurred_at=at,
@@ -268,10 +269,11 @@ def _events(state: State, event: EventBase, at: datetime, draft: _Draft, *, dige
         supersedes=list(dict.fromkeys(unfinished)),
         changes=changes,
         queued=_queued(state, draft),
-        inputs_sha256=solved.problem.sha256() if solved and digest else "",
-        problem=solved.problem if solved else None,
+        inputs_sha256=problem.sha256() if problem and digest else "",
+        problem=problem,
         solution=solved.solution if solved else None,
-        alternatives=solved.alternatives if solved else [],
+        alternatives=[other.without_terms() for other in solved.alternatives] if solved else [],
+        tables=solved.tables if solved else {},
     )
     return [plan, *_stops(event, at, draft.stopped)]
 

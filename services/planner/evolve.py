@@ -129,13 +129,14 @@ def _progressed(state: State, event: TaskProgressed, at: datetime) -> State:
     task = state.find(event.task)
     if task is None or task.life == "ended":
         return state
-    changes: dict[str, Any] = {"step": event.step}
+    changes = formed_stage(task, event.generation)
+    changes["step"] = event.step
     layout = task.trained.get(event.generation)
     if event.step_s > 0.0:
         changes["step_s"] = event.step_s
         if layout is not None:
             changes["measured"] = measure(state, task, layout, event.step_s)
-    return state.with_changed(event.task, **changes, **formed_stage(task, event.generation))
+    return state.with_task(task.model_copy(update=changes))
 
 
 def _checkpointed(state: State, event: TaskCheckpointed, at: datetime) -> State:

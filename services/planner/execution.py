@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from services.planner.logged_tables import remembered_tables
 from services.planner.state import HardwareLayout, State, Task, Wait, node_of, without
 from services.planner.transition_costs import kind_of_change
 from shared.events import PlanDecided, StateMoved
@@ -17,14 +18,12 @@ ones are superseded before they form, never while many are."""
 
 def make_plan(state: State, event: PlanDecided, at: datetime) -> State:
     """Return the state once the plan is made: members, stages and waits of all tasks."""
-    state = state.model_copy(update={"plans": state.plans + 1})
+    tables = remembered_tables(state.tables, event)
+    state = state.model_copy(update={"plans": state.plans + 1, "tables": tables})
     for change in event.changes:
         task = state.find(change.task)
         if task is not None:
-            changed = _changed(task, change, event.plan, at)
-            existing = tuple(worker for worker in changed.occupied if _exists(state, worker))
-            trained = _trained(state, task, change)
-            state = state.with_task(changed.model_copy(update={"occupied": existing, "trained": trained}))
+            state = state.with_task(_changed(state, task, change, event.plan, at))
     for task in state.tasks.values():
         reason = event.queued.get(task.name, "")
         wait = _wait(task, event, at)
@@ -49,7 +48,7 @@ def _exists(state: State, worker: str) -> bool:
     return node is not None and worker in node.workers
 
 
-def _changed(task: Task, change: TaskChange, plan: str, at: datetime) -> Task:
+def _changed(state: State, task: Task, change: TaskChange, plan: str, at: datetime) -> Task:
     """Return the task once the plan is made. The plan answers all losses up to now."""
     stage = change.target or change.interrupted
     moves = change.action in ("move", "none") and stage is not None
@@ -63,7 +62,8 @@ def _changed(task: Task, change: TaskChange, plan: str, at: datetime) -> Task:
             "members": members,
             "owners": tuple(change.survivors) if live or _divides_model(stage) else (),
             "ranks": {worker: task.ranks[worker] for worker in change.survivors if live and worker in task.ranks},
-            "occupied": tuple(sorted(processes)),
+            "occupied": tuple(worker for worker in sorted(processes) if _exists(state, worker)),
+            "trained": _trained(state, task, change),
             "lost": (),
             "broken": False,
             "plan": plan,
@@ -113,27 +113,28 @@ def execute_phase(state: State, event: StateMoved) -> State:
     task = state.tasks.get(event.task)
     if task is None or task.change is None or task.plan != event.plan:
         return state
-    state = _after_phase(state, task, task.change, event)
-    if not event.complete or event.phase == "failed":
-        return state
-    state = _measure(state, task, task.change, event)
-    owners = tuple(worker for worker in state.tasks[event.task].owners if worker in task.members)
-    return state.with_changed(event.task, change=None, occupied=tuple(sorted(task.members)), owners=owners)
+    changes = _after_phase(task, task.change, event)
+    if event.complete and event.phase != "failed":
+        state = _measure(state, task, task.change, event)
+        owners = tuple(worker for worker in changes.get("owners", task.owners) if worker in task.members)
+        changes |= {"change": None, "occupied": tuple(sorted(task.members)), "owners": owners}
+    return state.with_task(task.model_copy(update=changes)) if changes else state
 
 
-def _after_phase(state: State, task: Task, change: TaskChange, event: StateMoved) -> State:
-    if event.phase in ("resumed", "restored", "ended") and event.step > 0 and task.life != "ended":
-        state = state.with_changed(event.task, step=event.step)
-    if event.phase == "drained":
-        state = state.with_changed(event.task, idle_since=task.idle_since or event.occurred_at)
-    if event.phase == "resumed":
-        state = state.with_changed(event.task, idle_since=None, idle_s=task.idle_s + _idle_s(task, event))
+def _after_phase(task: Task, change: TaskChange, event: StateMoved) -> dict[str, Any]:
+    """Return what changes of a task once a phase has ended."""
+    changes: dict[str, Any] = {}
     if event.phase in ("resumed", "restored"):
-        state = state.with_changed(event.task, **formed_stage(state.tasks[event.task], event.generation))
+        changes = formed_stage(task, event.generation)
+    if event.phase in ("resumed", "restored", "ended") and event.step > 0 and task.life != "ended":
+        changes["step"] = event.step
+    if event.phase == "drained":
+        changes["idle_since"] = task.idle_since or event.occurred_at
+    if event.phase == "resumed":
+        changes |= {"idle_since": None, "idle_s": task.idle_s + _idle_s(task, event)}
     if event.phase == "released":
-        staying = without(task.occupied, [w for w in change.release if w not in task.members])
-        state = state.with_changed(event.task, occupied=staying)
-    return state
+        changes["occupied"] = without(task.occupied, [w for w in change.release if w not in task.members])
+    return changes
 
 
 def _idle_s(task: Task, event: StateMoved) -> float:

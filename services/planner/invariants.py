@@ -208,7 +208,9 @@ def _solved(before: State, after: State, plan: PlanDecided, solve: Solve) -> Ite
     if plan.inputs_sha256 != problem.sha256():
         yield "inputs_sha256 is not the digest of its problem"
     yield from _posed(before, problem)
-    yield from _best(problem, solution, plan.alternatives, solve)
+    tables = {**before.tables, **plan.tables}
+    if all(task.table in tables for task in problem.tasks if task.table):  # what is missing is named beside this
+        yield from _best(problem.with_tables(tables), solution, plan.alternatives, solve)
     for posed in problem.tasks:
         members = after.tasks[posed.name].members if posed.name in after.tasks else ()
         if len(members) != solution.assignment.get(posed.name, 0):
@@ -256,7 +258,8 @@ def _best(problem: Problem, solution: Solution, alternatives: Sequence[Solution]
         yield f"its solution has more than {problem.workers} workers"
     for recorded in (solution, *alternatives):
         value = evaluate(problem, recorded.assignment, recorded.label)
-        if not _equal(value.objective, recorded.objective) or not _same_terms(value, recorded):
+        same = _same_total(value, recorded) if recorded.waf_flop_per_s is not None else _same_terms(value, recorded)
+        if not _equal(value.objective, recorded.objective) or not same:
             yield f"{recorded.label} is worth {value.objective!r}; recorded is {recorded.objective!r}"
 
 
@@ -265,6 +268,11 @@ def _same_terms(one: Solution, other: Solution) -> bool:
         (a.name, a.workers) == (b.name, b.workers) and _equal(a.objective, b.objective)
         for a, b in zip(one.terms, other.terms, strict=True)
     )
+
+
+def _same_total(one: Solution, other: Solution) -> bool:
+    """Return whether an alternative, which has no terms in the log, has the same weighted FLOP/s."""
+    return not other.terms and _equal(one.total_waf_flop_per_s, other.total_waf_flop_per_s)
 
 
 def _equal(one: float, other: float) -> bool:

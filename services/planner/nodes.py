@@ -109,9 +109,8 @@ def return_node(state: State, event: NodeReturned, at: datetime) -> State:
 def lose_workers(state: State, workers: Iterable[str], name: str | None = None) -> State:
     """Return the state after processes were lost. ``name``: the only task that loses them; None: every task."""
     gone = set(workers)
-    for task in state.tasks.values():
-        if name is not None and task.name != name:
-            continue
+    named = (state.tasks[name],) if name in state.tasks else ()
+    for task in named if name is not None else state.tasks.values():
         hit = tuple(worker for worker in dict.fromkeys((*task.owners, *task.members)) if worker in gone)
         if hit and task.life != "ended":
             state = state.with_changed(task.name, lost=(*task.lost, *without(hit, task.lost)), broken=True)

@@ -90,7 +90,9 @@ def task_problem(state: State, task: Task, pool: str, workers: int, failure_s: f
     task = task.model_copy(update={"pool": pool})
     current = len(task.members)
     maximum = workers if task.spec.workers.max is None else task.spec.workers.max
-    table = throughput_of(state, task, workers)
+    whole, table = table_of(state, task), throughput_of(state, task, workers)
+    rate = table.get(current)
+    in_table = rate == (whole.throughput.get(current) if current <= workers else None)
     cost = transition_cost(state, task)
     # Built without validation: a table has thousands of entries, and all values come from validated models.
     return TaskProblem.model_construct(
@@ -108,7 +110,10 @@ def task_problem(state: State, task: Task, pool: str, workers: int, failure_s: f
         throughput=table,
         required=False,
         pool=task.pool,
-        correction=correction(table_of(state, task).exponent),
+        correction=correction(whole.exponent),
+        table=whole.sha256,
+        current_flop_per_s=None if in_table else rate,
+        reload_s=cost.reload_s,
     )
 
 

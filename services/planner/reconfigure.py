@@ -14,12 +14,13 @@ from services.planner.admission import called, queued_reason
 from services.planner.cells import NoRoom, PlacementRequest
 from services.planner.changes import leave, move
 from services.planner.closed_nodes import reserved_workers, without_cordons
+from services.planner.logged_tables import unlogged_tables
 from services.planner.placement import Placed, place
 from services.planner.problem import build_problem, wanting, withheld_workers
 from services.planner.state import State, Task, node_of, without
 from services.planner.throughput_tables import layout_of
 from shared.planning.waf import touches
-from shared.plans import Problem, Solution, TaskChange
+from shared.plans import LoggedTable, Problem, Solution, TaskChange
 
 Solve = Callable[[Problem], tuple[Solution, list[Solution]]]
 """Answers a problem with the best assignment and the alternatives (``solver.solve_with_alternatives``)."""
@@ -29,7 +30,8 @@ Solve = Callable[[Problem], tuple[Solution, list[Solution]]]
 class Reconfiguration:
     """The solver's answer and what follows from it.
 
-    ``changes``: of the tasks that are touched. ``queued``: why each task without workers has none.
+    ``changes``: of the tasks that are touched. ``queued``: why each task without workers has none. ``tables``: the
+    throughput tables of the problem that the log does not have yet, by digest.
     """
 
     changes: list[TaskChange]
@@ -37,6 +39,7 @@ class Reconfiguration:
     problem: Problem
     solution: Solution
     alternatives: list[Solution]
+    tables: dict[str, LoggedTable]
 
 
 def reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfiguration:
@@ -71,7 +74,7 @@ def _reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfig
         for task in wanting(state)
         if solution.assignment[task.name] == 0
     }
-    return Reconfiguration(changes, queued, problem, solution, alternatives)
+    return Reconfiguration(changes, queued, problem, solution, alternatives, unlogged_tables(state, problem))
 
 
 def _change(state: State, task: Task, count: int, placed: Placed, why: str) -> TaskChange | None:

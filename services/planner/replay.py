@@ -20,19 +20,22 @@ report names it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from services.planner import verification_jobs
 from services.planner.decide import DECIDER
 from services.planner.log_fold import Fold
+from services.planner.segments import SegmentsSource
 from services.planner.sources import AnsweredRows, LogSource, RecordsSource, Source
 from services.planner.state import State
 from services.planner.verification import Mismatch as Mismatch
 from services.planner.verification import Report as Report
-from services.planner.verification import Verification
+from services.planner.what_if import Comparison, compare
+from services.planner.what_if_inputs import Inputs
 from shared.errors import NotFound
 from shared.events import Recorded
 from shared.log.anchors import Anchor, Defect
@@ -97,12 +100,36 @@ class Replayer:
         found._source = LogSource(opened)
         return found
 
+    @classmethod
+    def of_segments(cls, segments: Sequence[Path], url: str = "", *, decider: int = DECIDER) -> Self:
+        """Return a replayer of a log that was archived in segments.
+
+        Args:
+            segments: their files, by position.
+            url: of the live log behind them; empty: none.
+            decider: as of ``Replayer``.
+
+        Raises:
+            NotFound: a file is not there.
+            InvalidInput, NotFound, Corrupt, AccessDenied, Unavailable: of the live log, as ``of_url``.
+        """
+        for path in segments:
+            if not path.is_file():
+                raise NotFound(f"no segment at {path}")
+        opened = partial(EventLog, url, read_only=True) if url else None
+        if opened is not None:
+            with closing(opened()):
+                pass
+        found = cls((), decider=decider)
+        found._source = SegmentsSource(segments, opened)
+        return found
+
     @cached_property
     def records(self) -> list[Recorded]:
         """All records that can be read, in memory."""
         return [row.record for row in self._source.rows(Scan()) if row.record is not None]
 
-    def verify(self, anchors: Iterable[Anchor] = (), defects: Iterable[Defect] = ()) -> Report:
+    def verify(self, anchors: Iterable[Anchor] = (), defects: Iterable[Defect] = (), jobs: int = 1) -> Report:
         """Judge every event and every plan in the log.
 
         A cause at the very end without an answer is no mismatch: a live log may be read between the two.
@@ -110,8 +137,19 @@ class Replayer:
         Args:
             anchors: hashes that the log must have.
             defects: what is known to be wrong already; part of the report.
+            jobs: number of processes; the report is the same. A program that asks for several starts its main work
+                below ``if __name__ == "__main__"``, as ``multiprocessing`` requires.
         """
-        return Verification(self._source, self._decider, anchors, defects).report()
+        return verification_jobs.verify(self._source, self._decider, anchors, defects, jobs)
+
+    def what_if(self, inputs: Inputs) -> Comparison:
+        """Decide each cause that recorded a plan again with changed inputs, and compare; see ``what_if``.
+
+        Raises:
+            InvalidInput: a task is named that the log does not have, or is impossible with the changed inputs.
+            Corrupt: the database is damaged.
+        """
+        return compare(self._source, inputs)
 
     def state_at(self, position: int | None = None) -> State:
         """Return the planner's state after the record at ``position`` (None: the last) and its recorded answer.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -17,6 +18,11 @@ from shared.log.anchors import Defect
 from shared.log.chain import FIRST_HASH
 from shared.log.log import EventLog
 from shared.log.scan import Row, Scan
+
+_ANSWERS = PlanDecided, TaskStopped
+"""Types with which the planner answers."""
+
+_DECIDER = re.compile(r',"decider":([1-9][0-9]{0,8}),"event_id":"')
 
 
 class Answer(NamedTuple):
@@ -42,6 +48,10 @@ class Source(Protocol):
         """Return what is wrong with the table and not with one of its rows."""
         ...
 
+    def as_it_is(self) -> Source:
+        """Return the log without what is appended to it from now on."""
+        ...
+
 
 class RecordsSource:
     """Records in memory. They have no table and no chain to check: that was done, or there is none."""
@@ -54,7 +64,7 @@ class RecordsSource:
         """Yield the events of the types with which the planner answers, in order."""
         for record in self._records:
             event = record.event
-            if isinstance(event, PlanDecided | TaskStopped):
+            if isinstance(event, _ANSWERS):
                 decider = event.decider if isinstance(event, PlanDecided) else None
                 yield Answer(record.position, event.event_id, decider)
 
@@ -65,6 +75,10 @@ class RecordsSource:
         for record in self._records:
             scan.check.intact({"position": record.position, "hash": record.hash or FIRST_HASH})
             yield Row(record.position, record.hash, record.recorded_at.isoformat(), record, "", None)
+
+    def as_it_is(self) -> Source:
+        """Return the records."""
+        return self
 
     def defects(self) -> list[Defect]:
         """Return the event ids that several records have."""
@@ -78,29 +92,46 @@ class RecordsSource:
 
 
 class LogSource:
-    """A log in a database. ``opened``: returns the log, opened anew for each pass, which closes it."""
+    """A log in a database.
 
-    def __init__(self, opened: Callable[[], EventLog]) -> None:
+    Args:
+        opened: returns the log, opened anew for each pass, which closes it.
+        last: position of the last row that counts; None: all that are there.
+    """
+
+    def __init__(self, opened: Callable[[], EventLog], last: int | None = None) -> None:
         self._opened = opened
+        self._last = last
 
     def answers(self) -> Iterator[Answer]:
         """Yield the events of the types with which the planner answers, in order."""
         with closing(self._opened()) as log:
             for position, event_id, data in log.raw("plan.decided", "task.stopped"):
+                if self._last is not None and position > self._last:
+                    return
                 try:
-                    event = from_json(data)
+                    yield Answer(position, event_id, decider_of(data))
                 except (TypeError, ValueError):
                     continue  # the pass over the rows names it
-                if isinstance(event, dict):
-                    plan = event.get("type") == "plan.decided"
-                    decider = event.get("decider", 1) if plan else None
-                    known = isinstance(decider, int) and decider >= 1
-                    yield Answer(position, event_id, decider if known else None)
 
     def rows(self, scan: Scan) -> Iterator[Row]:
         """Yield every row."""
         with closing(self._opened()) as log:
-            yield from log.scan(scan)
+            if self._last is None:
+                yield from log.scan(scan)
+                return
+            for stored in log.rows():
+                if isinstance(stored["position"], int) and stored["position"] > self._last:
+                    return
+                yield scan.next(stored)
+
+    def as_it_is(self) -> LogSource:
+        """Return the log without what is appended to it from now on."""
+        try:
+            with closing(self._opened()) as log:
+                return LogSource(self._opened, log.last_position())
+        except (Corrupt, ValueError):
+            return self  # the pass over the rows says where
 
     def defects(self) -> list[Defect]:
         """Return the guards that the table lacks, and the event ids that several rows have."""
@@ -110,6 +141,26 @@ class LogSource:
                 return found + [doubled(*places) for places in log.doubled_ids()]
             except Corrupt as err:
                 return [Defect(0, err.detail)]
+
+
+def decider_of(data: str) -> int | None:
+    """Return the decider of a stored plan; None if the event is none, or none of any decider.
+
+    A plan in canonical JSON need not be parsed for it: no text in it, and no name of a task, can look like the pattern.
+
+    Raises:
+        TypeError: it is no text.
+        ValueError: it is not an event.
+    """
+    if len(found := _DECIDER.findall(data)) == data.count('"decider":') == 1 and data.endswith(
+        '"type":"plan.decided"}'
+    ):
+        return int(found[0])
+    event = from_json(data)
+    if not isinstance(event, dict):
+        raise ValueError("not an event")
+    decider = event.get("decider", 1) if event.get("type") == "plan.decided" else None
+    return decider if isinstance(decider, int) and decider >= 1 else None
 
 
 def doubled(event_id: str, first: int, last: int) -> Defect:
@@ -166,6 +217,6 @@ class AnsweredRows:
             return False
         self._ahead.append(row)
         self._read = row.position
-        if row.record is not None and isinstance(row.record.event, PlanDecided | TaskStopped):
+        if row.record is not None and isinstance(row.record.event, _ANSWERS):
             self._unclaimed[row.record.event.event_id] = row.record
         return True

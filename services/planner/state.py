@@ -16,8 +16,8 @@ from typing import Any, Literal, NamedTuple, Self, TypeAlias
 from pydantic import Field
 
 from shared.events import ClusterConfigured
-from shared.model import Model
-from shared.plans import Layout, TaskChange
+from shared.model import Model, made
+from shared.plans import Layout, LoggedTable, TaskChange
 from shared.settings import Settings
 from shared.tasks import TaskSpec
 
@@ -32,18 +32,11 @@ class _Value(Model):
     """A model of which many changed copies are made."""
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with some fields changed. As pydantic's, which copies the set of given fields too, every time.
-
-        The attributes are those that ``pydantic.BaseModel`` documents.
-        """
+        """Return a copy with some fields changed; unlike pydantic's, without a copy of the set of given fields."""
         if deep:
             return super().model_copy(update=update, deep=True)
-        copied = object.__new__(type(self))
-        object.__setattr__(copied, "__dict__", {**self.__dict__, **update} if update else self.__dict__.copy())
-        object.__setattr__(copied, "__pydantic_fields_set__", self.__pydantic_fields_set__)
-        object.__setattr__(copied, "__pydantic_extra__", None)
-        object.__setattr__(copied, "__pydantic_private__", None)
-        return copied
+        values = {**self.__dict__, **update} if update else self.__dict__.copy()
+        return made(type(self), values, self.__pydantic_fields_set__)
 
 
 class HardwareLayout(NamedTuple):
@@ -211,6 +204,7 @@ class State(_Value):
         node_s: seconds that nodes were usable, up to their loss.
         incidents: number of SEV1 and SEV2 incidents of each node over all its incarnations.
         transitions: number of measured transitions of running tasks, and the sum of their seconds, by kind.
+        tables: the throughput tables of the newest problem, by digest; the log has them (``logged_tables.py``).
     """
 
     config: ClusterConfigured | None = None
@@ -224,6 +218,7 @@ class State(_Value):
     node_s: float = 0.0
     incidents: dict[str, int] = Field(default_factory=dict)
     transitions: dict[TransitionKind, tuple[int, float]] = Field(default_factory=dict)
+    tables: dict[str, LoggedTable] = Field(default_factory=dict)
 
     def parameter(self, name: str) -> float:
         """Return a parameter of decisions: the logged value, or the default before any configuration was logged."""

@@ -35,8 +35,10 @@ def expected_kind(state: State, task: Task) -> str:
 
 def hardware_of(state: State, kind: str) -> Hardware:
     """Return the profile of the workers of that kind, in nodes of the size that most of their nodes have."""
-    sizes = {workers: nodes for workers, nodes in state.kinds.get(kind, {}).items() if workers > 0}
-    usual = min(sizes, key=lambda workers: (-sizes[workers], workers), default=0)
+    sizes = state.kinds.get(kind, {})
+    usual = next(iter(sizes), 0)
+    if len(sizes) > 1:
+        usual = min((workers for workers in sizes if workers > 0), key=lambda workers: (-sizes[workers], workers))
     return _hardware(kind, usual, state.parameter("worker_flop_per_s"))
 
 
@@ -59,7 +61,12 @@ def is_rated(kind: str) -> bool:
 
 
 def pins_of(spec: TaskSpec) -> Pins:
-    """Return the choices that the specification fixes. The runtime splits the layers evenly over the stages."""
+    """Return the choices that the specification fixes, and those of the runtime.
+
+    The runtime splits the layers evenly over the stages. Data-parallel communication overlaps where the specification
+    asks for it and each replica is one worker. Otherwise the runtime reduces gradients after the last backward pass, by
+    all-reduce also where the optimizer is distributed, and gathers parameters before the next forward pass.
+    """
     parallel = spec.parallel
     return Pins(
         tensor=None if parallel.tensor == "auto" else parallel.tensor,
@@ -70,14 +77,36 @@ def pins_of(spec: TaskSpec) -> Pins:
         sequence_parallel=parallel.sequence_parallel,
         distributed_optimizer=parallel.distributed_optimizer,
         even_stages=True,
+        overlap=parallel.overlap,
+        overlap_split=False,
     )
 
 
 def modelled_flop_per_s(spec: TaskSpec, layout: HardwareLayout, hardware: Hardware) -> float:
     """Return T(t, x) before correction in one layout, whether or not the layout fits into memory."""
-    pins = pins_of(spec)
+    return _modelled_flop_per_s(_Same(spec), layout, hardware)
+
+
+class _Same:
+    """A specification as a key of caches: equal to itself alone, which costs less than to compare all that it has."""
+
+    __slots__ = ("spec",)
+
+    def __init__(self, spec: TaskSpec) -> None:
+        self.spec = spec
+
+    def __hash__(self) -> int:
+        return id(self.spec)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.spec is other.spec
+
+
+@lru_cache(maxsize=4096)
+def _modelled_flop_per_s(same: _Same, layout: HardwareLayout, hardware: Hardware) -> float:
+    spec = same.spec
     return flop_per_step(spec) / _iteration_s(
-        Shape.of(spec.model), spec.batch.global_, pins, layout.tensor, layout.pipeline, layout.data, hardware
+        Shape.of(spec.model), spec.batch.global_, pins_of(spec), layout.tensor, layout.pipeline, layout.data, hardware
     )
 
 
@@ -94,5 +123,6 @@ def _iteration_s(
         recompute=pins.recompute or "none",
         sequence_parallel=bool(pins.sequence_parallel),
         distributed_optimizer=bool(pins.distributed_optimizer),
+        overlap=pins.overlaps(tensor, pipeline),
     )
     return estimate(shape, global_batch, config, hardware, stack(hardware.stack)).iteration_s

@@ -25,7 +25,7 @@ from shared.planning.performance import Hardware, Pins
 from shared.planning.performance.gpt import Shape
 from shared.planning.performance.parallel_config import ParallelConfig, Sizes
 from shared.planning.performance.search import Timed, sized
-from shared.plans import Layout
+from shared.plans import Layout, LoggedTable
 from shared.tasks import TaskSpec
 
 STAYING = 1.05
@@ -54,6 +54,7 @@ class ThroughputTable(NamedTuple):
         exponent: the task's general correction, as an exponent of 1.1.
         reloading: counts whose layout has other tensor and pipeline sizes than the present one. Their transition is
             priced as if the state went through storage, which is an upper bound.
+        sha256: digest of the table as the log has it (``logged``).
         cuts: the tables that ``throughput_of`` has returned, by what they depend on.
     """
 
@@ -62,7 +63,12 @@ class ThroughputTable(NamedTuple):
     layouts: dict[int, Layout]
     exponent: int
     reloading: frozenset[int]
+    sha256: str
     cuts: dict[tuple[int, int, float], dict[int, float]]
+
+    def logged(self) -> LoggedTable:
+        """Return the table as the log has it."""
+        return LoggedTable.model_construct(throughput=self.throughput, reloading=sorted(self.reloading))
 
 
 def table_of(state: State, task: Task) -> ThroughputTable:
@@ -192,7 +198,7 @@ def _made(
     def rate(timed: Timed) -> float:
         return flop / timed.iteration_s * correction(measured.get(timed.config.sizes, exponent))
 
-    table = ThroughputTable([], {}, {}, exponent, frozenset(), {})
+    table = ThroughputTable([], {}, {}, exponent, frozenset(), "", {})
     highest = 0.0
     for count, fastest in choice.at.items():
         # The first layout without measurement is the fastest of those.
@@ -206,10 +212,10 @@ def _made(
             table.counts.append(count)
             table.throughput[count] = highest
             table.layouts[count] = _layout(best.config)
-    if present is None:
-        return table
-    reloading = frozenset(x for x, found in table.layouts.items() if (found.tensor, found.pipeline) != present)
-    return table._replace(reloading=reloading)
+    if present is not None:
+        others = (x for x, found in table.layouts.items() if (found.tensor, found.pipeline) != present)
+        table = table._replace(reloading=frozenset(others))
+    return table._replace(sha256=table.logged().sha256())
 
 
 def _choice(spec: TaskSpec, hardware: Hardware, most: int) -> _Choice:

@@ -37,13 +37,15 @@ class TransitionCost(NamedTuple):
     """D_transition of a task, seconds, in the form of ``TaskProblem``.
 
     ``transition_s``: of a count up to ``staying``. ``newcomers_s``: added above ``staying``. ``to_s``: of single
-    counts, in place of both.
+    counts, in place of both. ``reload_s``: of those of them that the throughput table calls ``reloading``; None if
+    there are none.
     """
 
     transition_s: float
     to_s: dict[int, float]
     staying: int
     newcomers_s: float
+    reload_s: float | None = None
 
 
 def transition_cost(state: State, task: Task) -> TransitionCost:
@@ -63,12 +65,14 @@ def transition_cost(state: State, task: Task) -> TransitionCost:
         to_s[0] = on_grid(saving_s + restore_s)
     if not is_live(state, task):
         return TransitionCost(on_grid(restore_s + lost_s), to_s, 0, 0.0)
-    to_s |= dict.fromkeys(table_of(state, task).reloading, on_grid(restore_s + lost_s))
+    reloading, reload_s = table_of(state, task).reloading, on_grid(restore_s + lost_s)
+    to_s |= dict.fromkeys(reloading, reload_s)
     survivors_s = on_grid(_estimate_s(state, task, "survivors"))
     newcomers_s = on_grid(_estimate_s(state, task, "newcomers"))
     leaving = {*task.lost, *draining_members(state, task)}
     staying = len(task.members) - len(leaving.intersection(task.members))
-    return TransitionCost(survivors_s, to_s, staying, max(0.0, newcomers_s - survivors_s))
+    added_s = max(0.0, newcomers_s - survivors_s)
+    return TransitionCost(survivors_s, to_s, staying, added_s, reload_s if reloading else None)
 
 
 def is_live(state: State, task: Task) -> bool:

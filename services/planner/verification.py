@@ -1,19 +1,23 @@
 """The verification of a log: one pass in which every row, every event and every plan is judged.
 
-``replay`` has the public side and says how plans are judged.
+``replay`` has the public side and says how plans are judged. Several passes may each judge a share of the answers
+(``verification_jobs``): everything else, each of them finds.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
+from typing import NamedTuple
 
 from pydantic import Field
 
 from services.planner.contradictions import Contradictions
 from services.planner.invariants import answer_problems, execution_problems
 from services.planner.log_fold import Fold
+from services.planner.logged_tables import table_problems
 from services.planner.sources import AnsweredRows, Source
 from shared.errors import Corrupt
 from shared.events import Event, PlanDecided, Recorded, StateMoved
@@ -93,6 +97,71 @@ class Report(Model):
         return self.sound and not self.skipped and self.verified + self.older == self.plans
 
 
+class Share(NamedTuple):
+    """Which recorded answers a pass judges: each ``of``-th, from ``number`` on."""
+
+    number: int = 0
+    of: int = 1
+
+
+class Found(NamedTuple):
+    """A mismatch, and its place in the report.
+
+    ``row``: number of the row at which the pass found it. ``part``: 0: of what every pass finds; 1: of an answer that
+    this pass has judged; 2: the fold has failed.
+    """
+
+    row: int
+    part: int
+    mismatch: Mismatch
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What one pass has found; the fields are those of ``Report``.
+
+    ``judged``: the deciders of plans that a cause calls for, by position. ``folded``: position of the last record that
+    could be folded.
+    """
+
+    events: int
+    plans: int
+    judged: dict[int, int]
+    folded: int
+    found: list[Found]
+    problems: list[Defect]
+    skipped: list[SkippedPart]
+    chain_ok: bool
+    head: str
+
+
+def report_of(passes: Sequence[Findings], decider: int) -> Report:
+    """Return the report of a verification.
+
+    Args:
+        passes: one that has judged everything, or one for each share, in their order.
+        decider: the decider whose plans were compared byte for byte.
+    """
+    first = passes[0]
+    found = [*first.found, *(each for other in passes[1:] for each in other.found if each.part == 1)]
+    mismatches = [each.mismatch for each in sorted(found, key=lambda each: each[:2])]
+    wrong = {mismatch.position for mismatch in mismatches}
+    deciders = [number for position, number in first.judged.items() if position not in wrong]
+    problems = [LogProblem(position=at, what=what) for at, what in sorted(first.problems)]
+    return Report(
+        events=first.events,
+        plans=first.plans,
+        verified=sum(number == decider for number in deciders),
+        older=sum(number < decider for number in deciders),
+        mismatches=mismatches,
+        chain_ok=first.chain_ok,
+        head=first.head,
+        problem=problems[0] if problems else None,
+        problems=problems[:MOST_PROBLEMS],
+        skipped=first.skipped,
+    )
+
+
 class Verification:
     """One pass over a log.
 
@@ -101,13 +170,22 @@ class Verification:
         decider: the decider whose plans are compared byte for byte.
         anchors: hashes that the log must have.
         defects: what is known to be wrong already.
+        share: which recorded answers are judged.
     """
 
     def __init__(
-        self, source: Source, decider: int, anchors: Iterable[Anchor] = (), defects: Iterable[Defect] = ()
+        self,
+        source: Source,
+        decider: int,
+        anchors: Iterable[Anchor] = (),
+        defects: Iterable[Defect] = (),
+        share: Share = Share(),  # noqa: B008 (immutable)
     ) -> None:
         self._source = source
         self._decider = decider
+        self._share = share
+        self._answered = 0
+        """Number of recorded answers up to now."""
         answers = list(source.answers())
         plans = [(answer.position, answer.decider) for answer in answers if answer.decider is not None]
         self._positions = [position for position, _ in plans]
@@ -126,7 +204,7 @@ class Verification:
         self._last = 0
         self._problems = list(defects)
         self._skipped: list[SkippedPart] = []
-        self._mismatches: list[Mismatch] = []
+        self._found: list[Found] = []
         self._judged: dict[int, int] = {}
         """The deciders of plans that a cause calls for, by position."""
         self._older: dict[str, Recorded] = {}
@@ -134,40 +212,37 @@ class Verification:
         self._unanswered: list[Mismatch] = []
         """Causes without an answer since the last answered one."""
 
-    def report(self) -> Report:
-        """Return the report."""
+    def findings(self) -> Findings:
+        """Make the pass; return what it has found."""
         try:
             for row in self._rows:
                 self._take(row)
         except Corrupt as err:
             self._scan.check.broken()
             self._problems.append(Defect(self._last + 1, f"position {self._last + 1}: {err.detail}"))
+        self._events += 1  # what the end shows comes behind what the last row shows
         for plan in self._rows.unclaimed():
             if plan.position <= self._folded:
                 self._mismatch(plan, plan.event, "nothing in the log calls for it")
         self._problems += self._anchors.defects(self._last)
         self._problems += self._source.defects()
-        wrong = {mismatch.position for mismatch in self._mismatches}
-        deciders = [decider for position, decider in self._judged.items() if position not in wrong]
-        problems = [LogProblem(position=at, what=what) for at, what in sorted(self._problems)]
-        return Report(
-            events=self._events,
+        return Findings(
+            events=self._events - 1,
             plans=self._plans,
-            verified=sum(decider == self._decider for decider in deciders),
-            older=sum(decider < self._decider for decider in deciders),
-            mismatches=self._mismatches,
+            judged=self._judged,
+            folded=self._folded,
+            found=self._found,
+            problems=self._problems,
+            skipped=self._skipped,
             chain_ok=self._scan.check.ok,
             head=self._scan.check.head,
-            problem=problems[0] if problems else None,
-            problems=problems[:MOST_PROBLEMS],
-            skipped=self._skipped,
         )
 
     def _take(self, row: Row) -> None:
         """Judge one row, and the event in it."""
         self._events += 1
         self._last = row.position
-        self._anchors.next(row.position, row.hash)
+        self._anchors.next(row.position, row.hash, row.recorded_at)
         if row.problem:
             self._note(row.position, row.problem)
         if row.skipped is not None:
@@ -193,7 +268,7 @@ class Verification:
         except Exception as err:
             # A forged log may have what no state of the planner allows; its fold fails anywhere.
             problem = f"cannot be folded, and no later record be checked: {type(err).__name__} {err}"
-            self._mismatch(record, record.event, problem)
+            self._mismatch(record, record.event, problem, part=2)
             self._folding = False
 
     def _note(self, position: int, what: str) -> None:
@@ -227,26 +302,41 @@ class Verification:
             self._mismatch(recorded[0], recorded[0].event, f"recorded before its cause, position {cause.position}")
         deciders = {r.position: r.event.decider for r in recorded if isinstance(r.event, PlanDecided)}
         self._judged.update(deciders)
+        for r in recorded:
+            if isinstance(r.event, PlanDecided):
+                for problem in table_problems(self._fold.state.tables, r.event):
+                    self._mismatch(r, r.event, problem)
         decider = max(deciders.values(), default=self._decider)
-        if decider == self._decider:
+        if decider == self._decider and not recorded:
+            self._judge_silence(cause)
+        elif decider == self._decider:
             self._judge_again(cause, recorded)
         elif decider < self._decider:
             self._judge_older(cause, recorded)
         else:
             self._fold.answer(cause, [r.event for r in recorded])
 
-    def _judge_again(self, cause: Recorded, recorded: Sequence[Recorded]) -> None:
-        """Decide again and compare; what was recorded is folded, so that each plan is judged on its own."""
+    def _is_mine(self) -> bool:
+        """Count one more recorded answer; return whether this pass judges it."""
+        self._answered += 1
+        return self._answered % self._share.of == self._share.number
+
+    def _judge_silence(self, cause: Recorded) -> None:
+        """Decide on a cause that has no answer in the log; what should be there is folded."""
         decided = self._fold.decide(cause)
-        if decided and not recorded:
+        if decided:
             self._unanswered.append(Mismatch(position=cause.position, plan="", problem="has no plan in the log"))
             self._fold.answer(cause, decided)
-            return
-        if recorded:
-            # The planner answers in order: it passed over an earlier cause without an answer.
-            self._mismatches += self._unanswered
-            self._unanswered = []
-        self._mismatches += _differences(cause, recorded, decided)
+
+    def _judge_again(self, cause: Recorded, recorded: Sequence[Recorded]) -> None:
+        """Decide again and compare; what was recorded is folded, so that each plan is judged on its own."""
+        # The planner answers in order: it passed over an earlier cause without an answer.
+        for mismatch in self._unanswered:
+            self._found.append(Found(self._events, 0, mismatch))
+        self._unanswered = []
+        if self._is_mine():
+            for mismatch in _differences(cause, recorded, self._fold.decide(cause)):
+                self._found.append(Found(self._events, 1, mismatch))
         self._fold.answer(cause, [r.event for r in recorded])
 
     def _judge_older(self, cause: Recorded, recorded: Sequence[Recorded]) -> None:
@@ -254,8 +344,9 @@ class Verification:
         before = self._fold.state
         answer = [r.event for r in recorded]
         self._fold.answer(cause, answer)
-        for problem in answer_problems(before, cause, answer, self._fold.state, solve_with_alternatives):
-            self._mismatch(recorded[0], answer[0], problem)
+        if self._is_mine():
+            for problem in answer_problems(before, cause, answer, self._fold.state, solve_with_alternatives):
+                self._mismatch(recorded[0], answer[0], problem, part=1)
         self._older[_name(answer[0])] = recorded[0]
 
     def _check_execution(self, record: Recorded) -> None:
@@ -266,8 +357,9 @@ class Verification:
             for problem in execution_problems(plan.event, event):
                 self._mismatch(plan, plan.event, f"position {record.position} contradicts it: {problem}")
 
-    def _mismatch(self, record: Recorded, event: Event, problem: str) -> None:
-        self._mismatches.append(Mismatch(position=record.position, plan=_name(event), problem=problem))
+    def _mismatch(self, record: Recorded, event: Event, problem: str, part: int = 0) -> None:
+        mismatch = Mismatch(position=record.position, plan=_name(event), problem=problem)
+        self._found.append(Found(self._events, part, mismatch))
 
 
 def _differences(cause: Recorded, recorded: Sequence[Recorded], decided: Sequence[Event]) -> list[Mismatch]:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import date
 from typing import NamedTuple
 
 from shared.errors import InvalidInput
+
+_DAY_LENGTH = len("2024-01-01")
 
 _TEXT = re.compile(r"(?:(\d{1,18}):)?([0-9a-f]{64})")
 
@@ -25,11 +28,15 @@ class Defect(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A hash that the log must have: at ``position``, or anywhere if that is None. ``name``: in words, for messages."""
+    """A hash that the log must have: at ``position``, or anywhere if that is None. ``name``: in words, for messages.
+
+    ``day``: of which it is the last event, in UTC. Who notes the heads of days notes one for each that has events.
+    """
 
     hash: str
     position: int | None = None
     name: str = "the expected head"
+    day: date | None = None
 
 
 def parse_anchor(text: str) -> Anchor:
@@ -55,12 +62,19 @@ class AnchorCheck:
             if anchor.position is not None:
                 self._placed.setdefault(anchor.position, []).append(anchor)
         self._anywhere = {anchor.hash: anchor for anchor in found if anchor.position is None}
+        self._days = {anchor.day.isoformat() for anchor in found if anchor.day is not None}
+        self._last_day = max(self._days, default="")
+        self._unnoted: dict[str, int] = {}
+        """The last position of each day before the last noted one that has events and no head."""
         self._held = 0
         """Position of the last anchor that the log has."""
         self._failed: list[tuple[int, str]] = []
 
-    def next(self, position: int, row_hash: str) -> None:
-        """Take the next row."""
+    def next(self, position: int, row_hash: str, recorded_at: object = "") -> None:
+        """Take the next row. ``recorded_at``: ISO 8601 in UTC; a damaged row may have anything there."""
+        day = recorded_at[:_DAY_LENGTH] if isinstance(recorded_at, str) else ""
+        if day and day < self._last_day and day not in self._days:
+            self._unnoted[day] = position
         for anchor in self._placed.pop(position, ()):
             if anchor.hash == row_hash:
                 self._held = position
@@ -84,4 +98,10 @@ class AnchorCheck:
                 "the tail was cut off, or an event was changed and the chain computed anew"
             )
             found.append(Defect(last + 1, what))
+        for day, position in self._unnoted.items():
+            what = (
+                f"position {position}: no genuine signed head of {day}, which ends there, but one of {self._last_day}: "
+                "it was removed from the heads, or forged"
+            )
+            found.append(Defect(position, what))
         return found

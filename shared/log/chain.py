@@ -8,7 +8,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
+
+from pydantic_core import to_json
 
 from shared.log.schema import COLUMNS
 from shared.log.unreadable import Skipped
@@ -17,7 +20,8 @@ from shared.model import canonical_json
 FIRST_HASH = "0" * 64
 """``previous_hash`` of the first row."""
 
-_HASHED = [name for name in COLUMNS if name != "hash"]
+_hashed = itemgetter(*(name for name in COLUMNS if name != "hash"))
+"""The columns of a row that its hash covers, in the table's order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +43,26 @@ class ChainReport:
 
 def row_hash(values: Mapping[str, Any]) -> str:
     """Return the hash of a row: SHA-256 over the canonical JSON of all its other columns, in the table's order."""
-    text = canonical_json([values[name] for name in _HASHED])
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(canonical_json(_hashed(values)).encode()).hexdigest()
+
+
+def has_its_hash(row: Mapping[str, Any]) -> bool:
+    """Return whether a row's hash is that of its columns.
+
+    ``to_json`` writes texts and integers as ``canonical_json`` does, in a third of the time. Where its hash is another
+    one, or it cannot write the row, ``canonical_json`` decides.
+
+    Raises:
+        TypeError: a column has a value that JSON cannot have.
+        ValueError: a column has a text that is not Unicode, or a number that is not finite.
+    """
+    if isinstance(row["data"], str):
+        try:
+            if hashlib.sha256(to_json(_hashed(row))).hexdigest() == row["hash"]:
+                return True
+        except ValueError:  # text that is not Unicode
+            pass
+    return bool(row["hash"] == row_hash(row))
 
 
 class ChainCheck:
@@ -88,7 +110,7 @@ class ChainCheck:
             return f"position {position} is missing: {row['position']!r} follows {self._position}"
         if row["previous_hash"] != self._hash:
             return f"position {position}: previous_hash is not the hash of the row before"
-        if row["hash"] != row_hash(row):
+        if not has_its_hash(row):
             return f"position {position}: the row does not match its hash"
         version = self._versions.get(stream, 0) + 1
         if row["stream_version"] != version:

@@ -1,32 +1,35 @@
 """The event log: one append-only SQL table with gapless positions and a hash chain.
 
-    log.append([event])       one short transaction; the same event id twice appends once
+    log.append([event])       one short transaction, shared with other threads; the same event id twice appends once
     log.read(after=position)  records in order, a page; read_all() yields every record
     log.verify()              recomputes every hash, position and stream version
 
 A reader never sees position n + 1 before n: a lock that lasts until the commit covers the choice of positions.
-``schema`` defines the table and opens the database; ``relay`` and ``journal`` bring the records to the services.
+``schema`` defines the table and opens the database; ``writing`` has the transaction that appends, ``group`` brings
+together the appends that share one; ``relay`` and ``journal`` bring the records to the services.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from datetime import date
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, func, select
 
-from shared.errors import Conflict, InvalidInput, UnicronError, VersionConflict
+from shared.errors import Conflict, Unavailable, UnicronError
 from shared.events import EVENT, Event, Recorded
 from shared.log.chain import FIRST_HASH as FIRST_HASH
 from shared.log.chain import ChainReport
 from shared.log.chain import row_hash as row_hash
 from shared.log.driver_errors import database_errors
-from shared.log.scan import Row, Scan, record_of, utc_text
+from shared.log.group import GroupCommit
+from shared.log.scan import Row, Scan, record_of
 from shared.log.schema import COLUMNS, TABLE, Database, begin_write, checkpoint, lacking_guards
 from shared.log.unreadable import Skipped, unreadable
+from shared.log.writing import Append, draft, write
 from shared.model import Clock, utc_now
 
 _SCAN_BATCH = 500
@@ -65,11 +68,14 @@ class EventLog:
         self._clock = clock
         self._read_only = read_only
         self._checkpointed = 0
-        # Threads of this process wait for this lock, which wakes them at once; SQLite polls its own lock.
-        self._appending = threading.Lock()
+        # Threads of this process wait for one another here, where they are woken at once; SQLite polls its own lock.
+        self._group = GroupCommit(self._commit)
 
     def append(self, events: Sequence[Event], *, expected: Mapping[str, int] | None = None) -> list[Recorded]:
         """Append events in one transaction and return them with their places, in the order given.
+
+        Appends of several threads that wait at the same time share a transaction (``shared.log.group``). Each is all or
+        nothing by itself, and fails by itself.
 
         An event whose id is in the log already is not appended again: its record is returned. ``expected`` is checked
         unless there is nothing new to append. So after ``Unavailable``, when it is not known whether the transaction
@@ -88,24 +94,13 @@ class EventLog:
         """
         if self._read_only:
             raise Conflict(f"{self._what} was opened read-only")
-        drafts = [_draft(event) for event in events]
-        if not drafts:
+        append = Append([draft(event) for event in events], expected or {})
+        if not append.drafts:
             return []
-        with self._appending, database_errors(self._what), self._database.writer.begin() as connection:
-            begin_write(connection)
-            known = _known(connection, drafts)
-            new: list[dict[str, Any]] = []
-            for draft in drafts:
-                if (earlier := known.get(draft["event_id"])) is None:
-                    known[draft["event_id"]] = draft
-                    new.append(draft)
-                elif not _same_event(earlier["data"], draft["data"]):
-                    raise Conflict(f"event {draft['event_id']} is in the log with different content")
-            if new:
-                _check_versions(connection, expected or {})
-                self._place(connection, new)
-                connection.execute(insert(TABLE), new)
-        return [_recorded(known[draft["event_id"]]) for draft in drafts]
+        self._group.run(append)
+        if append.error is not None:
+            raise append.error
+        return [_recorded(row) for row in append.rows]
 
     def read(self, *, after: int = 0, limit: int = 1000) -> list[Recorded]:
         """Return the records after position ``after``, in order, at most ``limit``.
@@ -155,8 +150,8 @@ class EventLog:
         for row in self.rows():
             yield scan.next(row)
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield every row that is there now, in order, as it is stored.
+    def rows(self) -> Generator[dict[str, Any]]:
+        """Yield every row that is there now, in order, as it is stored. Who stops before the end closes the generator.
 
         Raises:
             Corrupt: the database is damaged.
@@ -165,8 +160,9 @@ class EventLog:
         with database_errors(self._what), self._database.engine.connect() as connection:
             # No lower bound, so that a row at a position below 1 is found.
             query = select(TABLE).order_by(_COLUMNS.position).execution_options(yield_per=_SCAN_BATCH)
-            for row in connection.execute(query):
-                yield dict(zip(COLUMNS, row, strict=True))
+            with connection.execute(query) as result:
+                for row in result:
+                    yield dict(zip(COLUMNS, row, strict=True))
 
     def verify(self) -> ChainReport:
         """Check every row: position, stream version, hash chain, times, and that the columns agree with the event."""
@@ -240,83 +236,22 @@ class EventLog:
         """Close the database. The last process that closes an SQLite log leaves a single file."""
         self._database.close()
 
-    def _place(self, connection: Connection, drafts: Iterable[dict[str, Any]]) -> None:
-        """Give each draft its position, stream version, time of recording and hashes."""
-        query = select(_COLUMNS.position, _COLUMNS.hash, _COLUMNS.recorded_at)
-        last = connection.execute(query.order_by(_COLUMNS.position.desc()).limit(1)).first()
-        position, previous_hash, earliest = last if last is not None else (0, FIRST_HASH, "")
-        recorded_at = max(utc_text(self._clock()), earliest)  # never falls, whatever the clock does
-        versions: dict[str, int] = {}
-        for draft in drafts:
-            stream = draft["stream"]
-            if stream not in versions:
-                versions[stream] = _stream_version(connection, stream)
-            versions[stream] += 1
-            position += 1
-            draft.update(
-                position=position,
-                stream_version=versions[stream],
-                recorded_at=recorded_at,
-                previous_hash=previous_hash,
-            )
-            draft["hash"] = previous_hash = row_hash(draft)
-
-
-def _draft(event: Event) -> dict[str, Any]:
-    """Return the columns that follow from the event alone.
-
-    Raises:
-        InvalidInput: the event cannot be stored.
-    """
-    try:
-        data = event.canonical()
-        data.encode()
-    except ValueError as err:
-        raise InvalidInput(f"event {event.event_id} cannot be written as JSON: {err}") from err
-    if "\0" in event.event_id or "\0" in event.stream:
-        raise InvalidInput(f"event {event.event_id!r}: a NUL character in its id or stream")
-    if event.occurred_at.tzinfo is None:
-        raise InvalidInput(f"event {event.event_id}: occurred_at has no time zone")
-    return {
-        "event_id": event.event_id,
-        "stream": event.stream,
-        "type": event.type,
-        "schema_version": event.schema_version,
-        "occurred_at": utc_text(event.occurred_at),
-        "data": data,
-    }
-
-
-def _same_event(recorded: str, appended: str) -> bool:
-    """Tell whether two events, as JSON, are equal once both have the present shape.
-
-    An older version of this program may have recorded the event in another schema version, or without fields that have
-    a default today.
-    """
-    if recorded == appended:
-        return True
-    try:
-        return EVENT.validate_json(recorded).canonical() == appended
-    except ValidationError:
-        return False
-
-
-def _known(connection: Connection, drafts: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the rows of the log that have the drafts' event ids, by event id."""
-    query = select(TABLE).where(_COLUMNS.event_id.in_([draft["event_id"] for draft in drafts]))
-    return {row.event_id: row._asdict() for row in connection.execute(query)}
-
-
-def _check_versions(connection: Connection, expected: Mapping[str, int]) -> None:
-    for stream, version in expected.items():
-        actual = _stream_version(connection, stream)
-        if actual != version:
-            raise VersionConflict(
-                f"stream {stream} has version {actual}, expected {version}",
-                stream=stream,
-                expected=version,
-                actual=actual,
-            )
+    def _commit(self, appends: Sequence[Append]) -> None:
+        """Commit some appends together; note in each its rows or its error."""
+        try:
+            with database_errors(self._what), self._database.writer.begin() as connection:
+                begin_write(connection)
+                write(connection, appends, self._clock)
+        except Unavailable as err:
+            for append in appends:
+                append.error = copy.copy(err)  # each is raised in a thread of its own, which adds a traceback to it
+                append.error.__cause__ = err.__cause__
+        except Exception as err:
+            if len(appends) == 1:
+                appends[0].error = err
+            else:  # the database has refused one of them, and does not say which
+                for append in appends:
+                    self._commit([append])
 
 
 def _stream_version(connection: Connection, stream: str) -> int:

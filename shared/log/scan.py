@@ -17,6 +17,9 @@ from shared.errors import NewerVersion
 from shared.events import EVENT, Event, Recorded
 from shared.log.chain import ChainCheck
 from shared.log.unreadable import Skipped, known_part, skipped, unreadable
+from shared.model import made
+
+_FIELDS = set(Recorded.model_fields)
 
 _TIME_LENGTH = len("2024-01-01T00:00:00.000000+00:00")
 
@@ -69,15 +72,16 @@ def record_of(row: Mapping[str, Any], event: Event) -> Recorded:
         ValueError: ``recorded_at`` is no time.
         TypeError: it is no text.
     """
-    return Recorded.model_construct(
-        position=row["position"],
-        stream=row["stream"],
-        stream_version=row["stream_version"],
-        recorded_at=datetime.fromisoformat(row["recorded_at"]),
-        event=event,
-        previous_hash=row["previous_hash"],
-        hash=row["hash"],
-    )
+    values = {
+        "position": row["position"],
+        "stream": row["stream"],
+        "stream_version": row["stream_version"],
+        "recorded_at": datetime.fromisoformat(row["recorded_at"]),
+        "event": event,
+        "previous_hash": row["previous_hash"],
+        "hash": row["hash"],
+    }
+    return made(Recorded, values, _FIELDS)
 
 
 def utc_text(moment: datetime) -> str:

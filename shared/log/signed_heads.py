@@ -97,7 +97,7 @@ def anchors_of(heads: Iterable[SignedHead], key: bytes) -> tuple[list[Anchor], l
     anchors, defects = [], []
     for head in heads:
         if head.is_genuine(key):
-            anchors.append(Anchor(head.hash, head.position, f"the signed head of {head.day}"))
+            anchors.append(Anchor(head.hash, head.position, f"the signed head of {head.day}", head.day))
         else:
             what = f"the signature of the head of {head.day} is not the key's: it was forged, or the key is another one"
             defects.append(Defect(head.position, f"position {head.position}: {what}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -17,16 +18,21 @@ import pytest
 from services.agent import task_inputs
 from services.agent.file_server import FileServer
 from services.api import node_files, submitted_inputs
-from services.api.cost_models import Costs
-from services.api.costs import report
+from services.api.cost_models import Costs, Counterfactual, IncidentCost
+from services.api.costs import Account, Day, Period, report
+from services.api.counterfactuals import Answers
 from services.api.feed import Feed
 from services.api.gateway import Gateway
-from services.api.ledger import History, Ledger, ledger
+from services.api.ledger import History
 from services.api.live import Live
 from services.api.main import create_app, serve
 from services.api.projections.evolve import evolve
+from services.api.service_levels import achieved_flop
+from services.api.settlement import settle_window
+from services.api.span_claims import Window, allocated_intervals
 from services.api.store import Store
 from services.api.views import ClusterView, Views
+from shared import tokens
 from shared.bus import Bus
 from shared.dropped import DroppedMessages
 from shared.errors import Unavailable
@@ -49,6 +55,7 @@ from shared.service import Context
 from shared.settings import Settings
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, parse_spec
+from shared.tokens import Scope
 
 START = datetime(2025, 3, 1, 12, 0, 0, tzinfo=UTC)
 PRICE = 3.6
@@ -82,19 +89,81 @@ def stage(generation: int, workers: list[str], *, kind: Any = "boundary", source
     )
 
 
+def examples(usual: int) -> int:
+    """Return how many random histories a test draws: ``UNICRON_TEST_EXAMPLES``, or the usual number."""
+    return int(os.environ.get("UNICRON_TEST_EXAMPLES", usual))
+
+
 def cost_history(views: Views) -> History:
-    return History(list(views.plans.values()), list(views.incidents.values()), list(views.spans.values()))
-
-
-def cost_ledger(views: Views, as_of: datetime) -> Ledger:
-    return ledger(cost_history(views), PRICE, as_of)
-
-
-def cost_report(views: Views, as_of: datetime, cluster: ClusterView | None = None, **options: Any) -> Costs:
-    tasks, nodes = list(views.tasks.values()), list(views.nodes.values())
-    return report(
-        tasks, cost_history(views), nodes, cluster or views.cluster.get("cluster", ClusterView()), as_of, **options
+    """Return all views, in the ledger's order."""
+    return History(
+        sorted(views.plans.values(), key=lambda plan: plan.position),
+        sorted(views.incidents.values(), key=lambda incident: incident.position),
+        sorted(views.spans.values(), key=lambda span: (span.position, span.id)),
     )
+
+
+def cost_report(
+    views: Views,
+    as_of: datetime,
+    cluster: ClusterView | None = None,
+    *,
+    start: datetime | None = None,
+    end: datetime | None = None,
+    period: Period | None = None,
+) -> Costs:
+    """Return the report of a settlement of all history at once: the reference for what is settled step by step."""
+    history = cost_history(views)
+    as_of = history.present(as_of)
+    window = Window.of(start, as_of if end is None else min(end, as_of))
+    tasks = list(views.tasks.values())
+    account = Account(
+        as_of=as_of,
+        start=start,
+        end=end,
+        window=window,
+        sums=settle_window(history, views.tasks, window, as_of),
+        tasks={task.name: task for task in sorted(tasks, key=lambda task: task.position)},
+        incidents=history.incidents,
+        nodes=list(views.nodes.values()),
+        flop=sum(task.flop(task.step) for task in tasks),
+        weighted_flop=sum(task.flop(task.step) * task.spec.weight for task in tasks),
+        achieved_flop=achieved_flop(history.spans, views.tasks, window, as_of.timestamp()),
+        days=_days(history, views, window, as_of),
+    )
+    return report(account, cluster or views.cluster.get("cluster", ClusterView()), period=period)
+
+
+def _days(history: History, views: Views, window: Window, as_of: datetime) -> list[Day]:
+    intervals = [one for found in allocated_intervals(history.spans, window).values() for one in found]
+    if not intervals:
+        return []
+    day = timedelta(days=1)
+    start = datetime.fromtimestamp(min(low for low, _ in intervals), UTC).replace(hour=0, minute=0, second=0)
+    start, days = start.replace(microsecond=0), []
+    while start.timestamp() < max(high for _, high in intervals):
+        within = Window(*window.clip(start.timestamp(), (start + day).timestamp()))
+        sums = settle_window(history, views.tasks, within, as_of)
+        achieved = achieved_flop(history.spans, views.tasks, within, as_of.timestamp())
+        days.append(Day(start, sums["all"][""], achieved))
+        start += day
+    return days
+
+
+def cost_of(views: Views, as_of: datetime, incident: str) -> IncidentCost:
+    """Return the cost of one incident."""
+    rows = {row.incident: row for row in cost_report(views, as_of, ClusterView(price_per_worker_hour=PRICE)).incidents}
+    return IncidentCost(**{name: getattr(rows[incident], name) for name in IncidentCost.model_fields})
+
+
+def other_answers(views: Views, as_of: datetime, incident: str, cost: IncidentCost) -> list[Counterfactual]:
+    """Return the counterfactuals of one incident."""
+    solved = sorted((plan.position, plan.decided_at) for plan in views.plans.values() if plan.solved)
+
+    def next_solved(position: int) -> datetime | None:
+        return next((at for behind, at in solved if behind > position), None)
+
+    return Answers(views.plans, next_solved, as_of).counterfactuals(views.incidents[incident], cost)
 
 
 class Story:
@@ -285,9 +354,15 @@ def offline_gateway(run_dir: Path, records: Sequence[Recorded] = ()) -> Iterator
 
 
 def client_of(gateway: Gateway) -> httpx.AsyncClient:
-    """Return a client of the application over a gateway, without a socket between them."""
+    """Return a client of the application over a gateway, without a socket between them: it has a token."""
     transport = httpx.ASGITransport(create_app(gateway), raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url="http://api")
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=bearer(gateway.settings))
+
+
+def bearer(settings: Settings, scope: Scope = Scope.OPERATE) -> dict[str, str]:
+    """Make a token of a scope; return the header that has it."""
+    token = tokens.add(settings.token_file, f"test-{uuid.uuid4().hex}", scope, datetime.now(UTC))
+    return {"Authorization": f"Bearer {token}"}
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.api.costs import NO_COST
-from services.api.counterfactuals import Answers
 from services.api.live import LiveState
 from services.api.present import task as show
 from services.api.projections.evolve import evolve
@@ -42,7 +41,7 @@ from shared.events import (
 from shared.plans import Response, TaskChange, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from tests.api.accounting import allocated_worker_s
-from tests.api.kit import START, cost_report, spec, stage
+from tests.api.kit import START, cost_report, examples, other_answers, spec, stage
 
 TASKS = ["a", "b"]
 WORKERS = ["n0/0", "n0/1", "n1/0"]
@@ -138,7 +137,7 @@ def record(history: list[Event]) -> list[Recorded]:
     return records
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(events, max_size=25))
 def test_every_history_folds_and_its_costs_add_up(history: list[Event]) -> None:
     views = Views()
@@ -172,11 +171,6 @@ def test_every_history_folds_and_its_costs_add_up(history: list[Event]) -> None:
         whole = getattr(costs.service, level)
         assert sum(getattr(half.service, level) for half in halves) == pytest.approx(whole, rel=1e-6)
     assert all(row.worker_s >= 0 for row in costs.tasks)
-    answers = Answers(list(views.plans.values()), now)
-    assert all(
-        other.lost_flop >= 0
-        for incident in views.incidents.values()
-        for other in answers.counterfactuals(incident, NO_COST)
-    )
+    assert all(other.lost_flop >= 0 for i in views.incidents for other in other_answers(views, now, i, NO_COST))
     held = costs.totals.worker_s
     assert held <= costs.allocated_worker_s + 1e-6 <= len(WORKERS) * 600  # three workers, ten minutes

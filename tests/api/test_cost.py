@@ -19,12 +19,12 @@ from services.api.claims import (
     start_claims,
     training_claims,
 )
-from services.api.costs import held_worker_s
+from services.api.span_claims import held_worker_s
 from services.api.views import Impact
 from shared.events import TaskFailed, TaskStopped, TaskSubmitted
 from shared.plans import TaskChange, Trigger
 from shared.severities import ErrorKind
-from tests.api.kit import START, Story, cost_ledger, cost_report, spec, stage
+from tests.api.kit import START, Story, cost_of, cost_report, spec, stage
 
 WORKERS = ["n0/0", "n0/1", "n1/0", "n1/1"]
 
@@ -148,8 +148,7 @@ def test_two_incidents_that_overlap_share_no_second(story: Story) -> None:
     story.at(109).moved("p2", "gpt", "drained", 4, step=94)
     story.at(110).moved("p2", "gpt", "restored", 5, step=95, complete=True)
     views = story.views()
-    book = cost_ledger(views, story.time(120))
-    first, second = book.incident("i1"), book.incident("i2")
+    first, second = (cost_of(views, story.time(120), incident) for incident in ("i1", "i2"))
     # From 100 to 110 there are 40 worker-seconds; only the last two survivors trained in them, from 106 to 109.
     lost = sum(
         cost.detection_worker_s + cost.transition_worker_s + cost.sub_healthy_worker_s for cost in (first, second)

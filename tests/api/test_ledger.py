@@ -9,7 +9,6 @@ import pytest
 
 from services.api.cost_models import Costs, Counterfactual
 from services.api.costs import NO_COST
-from services.api.counterfactuals import Answers
 from shared.events import (
     NodeCordoned,
     NodeDrained,
@@ -22,7 +21,7 @@ from shared.events import (
 )
 from shared.plans import Problem, Response, Solution, TaskChange, TaskProblem, Term, Trigger
 from shared.severities import ErrorKind, Method, Severity
-from tests.api.kit import PRICE, Story, cost_ledger, cost_report, stage
+from tests.api.kit import PRICE, Story, cost_of, cost_report, other_answers, stage
 
 HOUR_S = 3600.0
 ALL = ["n0/0", "n0/1", "n1/0", "n1/1"]
@@ -299,21 +298,20 @@ def test_counterfactuals_are_models_of_other_answers(story: Story) -> None:
     shrunk = solution(gpt=45.0, other=10.0).model_copy(update={"label": "only-faulted-shrinks"})
     lose_n1(story, ALL[:2], solution=solution(gpt=60.0, other=5.0), alternatives=[shrunk])
     views = story.views()
-    view = views.incidents["i1"]
 
     def answers(now: float) -> dict[str, Counterfactual]:
-        cost = cost_ledger(story.views(), story.time(now)).incident("i1")
-        made = Answers(list(story.views().plans.values()), story.time(now)).counterfactuals(view, cost)
+        cost = cost_of(story.views(), story.time(now), "i1")
+        made = other_answers(story.views(), story.time(now), "i1", cost)
         return {one.answer: one for one in made}
 
     restart = answers(200)["plain-restart"]
     # Found after 2 s; the start from nothing took 8 s; 40 steps of a second are not in the checkpoint.
     assert restart.worker_s == pytest.approx(4 * (2 + 8 + 40))
     assert restart.lost_flop == pytest.approx(views.tasks["gpt"].update_flop * (2 + 8 + 40))
-    cost = cost_ledger(views, story.time(200)).incident("i1")
+    cost = cost_of(views, story.time(200), "i1")
     assert answers(200)["only-failed-task-shrinks"].lost_flop == pytest.approx(cost.lost_flop + (65 - 55) * (200 - 102))
     story.at(300).plan("p2", solution=solution(gpt=60.0))
-    later = cost_ledger(story.views(), story.time(500)).incident("i1")
+    later = cost_of(story.views(), story.time(500), "i1")
     shrinks = answers(500)["only-failed-task-shrinks"]
     assert shrinks.lost_flop == pytest.approx(later.lost_flop + (65 - 55) * (300 - 102))
     assert shrinks.worker_s is None
@@ -326,8 +324,7 @@ def test_there_is_no_counterfactual_where_the_log_says_too_little(story: Story) 
     plan = views.plans["p1"]
     unknown = plan.impacts["gpt"].model_copy(update={"start_s": 0.0})
     views.plans["p1"] = plan.model_copy(update={"impacts": {"gpt": unknown}})
-    made = Answers(list(views.plans.values()), story.time()).counterfactuals(views.incidents["i1"], NO_COST)
-    assert made == []
+    assert other_answers(views, story.time(), "i1", NO_COST) == []
 
 
 def test_flop_is_shown_weighted_as_lost_flop_is(story: Story) -> None:

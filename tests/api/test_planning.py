@@ -11,6 +11,7 @@ import pytest
 from shared.planning.standalone import MAX_PROBLEM_BYTES
 from tests.api.kit import Server
 
+JSON = {"Content-Type": "application/json"}
 PROBLEM = {
     "workers": 24,
     "running_s": 3600,
@@ -37,7 +38,9 @@ async def test_a_problem_is_solved(offline: httpx.AsyncClient) -> None:
 
 
 async def test_a_bad_problem_is_refused_by_its_fields(offline: httpx.AsyncClient) -> None:
-    answer = await offline.post("/v1/plan/solve", content=json.dumps({**PROBLEM, "workers": float("nan")}))
+    answer = await offline.post(
+        "/v1/plan/solve", content=json.dumps({**PROBLEM, "workers": float("nan")}), headers=JSON
+    )
     assert answer.status_code == 422
     assert answer.headers["content-type"] == "application/problem+json"
     assert [error["field"] for error in answer.json()["errors"]] == ["workers"]
@@ -49,7 +52,7 @@ async def test_a_bad_number_is_refused_by_its_field(offline: httpx.AsyncClient, 
     posed = json.loads(json.dumps(PROBLEM))
     *_, key = field.split(".")
     (posed["tasks"][0] if "." in field else posed)[key] = value
-    answer = await offline.post("/v1/plan/solve", content=json.dumps(posed))
+    answer = await offline.post("/v1/plan/solve", content=json.dumps(posed), headers=JSON)
     assert answer.status_code == 422
     (error,) = answer.json()["errors"]
     assert error["field"] == field
@@ -69,7 +72,8 @@ async def test_a_gigabyte_is_refused_before_it_was_sent(api: Server, announced: 
     host, port = api.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     length = f"Content-Length: {2**30}" if announced else "Transfer-Encoding: chunked"
-    writer.write(f"POST /v1/plan/solve HTTP/1.1\r\nHost: {host}\r\n{length}\r\n\r\n".encode())
+    json_type = "Content-Type: application/json"
+    writer.write(f"POST /v1/plan/solve HTTP/1.1\r\nHost: {host}\r\n{length}\r\n{json_type}\r\n\r\n".encode())
     if not announced:
         writer.write(f"{2**30:x}\r\n".encode())
         for _ in range(MAX_PROBLEM_BYTES // 2**20 + 1):
@@ -81,7 +85,7 @@ async def test_a_gigabyte_is_refused_before_it_was_sent(api: Server, announced: 
 
 
 async def test_a_body_that_is_too_large_is_not_read(offline: httpx.AsyncClient) -> None:
-    answer = await offline.post("/v1/plan/solve", content=b" " * (MAX_PROBLEM_BYTES + 1))
+    answer = await offline.post("/v1/plan/solve", content=b" " * (MAX_PROBLEM_BYTES + 1), headers=JSON)
     assert answer.status_code == 413
 
 

@@ -37,7 +37,7 @@ from shared.events import (
 from shared.plans import Response, TaskChange, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from tests.api.accounting import allocated_worker_s
-from tests.api.kit import START, cost_report, spec, stage
+from tests.api.kit import START, cost_report, examples, spec, stage
 
 NODES = ["n0", "n1", "n2"]
 WEIGHTS = {"a": 2.0, "b": 1.0}
@@ -277,9 +277,8 @@ happenings = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(happenings, max_size=30))
-def test_the_ledger_finds_what_each_worker_did_in_each_second(history: list[Any]) -> None:
+def simulate(history: list[Any]) -> Simulation:
+    """Return a cluster after what has happened to it."""
     simulation = Simulation()
     for node in NODES[:2]:
         simulation.join(node, "")
@@ -288,6 +287,13 @@ def test_the_ledger_finds_what_each_worker_did_in_each_second(history: list[Any]
     for action, node, name, then_s in history:
         action(simulation, node, name)
         simulation.pass_time(then_s)
+    return simulation
+
+
+@settings(deadline=None, max_examples=examples(200), suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(happenings, max_size=30))
+def test_the_ledger_finds_what_each_worker_did_in_each_second(history: list[Any]) -> None:
+    simulation = simulate(history)
     views = Views()
     for recorded in simulation.records:
         evolve(views, recorded)

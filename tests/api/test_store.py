@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
+from sqlalchemy import select
 from sqlmodel import Session, create_engine
 
 from services.api.store import Store
-from services.api.tables import INCIDENTS, NODES, PLANS, TASKS, Kind, PositionRow
+from services.api.tables import INCIDENTS, NODES, PLANS, TASKS, Kind, PositionRow, Tables
+from services.api.views import PlanState
+from shared.log.log import EventLog
 from shared.model import Model
 from tests.api.kit import Story
+from tests.logs.kit import GOLDEN, read_rows, restore
 
 V = TypeVar("V", bound=Model)
 
@@ -96,3 +100,70 @@ def test_all_views_of_one_answer_are_of_the_same_position(store: Store, story: S
         assert views.page(INCIDENTS) == []
         assert views.find(TASKS, "gpt").plan == ""
     assert [incident.id for incident in page(store, INCIDENTS)] == ["i1"]
+
+
+def contents(url: str) -> dict[str, list[Any]]:
+    """Return all rows of all tables, in the order of their keys, but what is settled: that depends on batches."""
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        rows = {
+            table.name: [tuple(row) for row in connection.execute(select(*columns).order_by(*table.primary_key))]
+            for table in Tables.metadata.sorted_tables
+            if not table.name.startswith("api_settled")
+            and (columns := [column for column in table.columns if column.name != "settled_s"])
+        }
+    engine.dispose()
+    return rows
+
+
+@pytest.mark.parametrize("log", GOLDEN, ids=lambda path: path.stem)
+def test_batches_of_any_size_leave_the_same_tables(log: Path, tmp_path: Path) -> None:
+    source = EventLog(f"sqlite:///{restore(read_rows(log), tmp_path / 'log.db')}", read_only=True)
+    records = list(source.read_all())
+    source.close()
+    found = []
+    for size in (1, 7, 100):
+        url = f"sqlite:///{tmp_path / f'{size}.db'}"
+        store = Store(url)
+        for start in range(0, len(records), size):
+            if size == 7 and start % 2:  # what is in memory is not needed
+                store.close()
+                store = Store(url)
+            store.fold(records[start : start + size])
+        store.close()
+        found.append(contents(url))
+    assert found[0]["api_plans"]
+    assert found[1] == found[0]
+    assert found[2] == found[0]
+
+
+def test_views_that_another_process_has_changed_are_read_again(url: str, store: Store, story: Story) -> None:
+    story.running()
+    store.fold(story.records[:6])
+    other = Store(url)
+    other.fold(story.records[:8])
+    other.close()
+    assert store.fold(story.records) == len(story.records)
+    with store.reading() as views:
+        assert views.get(TASKS, "gpt") == story.views().tasks["gpt"]
+
+
+def test_a_list_by_state_and_task_goes_on_behind_its_cursor(store: Store, story: Story) -> None:
+    story.running()
+    for number in range(6):
+        story.process_exit(f"i{number}", f"p{number}")
+        if number != 4:
+            story.process_restored(f"i{number}", f"p{number}")
+    story.at(200).submit("other")
+    story.at(201).plan("elsewhere", queued={"other": "no workers"})
+    store.fold(story.records)
+    with store.reading() as views:
+        every = views.page(PLANS)
+        assert [view.id for view in views.page(PLANS, task="gpt")] == [view.id for view in every[:-1]]
+        assert views.page(PLANS, task="other") == every[-1:]
+        done = [view for view in every if view.state is PlanState.DONE]
+        assert 0 < len(done) < len(every)
+        assert views.page(PLANS, states=["done"]) == done
+        mixed = views.page(PLANS, states=["done", "superseded"], task="gpt", after=done[0].position, limit=2)
+        assert mixed == [view for view in every[:-1] if view.position > done[0].position][:2]
+        assert views.page(INCIDENTS, states=["open"]) == [v for v in views.page(INCIDENTS) if v.restored_at is None]

@@ -10,6 +10,7 @@ import pytest
 
 from services.agent import task_inputs
 from services.api import submitted_inputs
+from services.api.problems import MOST_ECHOED
 from shared.bus import Bus
 from shared.events import ErrorDetected
 from shared.model import utc_now
@@ -82,7 +83,9 @@ async def test_files_that_no_rank_could_use_are_refused(
     spec = api.spec(**{name: str(folder / path) for name, path in changes.items()})
     answer = refused(await api.http.post("/v1/tasks", json=spec), 422, "invalid-input")
     (error,) = answer["errors"]
-    assert (error["field"], error["value"]) == (field, spec[field])
+    assert error["field"] == field
+    assert spec[field].startswith(error["value"].removesuffix("..."))
+    assert len(error["value"]) >= min(len(spec[field]), MOST_ECHOED)
     assert problem in error["problem"]
     assert submissions(api) == []
 

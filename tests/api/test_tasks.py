@@ -90,7 +90,9 @@ async def test_a_body_that_is_no_specification_is_refused(
 
 async def test_a_body_above_the_limit_is_refused(offline: httpx.AsyncClient) -> None:
     body = b"#" * (MAX_SPEC_BYTES + 1)
-    refused(await offline.post("/v1/tasks", content=body), 413, "too-large")
+    refused(
+        await offline.post("/v1/tasks", content=body, headers={"Content-Type": "application/yaml"}), 413, "too-large"
+    )
 
 
 def test_the_place_of_checkpoints() -> None:

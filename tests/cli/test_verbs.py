@@ -217,6 +217,13 @@ VERBS = {
     ("cordon", "n1"): ("n1", "cordoned"),
     ("drain", "n1"): ("n1", "draining"),
     ("incidents",): ("process-exit", "SEV2", "n1/1", "0.500", "2.500", "7.500", "live"),
+    ("incidents", "i1"): (
+        "process-exit",
+        "i1",
+        "as it was (from the log)",
+        "plain-restart (model)",
+        "not a measurement",
+    ),
     ("plan", "list"): ("start", "p1", "restart"),
     ("plan", "show", "p1"): ("restart", "i1", "resumed", "restored"),
     ("events",): ("cluster.configured", "state.moved"),
@@ -239,6 +246,10 @@ async def test_text_and_json_of_every_verb(healed: Server) -> None:
         if arguments[-1] in {"ps", "nodes", "incidents", "list", "events"}:
             assert set(document) == {"items", "next_cursor"}
             assert document["items"]
+    unknown = await call_unicron("incidents", "i9", server=healed.url)
+    assert (unknown.code, unknown.out) == (3, "")
+    refused = await call_unicron("incidents", "i1", "--task", "gpt", server=healed.url)
+    assert (refused.code, refused.out) == (2, "")
     text = await call_unicron("logs", "gpt", server=healed.url)
     assert (text.out, text.err) == ("n0/0 | hello\n", "unicron: output of n1/1 is on n1, which does not answer\n")
     as_json = await call_unicron("logs", "gpt", "--rank", "0", "-o", "json", server=healed.url)

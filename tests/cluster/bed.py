@@ -110,7 +110,7 @@ class Bed:
         self.control.start()
         for name in self.nodes:
             self.wait_agent(name)
-        self._client = Client("http://control", transport=self.control.transport())
+        self._client = Client("http://localhost", transport=self.control.transport())
         self._client.http.timeout = ANSWER_S
         self.client.until("all nodes are ready", lambda: self.ready_nodes() == set(self.nodes))
 

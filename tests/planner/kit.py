@@ -36,7 +36,7 @@ from shared.events import (
     derived_id,
 )
 from shared.planning.solver import solve_with_alternatives
-from shared.plans import Stage, TaskChange
+from shared.plans import Problem, Stage, TaskChange
 from shared.severities import SEVERITY, ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, parse_spec
 
@@ -124,6 +124,12 @@ class World:
         )
         self.records.append(record)
         return record
+
+    def solved(self, plan: PlanDecided | None) -> Problem:
+        """The problem that was solved for the newest plan, with its throughput tables."""
+        assert plan is not None
+        assert plan.problem is not None
+        return plan.problem.with_tables(self.state.tables)
 
     def must(self, event: Event) -> PlanDecided:
         plan = self.log(event)

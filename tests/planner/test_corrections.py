@@ -78,12 +78,12 @@ def test_progress_corrects_its_task_and_informs_the_others() -> None:
     progress(world, 2.0)
     assert world.task().measured == {HardwareLayout("cpu", 1, 1, 4): 7}  # 1.1 ** 7 = 1.95
     plan = world.submit("b")
-    assert plan.problem is not None
-    first, second = sorted(plan.problem.tasks, key=lambda t: t.name)
+    problem = world.solved(plan)
+    first, second = sorted(problem.tasks, key=lambda t: t.name)
     assert first.throughput == second.throughput
     assert first.throughput == {x: pytest.approx(rate * 1.1**7) for x, rate in before.items()}
     assert first.correction == second.correction == pytest.approx(1.1**7)
-    assert plan.problem.tasks == Problem.model_validate_json(plan.problem.model_dump_json()).tasks
+    assert problem.tasks == Problem.model_validate_json(problem.model_dump_json()).tasks
 
 
 def test_each_layout_has_its_own_correction_and_the_others_their_mean() -> None:

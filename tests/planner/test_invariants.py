@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from services.planner.decide import DECIDER
+from services.planner.logged_tables import table_problems
 from services.planner.problem import available_workers
 from services.planner.replay import Replayer, verify_records
 from services.planner.state import State, node_of
 from services.planner.throughput_tables import table_of
 from shared.events import PlanDecided
-from shared.plans import Stage, TaskChange
+from shared.planning.solver import solve_with_alternatives
+from shared.plans import Problem, Solution, Stage, TaskChange
 from shared.severities import ErrorKind, Severity
 from tests.planner.kit import World
 
@@ -32,14 +34,21 @@ class Planner(RuleBasedStateMachine):
 
     @initialize(allow_pausing=st.booleans())
     def begin(self, allow_pausing: bool) -> None:
-        self.world = World(starvation_s=3600.0, allow_pausing=allow_pausing)
+        self.problem: Problem | None = None
+        """The newest problem that was solved."""
+        self.world = World(self.solve, starvation_s=3600.0, allow_pausing=allow_pausing)
         self.newest: dict[str, PlanDecided] = {}
         self.reached: dict[tuple[str, int], int] = {}
         """The newest step of each generation of each task."""
 
+    def solve(self, problem: Problem) -> tuple[Solution, list[Solution]]:
+        self.problem = problem
+        return solve_with_alternatives(problem)
+
     def check(self, before: State, plan: PlanDecided | None) -> None:
         if plan is None:
             return
+        _check_tables(before, self.world.state, plan, self.problem)
         for change in plan.changes:
             self.newest[change.task] = plan
             _check_closed(before, self.world.state, change)
@@ -235,6 +244,18 @@ def _check_stage(stage: Stage, after: State) -> None:
         assert "live" in sources
 
 
+def _check_tables(before: State, after: State, plan: PlanDecided, solved: Problem | None) -> None:
+    """The log says what was solved, and each table once."""
+    if plan.problem is None:
+        assert after.tables == before.tables
+        return
+    assert plan.problem.with_tables(after.tables) == solved
+    assert list(table_problems(before.tables, plan)) == []
+    assert not plan.tables.keys() & before.tables.keys()
+    assert after.tables.keys() == {task.table for task in plan.problem.tasks}
+    assert plan.inputs_sha256 == plan.problem.sha256()
+
+
 def _check_closed(before: State, after: State, change: TaskChange) -> None:
     """A task gets no worker of a closed node that it did not have."""
     old = before.tasks.get(change.task)
@@ -245,7 +266,7 @@ def _check_closed(before: State, after: State, change: TaskChange) -> None:
 
 
 def _check_change(before: State, after: State, change: TaskChange) -> None:
-    old = before.tasks.get(change.task)
+    old = before.find(change.task)
     stages = change.stages
     generations = [s.generation for s in stages]
     first = old.generation if old is not None else 0

@@ -69,6 +69,7 @@ def test_a_large_model_gets_a_layout_that_fits_with_its_tensor_groups_inside_nod
         recompute="none",
         sequence_parallel=False,
         distributed_optimizer=False,
+        overlap=False,
     )
     assert predicted["fits"]
     assert predicted["memory_bytes"] <= profile("h100").memory_bytes

@@ -112,8 +112,7 @@ def test_nodes_of_which_the_same_tasks_have_as_much_are_one_class() -> None:
 def test_the_key_is_all_of_the_problem_and_nothing_else() -> None:
     world = course()
     plan = world.lose("n0")
-    problem = plan.problem
-    assert problem is not None
+    problem = world.solved(plan)
     key = Inputs.of(problem).key()
     assert Inputs.of(Problem.model_validate_json(problem.model_dump_json())).key() == key
     task = problem.tasks[0]

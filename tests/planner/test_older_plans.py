@@ -5,8 +5,6 @@ The program is taken to be one decider further than it is, so that the plans it 
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from services.planner import decide
@@ -56,7 +54,7 @@ def test_the_fold_goes_on_with_the_recorded_plan_of_an_older_decider(monkeypatch
     world.join("n0")
     world.join("n1")
     world.submit("a")
-    plan = json.loads(world.records[-1].event.canonical())
+    plan = world.records[-1].event.model_dump(mode="json")
     members = plan["changes"][0]["target"]["members"]
     for member, other in zip(members, reversed([dict(member) for member in members]), strict=True):
         member |= {"worker": other["worker"], "node": other["node"]}

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from cli.replay import replay
 from services.planner.replay import Replayer, Report, verify, verify_records
+from services.planner.sources import decider_of
 from shared.errors import NotFound, UnicronError
 from shared.events import EVENT, PlanDecided, Recorded
 from shared.log.log import EventLog
@@ -205,3 +206,21 @@ def test_the_command_fails_on_a_log_that_does_not_verify(tmp_path: Path) -> None
     code, output = run(str(tmp_path / "log.db"), "--verify", "-o", "json")
     assert code == 6
     assert len(json.loads(output)["mismatches"]) == 1
+
+
+@pytest.mark.parametrize("task", ["decider", 'a","decider":7,"event_id":"', "b"])
+def test_the_decider_of_a_stored_plan_is_that_of_its_event(task: str) -> None:
+    plan = next(r.event for r in course().records if isinstance(r.event, PlanDecided) and r.event.solution)
+    assert plan.solution is not None
+    solution = plan.solution.model_copy(update={"assignment": {task: 5, "event_id": 3}})
+    for decider in (1, 30):
+        text = plan.model_copy(update={"decider": decider, "queued": {task: task}, "solution": solution}).canonical()
+        assert decider_of(text) == decider
+        assert decider_of(text.replace(f'"decider":{decider},"event_id":"', '"event_id":"')) == 1
+        assert decider_of(text[:-1] + ',"decider":9}') == 9
+    assert decider_of(plan.canonical().replace(f'"decider":{plan.decider},', '"decider":0,')) is None
+    assert decider_of('{"type":"task.stopped"}') is None
+    with pytest.raises(ValueError, match="EOF"):
+        decider_of("")
+    with pytest.raises(ValueError, match="not an event"):
+        decider_of("[]")

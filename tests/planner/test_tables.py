@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from services.planner.corrections import correction
 from services.planner.problem import build_problem
 from services.planner.state import HardwareLayout, State, Task
-from services.planner.throughput import expected_kind, flop_per_step, hardware_of, pins_of
+from services.planner.throughput import expected_kind, flop_per_step, hardware_of, modelled_flop_per_s, pins_of
 from services.planner.throughput_tables import STAYING, layout_of, table_of, throughput_of
 from shared.planning.performance.calibration import stack
 from shared.planning.performance.gpt import Shape
@@ -208,3 +208,19 @@ def test_a_count_that_is_in_no_table_has_the_present_sizes() -> None:
     }  # fmt: skip
     queued = cluster(0, 2, parallel={"pipeline": 2})
     assert layout_of(queued.state, queued.task(), 2).pipeline == 2
+
+
+@pytest.mark.parametrize("tensor", [1, 8])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_task_is_predicted_as_the_runtime_trains_it(tensor: int, overlap: bool) -> None:
+    """Data-parallel communication overlaps where the task asks for it and a replica is one worker."""
+    model = {"layers": 24, "hidden": 2048, "heads": 16, "sequence_length": 2048, "vocabulary": 51200}
+    parallel = {"tensor": tensor, "pipeline": 1, "distributed_optimizer": True, "overlap": overlap}
+    world = cluster(4, 8, "h100", model=model, parallel=parallel)
+    task, hardware = world.task("a"), hardware_of(world.state, "h100")
+    layout = HardwareLayout("h100", tensor, 1, 4)
+    config = ParallelConfig(tensor, 1, 4, 1, distributed_optimizer=True, overlap=overlap and tensor == 1)
+    found = estimate(Shape.of(task.spec.model), task.spec.batch.global_, config, hardware, stack(hardware.stack))
+    assert modelled_flop_per_s(task.spec, layout, hardware) == flop_per_step(task.spec) / found.iteration_s
+    timed = next(timed for timed in candidates(world.state, task) if timed.config.sizes == (tensor, 1, 4))
+    assert timed.iteration_s == found.iteration_s

@@ -28,7 +28,7 @@ from shared.log.schema import COLUMNS
 from shared.model import canonical_json
 from tests.logs.kit import FOLDER, Row, read_rows, restore
 
-ROWS = read_rows(FOLDER / "demo-1.jsonl")
+ROWS = read_rows(FOLDER / "demo-2.jsonl")
 HEAD = ROWS[-1]["hash"]
 Rows = list[Row]
 
@@ -40,13 +40,14 @@ def at(kind: str, number: int = 0) -> int:
 
 PLAN = at("plan.decided", 5)
 MOVING = at("plan.decided", 6)
+TABLED = at("plan.decided", 4)
 JOINED = at("node.joined")
 ERROR = at("error.detected", 1)
 PROGRESSED = at("task.progressed", 3)
 MOVED = at("state.moved", 4)
 FIRST_MOVED = at("state.moved")
-MEASURED = at("task.progressed", 4)
-NEXT_SOLVED = 46
+MEASURED = at("task.progressed", 15)
+NEXT_SOLVED = 58
 """Position of the next plan for which the solver is asked after that."""
 LAST = at("task.progressed", -1)
 
@@ -132,12 +133,20 @@ def event_of(index: int) -> dict[str, Any]:
 
 
 def other_members() -> list[Any]:
-    """The changes of a plan that moves a task, with two of its members exchanged."""
+    """The changes of a plan that moves a task, with the members of two sources exchanged."""
     changes: list[Any] = json.loads(canonical_json(event_of(MOVING)["changes"]))
     change = next(change for change in changes if change["target"])
-    one, other = change["target"]["members"][:2]
-    one["worker"], other["worker"] = other["worker"], one["worker"]
+    one, other = change["target"]["members"]
+    one["workers"], other["workers"] = other["workers"], one["workers"]
     return changes
+
+
+def other_tables() -> dict[str, Any]:
+    """The throughput tables of a plan, each with twice the rates."""
+    tables: dict[str, Any] = event_of(TABLED)["tables"]
+    for table in tables.values():
+        table["throughput"] = {count: 2.0 * rate for count, rate in table["throughput"].items()}
+    return tables
 
 
 def write(rows: Rows, path: Path) -> Path:
@@ -199,6 +208,9 @@ MATRIX: dict[str, tuple[Callable[[Rows], Rows], int, str]] = {
     "plan from nowhere": (inserted(PLAN, PLAN, plan="p99"), PLAN + 2, "nothing in the log calls for it"),
     "higher decider": (changed(PLAN, decider=99), PLAN + 1, "decider 99 is newer than this program's"),
     "lower decider": (changed(PLAN, decider=0), PLAN + 1, "decider: Input should be greater than or equal to 1"),
+    "older decider": (changed(PLAN, decider=1), PLAN + 1, "decider 1 after a plan of decider 2"),
+    "altered table": (changed(TABLED, tables=other_tables()), TABLED + 1, "other contents than its digest says"),
+    "missing table": (changed(TABLED, tables={}), TABLED + 1, "is in no plan before it, nor in this one"),
     "changed measurement": (changed(MEASURED, step_s=1e-4), NEXT_SOLVED, "decided again"),
     "event of no task": (inserted(PROGRESSED, PROGRESSED, task="x"), PROGRESSED + 2, "task x was never submitted"),
     "event of no node": (node_from_nowhere, PROGRESSED + 2, "node n9 has never joined"),

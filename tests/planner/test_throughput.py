@@ -16,9 +16,11 @@ def test_flop_of_a_step_is_that_of_the_model() -> None:
 
 
 def test_what_is_fixed_for_a_tasks_life_is_pinned() -> None:
-    assert pins_of(spec(batch={"global": 24, "micro": 3})) == Pins(None, None, 3, 1, "none", False, False, True)
+    pins = pins_of(spec(batch={"global": 24, "micro": 3}))
+    assert pins == Pins(None, None, 3, 1, "none", False, False, True, overlap=False, overlap_split=False)
     parallel = {"tensor": 2, "recompute": "full", "sequence_parallel": True, "distributed_optimizer": True}
-    assert pins_of(spec(parallel=parallel, script="own.py")) == Pins(2, None, 1, 1, "full", True, True, True)
+    pins = pins_of(spec(parallel=parallel, script="own.py"))
+    assert pins == Pins(2, None, 1, 1, "full", True, True, True, overlap=False, overlap_split=False)
 
 
 def test_a_cpu_worker_has_the_configured_rate_and_others_that_of_their_profile() -> None:

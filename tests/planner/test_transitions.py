@@ -72,7 +72,7 @@ def test_who_is_hurt_by_a_fault_and_takes_newcomers_pays_for_them() -> None:
         world.join(node, 2)
     world.complete(world.submit("a", model=LARGE, workers={"max": 4}))
     node = world.task().members[0].partition("/")[0]
-    lost = of(world.lose(node))
+    (lost,) = world.solved(world.lose(node)).tasks
     assert lost.faulted
     assert lost.staying == sum(not w.startswith(f"{node}/") for w in world.task().live_owners) < 4
     rate = lost.throughput[4]

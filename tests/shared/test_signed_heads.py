@@ -82,12 +82,22 @@ def test_replay_compares_a_log_with_its_signed_heads(
     assert isinstance(result.exception, InvalidInput)
     monkeypatch.setenv("UNICRON_LOG_KEY_FILE", str(settings.log_key_file))
     assert problems() == []
-    (forged, *rest) = read_heads(heads)
+    (forged, *rest) = genuine = read_heads(heads)
     heads.unlink()
     append_heads(heads, [forged.model_copy(update={"hash": "0" * 64}), *rest])
-    assert problems() == [
-        "position 1: the signature of the head of 2026-03-01 is not the key's: it was forged, or the key is another one"
-    ]
+    forgery = "the signature of the head of 2026-03-01 is not the key's: it was forged, or the key is another one"
+    unsigned = (
+        "position 1: no genuine signed head of 2026-03-01, which ends there, but one of 2026-03-03: "
+        "it was removed from the heads, or forged"
+    )
+    assert problems() == [unsigned, f"position 1: {forgery}"]
+    for removed in range(len(rest)):
+        heads.unlink()
+        append_heads(heads, [head for head in genuine if head is not genuine[removed]])
+        assert len(problems()) == 1
+        assert f"no genuine signed head of 2026-03-0{removed + 1}" in problems()[0]
+    heads.unlink()
+    append_heads(heads, genuine)
     log.close()
     with contextlib.closing(sqlite3.connect(path)) as connection:
         guards = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()

@@ -18,7 +18,7 @@ from shared.departure import DEPARTURE, DEPARTURE_ANSWER
 from shared.dropped import MAX_LINES, DroppedMessages
 from shared.errors import InvalidInput, Undecodable
 from shared.events import TaskSubmitted
-from shared.log.log import _draft
+from shared.log.writing import draft
 from shared.messages import MAX_INTEGER, decode
 from shared.model import Model
 from shared.plans import TaskChange
@@ -229,7 +229,7 @@ def test_whatever_the_detector_reads_gives_events_that_the_log_can_store(
         else:
             decision = (monitor.heartbeat if adapter is HEARTBEAT else monitor.signal)(message, at(second))
         for event in [*decision.events, *monitor.tick(at(second + 0.5)).events]:
-            _draft(event)
+            draft(event)
             assert event.event_id not in ids
             ids.add(event.event_id)
 

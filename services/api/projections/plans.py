@@ -38,6 +38,8 @@ def decided(views: Views, recorded: Recorded, event: PlanDecided) -> None:
         outstanding=sorted(impacts),
         impacts=impacts,
         queued=event.queued,
+        since=_since(views, answered, impacts, at),
+        detected_at=max((views.incidents[i].detected_at for i in answered if i in views.incidents), default=None),
         solved=event.solution is not None,
         gain_flop_per_s=_gain_flop_per_s(event),
     )
@@ -45,13 +47,23 @@ def decided(views: Views, recorded: Recorded, event: PlanDecided) -> None:
         incidents.planned(views, incident, event, at)
 
 
+def _since(views: Views, answered: list[str], impacts: dict[str, Impact], at: datetime) -> datetime:
+    """Return from when on the plan claims time: from the fault on of a task that no earlier plan answered it for."""
+    since = at
+    for view in (views.incidents.get(incident) for incident in answered):
+        if view is not None:
+            before = {task for plan in view.plans for task in views.plans[plan].impacts}
+            if any(impact.faulted and task not in before for task, impact in impacts.items()):
+                since = min(since, view.occurred_at)
+    return since
+
+
 def _gain_flop_per_s(event: PlanDecided) -> float | None:
     """Return the plan's WAF above that of the alternative in which only the failed tasks shrink."""
     other = next((s for s in event.alternatives if s.label == "only-faulted-shrinks"), None)
     if event.solution is None or other is None:
         return None
-    best, shrunk = (sum(term.waf_flop_per_s for term in s.terms) for s in (event.solution, other))
-    return best - shrunk
+    return event.solution.total_waf_flop_per_s - other.total_waf_flop_per_s
 
 
 def _answered_incidents(views: Views, event: PlanDecided) -> list[str]:

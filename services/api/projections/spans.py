@@ -81,7 +81,9 @@ def follow_node(views: Views, name: str, before: NodeView | None, recorded: Reco
     if kind is None:
         views.nodes[name] = node.model_copy(update={"span": ""})
         return
-    fields = {"node": name, "workers": node.workers, "hardware": node.hardware, "incident": incident}
+    fields: dict[str, Any] = {"node": name, "workers": node.workers, "hardware": node.hardware, "incident": incident}
+    if (view := views.incidents.get(incident)) is not None:
+        fields["detected_at"] = view.detected_at
     key = begin(views, kind, name, recorded.position, at, **fields)
     views.nodes[name] = node.model_copy(update={"span": key})
 

@@ -30,6 +30,7 @@ def submitted(views: Views, recorded: Recorded, event: TaskSubmitted) -> None:
         submission_id=event.event_id,
         submitted_at=recorded.recorded_at,
         spec=event.spec,
+        owner=event.actor,
         reason="waiting for the planner",
         step=event.step,
         first_step=event.step,

@@ -8,13 +8,12 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import AwareDatetime
 
+from services.api.accounts import Accounts
 from services.api.cost_models import Costs
 from services.api.costs import Period, report
 from services.api.gateway import Api
-from services.api.ledger import History
-from services.api.routers.parameters import PROBLEMS
-from services.api.store import ViewReader
-from services.api.tables import INCIDENTS, NODES, PLANS, SPANS, TASKS
+from services.api.readers import ViewReader
+from services.api.routers.parameters import MAX_LIMIT, PROBLEMS
 from shared.errors import InvalidInput
 from shared.model import utc_now
 
@@ -29,15 +28,18 @@ async def costs(
     ] = None,
     end: Annotated[AwareDatetime | None, Query(alias="to", description="and up to here; default: now")] = None,
     bucket: Annotated[Period | None, Query(description="also by day or week of UTC")] = None,
+    limit: Annotated[
+        int | None,
+        Query(ge=1, le=MAX_LIMIT, description="only so many tasks and incidents, the costliest first; sums have all"),
+    ] = None,
 ) -> Costs:
     """Report where the allocated worker-seconds went: by kind, task, incident and more, with a check of the sums."""
     as_of = utc_now()
     _check_order(start, end)
 
     def answer(views: ViewReader) -> Costs:
-        history = History(views.page(PLANS), views.page(INCIDENTS), views.page(SPANS))
-        cluster, tasks, nodes = api.cluster(views), views.page(TASKS), views.page(NODES)
-        return report(tasks, history, nodes, cluster, as_of, start=start, end=end, period=bucket)
+        account = Accounts(views, as_of).account(start=start, end=end, days=bucket is not None, limit=limit)
+        return report(account, api.cluster(views), period=bucket)
 
     return await api.read(answer)
 

@@ -10,7 +10,7 @@ from services.api import present
 from services.api.gateway import Api, Gateway
 from services.api.models import Check, Readiness
 from services.api.projections.nodes import AGENT_LIVES
-from services.api.store import ViewReader
+from services.api.readers import ViewReader
 from services.api.tables import NODES
 from services.api.views import NodeState, NodeView
 from shared.errors import Undecodable, UnicronError

@@ -8,24 +8,31 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query
 
 from services.api import present
-from services.api.costs import NO_COST
+from services.api.accounts import Accounts
+from services.api.costs import incident_cost
 from services.api.counterfactuals import Answers
 from services.api.gateway import Api, Gateway
-from services.api.ledger import History, Ledger, ledger
 from services.api.models import Incident, Page
+from services.api.readers import ViewReader
 from services.api.routers.parameters import PROBLEMS, Cursor, Limit, TaskFilter, page
-from services.api.store import ViewReader
-from services.api.tables import INCIDENTS, PLANS, SPANS
+from services.api.tables import INCIDENTS, PLANS
+from services.api.views import IncidentView
 from shared.model import utc_now
 
 router = APIRouter(prefix="/v1/incidents", tags=["incidents"], responses=PROBLEMS)
 
 
-def _book(api: Gateway, views: ViewReader, as_of: datetime) -> tuple[Ledger, Answers]:
-    """Return what all incidents cost together (one's cost depends on those before it), and how they were answered."""
-    plans = views.page(PLANS)
-    history = History(plans, views.page(INCIDENTS), views.page(SPANS))
-    return ledger(history, api.cluster(views).price_per_worker_hour, as_of), Answers(plans, as_of)
+def _shown(api: Gateway, views: ViewReader, found: list[IncidentView], now: datetime) -> list[Incident]:
+    """Return incidents with their costs, and what other answers would have cost."""
+    accounts, price = Accounts(views, now), api.cluster(views).price_per_worker_hour
+    amounts = accounts.incidents(view.id for view in found)
+    plans = views.several(PLANS, {plan for view in found for plan in view.plans})
+    answers = Answers(plans, views.next_solved, now)
+    items = []
+    for view in found:
+        cost = incident_cost(amounts.get(view.id), price)
+        items.append(present.incident(view, cost, answers.counterfactuals(view, cost)))
+    return items
 
 
 @router.get("")
@@ -42,14 +49,7 @@ async def incidents(
     def answer(views: ViewReader) -> Page[Incident]:
         states = [state] if state else []
         found = views.page(INCIDENTS, after=cursor, limit=limit + 1, states=states, task=task or "")
-        if not found:
-            return page([], [], limit)
-        book, answers = _book(api, views, as_of)
-        costs = book.by_incident()
-        items = []
-        for view in found:
-            cost = costs.get(view.id, NO_COST)
-            items.append(present.incident(view, cost, answers.counterfactuals(view, cost)))
+        items = _shown(api, views, found[:limit], as_of)
         return page(items, [view.position for view in found], limit)
 
     return await api.read(answer)
@@ -61,9 +61,7 @@ async def one(incident: str, api: Api) -> Incident:
     as_of = utc_now()
 
     def answer(views: ViewReader) -> Incident:
-        view = views.find(INCIDENTS, incident)
-        book, answers = _book(api, views, as_of)
-        cost = book.incident(incident)
-        return present.incident(view, cost, answers.counterfactuals(view, cost))
+        (shown,) = _shown(api, views, [views.find(INCIDENTS, incident)], as_of)
+        return shown
 
     return await api.read(answer)

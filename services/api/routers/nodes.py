@@ -7,15 +7,24 @@ from typing import Annotated
 from fastapi import APIRouter, Query, status
 
 from services.api import node_requests, present
+from services.api.access import Operator
 from services.api.gateway import Api, Gateway
 from services.api.models import DrainRequest, Node, NodeRequest, Page, ShownNodeState
 from services.api.projections.nodes import AGENT_LIVES
+from services.api.readers import ViewReader
 from services.api.routers.parameters import PROBLEMS, Cursor, Limit, page
-from services.api.store import ViewReader
 from services.api.tables import NODES, TASKS
-from services.api.views import NodeView
+from services.api.views import NodeView, TaskView
+from shared.tasks import ENDED, TaskState
 
 router = APIRouter(prefix="/v1/nodes", tags=["nodes"], responses=PROBLEMS)
+
+_GOING_ON = tuple(state.value for state in TaskState if state not in ENDED)
+
+
+def _tasks(views: ViewReader) -> list[TaskView]:
+    """Return the tasks that may have workers, which those that have ended have not."""
+    return views.page(TASKS, states=_GOING_ON)
 
 
 @router.get("")
@@ -37,7 +46,7 @@ async def nodes(
 
     def answer(views: ViewReader) -> Page[Node]:
         found = views.page(NODES, after=cursor, limit=limit + 1, states=logged)
-        tasks = views.page(TASKS)
+        tasks = _tasks(views)
         shown = page([present.node(view, live, tasks) for view in found], [view.position for view in found], limit)
         return Page(items=[n for n in shown.items if not wanted or n.state in wanted], next_cursor=shown.next_cursor)
 
@@ -48,34 +57,34 @@ async def nodes(
 async def node(name: str, api: Api) -> Node:
     """Show a node."""
     live = api.live.state()
-    return await api.read(lambda views: present.node(views.find(NODES, name), live, views.page(TASKS)))
+    return await api.read(lambda views: present.node(views.find(NODES, name), live, _tasks(views)))
 
 
 @router.post("/{name}/cordon")
-async def cordon(name: str, api: Api, request: NodeRequest | None = None) -> Node:
+async def cordon(name: str, api: Api, who: Operator, request: NodeRequest | None = None) -> Node:
     """Place no new work on a node; what runs there stays."""
-    return await _shown(api, await node_requests.cordon(api, name, (request or NodeRequest()).reason))
+    return await _shown(api, await node_requests.cordon(api, name, who, (request or NodeRequest()).reason))
 
 
 @router.post("/{name}/drain", status_code=status.HTTP_202_ACCEPTED)
-async def drain(name: str, api: Api, request: DrainRequest | None = None) -> Node:
+async def drain(name: str, api: Api, who: Operator, request: DrainRequest | None = None) -> Node:
     """Empty a node: tasks move away at a step boundary; what cannot within the time saves its state and waits."""
     asked = request or DrainRequest()
-    return await _shown(api, await node_requests.drain(api, name, asked.reason, asked.timeout_s))
+    return await _shown(api, await node_requests.drain(api, name, who, asked.reason, asked.timeout_s))
 
 
 @router.post("/{name}/return")
-async def put_back(name: str, api: Api) -> Node:
+async def put_back(name: str, api: Api, who: Operator) -> Node:
     """Use a cordoned, drained or isolated node again, once its agent has passed its self-test."""
-    return await _shown(api, await node_requests.put_back(api, name))
+    return await _shown(api, await node_requests.put_back(api, name, who))
 
 
 @router.post("/{name}/agent/restart", status_code=status.HTTP_202_ACCEPTED)
-async def restart_agent(name: str, api: Api) -> Node:
+async def restart_agent(name: str, api: Api, _: Operator) -> Node:
     """Start the node's agent again; ranks train on. Once that is done the node has another ``incarnation``."""
     return await _shown(api, await node_requests.restart_agent(api, name))
 
 
 async def _shown(api: Gateway, view: NodeView) -> Node:
     live = api.live.state()
-    return await api.read(lambda views: present.node(view, live, views.page(TASKS)))
+    return await api.read(lambda views: present.node(view, live, _tasks(views)))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict
 
+from services.api.gateway import Api
 from services.api.routers.bodies import read_body
 from services.api.routers.parameters import PROBLEMS
 from shared.planning.performance import model_shape, throughput
@@ -30,11 +32,12 @@ _BODY: dict[str, Any] = {
 
 
 @router.post("/solve", openapi_extra=_BODY)
-async def solve(request: Request) -> StandaloneAnswer:
+async def solve(request: Request, api: Api) -> StandaloneAnswer:
     """Find the best worker counts for the tasks of a problem, and prove that they are."""
     body = await read_body(request, MAX_PROBLEM_BYTES)
-    # In a thread: a large problem takes a second, most of it outside the interpreter's lock.
-    return await asyncio.to_thread(lambda: solve_standalone(parse_problem(body)))
+    # In a thread: a large problem takes tenths of a second to read.
+    problem = await asyncio.to_thread(parse_problem, body)
+    return await api.computations.run(request, partial(solve_standalone, problem))
 
 
 class ThroughputQuery(BaseModel):
@@ -61,10 +64,10 @@ class ThroughputQuery(BaseModel):
 
 
 @router.get("/throughput")
-async def predict(query: Annotated[ThroughputQuery, Query()]) -> dict[str, Any]:
+async def predict(request: Request, api: Api, query: Annotated[ThroughputQuery, Query()]) -> dict[str, Any]:
     """Predict the iteration time of a GPT model on a number of workers, in the given layout or else in the best."""
     given = query.model_dump()
     model = model_shape(
         **{name: given.pop(name) for name in ("layers", "hidden", "heads", "sequence_length", "vocabulary")}
     )
-    return await asyncio.to_thread(throughput, model, **given)
+    return await api.computations.run(request, partial(throughput, model, **given))

@@ -11,8 +11,8 @@ from services.api import present
 from services.api.gateway import Api
 from services.api.models import Page, PlanDetail, PlanSummary
 from services.api.plan_text import explain
+from services.api.readers import ViewReader
 from services.api.routers.parameters import PROBLEMS, Cursor, Limit, TaskFilter, page
-from services.api.store import ViewReader
 from services.api.tables import PLANS
 from services.api.views import PlanState
 from shared.errors import Corrupt

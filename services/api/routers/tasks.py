@@ -12,14 +12,15 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response, status
 from fastapi.responses import StreamingResponse
 
 from services.api import present
+from services.api.access import Submitter
 from services.api.gateway import Api, Gateway
 from services.api.logs import OutputReader, json_line, plain_line
 from services.api.models import Page, StopOptions, Stopping, Task
 from services.api.output_owners import OutputOwners, output_owners
 from services.api.output_search import OutputSearch
+from services.api.readers import ViewReader
 from services.api.routers.bodies import read_body
 from services.api.routers.parameters import PROBLEMS, Cursor, Limit, page
-from services.api.store import ViewReader
 from services.api.tables import TASKS
 from shared.errors import InvalidInput, NotFound
 from shared.tasks import ENDED, MAX_SPEC_BYTES, TaskSpec, TaskState, load_spec, parse_spec
@@ -44,13 +45,14 @@ async def submit(
     request: Request,
     response: Response,
     api: Api,
+    who: Submitter,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> Task:
     """Submit a task. With an ``Idempotency-Key``, the same submission again returns the task it made (200)."""
     body = await read_body(request, MAX_SPEC_BYTES)
     # In a thread: YAML of the largest size that is allowed can take seconds.
     spec = await asyncio.to_thread(_parse, body, request.headers.get("content-type", ""))
-    view, new = await api.submit(spec, key=idempotency_key or "")
+    view, new = await api.submit(spec, who, key=idempotency_key or "")
     if not new:
         response.status_code = status.HTTP_200_OK
     response.headers["Location"] = f"/v1/tasks/{view.name}"
@@ -96,12 +98,12 @@ async def task(name: Name, api: Api) -> Task:
 
 
 @router.post("/{name}/stop", status_code=status.HTTP_202_ACCEPTED)
-async def stop(name: Name, api: Api, options: StopOptions | None = None) -> Stopping:
+async def stop(name: Name, api: Api, who: Submitter, options: StopOptions | None = None) -> Stopping:
     """Stop a task after its present step, with a checkpoint from which a later submission of the name resumes.
 
     A task whose checkpoint cannot be written trains on, and shows why (``stop_refused``), unless ``lose_steps`` is set.
     """
-    view = await api.stop(name, lose_steps=options is not None and options.lose_steps)
+    view = await api.stop(name, who, lose_steps=options is not None and options.lose_steps)
     return Stopping(name=view.name, state=view.state, reason=view.reason)
 
 

@@ -160,7 +160,7 @@ def _pinned(shape: Shape, global_batch: int, workers: int, hardware: Hardware, p
     config = ParallelConfig(
         t, p, workers // (t * p), b, pins.interleave or 1, pins.recompute or "full",
         t > 1 if pins.sequence_parallel is None else pins.sequence_parallel, bool(pins.distributed_optimizer),
-        pins.overlap,
+        pins.overlaps(t, p),
     )  # fmt: skip
     return estimate(shape, global_batch, config, hardware, stack(hardware.stack))
 

@@ -38,7 +38,8 @@ MAX_INTERLEAVE = 8
 class Pins(NamedTuple):
     """Choices that the user fixed; None is searched. ``even_stages``: only stages of equally many layers.
 
-    ``overlap``: as in ``ParallelConfig``; it is never searched.
+    ``overlap``: as in ``ParallelConfig``; it is never searched. ``overlap_split``: also where a tensor or pipeline size
+    is above 1, as in Megatron-LM.
     """
 
     tensor: int | None = None
@@ -50,6 +51,11 @@ class Pins(NamedTuple):
     distributed_optimizer: bool | None = None
     even_stages: bool = False
     overlap: bool = True
+    overlap_split: bool = True
+
+    def overlaps(self, tensor: int, pipeline: int) -> bool:
+        """Return whether data-parallel communication overlaps with these sizes."""
+        return self.overlap and (self.overlap_split or (tensor, pipeline) == (1, 1))
 
 
 class Estimate(NamedTuple):
@@ -150,7 +156,7 @@ def replica_configs(
         sequence = pins.sequence_parallel if pins.sequence_parallel is not None else t > 1
         for p in _pipelines(shape, pins, workers // t):
             for v in _interleaves(shape, p, pins):
-                one = ParallelConfig(t, p, 1, 1, v, sequence_parallel=sequence, overlap=pins.overlap)
+                one = ParallelConfig(t, p, 1, 1, v, sequence_parallel=sequence, overlap=pins.overlaps(t, p))
                 yield from (one._replace(micro_batch=b, recompute=recompute) for b, recompute in choices)
 
 

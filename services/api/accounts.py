@@ -1,0 +1,226 @@
+"""Accounts: what a cost report is made of, from the rows that are settled and the open time, which is settled anew.
+
+Only the edges of a window that cut a settled time, and the time since the last one, are settled for a request. So its
+cost does not grow with the history; that of a window grows with the settled times in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import func, select
+
+from services.api.costs import Account, Day
+from services.api.ledger import History
+from services.api.readers import ViewReader
+from services.api.service_levels import achieved_flop
+from services.api.settled_rows import SettledRows
+from services.api.settlement import (
+    ALL,
+    CAUSE,
+    DAY_S,
+    INCIDENT,
+    NODE,
+    SUBMISSION,
+    TASK,
+    Amounts,
+    Sums,
+    add,
+    costliest,
+    cut_at_days,
+    day_of,
+    no_amounts,
+    settle_window,
+    submission_key,
+)
+from services.api.settling import SettledTime
+from services.api.slices import history_of
+from services.api.span_claims import Window
+from services.api.tables import INCIDENTS, NODES, SPANS, TASKS, PositionRow, SpanRow, TaskRow, table_of
+from services.api.views import TaskView
+
+_SPANS = table_of(SpanRow)
+
+
+class Accounts:
+    """Accounts at one moment, read inside one transaction.
+
+    Args:
+        views: the reader.
+        now: the present time.
+    """
+
+    def __init__(self, views: ViewReader, now: datetime) -> None:
+        self._views = views
+        self._connection = views.connection
+        self._rows = SettledRows(views.connection)
+        self._settled = _settled(views)
+        latest = self._settled.latest_s
+        self.as_of = now if latest <= now.timestamp() else datetime.fromtimestamp(latest, UTC)
+        """A present time that is not before what the log records: its clock may be a little ahead of ours."""
+
+    def incidents(self, names: Iterable[str]) -> dict[str, Amounts]:
+        """Return the amounts of incidents up to now; those that have any."""
+        wanted = {*names}
+        until_s = self.as_of.timestamp()
+        if until_s < self._settled.settled_s:
+            sums = self._window(Window(-math.inf, until_s))
+        else:
+            sums = self._rows.totals(INCIDENT, wanted)
+            add(sums, self._settle(Window(self._settled.settled_s, until_s)))
+        return {name: amounts for name, amounts in sums[INCIDENT].items() if name in wanted}
+
+    def account(
+        self,
+        *,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        days: bool = False,
+        limit: int | None = None,
+    ) -> Account:
+        """Return the account of a window.
+
+        Args:
+            start: of the window; None: all time before ``end``.
+            end: of the window, at most the present; None: the present.
+            days: whether to account for each day apart, too.
+            limit: most tasks and most incidents, the costliest first; None: all, in the order of the log.
+        """
+        window = Window.of(start, self.as_of if end is None else min(end, self.as_of))
+        if start is None and window.end_s >= self._settled.settled_s:
+            sums = self._all_time(window, limit)
+        else:
+            sums = self._window(window)
+        if limit is None:
+            tasks, incidents = self._views.page(TASKS), self._views.page(INCIDENTS)
+        else:
+            names = costliest(sums[TASK], limit)
+            known = self._views.several(TASKS, names)
+            tasks = [known[name] for name in names if name in known]
+            names = costliest(sums[INCIDENT], limit)
+            found = self._views.several(INCIDENTS, names)
+            incidents = [found[name] for name in names if name in found]
+        if SUBMISSION not in sums:
+            sums[SUBMISSION] = {}
+        if start is None and window.end_s >= self._settled.settled_s:
+            add(sums, self._rows.totals(SUBMISSION, [submission_key(task) for task in tasks]))
+        flop, weighted_flop = self._flop()
+        return Account(
+            as_of=self.as_of,
+            start=start,
+            end=end,
+            window=window,
+            sums=sums,
+            tasks={task.name: task for task in tasks},
+            incidents=incidents,
+            nodes=self._views.page(NODES),
+            flop=flop,
+            weighted_flop=weighted_flop,
+            achieved_flop=self._achieved_flop(window),
+            days=self._days(window) if days else (),
+            limit=limit,
+        )
+
+    def _all_time(self, window: Window, limit: int | None) -> Sums:
+        """Return the amounts of all time up to the window's end; of tasks and incidents those that may be costliest.
+
+        The costliest of all are among those of the settled time, and those that have any of the open time.
+        """
+        sums = self._settle(Window(self._settled.settled_s, window.end_s))
+        settled: Sums = {}
+        for dimension in (ALL, NODE, CAUSE):
+            settled |= self._rows.totals(dimension)
+        for dimension in (TASK, INCIDENT):
+            open_keys = [*sums[dimension]]
+            settled |= self._rows.totals(dimension, costliest=limit)
+            if limit is not None:
+                settled[dimension] |= self._rows.totals(dimension, open_keys)[dimension]
+        add(sums, settled)
+        return sums
+
+    def _window(self, window: Window) -> Sums:
+        """Return the amounts of a window."""
+        whole = self._rows.whole_times(window)
+        sums = self._rows.between(whole) if whole is not None else {}
+        for dimension in (ALL, TASK, NODE, CAUSE, INCIDENT, SUBMISSION):
+            sums.setdefault(dimension, {})
+        for edge in _edges(window, whole):
+            add(sums, self._settle(edge))
+        return sums
+
+    def _settle(self, window: Window) -> Sums:
+        """Settle a time for this request."""
+        history = history_of(self._connection, self._views, window)
+        return settle_window(history, self._tasks(history), window, self.as_of)
+
+    def _tasks(self, history: History) -> Mapping[str, TaskView]:
+        return self._views.several(TASKS, {name for plan in history.plans for name in plan.impacts})
+
+    def _days(self, window: Window) -> list[Day]:
+        """Return every day from the first to the last on which a worker was allocated in the window."""
+        table = _SPANS
+        lasting = table.c.allocated & (table.c.end_s > table.c.start_s)
+        within = (table.c.end_s > window.start_s) & (table.c.start_s < window.end_s)
+        query = select(func.min(table.c.start_s), func.max(table.c.end_s)).where(lasting, within)
+        first_s, last_s = self._connection.execute(query).one()
+        if first_s is None or window.end_s <= window.start_s:
+            return []
+        first_s, last_s = max(first_s, window.start_s), min(last_s, window.end_s)
+        whole = self._rows.whole_times(window)
+        amounts = self._rows.days(whole) if whole is not None else {}
+        for edge in _edges(window, whole):
+            history = history_of(self._connection, self._views, edge)
+            tasks = self._tasks(history)
+            for part in cut_at_days(edge.start_s, edge.end_s, first_s):
+                known = {ALL: {"": amounts.get(day_of(part.end_s), no_amounts())}}
+                add(known, {ALL: settle_window(history, tasks, part, self.as_of)[ALL]})
+                amounts[day_of(part.end_s)] = known[ALL][""]
+        days = []
+        start_s = math.floor(first_s / DAY_S) * DAY_S
+        while start_s < last_s:
+            start = datetime.fromtimestamp(start_s, UTC)
+            part = Window(*window.clip(start_s, start_s + DAY_S))
+            days.append(Day(start, amounts.get(start, no_amounts()), self._achieved_flop(part)))
+            start_s += DAY_S
+        return days
+
+    def _flop(self) -> tuple[float, float]:
+        table = table_of(TaskRow)
+        query = select(func.coalesce(func.sum(table.c.flop), 0.0), func.coalesce(func.sum(table.c.weighted_flop), 0.0))
+        flop, weighted_flop = self._connection.execute(query).one()
+        return flop, weighted_flop
+
+    def _achieved_flop(self, window: Window) -> float:
+        """Return the weighted FLOP of the steps done in a window: of the spans inside, and of those that it cuts."""
+        table, now_s = _SPANS, self.as_of.timestamp()
+        # A span ends no later than its claims reach, by which an index finds it.
+        cut = (table.c.reach_s > window.end_s) & (table.c.end_s > window.end_s) & (table.c.start_s < window.end_s)
+        if window.start_s == -math.inf and window.end_s >= now_s:
+            within = self._settled.achieved_flop
+        else:
+            inside = table.c.start_s.between(window.start_s, window.end_s) & (table.c.end_s <= window.end_s)
+            within = float(self._connection.scalar(select(func.sum(table.c.achieved_flop)).where(inside)) or 0.0)
+            reaching = (table.c.reach_s > window.start_s) & (table.c.end_s > window.start_s)
+            cut |= reaching & (table.c.start_s < window.start_s)
+        achieving = (table.c.achieved_flop > 0.0) | (table.c.state == "open")
+        keys = self._connection.scalars(select(table.c.key).where(cut, achieving))
+        spans = self._views.several(SPANS, keys).values()
+        tasks = self._views.several(TASKS, {span.task for span in spans if span.task})
+        return within + achieved_flop(spans, tasks, window, now_s)
+
+
+def _edges(window: Window, whole: Window | None) -> list[Window]:
+    """Return what of a window lies outside of whole settled times."""
+    if whole is None:
+        return [window]
+    edges = [Window(window.start_s, whole.start_s), Window(whole.end_s, window.end_s)]
+    return [edge for edge in edges if edge.end_s > edge.start_s]
+
+
+def _settled(views: ViewReader) -> SettledTime:
+    table = table_of(PositionRow)
+    row: Any = views.connection.execute(select(table.c.settled_s, table.c.latest_s, table.c.achieved_flop)).first()
+    return SettledTime(*row) if row is not None else SettledTime()

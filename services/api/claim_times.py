@@ -1,0 +1,96 @@
+"""When the claims of a view begin and end, and from when on a change of the view alters them. Pure.
+
+Seconds are charged one by one: who gets a second of a worker follows from the claims that cover it, and from their
+order, which never changes. So what was settled stays right up to the earliest time at which any claim has changed
+(``plan_changed_from_s`` and the others), and a window needs only the views whose claims reach into it.
+
+Times are in seconds since the epoch; what has not come yet is infinitely late.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from datetime import datetime
+
+from services.api.claims import recompute_start
+from services.api.views import Impact, PlanView, SpanKind, SpanView, TaskView
+
+
+def _s(at: datetime | None) -> float:
+    return math.inf if at is None else at.timestamp()
+
+
+def _bounds(impact: Impact) -> tuple[float, ...]:
+    """Return the times of an impact from which its claims are made (``services/api/claims.py``), in a fixed order."""
+    recompute = recompute_start(impact)
+    recompute_end = math.inf
+    if recompute is not None:
+        recompute_end = min(_s(impact.restored_at) + (impact.steps_recomputed - 1) * impact.step_s, _s(impact.until))
+    restored = recompute or impact.restored_at or impact.closed_at
+    return (
+        _s(impact.drained_at),
+        _s(recompute),
+        recompute_end,
+        _s(restored),
+        _s(impact.resumed_at or restored),
+        _s(impact.resumed_at),
+        _s(impact.restored_at),
+        _s(impact.until),
+        _s(impact.restored_at or impact.until),
+    )
+
+
+def _end_s(impact: Impact) -> float:
+    """Return when the last claim of an impact ends."""
+    if impact.restored_at is None and impact.closed_at is None:
+        return math.inf  # its transition goes on
+    if (impact.restored_at or impact.resumed_at) and impact.until is None:
+        return math.inf  # its workers train
+    return max(bound for bound in (*_bounds(impact), impact.planned_at.timestamp()) if bound < math.inf)
+
+
+def plan_times(plan: PlanView) -> tuple[float, float]:
+    """Return from when, and up to when, a plan has claims."""
+    impacts = plan.impacts.values()
+    start_s = min(
+        (plan.since or plan.decided_at).timestamp(), *(bound for i in impacts for bound in _bounds(i)), math.inf
+    )
+    detected_s = [plan.detected_at.timestamp()] if plan.detected_at is not None else []
+    return start_s, max([start_s, plan.decided_at.timestamp(), *detected_s, *map(_end_s, impacts)])
+
+
+def span_times(span: SpanView) -> tuple[float, float]:
+    """Return from when, and up to when, a span has claims. Up to its incident's detection, those on its workers."""
+    detected_s = span.detected_at.timestamp() if span.detected_at is not None else -math.inf
+    return span.start.timestamp(), max(_s(span.end), detected_s)
+
+
+def _first_difference(before: Iterable[float], after: Iterable[float]) -> float:
+    return min((min(old, new) for old, new in zip(before, after, strict=True) if old != new), default=math.inf)
+
+
+def plan_changed_from_s(before: PlanView | None, plan: PlanView) -> float:
+    """Return the earliest time at which a plan's claims are not what they were before; infinite if there is none."""
+    if before is None:
+        return plan_times(plan)[0]
+    return min(
+        (_first_difference(_bounds(before.impacts[name]), _bounds(i)) for name, i in plan.impacts.items()),
+        default=math.inf,
+    )
+
+
+def span_changed_from_s(before: SpanView | None, span: SpanView) -> float:
+    """Return the earliest time at which a span's claims are not what they were before; infinite if there is none."""
+    if span.kind is SpanKind.PROGRESS:
+        return math.inf  # what it achieves is not settled
+    if before is None:
+        return span.start.timestamp()
+    return _first_difference(span_times(before), span_times(span))
+
+
+def task_changed_from_s(before: TaskView | None, task: TaskView) -> float:
+    """Return the earliest time at which it is not settled any more whether a task could train: that of its end."""
+    if before is None or before.ended_at == task.ended_at or before.position != task.position:
+        return math.inf
+    return min(_s(before.ended_at), _s(task.ended_at))

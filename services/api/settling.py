@@ -1,0 +1,88 @@
+"""Settling: what the fold does so that requests need not settle all history.
+
+After a batch, settled times are given up from the earliest time on at which the batch has changed a claim
+(``services/api/claim_times.py``). Once enough has changed since, the time up to shortly before the present is settled
+and stored. A change that reaches further back than usual costs time, and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from sqlalchemy import Connection
+
+from services.api.batches import Batch
+from services.api.claim_times import plan_changed_from_s, span_changed_from_s, task_changed_from_s
+from services.api.service_levels import progress_flop
+from services.api.settled_rows import SettledRows
+from services.api.settlement import cut_at_days, first_allocated_s, settle_window
+from services.api.slices import history_of
+from services.api.span_claims import Window
+from services.api.tables import TASKS
+
+_LEAST_CHANGES = 64
+"""Changed plans and spans after which time is settled: so many a request can settle in some milliseconds."""
+
+_BEHIND_S = 30.0
+"""How far settled time stays behind the present: most faults are found, and most transitions end, within it. What comes
+later has settled times given up."""
+
+
+@dataclass(frozen=True)
+class SettledTime:
+    """How far time is settled, with what is known of all history (``PositionRow`` has the meaning)."""
+
+    settled_s: float = -math.inf
+    latest_s: float = -math.inf
+    achieved_flop: float = 0.0
+
+
+class Settling:
+    """Settles time behind the batches of one store."""
+
+    def __init__(self) -> None:
+        self._changes = 0
+
+    def after(self, connection: Connection, batch: Batch, settled: SettledTime, recorded_s: float) -> SettledTime:
+        """Settle what a batch, which has been written, allows to.
+
+        Args:
+            connection: of the batch's transaction.
+            batch: of the fold.
+            settled: how far time was settled before.
+            recorded_s: when the last record was appended.
+        """
+        rows = SettledRows(connection)
+        plans, spans, tasks = batch.plans.changes(), batch.spans.changes(), batch.tasks.changes()
+        times = [
+            *(plan_changed_from_s(before, plan) for before, plan in plans),
+            *(span_changed_from_s(before, span) for before, span in spans),
+            *(task_changed_from_s(before, task) for before, task in tasks),
+        ]
+        from_s = min(times, default=math.inf)
+        for before, span in spans:
+            ends = span.end or span.start
+            settled = replace(
+                settled,
+                latest_s=max(settled.latest_s, ends.timestamp()),
+                achieved_flop=settled.achieved_flop + progress_flop(span) - (progress_flop(before) if before else 0.0),
+            )
+        if from_s < settled.settled_s:
+            settled = replace(settled, settled_s=rows.give_up(from_s))
+        self._changes += len(plans) + len(spans)
+        until_s = math.floor(recorded_s - _BEHIND_S)
+        if self._changes < _LEAST_CHANGES or until_s <= settled.settled_s:
+            return settled
+        self._changes = 0
+        _settle(connection, batch, rows, Window(settled.settled_s, float(until_s)))
+        return replace(settled, settled_s=float(until_s))
+
+
+def _settle(connection: Connection, batch: Batch, rows: SettledRows, window: Window) -> None:
+    history = history_of(connection, batch, window)
+    tasks = batch.several(TASKS, {name for plan in history.plans for name in plan.impacts})
+    as_of = datetime.fromtimestamp(window.end_s, UTC)
+    for part in cut_at_days(window.start_s, window.end_s, first_allocated_s(history)):
+        rows.store(part, settle_window(history, tasks, part, as_of))

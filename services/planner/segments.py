@@ -1,0 +1,144 @@
+"""Where replay gets a log from that was archived in segments: their files in order, and the live log behind them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import from_json
+
+from services.planner.sources import Answer, doubled
+from shared.errors import Corrupt, NotFound
+from shared.log.anchors import Defect
+from shared.log.archive import Manifest, file_sha256, manifest_of, read_rows
+from shared.log.log import EventLog
+from shared.log.scan import Row, Scan
+
+_ANSWERS = ("plan.decided", "task.stopped")
+"""Types of the events with which the planner answers (``sources``)."""
+
+
+class SegmentsSource:
+    """Segments and a live log as one log, in the order given.
+
+    The live log may begin behind the last segment, or have rows of the segments too, as long as it has not been cut:
+    of these, the segments' count.
+
+    Args:
+        segments: files, by position.
+        opened: returns the live log, opened anew for each pass, which closes it; None: there are segments alone.
+    """
+
+    def __init__(self, segments: Sequence[Path], opened: Callable[[], EventLog] | None = None) -> None:
+        self._segments = list(segments)
+        self._opened = opened
+
+    def answers(self) -> Iterator[Answer]:
+        """Yield the events of the types with which the planner answers, in order."""
+        try:
+            for row in self._stored():
+                if row["type"] in _ANSWERS and (answer := _answer(row)) is not None:
+                    yield answer
+        except Corrupt:
+            return  # the pass over the rows names it
+
+    def rows(self, scan: Scan) -> Iterator[Row]:
+        """Yield every row.
+
+        Raises:
+            Corrupt: a segment or the database is damaged.
+        """
+        for row in self._stored():
+            yield scan.next(row)
+
+    def defects(self) -> list[Defect]:
+        """Return what is wrong with segments as files, with the live table, and which event ids several rows have."""
+        found = [defect for path in self._segments for defect in _file_defects(path)]
+        found += self._gaps()
+        if self._opened is not None:
+            with closing(self._opened()) as log:
+                found += [Defect(0, f"the table lacks {guard}") for guard in log.lacking_guards()]
+        try:
+            found += self._doubled()
+        except Corrupt:
+            pass  # the pass over the rows names it
+        return found
+
+    def _stored(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows of all parts, as they are stored."""
+        last: Any = 0  # of a damaged row, anything
+        for path in self._segments:
+            for row in read_rows(path):
+                yield row
+                last = row["position"]
+        if self._opened is None:
+            return
+        with closing(self._opened()) as log, closing(log.rows()) as rows:
+            for row in rows:
+                if not isinstance(last, int) or row["position"] > last:
+                    yield row
+
+    def _gaps(self) -> Iterator[Defect]:
+        """Yield where segments do not follow one another, by their manifests."""
+        manifests = [found for path in self._segments if (found := _manifest(path)) is not None]
+        if manifests and manifests[0].first_position != 1:
+            missing = manifests[0].first_position - 1
+            yield Defect(1, f"positions 1 to {missing}: no segment before {manifests[0].file} was given")
+        for one, two in pairwise(manifests):
+            between = f"between {one.file} and {two.file}"
+            if two.first_position > one.last_position + 1:
+                places = f"positions {one.last_position + 1} to {two.first_position - 1}"
+                yield Defect(one.last_position + 1, f"{places}: a segment {between} is missing")
+            elif two.first_position <= one.last_position:
+                places = f"positions {two.first_position} to {min(one.last_position, two.last_position)}"
+                yield Defect(two.first_position, f"{places} are in {one.file} and again in {two.file}")
+            elif two.previous_hash != one.head:
+                what = f"{two.file} does not continue the hash chain of {one.file}"
+                yield Defect(two.first_position, f"position {two.first_position}: {what}")
+
+    def _doubled(self) -> Iterator[Defect]:
+        """Yield the event ids that several rows have. They are collected on disk, not in memory."""
+        with closing(sqlite3.connect("")) as seen:
+            seen.execute("CREATE TABLE seen (id PRIMARY KEY, position) WITHOUT ROWID")
+            for row in self._stored():
+                place = row["event_id"], row["position"]
+                if seen.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", place).rowcount:
+                    continue
+                ((first,),) = seen.execute("SELECT position FROM seen WHERE id = ?", place[:1])
+                if first != row["position"]:  # a segment that is given twice is one defect, not one for each row
+                    yield doubled(row["event_id"], first, row["position"])
+
+
+def _answer(row: dict[str, Any]) -> Answer | None:
+    """Return the answer in a row; None if its text is no event. ``decider`` as in ``Answer``."""
+    try:
+        event = from_json(row["data"])
+    except (TypeError, ValueError):
+        return None
+    if not isinstance(event, dict):
+        return None
+    decider = event.get("decider", 1) if event.get("type") == "plan.decided" else None
+    return Answer(row["position"], row["event_id"], decider if isinstance(decider, int) and decider >= 1 else None)
+
+
+def _manifest(path: Path) -> Manifest | None:
+    try:
+        return manifest_of(path)
+    except (NotFound, Corrupt):
+        return None
+
+
+def _file_defects(path: Path) -> Iterator[Defect]:
+    """Yield what is wrong with a segment's file beside its manifest."""
+    try:
+        manifest = manifest_of(path)
+    except (NotFound, Corrupt) as err:
+        yield Defect(0, err.detail)
+        return
+    if file_sha256(path) != manifest.sha256:
+        what = f"positions {manifest.first_position} to {manifest.last_position}: {path.name} was changed"
+        yield Defect(manifest.first_position, f"{what}, or its manifest: its SHA-256 is not {manifest.sha256}")

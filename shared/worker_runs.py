@@ -1,0 +1,110 @@
+"""Runs of workers: a list of worker ids as short text, for the plans of the log.
+
+    n0000/0-7,n0001/0-3,n0002/5
+
+Workers of one node whose slots follow one another are a run. The order is kept, since the order of a stage's members is
+that of their ranks. A list that such a text would not give back (slots that are no numbers) stays a list, so both forms
+are read. The plan of a large cluster names thousands of workers, most of them whole nodes in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+MAX_RUN = 65_536
+"""Most workers of one run: more than any node has. A damaged log must not fill the memory."""
+
+
+def runs_of(workers: Sequence[str]) -> str | None:
+    """Return the workers as text; None if the text would not say exactly these workers."""
+    runs: list[list[Any]] = []
+    for worker in workers:
+        node, _, slot = worker.rpartition("/")
+        if not node or "," in node or not slot.isdecimal() or str(int(slot)) != slot:
+            return None
+        if runs and runs[-1][0] == node and runs[-1][2] + 1 == int(slot):
+            runs[-1][2] += 1
+        else:
+            runs.append([node, int(slot), int(slot)])
+    return ",".join(f"{node}/{first}" + (f"-{last}" if last > first else "") for node, first, last in runs)
+
+
+def workers_of(runs: str) -> list[str]:
+    """Return the workers that a text says.
+
+    Raises:
+        ValueError: it is no such text.
+    """
+    return [worker for run in runs.split(",") for worker in _workers(run)] if runs else []
+
+
+def _workers(run: str) -> list[str]:
+    node, _, slots = run.rpartition("/")
+    first, dash, last = slots.partition("-")
+    if not node or not first.isdecimal() or (dash and not last.isdecimal()):
+        raise ValueError(f"{run!r} is neither <node>/<slot> nor <node>/<first>-<last>")
+    numbers = range(int(first), int(last or first) + 1)
+    if not 0 < len(numbers) <= MAX_RUN:
+        raise ValueError(f"{run!r} has {len(numbers)} workers; allowed are 1 to {MAX_RUN}")
+    return [f"{node}/{slot}" for slot in numbers]
+
+
+def short_workers(workers: list[str]) -> str | list[str]:
+    """Return the workers as text where that is possible; an empty list stays one."""
+    return (runs_of(workers) or workers) if workers else workers
+
+
+def full_workers(value: Any) -> Any:
+    """Return the list of workers that ``short_workers`` has written; any other value as it is.
+
+    Raises:
+        ValueError: a text that is none of runs.
+    """
+    return workers_of(value) if isinstance(value, str) else value
+
+
+def short_members(members: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the members of a stage as groups of neighbours that have their state from the same source.
+
+    A member's rank is its place, and its node that of its worker; other members stay as they are.
+    """
+    for rank, member in enumerate(members):
+        if member["rank"] != rank or member["node"] != member["worker"].rpartition("/")[0]:
+            return members
+    groups = []
+    for source, neighbours in groupby(members, key=lambda member: member["source"]):
+        runs = runs_of([member["worker"] for member in neighbours])
+        if runs is None:
+            return members
+        groups.append({"source": source, "workers": runs})
+    return groups
+
+
+def full_members(value: Any) -> Any:
+    """Return the members that ``short_members`` has written; any other value as it is.
+
+    Raises:
+        ValueError: a group without workers.
+    """
+    if not isinstance(value, list):
+        return value
+    if not all(isinstance(group, Mapping) and isinstance(group.get("workers"), str) for group in value):
+        return value
+    placed = [(worker, group.get("source")) for group in value for worker in workers_of(group["workers"])]
+    return [
+        {"rank": rank, "worker": worker, "node": worker.rpartition("/")[0], "source": source}
+        for rank, (worker, source) in enumerate(placed)
+    ]
+
+
+def short_change(change: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON object of a ``TaskChange`` with its workers as text."""
+    lists = {name: short_workers(change[name]) for name in ("survivors", "failed", "release", "prepare")}
+    stages = {
+        name: {**stage, "members": short_members(stage["members"])}
+        for name in ("interrupted", "target")
+        if (stage := change[name]) is not None
+    }
+    return {**change, **lists, **stages}

@@ -1,0 +1,113 @@
+"""Workers as runs: what the text of a plan in the log says is what was planned, in the same order."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from shared.events import EVENT, PlanDecided
+from shared.plans import Layout, Member, Stage, TaskChange
+from shared.worker_runs import MAX_RUN, full_members, full_workers, runs_of, short_members, short_workers, workers_of
+from tests.shared import samples
+
+NODES = st.sampled_from(["n0", "n1", "a-1", "gpu-0012"])
+WORKERS = st.builds("{}/{}".format, NODES, st.integers(0, 12))
+ANY = st.lists(WORKERS | st.sampled_from(["n0/x", "n0/01", "alone", "n,1/0", "n0/0-7", "/3", "n0/٣", ""]), max_size=20)
+RUNS = st.lists(st.tuples(NODES, st.integers(0, 9), st.integers(1, 9)), max_size=8)
+
+
+@pytest.mark.parametrize(
+    ("workers", "text"),
+    [
+        (["n0/0", "n0/1", "n0/2", "n1/0", "n1/2"], "n0/0-2,n1/0,n1/2"),
+        (["n0/2", "n0/1"], "n0/2,n0/1"),
+        (["n0/0", "n1/1"], "n0/0,n1/1"),
+        (["n0/0-7"], None),
+        (["n0/07"], None),
+    ],
+)
+def test_neighbours_on_a_node_are_a_run_and_the_order_is_kept(workers: list[str], text: str | None) -> None:
+    assert runs_of(workers) == text
+    if text is not None:
+        assert workers_of(text) == workers
+
+
+@settings(derandomize=True, deadline=None)
+@given(ANY)
+def test_any_list_of_workers_is_read_back(workers: list[str]) -> None:
+    assert full_workers(json.loads(json.dumps(short_workers(workers)))) == workers
+
+
+@settings(derandomize=True, deadline=None)
+@given(RUNS, st.data())
+def test_any_members_are_read_back(runs: list[tuple[str, int, int]], data: st.DataObject) -> None:
+    workers = [f"{node}/{slot}" for node, first, count in runs for slot in range(first, first + count)]
+    sources = data.draw(st.lists(st.sampled_from(["live", "take"]), min_size=len(workers), max_size=len(workers)))
+    ranks = data.draw(st.sampled_from([list(range(len(workers))), list(range(1, len(workers) + 1))]))
+    members: list[dict[str, Any]] = [
+        {"rank": rank, "worker": worker, "node": worker.rpartition("/")[0], "source": source}
+        for rank, worker, source in zip(ranks, workers, sources, strict=True)
+    ]
+    short = json.loads(json.dumps(short_members(members)))
+    assert full_members(short) == members
+    if members and ranks[0] == 0:
+        assert len(short) == 1 + sum(one != other for one, other in pairwise(sources))
+
+
+@pytest.mark.parametrize("text", ["n0", "n0/", "/0", "n0/1-", "n0/a-b", "n0/3-1", f"n0/0-{MAX_RUN}", "n0/0,,n1/0"])
+def test_a_text_that_is_none_of_runs_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"neither|allowed are 1 to"):
+        workers_of(text)
+
+
+def plan() -> PlanDecided:
+    """A plan that moves a task of two nodes to three, one of them new."""
+    workers = [f"n{node}/{slot}" for node in range(3) for slot in range(4)]
+    members = [
+        Member(rank=rank, worker=worker, node=worker[:2], source="live" if rank < 8 else "take")
+        for rank, worker in enumerate(workers)
+    ]
+    layout = Layout(tensor=1, pipeline=1, data=12, micro_batch=1)
+    change = TaskChange(
+        task="a",
+        reason="r",
+        action="move",
+        from_generation=1,
+        survivors=workers[:8],
+        prepare=workers[8:],
+        target=Stage(kind="boundary", generation=2, layout=layout, members=members),
+    )
+    return samples.plan(1, {4: 1.0}).model_copy(update={"changes": [change]})
+
+
+def test_the_log_has_runs_and_the_model_all_workers() -> None:
+    planned = plan()
+    (change,) = json.loads(planned.canonical())["changes"]
+    assert (change["survivors"], change["prepare"], change["release"]) == ("n0/0-3,n1/0-3", "n2/0-3", [])
+    assert change["target"]["members"] == [
+        {"source": "live", "workers": "n0/0-3,n1/0-3"},
+        {"source": "take", "workers": "n2/0-3"},
+    ]
+    assert EVENT.validate_json(planned.canonical()) == planned
+    assert planned.model_dump(mode="json")["changes"][0]["target"]["members"][0]["worker"] == "n0/0"
+
+
+def test_a_plan_with_all_workers_as_decider_1_wrote_it_is_read() -> None:
+    planned = plan()
+    assert EVENT.validate_json(planned.model_dump_json()) == planned
+
+
+@pytest.mark.parametrize(
+    "members", [[{"source": "live", "workers": "n0"}], [{"workers": "n0/0"}], [{"source": "live", "workers": 3}]]
+)
+def test_damaged_members_are_no_plan(members: list[dict[str, Any]]) -> None:
+    data = json.loads(plan().canonical())
+    data["changes"][0]["target"]["members"] = members
+    with pytest.raises(ValidationError):
+        EVENT.validate_python(data)
