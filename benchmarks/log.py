@@ -46,7 +46,7 @@ MOST_MEMORY_MIB = 500
 MILLION = 1_000_000
 MOST_OF_TWO = 0.7
 """Of the processor time of a verification, what each of two jobs takes. Half would be linear; each job reads and folds
-the whole log, which at 20,000 events takes a sixth of the time."""
+the whole log, too."""
 
 _VERIFY = """
 import json, resource, sys, time

@@ -24,8 +24,8 @@ tenth of what was done since then at most, and the first ten summaries, of which
 (``services/api/rates.py``), come as quickly as ever."""
 
 LONGEST_S = 1800.0
-"""Longest time between two summaries: that of two checkpoints by default, which is lost with a task as well. Ten tasks
-that nothing happens to have 14,400 summaries in 30 days."""
+"""Longest time between two summaries: what a report of a running task lags by, and short beside the days over which one
+is accounted for. Ten tasks that nothing happens to have 14,400 summaries in 30 days."""
 
 LEAST_CHANGE = 0.05
 """Relative difference of step times below which the rate is the same: half a step of the planner's corrections, which
