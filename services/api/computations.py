@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TypeVar
 
 import anyio
@@ -24,8 +23,8 @@ from shared.errors import Busy, TimeLimit, TooManyRequests
 from shared.parent import die_with_parent
 
 LIMIT_S = 20.0
-"""Longest duration of a computation, its wait for a process included: clients and proxies give up after 30 to 60 s.
-The largest problem that is accepted takes the solver a second (``benchmarks/planner.py``)."""
+"""Longest duration of a computation, and longest wait for a process: clients and proxies give up after 30 to 60 s. The
+largest problem that is accepted takes the solver a second (``benchmarks/planner.py``)."""
 
 MOST_WAITING = 16
 """Most computations that run or wait. At a second each, which most are far below, the last is done within the limit."""
@@ -51,7 +50,8 @@ class Computations:
     limit_s: float = LIMIT_S
     most_at_once: int = field(default_factory=most_at_once)
     _peers: Counter[str] = field(default_factory=Counter, init=False)
-    _limiter: anyio.CapacityLimiter | None = field(default=None, init=False)
+    _slots: anyio.Semaphore | None = field(default=None, init=False)
+    """Made in the event loop."""
 
     async def run(self, request: Request, compute: Callable[[], T]) -> T:
         """Return what ``compute`` returns, or raise what it raises.
@@ -68,10 +68,6 @@ class Computations:
         with self.admitted(request.client.host if request.client is not None else ""):
             try:
                 return await self._until_left(request, compute)
-            except TimeoutError:
-                raise TimeLimit(
-                    f"the computation was ended after {self.limit_s:g} s, the longest that is allowed: ask for less"
-                ) from None
             except anyio.BrokenWorkerProcess as err:
                 raise Busy("the process of the computation has ended; this machine may be out of memory") from err
 
@@ -94,20 +90,36 @@ class Computations:
             if not self._peers[peer]:
                 del self._peers[peer]
 
+    async def _compute(self, compute: Callable[[], T]) -> T:
+        if self._slots is None:
+            self._slots = anyio.Semaphore(self.most_at_once)
+        try:
+            with anyio.fail_after(self.limit_s):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise Busy(f"no process was free within {self.limit_s:g} s; try again") from None
+        try:
+            whole = anyio.CapacityLimiter(1)  # who has a slot waits for nobody
+            with anyio.CancelScope(shield=True):  # a process whose start is cancelled would stay, and not be used
+                await to_process.run_sync(_prepare, limiter=whole)
+            with anyio.fail_after(self.limit_s):
+                return await to_process.run_sync(compute, cancellable=True, limiter=whole)
+        except TimeoutError:
+            raise TimeLimit(
+                f"the computation was ended after {self.limit_s:g} s, the longest that is allowed: ask for less"
+            ) from None
+        finally:
+            self._slots.release()
+
     async def _until_left(self, request: Request, compute: Callable[[], T]) -> T:
         """Compute until that is done, the time is over or the client has left."""
-        if self._limiter is None:
-            self._limiter = anyio.CapacityLimiter(self.most_at_once)
-        limiter, done = self._limiter, anyio.Event()
+        done = anyio.Event()
         failure: list[Exception] = []
         found: list[T] = []
 
         async def work() -> None:
             try:
-                with anyio.fail_after(self.limit_s):
-                    found.append(
-                        await to_process.run_sync(partial(_lowered, compute), cancellable=True, limiter=limiter)
-                    )
+                found.append(await self._compute(compute))
             except Exception as err:
                 failure.append(err)
             done.set()
@@ -129,9 +141,8 @@ class Computations:
         return found[0]
 
 
-def _lowered(compute: Callable[[], T]) -> T:
-    """Compute in this process, which gives way to others and ends with the gateway."""
+def _prepare() -> None:
+    """Have this process give way to others, and end with the gateway."""
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     if not die_with_parent(signal.SIGKILL):
         os._exit(1)
-    return compute()
