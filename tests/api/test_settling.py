@@ -153,9 +153,9 @@ def test_what_a_late_event_changes_is_settled_again(story: Story) -> None:
     for second in range(30, 90, 10):
         story.at(second).node(f"late{second}", 1)
     story.at(104).node("late104", 1)
-    told = len(story.records)
+    listed = len(story.records)
     story.process_exit().process_restored()
-    with folded(story.records[:told], [1] * len(story.records)) as store:
+    with folded(story.records[:listed], [1] * len(story.records)) as store:
         before = settled_report(store, story.time(400)).categories
         with store.reading() as views:
             settled = select(func.count(), func.max(table_of(SettledRow).c.end_s))
