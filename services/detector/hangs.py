@@ -136,7 +136,8 @@ def _of_stage(task: MonitoredTask, statuses: Mapping[str, WorkerStatus], limits:
     else:
         return None  # the ranks are held: see _deaf_to_hold
     own = {w: statuses[w] for w in workers if w in statuses and statuses[w].generation == newest}
-    if len(own) < len(workers) or any(s.state != "training" for s in own.values()):
+    # A task that has stopped has no members, while heartbeats from before still have its ranks.
+    if not workers or len(own) < len(workers) or any(s.state != "training" for s in own.values()):
         return None
     return stalls.find(
         own,

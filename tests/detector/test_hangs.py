@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from services.detector.state import MonitoredTask
-from shared.events import derived_id
-from shared.plans import Layout, Response, Stage
+from shared.events import TaskStopped, derived_id
+from shared.plans import Layout, Response, Stage, TaskChange
 from shared.severities import ErrorKind, Severity
 from tests.detector.hanging import drain_plan, held_from, joining, stalled, stopped_from
-from tests.detector.kit import Cluster, grow_plan, moved, only_error, plan, restart_plan, timed
+from tests.detector.kit import Cluster, at, grow_plan, moved, only_error, plan, restart_plan, timed
 
 
 def test_a_stopped_survivor_does_not_delay_a_plan() -> None:
@@ -139,6 +139,22 @@ def test_a_rank_that_hangs_while_its_task_drains_is_found() -> None:
         "n1/0",
         3.0,
     )
+
+
+def test_ranks_of_a_task_that_has_just_paused_are_not_judged() -> None:
+    """Its state is saved, and the newest heartbeats are from before: they still have its ranks."""
+    cluster = Cluster()
+    timed(cluster, 0.1, 0.1)
+    pause = TaskChange(task="gpt", reason="saves", action="pause", from_generation=1, survivors=cluster.workers)
+    cluster.fold(plan("p2", "draining", pause, response=Response.RECONFIGURE))
+    for name in cluster.names:
+        cluster.beat(name, 2.0, step=4, phase="checkpoint", progress_age_s=1.0)
+    cluster.fold(
+        TaskStopped(
+            event_id="stopped", occurred_at=at(2.1), task="gpt", generation=1, step=4, path="/checkpoints/step-4"
+        )
+    )
+    assert cluster.tick(2.2) == []
 
 
 def test_a_stall_that_no_plan_ends_is_recorded_once() -> None:
