@@ -4,8 +4,7 @@
 
 Needs root: the machines are namespaces with a network that fails in parts (``tests/cluster``). For each layout of the
 task, data-parallel (``dp``: one worker a node) and tensor-parallel inside a node (``tp``: two workers a node), one
-cluster of three nodes is started (several layouts at the same time, each in a process of its own: a course is mostly
-waiting), a task without failures trains, and then one task for each course of
+cluster of three nodes is started, a task without failures trains, and then one task for each course of
 ``cluster_courses``. After a course the log is read: every plan must be decided again alike, the chain be intact, and
 the bus have every event. On a second cluster, of four nodes, one node after the other dies (``cluster_losses``).
 
@@ -17,12 +16,9 @@ JSON lines on stdout: one for each course with what was seen, then its bounds. E
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -106,23 +102,6 @@ def measure_courses(report: Report, layout: str, courses: list[Course], folder: 
                 cluster.give_up(course.name)
 
 
-def measure_apart(report: Report, layouts: list[str], names: list[str]) -> None:
-    """Have each layout live through the courses in a process of its own, and report what all of them print."""
-    with ThreadPoolExecutor(len(layouts)) as threads:
-        for layout, status in zip(layouts, threads.map(partial(_apart, report, names), layouts), strict=True):
-            report.equal(f"{layout}: exit status", status, 0)
-
-
-def _apart(report: Report, names: list[str], layout: str) -> int:
-    command = [sys.executable, "-m", "benchmarks.cluster", "--layouts", layout, "--courses", *names]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for text in process.stdout:
-            line = json.loads(text)
-            report.line(line.pop("line"), **{"layout": layout, **line})
-    return process.returncode
-
-
 def measure(report: Report, layouts: list[str], names: list[str], long: bool) -> None:
     """Have each layout live through the courses.
 
@@ -132,10 +111,6 @@ def measure(report: Report, layouts: list[str], names: list[str], long: bool) ->
     if reason := missing():
         raise Unavailable(f"machines cannot be made here: {reason}")
     began_s = time.monotonic()
-    if len(layouts) > 1 and not long:
-        measure_apart(report, layouts, names)
-        report.at_most("whole run, s", time.monotonic() - began_s, WHOLE_RUN_S)
-        return
     for layout in layouts:
         report.line("layout", layout=layout, nodes=NODES, workers_per_node=LAYOUTS[layout].workers_per_node)
         with tempfile.TemporaryDirectory() as temporary:
@@ -146,6 +121,8 @@ def measure(report: Report, layouts: list[str], names: list[str], long: bool) ->
                 measure_courses(report, layout, courses, Path(temporary, "three"))
             if cluster_losses.NAME in names:
                 cluster_losses.measure(report, layout, Path(temporary, "four"))
+    if not long:
+        report.at_most("whole run, s", time.monotonic() - began_s, WHOLE_RUN_S)
 
 
 def main() -> int:
