@@ -11,15 +11,10 @@ from cli.options import Format, Output, Server
 from cli.output import clock, print_fields, print_json, print_table, seconds_between
 from shared.errors import InvalidInput
 
-_COSTS = (
-    "detection_worker_s",
-    "transition_worker_s",
-    "recompute_worker_s",
-    "sub_healthy_worker_s",
-    "lost_worker_s",
-    "lost_flop",
-    "failure_money",
-)
+_FAILURE_PARTS = ("detection_worker_s", "transition_worker_s", "recompute_worker_s", "sub_healthy_worker_s")
+"""They add up to the incident's worker-seconds; a lost worker's are part of the sub-healthy ones."""
+
+_COSTS = (*_FAILURE_PARTS, "lost_worker_s", "lost_flop", "failure_money")
 
 
 def incidents(
@@ -91,8 +86,7 @@ def _print_one(shown: dict[str, Any]) -> None:
             *((f"cost.{name}", cost[name]) for name in _COSTS),
         ]
     )
-    # A lost worker's seconds are part of the sub-healthy ones.
-    failure_s = sum(cost[name] for name in _COSTS[:4])
+    failure_s = sum(cost[name] for name in _FAILURE_PARTS)
     rows = [("as it was (from the log)", failure_s, cost["lost_flop"])]
     rows += [(f"{one['answer']} (model)", one["worker_s"], one["lost_flop"]) for one in shown["counterfactuals"]]
     print()

@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Annotated
 
 from fastapi import Depends, Request
+from starlette import types
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.api.problems import problem_response
 from services.api.socket_owners import end, uid_of
 from shared import tokens
 from shared.errors import Forbidden, Unauthenticated, UnicronError
-from shared.tokens import Scope as Right
-from shared.tokens import Token
+from shared.tokens import Scope, Token
 
 OPEN = frozenset({"/healthz", "/readyz"})
 """Paths for probes, which have no credentials."""
@@ -33,16 +32,16 @@ class Actor:
     """Who sends a request. ``name``: as the log and tasks have it, ``uid/<uid>`` or ``token/<name>``."""
 
     name: str
-    right: Right
+    scope: Scope
 
-    def require(self, right: Right) -> None:
+    def require(self, scope: Scope) -> None:
         """Refuse what the actor may not do.
 
         Raises:
-            Forbidden: the actor's right does not include this one.
+            Forbidden: the actor's scope does not include this one.
         """
-        if not self.right.includes(right):
-            raise Forbidden(f"{self.name} has the right {self.right.value!r}; this needs {right.value!r}")
+        if not self.scope.includes(scope):
+            raise Forbidden(f"{self.name} has the scope {self.scope.value!r}; this needs {scope.value!r}")
 
     def require_own(self, owner: str, what: str) -> None:
         """Refuse a change of what belongs to somebody else.
@@ -54,8 +53,8 @@ class Actor:
         Raises:
             Forbidden: it is not the actor's, and the actor may not operate.
         """
-        self.require(Right.SUBMIT)
-        if owner != self.name and not self.right.includes(Right.OPERATE):
+        self.require(Scope.SUBMIT)
+        if owner != self.name and not self.scope.includes(Scope.OPERATE):
             raise Forbidden(f"{what} belongs to {owner or 'nobody'}; {self.name} may change their own only")
 
 
@@ -92,10 +91,10 @@ class Access:
         token_file: where tokens are.
     """
 
-    def __init__(self, app: ASGIApp, token_file: Path) -> None:
+    def __init__(self, app: types.ASGIApp, token_file: Path) -> None:
         self._app, self._tokens = app, TokenFile(token_file)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
         """Pass the request on with its actor, or refuse it."""
         if scope["type"] == "http" and scope["path"] not in OPEN:
             try:
@@ -106,7 +105,7 @@ class Access:
                 return
         await self._app(scope, receive, send)
 
-    def _actor(self, scope: Scope) -> Actor:
+    def _actor(self, scope: types.Scope) -> Actor:
         scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
         if given:
             token = self._tokens.find(given.strip()) if scheme.lower() == "bearer" else None
@@ -115,12 +114,12 @@ class Access:
             return Actor(f"token/{token.name}", token.scope)
         uid = _uid(scope)
         if uid in (os.getuid(), ROOT_UID):
-            return Actor(f"uid/{uid}", Right.OPERATE)
+            return Actor(f"uid/{uid}", Scope.OPERATE)
         who = "requests from other machines" if uid is None else f"requests of uid {uid}"
         raise Unauthenticated(f"{who} need a token: `unicron token add NAME` makes one, UNICRON_TOKEN has it sent")
 
 
-def _uid(scope: Scope) -> int | None:
+def _uid(scope: types.Scope) -> int | None:
     """Return the uid of whoever sends a request over loopback; None: it comes from elsewhere."""
     client, server = scope.get("client"), scope.get("server")
     if client is None or server is None or server[1] is None:
@@ -141,12 +140,12 @@ Who = Annotated[Actor, Depends(actor_of)]
 
 
 async def _submits(who: Who) -> Actor:
-    who.require(Right.SUBMIT)
+    who.require(Scope.SUBMIT)
     return who
 
 
 async def _operates(who: Who) -> Actor:
-    who.require(Right.OPERATE)
+    who.require(Scope.OPERATE)
     return who
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any
 
 from sqlalchemy import func, select
 
@@ -36,10 +35,10 @@ from services.api.settlement import (
     settle_window,
     submission_key,
 )
-from services.api.settling import SettledTime
+from services.api.settling import settled_time
 from services.api.slices import history_of, reaching
 from services.api.span_claims import Window
-from services.api.tables import INCIDENTS, NODES, SPANS, TASKS, PositionRow, SpanRow, TaskRow, table_of
+from services.api.tables import INCIDENTS, NODES, SPANS, TASKS, SpanRow, TaskRow, table_of
 from services.api.views import TaskView
 
 _SPANS = table_of(SpanRow)
@@ -57,7 +56,7 @@ class Accounts:
         self._views = views
         self._connection = views.connection
         self._rows = SettledRows(views.connection)
-        self._settled = _settled(views)
+        self._settled = settled_time(views.connection)
         latest = self._settled.latest_s
         self.as_of = now if latest <= now.timestamp() else datetime.fromtimestamp(latest, UTC)
         """A present time that is not before what the log records: its clock may be a little ahead of ours."""
@@ -220,9 +219,3 @@ def _edges(window: Window, whole: Window | None) -> list[Window]:
         return [window]
     edges = [Window(window.start_s, whole.start_s), Window(whole.end_s, window.end_s)]
     return [edge for edge in edges if edge.end_s > edge.start_s]
-
-
-def _settled(views: ViewReader) -> SettledTime:
-    table = table_of(PositionRow)
-    row: Any = views.connection.execute(select(table.c.settled_s, table.c.latest_s, table.c.achieved_flop)).first()
-    return SettledTime(*row) if row is not None else SettledTime()

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any, Generic
 
 from sqlalchemy import Connection, bindparam, select
-from sqlalchemy.dialects import postgresql, sqlite
 
-from services.api.tables import CLUSTER, INCIDENTS, KEYS, NODES, PLANS, SPANS, TASKS, Kind, V, table_of
+from services.api.tables import CLUSTER, INCIDENTS, KEYS, NODES, PLANS, SPANS, TASKS, Kind, V, insert_into, table_of
 from services.api.views import Views
 from shared.events import PlanDecided, Recorded
 
@@ -198,8 +197,7 @@ def upsert(connection: Connection, table: Any, rows: list[dict[str, Any]]) -> No
     """Insert rows, all of which have the same columns, or replace those of the same primary key: one statement."""
     if not rows:
         return
-    dialect: Any = sqlite if connection.dialect.name == "sqlite" else postgresql
     keys = [column.name for column in table.primary_key]
-    insert = dialect.insert(table)
+    insert = insert_into(connection, table)
     changes = {name: insert.excluded[name] for name in rows[0] if name not in keys}
     connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=changes), rows)

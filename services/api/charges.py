@@ -1,7 +1,7 @@
-"""Charges: claims settled so that every second of every worker counts once, and their sums. Pure.
+"""Charges: claims settled so that every second of every worker counts once. Pure.
 
 ``services/api/claims.py`` and ``services/api/span_claims.py`` make the claims; ``services/api/ledger.py`` settles those
-of a cluster; ``services/api/costs.py`` makes the report from the charges.
+of a cluster; ``services/api/settlement.py`` adds the charges up.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.api.claims import FAILURE_PARTS, Claim, Part
+from services.api.claims import Claim
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -30,32 +30,6 @@ class Charge:
     def worker_s(self) -> float:
         """Its worker-seconds."""
         return sum(end - start for start, end in self.intervals)
-
-    def between(self, start_s: float, end_s: float) -> float:
-        """Return the worker-seconds between two times."""
-        return sum(max(min(end, end_s) - max(start, start_s), 0.0) for start, end in self.intervals)
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Worker-seconds of the failure parts, the weighted FLOP not achieved in them, and their price.
-
-    ``sub_healthy_worker_s``: all time in which capacity was missing: of lost workers (``lost_worker_s``), and of those
-    that were present and not used as well as without the incident.
-    """
-
-    detection_worker_s: float = 0.0
-    transition_worker_s: float = 0.0
-    recompute_worker_s: float = 0.0
-    sub_healthy_worker_s: float = 0.0
-    lost_worker_s: float = 0.0
-    lost_flop: float = 0.0
-    money: float = 0.0
-
-    @property
-    def worker_s(self) -> float:
-        """All failure parts together."""
-        return self.detection_worker_s + self.transition_worker_s + self.recompute_worker_s + self.sub_healthy_worker_s
 
 
 def money(worker_s: float, price_per_worker_hour: float) -> float:
@@ -111,31 +85,3 @@ def _take(taken: list[Interval], start: float, end: float) -> tuple[Interval, ..
         free.append((at, end))
     insort(taken, (low, high))
     return tuple(free)
-
-
-def total(charges: Iterable[Charge], price_per_worker_hour: float) -> Cost:
-    """Return the sums of the failure parts of ``charges``.
-
-    ``lost_flop``: worker-seconds times the weighted FLOP/s that one worker achieved before. ``money``: worker-seconds
-    times the price.
-    """
-    seconds = dict.fromkeys(FAILURE_PARTS, 0.0)
-    lost_flop = 0.0
-    for charge in charges:
-        if charge.claim.part in seconds:
-            seconds[charge.claim.part] += charge.worker_s
-            lost_flop += charge.worker_s * charge.claim.flop_per_worker_s
-    return Cost(
-        detection_worker_s=seconds[Part.DETECTION],
-        transition_worker_s=seconds[Part.TRANSITION],
-        recompute_worker_s=seconds[Part.RECOMPUTE],
-        sub_healthy_worker_s=seconds[Part.LOST] + seconds[Part.SUB_HEALTHY],
-        lost_worker_s=seconds[Part.LOST],
-        lost_flop=lost_flop,
-        money=money(sum(seconds.values()), price_per_worker_hour),
-    )
-
-
-def worker_s(charges: Iterable[Charge], part: Part) -> float:
-    """Return the worker-seconds of one part."""
-    return sum(charge.worker_s for charge in charges if charge.claim.part is part)

@@ -26,8 +26,9 @@ LIMIT_S = 20.0
 """Longest duration of a computation, and longest wait for a process: clients and proxies give up after 30 to 60 s. The
 largest problem that is accepted takes the solver a second (``benchmarks/planner.py``)."""
 
-MOST_WAITING = 16
-"""Most computations that run or wait. At a second each, which most are far below, the last is done within the limit."""
+MOST_PENDING = 16
+"""Most computations that run or wait for a process. At a second each, which most are far below, the last is done within
+the limit."""
 
 MOST_OF_ONE_PEER = 4
 """Most computations of one address that run or wait: one client leaves room for others."""
@@ -80,7 +81,7 @@ class Computations:
         """
         if self._peers[peer] >= MOST_OF_ONE_PEER:
             raise TooManyRequests(f"{self._peers[peer]} computations of this address are not done; wait for one")
-        if self._peers.total() >= MOST_WAITING:
+        if self._peers.total() >= MOST_PENDING:
             raise Busy(f"{self._peers.total()} computations are not done, the most that are accepted; try again")
         self._peers[peer] += 1
         try:

@@ -1,4 +1,4 @@
-"""What every request has to satisfy before it is routed, and the methods HEAD and OPTIONS of every path.
+"""What every request has to satisfy before it is routed.
 
 A web page that a user of this machine opens can send requests here from the user's browser. Two properties of a request
 tell such a page from a client: the ``Host`` is a name of the page's own that resolves to this machine (DNS rebinding),
@@ -17,7 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.api.methods import CHANGES, allowed_methods
+from services.api.methods import CHANGES, allowed_methods, answer_head
 from services.api.problems import problem_response
 from shared.errors import InvalidInput, UnicronError
 
@@ -57,7 +57,7 @@ class UnsupportedContentType(InvalidInput):
 
 
 class HttpPolicy:
-    """ASGI middleware that refuses requests by their headers, and answers HEAD and OPTIONS.
+    """ASGI middleware that refuses requests by their headers, and passes others on by their methods.
 
     Args:
         app: what answers the others.
@@ -87,7 +87,7 @@ class HttpPolicy:
             await send({"type": "http.response.start", "status": 204, "headers": [(b"allow", methods.encode())]})
             await send({"type": "http.response.body", "body": b""})
         elif scope["method"] == "HEAD":
-            await _answer_head(self._app, scope, receive, send)
+            await answer_head(self._app, scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
@@ -152,22 +152,3 @@ def _with_headers(send: Send) -> Send:
         await send(message)
 
     return sending
-
-
-async def _answer_head(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer as GET without the body. Of an answer that is streamed only the beginning is made."""
-    begun = False
-
-    async def sending(message: Message) -> None:
-        nonlocal begun
-        if begun:
-            return
-        if message["type"] == "http.response.start":
-            await send(message)
-            await send({"type": "http.response.body", "body": b""})
-            begun = True
-
-    async def receiving() -> Message:
-        return {"type": "http.disconnect"} if begun else await receive()
-
-    await app({**scope, "method": "GET"}, receiving, sending)

@@ -21,7 +21,6 @@ logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 
-
 RETRY_AFTER_S = 2
 """When a client may ask again for what is unavailable: services notice within this time that the log or the bus is back
 (``shared.outages.LONGEST_PAUSE_S``)."""
@@ -34,9 +33,8 @@ class TooLarge(InvalidInput):
     status = 413
 
 
-RETRIED = frozenset({429, 503})
+_TEMPORARY = frozenset({429, 503})
 """Status codes of what may succeed later."""
-
 
 MOST_ECHOED = 200
 """Characters of a request's own text that an error repeats."""
@@ -79,7 +77,8 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(UnicronError)
     async def _unicron(_: Request, err: UnicronError) -> Response:
-        return problem_response(err.problem(), {"Retry-After": str(RETRY_AFTER_S)} if err.status in RETRIED else None)
+        headers = {"Retry-After": str(RETRY_AFTER_S)} if err.status in _TEMPORARY else None
+        return problem_response(err.problem(), headers)
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, err: HTTPException) -> Response:

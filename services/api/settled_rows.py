@@ -12,11 +12,10 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Select, delete, func, insert, select, tuple_
-from sqlalchemy.dialects import postgresql, sqlite
 
 from services.api.settlement import ALL, COLUMNS, Amounts, Sums, day_of
 from services.api.span_claims import Window
-from services.api.tables import KEYS, SettledRow, TotalRow, table_of
+from services.api.tables import KEYS, SettledRow, TotalRow, insert_into, table_of
 
 _ROWS = table_of(SettledRow)
 _TOTALS = table_of(TotalRow)
@@ -38,8 +37,7 @@ class SettledRows:
         ]
         times = {"start_s": window.start_s, "end_s": window.end_s}
         self._connection.execute(insert(_ROWS), [{**times, **row} for row in rows])
-        dialect: Any = sqlite if self._connection.dialect.name == "sqlite" else postgresql
-        adding = dialect.insert(_TOTALS)
+        adding = insert_into(self._connection, _TOTALS)
         changes = {name: _TOTALS.c[name] + adding.excluded[name] for name in COLUMNS}
         self._connection.execute(
             adding.on_conflict_do_update(index_elements=["dimension", "key"], set_=changes),

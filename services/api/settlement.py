@@ -61,6 +61,18 @@ def failure_worker_s(amounts: Amounts) -> float:
     return sum(amounts[PARTS[part]] for part in FAILURE_PARTS)
 
 
+def add_charge(amounts: Amounts, charge: Charge) -> None:
+    """Add a charge to the amounts of one of its keys, in place.
+
+    ``lost_flop``: worker-seconds of a failure part times the weighted FLOP/s that one worker achieved before.
+    """
+    seconds, part = charge.worker_s, charge.claim.part
+    amounts[PARTS[part]] += seconds
+    amounts["worker_s"] += seconds
+    if part in FAILURE_PARTS:
+        amounts["lost_flop"] += seconds * charge.claim.flop_per_worker_s
+
+
 def add(sums: Sums, other: Sums) -> None:
     """Add other amounts to ``sums``, in place."""
     for dimension, rows in other.items():
@@ -94,14 +106,10 @@ def sums_of(book: Ledger, history: History, tasks: Mapping[str, TaskView], windo
     for charge in book.charges:
         if not charge.intervals:
             continue
-        seconds, part = charge.worker_s, charge.claim.part
-        lost_flop = seconds * charge.claim.flop_per_worker_s if part in FAILURE_PARTS else 0.0
         rows = (sums[dimension].setdefault(key(charge), no_amounts()) for dimension, key in keys.items())
         for amounts in (whole, *rows):
-            amounts[PARTS[part]] += seconds
-            amounts["worker_s"] += seconds
-            amounts["lost_flop"] += lost_flop
-        if part is Part.TRAINING:
+            add_charge(amounts, charge)
+        if charge.claim.part is Part.TRAINING:
             training.setdefault(charge.claim.task, []).append(charge)
     whole["allocated_worker_s"] = sum(high - low for intervals in book.allocated.values() for low, high in intervals)
     whole["held_worker_s"] = held_worker_s(_used(book.charges), book.allocated)

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from services.api.batches import Batch
 from services.api.claim_times import plan_changed_from_s, span_changed_from_s, task_changed_from_s
@@ -20,7 +20,7 @@ from services.api.settled_rows import SettledRows
 from services.api.settlement import cut_at_days, first_allocated_s, settle_window
 from services.api.slices import history_of
 from services.api.span_claims import Window
-from services.api.tables import TASKS
+from services.api.tables import TASKS, PositionRow, table_of
 
 _LEAST_CHANGES = 64
 """Changed plans and spans after which time is settled: so many a request can settle in some milliseconds."""
@@ -37,6 +37,13 @@ class SettledTime:
     settled_s: float = -math.inf
     latest_s: float = -math.inf
     achieved_flop: float = 0.0
+
+
+def settled_time(connection: Connection) -> SettledTime:
+    """Return how far time is settled at the position of the projections."""
+    table = table_of(PositionRow)
+    row = connection.execute(select(table.c.settled_s, table.c.latest_s, table.c.achieved_flop)).first()
+    return SettledTime(*row) if row is not None else SettledTime()
 
 
 class Settling:

@@ -19,7 +19,7 @@ from sqlalchemy.engine import make_url
 from services.api.batches import Batch, upsert
 from services.api.projections.evolve import evolve
 from services.api.readers import ViewReader
-from services.api.settling import SettledTime, Settling
+from services.api.settling import Settling, settled_time
 from services.api.tables import PositionRow, Tables, table_of
 from services.api.views import SCHEMA_VERSION
 from shared.events import Recorded
@@ -101,7 +101,7 @@ class Store:
 
     def _fold(self, connection: Connection, records: Sequence[Recorded]) -> int:
         position, head = _head(connection)
-        settled = _settled(connection)
+        settled = settled_time(connection)
         if position != self._folded:
             self._batch.forget()  # the tables were folded by another process, or by an earlier one
         new = [recorded for recorded in records if recorded.position > position]
@@ -139,12 +139,6 @@ def _head(connection: Connection) -> tuple[int, str]:
     table = table_of(PositionRow)
     row = connection.execute(select(table.c.position, table.c.head)).first()
     return (int(row.position), str(row.head)) if row is not None else (0, "")
-
-
-def _settled(connection: Connection) -> SettledTime:
-    table = table_of(PositionRow)
-    row = connection.execute(select(table.c.settled_s, table.c.latest_s, table.c.achieved_flop)).first()
-    return SettledTime(*row) if row is not None else SettledTime()
 
 
 def _set_pragmas(connection: Any, _record: Any) -> None:

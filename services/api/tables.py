@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
-from sqlalchemy import Index
+from sqlalchemy import Connection, Index
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import registry
 from sqlmodel import Field, SQLModel
 
@@ -268,6 +269,12 @@ PLANS = Kind(
 NODES = Kind(NodeRow, NodeView, "node named", lambda v: v.state.value)
 SPANS = Kind(SpanRow, SpanView, "span", lambda v: "closed" if v.end else "open", more=_span_columns)
 CLUSTER = Kind(ClusterRow, ClusterView, "cluster")
+
+
+def insert_into(connection: Connection, table: Any) -> Any:
+    """Return an INSERT with the conflict clause of the connection's database."""
+    dialect: Any = sqlite if connection.dialect.name == "sqlite" else postgresql
+    return dialect.insert(table)
 
 
 def table_of(model: type[SQLModel]) -> Any:

@@ -19,7 +19,8 @@ import uuid
 from services.planner.admission import due
 from services.planner.decide import SERVICE
 from services.planner.log_fold import Fold
-from services.planner.logged_answers import LoggedAnswers, Start, check_decider, last_parameters, start_of
+from services.planner.log_start import LogStart, check_decider, last_parameters, start_of
+from services.planner.logged_answers import LoggedAnswers
 from services.planner.lookahead import LookAhead
 from services.planner.state import State
 from shared.errors import UnicronError
@@ -41,7 +42,7 @@ RETRY_S = 1.0
 class Planner:
     """Folds records and appends the answers to them."""
 
-    def __init__(self, context: Context, start: Start, clock: Clock) -> None:
+    def __init__(self, context: Context, start: LogStart, clock: Clock) -> None:
         """Start from an empty state.
 
         Args:

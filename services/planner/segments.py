@@ -9,17 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import from_json
-
-from services.planner.sources import Answer, doubled
+from services.planner.sources import ANSWER_TYPES, Answer, answer_of, doubled
 from shared.errors import Corrupt, NotFound
 from shared.log.anchors import Defect
 from shared.log.archive import Manifest, file_sha256, manifest_of, read_rows
 from shared.log.log import EventLog
 from shared.log.scan import Row, Scan
-
-_ANSWERS = ("plan.decided", "task.stopped")
-"""Types of the events with which the planner answers (``sources``)."""
 
 
 class SegmentsSource:
@@ -45,7 +40,9 @@ class SegmentsSource:
         """Yield the events of the types with which the planner answers, in order."""
         try:
             for row in self._stored():
-                if row["type"] in _ANSWERS and (answer := _answer(row)) is not None:
+                if row["type"] not in ANSWER_TYPES:
+                    continue
+                if (answer := answer_of(row["position"], row["event_id"], row["data"])) is not None:
                     yield answer
         except Corrupt:
             return  # the pass over the rows names it
@@ -127,18 +124,6 @@ class SegmentsSource:
                 ((first,),) = seen.execute("SELECT position FROM seen WHERE id = ?", place[:1])
                 if first != row["position"]:  # a segment that is given twice is one defect, not one for each row
                     yield doubled(row["event_id"], first, row["position"])
-
-
-def _answer(row: dict[str, Any]) -> Answer | None:
-    """Return the answer in a row; None if its text is no event. ``decider`` as in ``Answer``."""
-    try:
-        event = from_json(row["data"])
-    except (TypeError, ValueError):
-        return None
-    if not isinstance(event, dict):
-        return None
-    decider = event.get("decider", 1) if event.get("type") == "plan.decided" else None
-    return Answer(row["position"], row["event_id"], decider if isinstance(decider, int) and decider >= 1 else None)
 
 
 def _manifest(path: Path) -> Manifest | None:

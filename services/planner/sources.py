@@ -20,7 +20,9 @@ from shared.log.log import EventLog
 from shared.log.scan import Row, Scan
 
 _ANSWERS = PlanDecided, TaskStopped
-"""Types with which the planner answers."""
+
+ANSWER_TYPES = tuple(str(kind.model_fields["type"].default) for kind in _ANSWERS)
+"""Types of the events with which the planner answers."""
 
 _DECIDER = re.compile(r',"decider":([1-9][0-9]{0,8}),"event_id":"')
 
@@ -106,13 +108,11 @@ class LogSource:
     def answers(self) -> Iterator[Answer]:
         """Yield the events of the types with which the planner answers, in order."""
         with closing(self._opened()) as log:
-            for position, event_id, data in log.raw("plan.decided", "task.stopped"):
+            for position, event_id, data in log.raw(*ANSWER_TYPES):
                 if self.last is not None and position > self.last:
                     return
-                try:
-                    yield Answer(position, event_id, decider_of(data))
-                except (TypeError, ValueError):
-                    continue  # the pass over the rows names it
+                if (answer := answer_of(position, event_id, data)) is not None:
+                    yield answer
 
     def rows(self, scan: Scan) -> Iterator[Row]:
         """Yield every row."""
@@ -161,6 +161,14 @@ def decider_of(data: str) -> int | None:
         raise ValueError("not an event")
     decider = event.get("decider", 1) if event.get("type") == "plan.decided" else None
     return decider if isinstance(decider, int) and decider >= 1 else None
+
+
+def answer_of(position: int, event_id: str, data: str) -> Answer | None:
+    """Return the answer in a row of one of ``ANSWER_TYPES``; None if its text is no event, which other checks name."""
+    try:
+        return Answer(position, event_id, decider_of(data))
+    except (TypeError, ValueError):
+        return None
 
 
 def doubled(event_id: str, first: int, last: int) -> Defect:

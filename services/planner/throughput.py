@@ -64,8 +64,8 @@ def pins_of(spec: TaskSpec) -> Pins:
     """Return the choices that the specification fixes, and those of the runtime.
 
     The runtime splits the layers evenly over the stages. Data-parallel communication overlaps where the specification
-    asks for it. Otherwise the runtime reduces gradients after the last backward pass, by
-    all-reduce also where the optimizer is distributed, and gathers parameters before the next forward pass.
+    asks for it. Otherwise the runtime reduces gradients after the last backward pass, by all-reduce also where the
+    optimizer is distributed, and gathers parameters before the next forward pass.
     """
     parallel = spec.parallel
     return Pins(

@@ -20,11 +20,10 @@ MOST = 64
 """Requests in one transaction. The cost of a commit is spread over as many, and another process that waits for the
 writer's lock waits for so many at most."""
 
-
 GATHERING_S = 0.003
-"""How long a thread that is to lead waits at most for those that were there a moment ago: about what a commit takes.
-They come back within a tenth of it if a core is free, and without this wait they would fall into two groups that take
-turns."""
+"""How long a thread that is to lead waits at most for the threads of the last transaction: about what a commit takes.
+Those threads come back within a tenth of this time if a core is free; without a wait there would be two groups that
+take turns."""
 
 
 class _Waiting(Generic[R]):

@@ -9,7 +9,8 @@ import pytest
 from shared.bus import Bus
 from shared.log.journal import Journal
 from shared.settings import Settings
-from tests.api.kit import NodeMachines, Server, Story, client_of, node_machines, offline_gateway, serving
+from tests.api.kit import Server, Story, client_of, offline_gateway, serving
+from tests.api.node_machines import NodeMachines, node_machines
 
 
 @pytest.fixture

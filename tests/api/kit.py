@@ -13,11 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
-from services.agent import task_inputs
-from services.agent.file_server import FileServer
-from services.api import node_files, submitted_inputs
 from services.api.cost_models import Costs, Counterfactual, IncidentCost
 from services.api.costs import Account, Day, Period, report
 from services.api.counterfactuals import Answers
@@ -34,8 +30,6 @@ from services.api.store import Store
 from services.api.views import ClusterView, Views
 from shared import tokens
 from shared.bus import Bus
-from shared.dropped import DroppedMessages
-from shared.errors import Unavailable
 from shared.events import (
     ClusterConfigured,
     ErrorDetected,
@@ -49,7 +43,6 @@ from shared.events import (
 )
 from shared.log.journal import Journal
 from shared.log.log import EventLog
-from shared.node_files import FILES, failed, pack
 from shared.plans import Layout, Member, Response, Stage, TaskChange, Trigger
 from shared.service import Context
 from shared.settings import Settings
@@ -396,59 +389,3 @@ async def serving(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterat
     finally:
         task.cancel()
         await asyncio.wait({task})
-
-
-class NodeMachines:
-    """Node machines with a run directory each, and on each the part of the agent that serves files.
-
-    ``away``: nodes that serve nothing while they are in it.
-    """
-
-    def __init__(self, bus: Bus, folder: Path) -> None:
-        self._bus, self._folder = bus, folder
-        self._servers: list[FileServer] = []
-        self.away: set[str] = set()
-
-    def run_dir(self, node: str) -> Path:
-        """Return the run directory of a node."""
-        return self._folder / node
-
-    async def start(self, *nodes: str, run_dir: Path | None = None) -> None:
-        """Begin to serve the files of nodes; ``run_dir``: the one that they share."""
-        for node in nodes:
-            await self._start(node, run_dir or self.run_dir(node))
-
-    async def _start(self, node: str, run_dir: Path) -> None:
-        server = FileServer(self._bus, node, run_dir, DroppedMessages({}))
-        self._servers.append(server)
-
-        async def serve(message: bytes) -> bytes:
-            return pack(failed(Unavailable("away"))) if node in self.away else await server.serve(message)
-
-        await self._bus.serve(f"{FILES}.{node}", serve)
-
-    def stop(self) -> None:
-        """End the threads of all."""
-        for server in self._servers:
-            server.stop()
-
-
-@contextmanager
-def node_machines(bus: Bus, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeMachines]:
-    """Give node machines, none of which serves yet. The api waits for them however busy the test's machine is."""
-    monkeypatch.setattr(node_files, "TIMEOUT_S", 20.0)
-    monkeypatch.setattr(submitted_inputs, "CHECK_TIMEOUT_S", 20.0)
-    monkeypatch.setattr(task_inputs, "COMPILE_TIMEOUT_S", 20.0)
-    made = NodeMachines(bus, folder)
-    try:
-        yield made
-    finally:
-        made.stop()
-
-
-def write_output(run_dir: Path, task: str, name: str, text: str | bytes) -> Path:
-    """Write what a process printed."""
-    path = run_dir / "tasks" / task / "output" / f"{name}.log"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return path

@@ -65,7 +65,7 @@ async def test_clients_that_leave_take_theirs_with_them_and_others_are_served(ap
 
 async def test_all_addresses_together_are_bounded(tmp_path: Path) -> None:
     with offline_gateway(tmp_path) as gateway, ExitStack() as others:
-        for number in range(computations.MOST_WAITING):
+        for number in range(computations.MOST_PENDING):
             others.enter_context(gateway.computations.admitted(f"198.51.100.{number}"))
         async with client_of(gateway) as client:
             answer = await client.get("/v1/plan/throughput", params=ENDLESS)

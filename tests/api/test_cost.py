@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.api.charges import money, settle, total, worker_s
+from services.api.charges import Charge, money, settle
 from services.api.claims import (
-    FAILURE_PARTS,
     Claim,
     IncidentTimes,
     Part,
@@ -19,6 +19,8 @@ from services.api.claims import (
     start_claims,
     training_claims,
 )
+from services.api.costs import incident_cost
+from services.api.settlement import PARTS, Amounts, add_charge, failure_worker_s, no_amounts
 from services.api.span_claims import held_worker_s
 from services.api.views import Impact
 from shared.events import TaskFailed, TaskStopped, TaskSubmitted
@@ -37,8 +39,15 @@ FAULT = IncidentTimes("i1", at(100), at(101))
 
 
 def charge(claims: list[Claim]) -> dict[Part, float]:
-    charges = settle(claims)
-    return {part: worker_s(charges, part) for part in Part}
+    amounts = amounts_of(settle(claims))
+    return {part: amounts[PARTS[part]] for part in Part}
+
+
+def amounts_of(charges: Iterable[Charge]) -> Amounts:
+    amounts = no_amounts()
+    for one in charges:
+        add_charge(amounts, one)
+    return amounts
 
 
 def test_a_restarted_worker_pays_until_restored_and_survivors_until_resumed() -> None:
@@ -60,9 +69,10 @@ def test_a_restarted_worker_pays_until_restored_and_survivors_until_resumed() ->
     assert parts[Part.DETECTION] == 4 * 1
     assert parts[Part.TRANSITION] == 3 * 4 + 1 * 11 + 3 * 2
     assert parts[Part.SUB_HEALTHY] == parts[Part.RECOMPUTE] == 0
-    cost = total(settle(claims), 3600.0)
-    assert cost.lost_flop == pytest.approx(100.0 * cost.worker_s)
-    assert cost.money == pytest.approx(cost.worker_s)
+    amounts = amounts_of(settle(claims))
+    lost_s = failure_worker_s(amounts)
+    assert amounts["lost_flop"] == pytest.approx(100.0 * lost_s)
+    assert incident_cost(amounts, 3600.0).money == pytest.approx(lost_s)
 
 
 def test_a_worker_the_plan_does_without_is_sub_healthy_from_resumed_to_restored() -> None:
@@ -255,17 +265,14 @@ def test_no_part_is_negative_and_the_parts_add_up(
         everything += [*training_claims(impact, as_of), *start_claims(impact, "", as_of)]
     charges = settle(everything)
     assert all(charge.worker_s >= 0 for charge in charges)
-    parts = sum(worker_s(charges, part) for part in Part)
-    assert parts == pytest.approx(held_worker_s(everything), abs=1e-3)
-    cost = total(charges, 2.0)
-    assert cost.worker_s == pytest.approx(sum(worker_s(charges, part) for part in FAILURE_PARTS))
+    whole = amounts_of(charges)
+    assert sum(whole[name] for name in PARTS.values()) == pytest.approx(held_worker_s(everything), abs=1e-3)
     by_incident = [
-        total((charge for charge in charges if charge.claim.incident == f"i{index}"), 2.0)
-        for index in range(len(plans))
+        amounts_of(charge for charge in charges if charge.claim.incident == f"i{index}") for index in range(len(plans))
     ]
-    assert sum(one.worker_s for one in by_incident) == pytest.approx(cost.worker_s)
-    assert sum(one.money for one in by_incident) == pytest.approx(cost.money)
-    assert sum(one.lost_flop for one in by_incident) == pytest.approx(cost.lost_flop)
+    assert sum(map(failure_worker_s, by_incident)) == pytest.approx(failure_worker_s(whole))
+    assert sum(incident_cost(one, 2.0).money for one in by_incident) == pytest.approx(incident_cost(whole, 2.0).money)
+    assert sum(one["lost_flop"] for one in by_incident) == pytest.approx(whole["lost_flop"])
 
 
 def test_flop_of_a_task_that_goes_on_from_its_checkpoint_count_each_update_once(story: Story) -> None:

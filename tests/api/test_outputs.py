@@ -18,7 +18,8 @@ from shared.log.journal import Journal
 from shared.node_files import CHUNK_BYTES, FILES
 from shared.settings import Settings
 from shared.severities import ErrorKind, Method, Severity
-from tests.api.kit import NodeMachines, Server, Story, serving, write_output
+from tests.api.kit import Server, Story, serving
+from tests.api.node_machines import NodeMachines, write_output
 
 TASK = "gpt"
 

@@ -24,7 +24,8 @@ from shared.model import utc_now
 from shared.node_files import CHUNK_BYTES, DescribeResult, FilesReply
 from shared.severities import ErrorKind, Method, Severity
 from shared.task_folders import TaskFilesRequest
-from tests.api.kit import NodeMachines, Server
+from tests.api.kit import Server
+from tests.api.node_machines import NodeMachines
 from tests.api.test_tasks import refused
 
 CONTENT = random.Random(1).randbytes(5 * CHUNK_BYTES + 321)

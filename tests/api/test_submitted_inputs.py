@@ -16,7 +16,8 @@ from shared.events import ErrorDetected
 from shared.model import utc_now
 from shared.node_files import FILES
 from shared.severities import ErrorKind, Method, Severity
-from tests.api.kit import NodeMachines, Server
+from tests.api.kit import Server
+from tests.api.node_machines import NodeMachines
 from tests.api.test_tasks import refused
 
 SHAPE = {"layers": 2, "hidden": 32, "heads": 2, "sequence_length": 16}

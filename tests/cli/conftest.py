@@ -15,7 +15,8 @@ from cli.main import main
 from shared.bus import Bus
 from shared.log.journal import Journal
 from shared.settings import Settings
-from tests.api.kit import NodeMachines, Server, node_machines, serving
+from tests.api.kit import Server, serving
+from tests.api.node_machines import NodeMachines, node_machines
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,8 @@ from shared.events import (
 from shared.log.journal import Journal
 from shared.self_test import SELF_TEST, SelfTestResult
 from shared.settings import Settings
-from tests.api.kit import NodeMachines, Server, Story, serving, spec_dict, until
+from tests.api.kit import Server, Story, serving, spec_dict, until
+from tests.api.node_machines import NodeMachines
 from tests.cli.conftest import Unicron, call_unicron, end, start_unicron
 
 NOWHERE = "http://127.0.0.1:9"

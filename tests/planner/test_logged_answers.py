@@ -10,7 +10,8 @@ import pytest
 
 from services.planner import logged_answers
 from services.planner.log_fold import Fold
-from services.planner.logged_answers import LoggedAnswers, last_parameters, start_of
+from services.planner.log_start import last_parameters, start_of
+from services.planner.logged_answers import LoggedAnswers
 from services.planner.replay import Replayer
 from shared.events import ClusterConfigured, PlanDecided, Recorded
 from shared.log.log import EventLog

@@ -10,7 +10,7 @@ import pytest
 from services.planner import decide
 from services.planner.decide import DECIDER
 from services.planner.log_fold import Fold
-from services.planner.logged_answers import check_decider
+from services.planner.log_start import check_decider
 from services.planner.replay import Replayer, verify_records
 from shared.errors import Conflict
 from shared.events import PlanDecided, Recorded, StateMoved, derived_id

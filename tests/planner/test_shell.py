@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from services.planner.logged_answers import Start
+from services.planner.log_start import LogStart
 from services.planner.lookahead import LookAhead
 from services.planner.main import Planner, serve
 from services.planner.replay import verify
@@ -174,7 +174,7 @@ async def test_the_table_is_made_in_a_thread_and_left_when_the_state_changes(
     settings: Settings, bus: Bus, journal: Journal, log: EventLog
 ) -> None:
     context = Context(settings, bus, journal, asyncio.Event(), "planner")
-    planner = Planner(context, Start(0, 0, 0, {}), utc_now)
+    planner = Planner(context, LogStart(0, 0, 0, {}), utc_now)
     planner.look_ahead = table = Endless()
     looking = asyncio.create_task(planner.keep_looking_ahead())
     try:
@@ -195,7 +195,7 @@ async def test_hits_and_misses_are_in_the_health_and_in_the_log_line(
 ) -> None:
     caplog.set_level(logging.INFO, "services.planner.main")
     context = Context(settings, bus, journal, asyncio.Event(), "planner")
-    planner = Planner(context, Start(0, 0, 0, {}), utc_now)
+    planner = Planner(context, LogStart(0, 0, 0, {}), utc_now)
     for event in (node("n0"), submission("a")):
         (record,) = await journal.append([event])
         await planner.handle(record)

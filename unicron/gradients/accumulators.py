@@ -22,7 +22,7 @@ import torch
 
 from unicron.errors import NonFiniteValue
 from unicron.gradients.buckets import bucket_bytes, bucket_slices
-from unicron.gradients.exchange import AllReduce, Exchange
+from unicron.gradients.exchange import AllReduce, Exchange, ExchangeInPlace
 from unicron.gradients.spans import spans
 
 
@@ -133,14 +133,17 @@ class InPlaceAccumulator(Accumulator):
         self.bytes_per_element = self._dtype.itemsize
         super().__init__(tensors, exchanges)
         self._set_aside: list[torch.Tensor] = []
-        self._exchanged: dict[int, torch.Tensor] = {}
-        """Of each tensor that is exchanged: its total from before that."""
+        self._in_place = [
+            ExchangeInPlace([tensors[i].view(-1) for i in one.tensors], one.group, self._dtype) for one in exchanges
+        ]
         self._finished: list[int] = []
         """The tensors' versions when the totals were written: torch counts what changes a tensor in place."""
 
     def clear(self) -> None:
         """Set everything to zero."""
-        self._set_aside, self._exchanged = [], {}
+        self._set_aside = []
+        for exchange in self._in_place:
+            exchange.forget()
         super().clear()
 
     def clear_from(self, bucket: int) -> None:
@@ -175,10 +178,10 @@ class InPlaceAccumulator(Accumulator):
         if bucket < len(self._set_aside):
             return self._set_aside[bucket].clone()
         copy = torch.cat([buffer.to(self._dtype) for buffer in self.buffers[bucket]])
-        offset = 0
-        for tensor, start, stop in self.slices[bucket] if self._exchanged else ():
-            if tensor in self._exchanged:
-                copy[offset : offset + stop - start].copy_(self._exchanged[tensor][start:stop])
+        offset, exchanged = 0, self._before_exchanges()
+        for tensor, start, stop in self.slices[bucket] if exchanged else ():
+            if tensor in exchanged:
+                copy[offset : offset + stop - start].copy_(exchanged[tensor][start:stop])
             offset += stop - start
         return copy
 
@@ -200,25 +203,22 @@ class InPlaceAccumulator(Accumulator):
         for bucket, total in enumerate(self._set_aside):
             self.store(bucket, total)
         if all_reduce is not None:
-            for exchange in self._exchanges:
-                self._exchange(exchange, all_reduce)
+            for exchange in self._in_place:
+                exchange.run(all_reduce, undoable=True)
         self._finished = self._versions()
 
-    def _exchange(self, exchange: Exchange, all_reduce: AllReduce) -> None:
-        """Add up some totals over another group, and keep them as they were before."""
-        before = [self.tensors[i].reshape(-1).clone() for i in exchange.tensors]
-        both = torch.cat([total.to(self._dtype) for total in before])
-        all_reduce(both, exchange.group())
-        self._exchanged.update(zip(exchange.tensors, before, strict=True))
-        sums = torch.split(both, [total.numel() for total in before])
-        for i, total in zip(exchange.tensors, sums, strict=True):
-            self.tensors[i].view(-1).copy_(total)
+    def _before_exchanges(self) -> dict[int, torch.Tensor]:
+        """Return of each tensor that was exchanged, by its index, the total from before that."""
+        return {
+            i: before
+            for exchange, in_place in zip(self._exchanges, self._in_place, strict=True)
+            for i, before in zip(exchange.tensors, in_place.before, strict=bool(in_place.before))
+        }
 
     def _undo_exchanges(self) -> None:
         """Write the totals from before the exchanges back."""
-        for i, before in self._exchanged.items():
-            self.tensors[i].view(-1).copy_(before)
-        self._exchanged = {}
+        for exchange in self._in_place:
+            exchange.undo()
 
 
 class _Location(NamedTuple):

@@ -25,10 +25,19 @@ class Exchange(NamedTuple):
 class ExchangeInPlace:
     """An exchange of totals where they lie."""
 
-    def __init__(self, totals: Sequence[torch.Tensor], group: Callable[[], Any]) -> None:
-        """Prepare the exchange of ``totals``: flat, and as large on every rank of the group."""
-        self._totals, self._group = totals, group
-        self._before: list[torch.Tensor] = []
+    def __init__(
+        self, totals: Sequence[torch.Tensor], group: Callable[[], Any], dtype: torch.dtype | None = None
+    ) -> None:
+        """Prepare the exchange.
+
+        Args:
+            totals: flat, and as large on every rank of the group.
+            group: of ``Exchange``.
+            dtype: in which they are added; None: their own.
+        """
+        self._totals, self._group, self._dtype = totals, group, dtype
+        self.before: list[torch.Tensor] = []
+        """The totals from before an exchange that can be undone; empty: there was none."""
 
     def run(self, all_reduce: AllReduce, *, undoable: bool) -> None:
         """Replace the totals by their sums over the group.
@@ -42,19 +51,19 @@ class ExchangeInPlace:
         """
         if not self._totals:
             return
-        sums = torch.cat(list(self._totals))
+        sums = torch.cat([total.to(self._dtype or total.dtype) for total in self._totals])
         all_reduce(sums, self._group())
-        self._before = [total.clone() for total in self._totals] if undoable else []
+        self.before = [total.clone() for total in self._totals] if undoable else []
         parts = torch.split(sums, [total.numel() for total in self._totals])
         for total, part in zip(self._totals, parts, strict=True):
             total.copy_(part)
 
     def undo(self) -> None:
         """Write the totals from before back, if they were kept."""
-        for total, before in zip(self._totals, self._before, strict=bool(self._before)):
+        for total, before in zip(self._totals, self.before, strict=bool(self.before)):
             total.copy_(before)
-        self._before = []
+        self.before = []
 
     def forget(self) -> None:
         """Forget the totals from before: a new step."""
-        self._before = []
+        self.before = []

@@ -1,0 +1,69 @@
+"""What the log has when the planner's service starts: end, newest decider and parameters, and where the answers are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from services.planner.decide import DECIDER
+from services.planner.sources import ANSWER_TYPES, answer_of
+from shared.errors import Conflict
+from shared.events import ClusterConfigured, Recorded
+from shared.log.log import EventLog
+
+_CONFIGURED = str(ClusterConfigured.model_fields["type"].default)
+
+
+class Read(Protocol):
+    """Reads records of the log: ``Journal.read``."""
+
+    async def __call__(self, *, after: int, limit: int, types: Sequence[str] = ()) -> list[Recorded]:
+        """Return the records."""
+        ...
+
+
+class LogStart(NamedTuple):
+    """What a log has when the service starts.
+
+    ``last``: position of the last event. ``configured``: position of the last parameters; 0: none. ``decider``: the
+    newest; 0: no plan. ``answers``: position of each event of a type with which the planner answers, by its id.
+    """
+
+    last: int
+    configured: int
+    decider: int
+    answers: dict[str, int]
+
+
+def start_of(log: EventLog) -> LogStart:
+    """Return what the log has."""
+    last, decider = log.last_position(), 0
+    answers: dict[str, int] = {}
+    for position, event_id, data in log.raw(*ANSWER_TYPES):
+        answers[event_id] = position
+        if (answer := answer_of(position, event_id, data)) is not None:  # the fold comes to a damaged row, and says so
+            decider = max(decider, answer.decider or 0)
+    configured = max((position for position, _, _ in log.raw(_CONFIGURED)), default=0)
+    return LogStart(last, configured, decider, answers)
+
+
+def check_decider(newest: int) -> None:
+    """Refuse a log in which a newer planner has decided: later plans of this planner could never be verified.
+
+    Args:
+        newest: the newest decider in the log.
+
+    Raises:
+        Conflict: it is above this program's.
+    """
+    if newest > DECIDER:
+        raise Conflict(f"the log has plans of decider {newest}, this program is decider {DECIDER}: use a newer version")
+
+
+async def last_parameters(read: Read, start: LogStart) -> ClusterConfigured | None:
+    """Return the parameters that were logged last; None if none were. This process's time follows the log's."""
+    await read(after=max(start.last - 1, 0), limit=1)
+    for record in await read(after=start.configured - 1, limit=1) if start.configured else ():
+        if isinstance(record.event, ClusterConfigured):
+            return record.event
+    return None
