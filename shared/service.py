@@ -23,6 +23,7 @@ from shared.bus import Bus
 from shared.clock import PROCESS_CLOCK
 from shared.errors import Unavailable, UnicronError
 from shared.log_lines import log_to_stderr
+from shared.messages import Integer
 from shared.model import Model
 from shared.outages import LOG, Outages
 from shared.parent import watch_parent
@@ -44,10 +45,10 @@ class Health(Model):
     """
 
     name: str = ""
-    pid: int = 0
+    pid: Integer = 0
     ready: bool = False
     detail: str = ""
-    counters: dict[str, int] = Field(default_factory=dict)
+    counters: dict[str, Integer] = Field(default_factory=dict)
 
 
 HEALTH_REPLY: TypeAdapter[Health] = TypeAdapter(Health)
