@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 
 from services.agent.node import Node
 from services.agent.process import Process
+from services.agent.rank_users import RankUsers
 from shared.changes import Changes
 from shared.dropped import DroppedMessages
 from shared.errors import Undecodable
@@ -39,7 +40,8 @@ _CREDENTIALS = struct.Struct("3i")
 class RankServer:
     """Listens for ranks and passes their messages on.
 
-    The kernel identifies a connecting process (SO_PEERCRED); only processes of the agent's own user may connect.
+    The kernel identifies a connecting process and its user (SO_PEERCRED). A process that the node forked, with the user
+    of its task, may connect.
 
     Args:
         listener: the socket on which ranks connect. Its owner keeps it open.
@@ -47,6 +49,7 @@ class RankServer:
         changes: notified whenever ``node`` changes.
         received: called for each message after ``Hello``.
         dropped: counts the messages that cannot be decoded.
+        users: of the tasks.
     """
 
     def __init__(
@@ -56,8 +59,9 @@ class RankServer:
         changes: Changes,
         received: Callable[[Process, protocol.Message], None],
         dropped: DroppedMessages,
+        users: RankUsers,
     ) -> None:
-        self._dropped = dropped
+        self._dropped, self._users = dropped, users
         self._listener, self._node, self._changes, self._received = listener, node, changes, received
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._closed: dict[str, asyncio.Event] = {}
@@ -120,7 +124,7 @@ class RankServer:
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         pid, uid = _peer(writer)
-        if uid != os.geteuid():
+        if uid != os.geteuid() and not self._users.includes(uid):
             raise protocol.ProtocolError(f"process {pid} belongs to user {uid}")
         async with asyncio.timeout(ATTACH_TIMEOUT_S):
             hello = protocol.decode(await reader.readline())
@@ -129,6 +133,8 @@ class RankServer:
         process = self._node.by_pid(pid)
         if process is None:
             raise protocol.ProtocolError(f"process {pid} has ended")
+        if uid != (os.geteuid() if (own := self._users.uid(process.task)) is None else own):
+            raise protocol.ProtocolError(f"process {pid} of {process.task} belongs to user {uid}")
         try:
             _check(hello, process)
         except _WrongVersion as err:

@@ -12,6 +12,7 @@ from services.agent import inheritance
 from services.agent.node import Node
 from services.agent.process import Process
 from services.agent.rank_server import RankServer
+from services.agent.rank_users import RankUsers
 from shared.changes import Changes
 from shared.dropped import DroppedMessages
 from unicron.protocol import VERSION, Hello, Hold, Message, Progress, Raised, encode
@@ -24,7 +25,9 @@ async def test_what_a_process_sent_before_its_end_is_read_although_a_message_to_
     node = Node.restored("n0", "first", 1, processes=[process], fences={}, at_s=0.0)
     changes, heard = Changes(), list[Message]()
     listener = inheritance.listener(f"unicron-test-{os.getpid()}-rank-server")
-    server = RankServer(listener, node, changes, lambda _, message: heard.append(message), DroppedMessages({}))
+    server = RankServer(
+        listener, node, changes, lambda _, message: heard.append(message), DroppedMessages({}), RankUsers("")
+    )
     await server.start()
     rank = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
