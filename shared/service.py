@@ -27,6 +27,7 @@ from shared.messages import Integer
 from shared.model import Model
 from shared.outages import LOG, Outages
 from shared.parent import watch_parent
+from shared.privacy import hide_memory
 from shared.settings import Settings, read_settings
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ def run(name: str, main: Main, *, journal: bool = True) -> int:
         journal: whether the process opens the event log (node agents do not).
     """
     log_to_stderr(name)
+    hide_memory()
     if not watch_parent():
         logger.error("the parent is gone")
         return 1

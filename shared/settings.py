@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from shared.errors import InvalidInput
 from shared.names import Label, Name, host_label
 from shared.tasks import CHECKPOINT_URL
+from shared.uids import uid_range
 
 Seconds = Annotated[float, Field(gt=0, le=86_400 * 365)]
 
@@ -154,6 +155,11 @@ class Settings(BaseSettings):
     the agent's connection to NATS."""
     store_host: str = ""
     """Address under which other nodes reach a rendezvous store on this node; empty: ``address``."""
+    rank_uids: str = ""
+    """User ids ``FIRST-LAST`` that nobody else on the nodes has: each task's processes run under one of them, which
+    follows from the task's name, and under the group of the same number. The agent then has to be root. A large range
+    (``1000000000-1999999999``) keeps two tasks from having the same. Empty: they run as the agent's user, and can do
+    what it can."""
 
     heartbeat_interval_s: Seconds = 0.25
     """Four heartbeats a second cost four small messages; the interval bounds how late a lost node is noticed."""
@@ -224,6 +230,15 @@ class Settings(BaseSettings):
             text = f"{wrong[0]!r} is not nats://HOST:PORT or tls://HOST:PORT; several are separated by commas"
             raise PydanticCustomError("nats-url", "{text}", {"text": text})
         return ",".join(servers)
+
+    @field_validator("rank_uids")
+    @classmethod
+    def _check_rank_uids(cls, value: str) -> str:
+        try:
+            uid_range(value)
+        except ValueError as err:
+            raise PydanticCustomError("rank-uids", "{text}", {"text": str(err)}) from err
+        return value
 
     @property
     def nats_servers(self) -> list[str]:

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from services.agent.node import Node
 from services.agent.process import Process
+from services.agent.rank_users import RankUsers
 from shared.changes import Changes
 from shared.dropped import DroppedMessages
 from shared.errors import Undecodable
@@ -49,7 +50,8 @@ _CREDENTIALS = struct.Struct("3i")
 class RankServer:
     """Listens for ranks and passes their messages on.
 
-    The kernel identifies a connecting process (SO_PEERCRED); only processes of the agent's own user may connect.
+    The kernel identifies a connecting process and its user (SO_PEERCRED). A process that the node forked, with the user
+    of its task, may connect.
 
     Args:
         listener: the socket on which ranks connect. Its owner keeps it open.
@@ -57,6 +59,7 @@ class RankServer:
         changes: notified whenever ``node`` changes.
         received: called for each message after ``Hello``.
         dropped: counts the messages that cannot be decoded.
+        users: of the tasks.
     """
 
     def __init__(
@@ -66,8 +69,9 @@ class RankServer:
         changes: Changes,
         received: Callable[[Process, protocol.Message], None],
         dropped: DroppedMessages,
+        users: RankUsers,
     ) -> None:
-        self._dropped = dropped
+        self._dropped, self._users = dropped, users
         self._listener, self._node, self._changes, self._received = listener, node, changes, received
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._closed: dict[str, asyncio.Event] = {}
@@ -123,11 +127,11 @@ class RankServer:
         pid, uid = _peer(writer)
         self._connections[pid] += 1
         try:
-            if uid != os.geteuid():
+            if uid != os.geteuid() and not self._users.includes(uid):
                 raise protocol.ProtocolError(f"process {pid} belongs to user {uid}")
             if self._connections[pid] > MOST_OF_ONE_PROCESS:
                 raise protocol.ProtocolError(f"process {pid} has {MOST_OF_ONE_PROCESS} connections already")
-            await self._connection(reader, writer, pid)
+            await self._connection(reader, writer, pid, uid)
         except (protocol.ProtocolError, ConnectionError, TimeoutError) as err:
             process = self._node.by_pid(pid)
             text = f"its connection was closed: {type(err).__name__}: {err}"
@@ -139,7 +143,7 @@ class RankServer:
             self._connections -= Counter((pid,))  # leaves none of zero
             writer.close()
 
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pid: int) -> None:
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pid: int, uid: int) -> None:
         async with asyncio.timeout(ATTACH_TIMEOUT_S):
             hello = protocol.decode(await _line(reader))
             # A child may connect before the agent has read the fork server's answer with its pid.
@@ -147,6 +151,8 @@ class RankServer:
         process = self._node.by_pid(pid)
         if process is None:
             raise protocol.ProtocolError(f"process {pid} has ended")
+        if uid != (os.geteuid() if (own := self._users.uid(process.task)) is None else own):
+            raise protocol.ProtocolError(f"process {pid} of {process.task} belongs to user {uid}")
         try:
             _check(hello, process)
         except _WrongVersion as err:

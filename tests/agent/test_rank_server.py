@@ -17,6 +17,7 @@ from services.agent import inheritance
 from services.agent.node import Node
 from services.agent.process import Process
 from services.agent.rank_server import MOST_OF_ONE_PROCESS, RankServer
+from services.agent.rank_users import RankUsers
 from shared.changes import Changes
 from shared.dropped import DroppedMessages
 from unicron.protocol import (
@@ -42,7 +43,9 @@ async def test_what_a_process_sent_before_its_end_is_read_although_a_message_to_
     node = Node.restored("n0", "first", 1, processes=[process], fences={}, at_s=0.0)
     changes, heard = Changes(), list[Message]()
     listener = inheritance.listener(f"unicron-test-{os.getpid()}-rank-server")
-    server = RankServer(listener, node, changes, lambda _, message: heard.append(message), DroppedMessages({}))
+    server = RankServer(
+        listener, node, changes, lambda _, message: heard.append(message), DroppedMessages({}), RankUsers("")
+    )
     await server.start()
     rank = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -97,7 +100,7 @@ async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
         node.receive(process, message, at_s=0.0, now=datetime.now(UTC))
         heard.append(message)
 
-    server = RankServer(listener, node, changes, received, DroppedMessages(counters))
+    server = RankServer(listener, node, changes, received, DroppedMessages(counters), RankUsers(""))
     await server.start()
     async with asyncio.timeout(30):
         yield Scene(process, server, changes, listener.getsockname(), heard, counters)
