@@ -143,8 +143,8 @@ async def test_a_hostile_script_finds_nothing(
     assert not memory.folder.exists()
 
 
-async def inputs(bus: Bus, **paths: str) -> list[dict[str, Any]]:
-    request = CheckInputs(task="gpt", vocabulary=300, **paths).model_dump_json().encode()
+async def inputs(bus: Bus, *, data: str, script: str) -> list[dict[str, Any]]:
+    request = CheckInputs(task="gpt", vocabulary=300, data=data, script=script).model_dump_json().encode()
     reply, _ = unpack(await bus.request(f"{FILES}.n0", request, timeout_s=WAIT_S))
     return [problem.model_dump() for problem in reply.problems]
 

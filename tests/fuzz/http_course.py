@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase
 from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 from schemathesis import GenerationMode
+from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_headers_conformance,
@@ -62,7 +63,7 @@ def course(
     schema = schemathesis.openapi.from_dict(document)
     with requests.Session() as session:
 
-        def ask(case: schemathesis.Case) -> None:
+        def ask(case: schemathesis.Case[Any]) -> None:
             _bound(case, there)
             response = case.call(base_url=url, session=session, timeout=TIMEOUT_S)
             found[case.operation.label, response.status_code] += 1
@@ -71,6 +72,7 @@ def course(
             case.validate_response(response, checks=CHECKS)
 
         for item in schema.get_all_operations():
+            assert isinstance(item, Ok), item.err()
             operation = item.ok()
             for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
                 try:
@@ -81,7 +83,10 @@ def course(
 
 
 def _draw(
-    strategy: SearchStrategy[schemathesis.Case], ask: Callable[[schemathesis.Case], None], examples: int, seed: int
+    strategy: SearchStrategy[schemathesis.Case[Any]],
+    ask: Callable[[schemathesis.Case[Any]], None],
+    examples: int,
+    seed: int,
 ) -> None:
     """Ask so many requests; the seed decides which."""
 
@@ -95,13 +100,13 @@ def _draw(
         suppress_health_check=list(HealthCheck),
     )
     @hypothesis.given(case=strategy)
-    def asked(case: schemathesis.Case) -> None:
+    def asked(case: schemathesis.Case[Any]) -> None:
         ask(case)
 
     asked()
 
 
-def _bound(case: schemathesis.Case, there: Mapping[str, Sequence[str]]) -> None:
+def _bound(case: schemathesis.Case[Any], there: Mapping[str, Sequence[str]]) -> None:
     """Have a stream end, and let half of the paths lead somewhere."""
     if case.query and "follow" in case.query:
         case.query["follow"] = "false"
