@@ -182,6 +182,11 @@ class Bus:
         return f"no connection to NATS: {self._trouble}" if self._trouble else "no connection to NATS"
 
     @property
+    def reconnects(self) -> int:
+        """How many times the connection was made again."""
+        return int(self._client.stats["reconnects"])
+
+    @property
     def closed(self) -> bool:
         """Whether the connection was closed for good."""
         return self._client.is_closed

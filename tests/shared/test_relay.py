@@ -226,3 +226,45 @@ async def test_what_was_just_appended_where_the_stream_is_elsewhere(log: EventLo
         await Relay(log, bus).run()
     assert await Relay(log, bus).run(fresh) == log.last_position()
     await assert_equal(bus, log)
+
+
+async def test_keeping_up_asks_the_server_nothing_while_nothing_changes(
+    log: EventLog, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    compare = JetStreamContext.stream_info
+
+    async def counted(self: JetStreamContext, name: str, **rest: Any) -> Any:
+        asked.append(name)
+        return await compare(self, name, **rest)
+
+    monkeypatch.setattr(JetStreamContext, "stream_info", counted)
+    relay = Relay(log, bus)
+    log.append([node_joined(1)])
+    assert [await relay.keep_up() for _ in range(3)] == [1, 1, 1]
+    assert len(asked) == 1
+    log.append([node_joined(2)])  # by another process
+    assert [await relay.keep_up() for _ in range(3)] == [2, 2, 2]
+    assert len(asked) == 2
+    assert await relay.run(log.append([node_joined(3)])) == 3
+    assert await relay.keep_up() == 3
+    assert len(asked) == 2  # the publication has shown the equality
+
+
+async def test_keeping_up_compares_on_a_new_connection_and_after_a_while(
+    log: EventLog, bus: Bus, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.append([node_joined(1)])
+    relay = Relay(log, bus)
+    await relay.keep_up()
+    await bus.jetstream.delete_stream(STREAM)
+    await nats.kill()
+    await nats.start()
+    await bus.wait_connected()
+    assert await relay.keep_up() == 1
+    await assert_equal(bus, log)
+    monkeypatch.setattr(relays, "COMPARE_INTERVAL_S", 0.0)
+    await relay.run()
+    await bus.jetstream.delete_stream(STREAM)
+    assert await relay.keep_up() == 1
+    await assert_equal(bus, log)
