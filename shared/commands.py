@@ -21,6 +21,10 @@ from shared.tasks import TaskSpec
 COMMANDS = "unicron.commands"
 """Prefix of the subjects of commands; the node's name follows."""
 
+LEFTOVERS = "unicron.leftovers"
+"""Prefix of the subjects on which the detector has ranks ended that a node has left over; the node's name follows. A
+``ReleaseTask`` is the only command there: the transition service alone gives others."""
+
 
 def _strict_spec(value: Any) -> Any:
     """Return the specification in a message; refuse a field that this version does not know.
@@ -133,6 +137,7 @@ Command = Annotated[
     Prepare | HoldTask | DrainTask | OpenStore | ConfigureTask | StopTask | ReleaseTask, Field(discriminator="kind")
 ]
 COMMAND: TypeAdapter[Command] = TypeAdapter(Command)
+RELEASE: TypeAdapter[ReleaseTask] = TypeAdapter(ReleaseTask)
 
 
 class WorkerResult(Model):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Iterable
@@ -39,7 +40,7 @@ from services.agent.task_files import TaskFiles, last_output
 from shared.bus import Bus
 from shared.changes import Changes
 from shared.clock import PROCESS_CLOCK
-from shared.commands import COMMANDS
+from shared.commands import COMMANDS, LEFTOVERS, RELEASE
 from shared.dropped import DroppedMessages
 from shared.self_test import SELF_TEST
 from shared.settings import Settings
@@ -136,6 +137,8 @@ class Agent:
         await self._take_over(await self._fork_servers.connect())
         self._record()
         await self._bus.serve(f"{COMMANDS}.{self._settings.node}", self._commands.serve)
+        release = functools.partial(self._commands.serve, kinds=RELEASE)
+        await self._bus.serve(f"{LEFTOVERS}.{self._settings.node}", release)
         await self._file_server.start()
         self._heartbeats.probe = await self._probes.start()
         await self._bus.serve(f"{SELF_TEST}.{self._settings.node}", self._self_tests.serve)

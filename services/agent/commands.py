@@ -14,7 +14,9 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
+
+from pydantic import TypeAdapter
 
 from services.agent.node import Node
 from services.agent.process import Process
@@ -116,10 +118,10 @@ class Commands:
         self.replies = {reply.command_id: reply for reply in replies}
         """The newest ones by command id: a successor of the agent gets them."""
 
-    async def serve(self, data: bytes) -> bytes:
+    async def serve(self, data: bytes, kinds: TypeAdapter[Any] = COMMAND) -> bytes:
         """Handle one request: JSON in, JSON out. A repeated command gets the answer of the first one."""
         try:
-            command = decode(COMMAND, data)
+            command: Command = decode(kinds, data)
         except Undecodable as err:
             self._dropped.note(f"{COMMANDS}.{self._node.name}", err)
             code = FailureCode.UNDECODABLE
