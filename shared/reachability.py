@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter
 
 from shared.messages import Message, Time
 from shared.model import Model
-from shared.names import Name
+from shared.names import Label, Name
 
 REACHABILITY = "unicron.reachability"
 """Subject of the message (published)."""
@@ -31,7 +31,7 @@ class Unreachable(Model):
     """
 
     since: Time
-    reached_by: list[str] = Field(default_factory=list)
+    reached_by: list[Label] = Field(default_factory=list)
 
 
 class Reachability(Message):

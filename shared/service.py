@@ -26,9 +26,11 @@ from shared.dropped import DroppedMessages
 from shared.errors import Unavailable, UnicronError
 from shared.joining import check_identity, credential_of, joined
 from shared.log_lines import log_to_stderr
+from shared.messages import Integer
 from shared.model import Model
 from shared.outages import LOG, Outages
 from shared.parent import watch_parent
+from shared.privacy import hide_memory
 from shared.settings import Settings, read_settings
 
 if TYPE_CHECKING:
@@ -50,10 +52,10 @@ class Health(Model):
     """
 
     name: str = ""
-    pid: int = 0
+    pid: Integer = 0
     ready: bool = False
     detail: str = ""
-    counters: dict[str, int] = Field(default_factory=dict)
+    counters: dict[str, Integer] = Field(default_factory=dict)
 
 
 HEALTH_REPLY: TypeAdapter[Health] = TypeAdapter(Health)
@@ -123,6 +125,7 @@ def run(name: str, main: Main, *, journal: bool = True) -> int:
         journal: whether the process opens the event log (node agents do not).
     """
     log_to_stderr(name)
+    hide_memory()
     if not watch_parent():
         logger.error("the parent is gone")
         return 1

@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from shared.errors import InvalidInput
 from shared.names import Label, Name, host_label
 from shared.tasks import CHECKPOINT_URL
+from shared.uids import uid_range
 
 Seconds = Annotated[float, Field(gt=0, le=86_400 * 365)]
 
@@ -161,6 +162,11 @@ class Settings(BaseSettings):
     the agent's connection to NATS."""
     store_host: str = ""
     """Address under which other nodes reach a rendezvous store on this node; empty: ``address``."""
+    rank_uids: str = ""
+    """User ids ``FIRST-LAST`` that nobody else on the nodes has: each task's processes run under one of them, which
+    follows from the task's name, and under the group of the same number. The agent then has to be root. A large range
+    (``1000000000-1999999999``) keeps two tasks from having the same. Empty: they run as the agent's user, and can do
+    what it can."""
 
     heartbeat_interval_s: Seconds = 0.25
     """Four heartbeats a second cost four small messages; the interval bounds how late a lost node is noticed."""
@@ -230,6 +236,15 @@ class Settings(BaseSettings):
             return check_servers(value)
         except InvalidInput as err:
             raise PydanticCustomError("nats-url", "{text}", {"text": err.detail}) from err
+
+    @field_validator("rank_uids")
+    @classmethod
+    def _check_rank_uids(cls, value: str) -> str:
+        try:
+            uid_range(value)
+        except ValueError as err:
+            raise PydanticCustomError("rank-uids", "{text}", {"text": str(err)}) from err
+        return value
 
     @property
     def nats_servers(self) -> list[str]:
