@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -40,12 +39,7 @@ def add(name: NodeName, keys: KeyPlace = None, pid_file: PidFile = None, output:
 
 
 @app.command()
-def remove(
-    name: Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")],
-    keys: KeyPlace = None,
-    pid_file: PidFile = None,
-    output: Output = Format.TEXT,
-) -> None:
+def remove(name: NodeName, keys: KeyPlace = None, pid_file: PidFile = None, output: Output = Format.TEXT) -> None:
     """Take a node's right to use NATS away: its connections are closed, and its credential is worth nothing.
 
     Its ranks train on without it until they are told otherwise: drain the node first.
