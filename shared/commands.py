@@ -23,6 +23,10 @@ _PATH: TypeAdapter[str] = TypeAdapter(FilePath)
 COMMANDS = "unicron.commands"
 """Prefix of the subjects of commands; the node's name follows."""
 
+LEFTOVERS = "unicron.leftovers"
+"""Prefix of the subjects on which the detector has ranks ended that a node has left over; the node's name follows. A
+``ReleaseTask`` is the only command there: the transition service alone gives others."""
+
 
 def _strict_spec(value: Any) -> Any:
     """Return the specification in a message; refuse a field that this version does not know.
@@ -144,6 +148,9 @@ Command = Annotated[
     Prepare | HoldTask | DrainTask | OpenStore | ConfigureTask | StopTask | ReleaseTask, Field(discriminator="kind")
 ]
 COMMAND: TypeAdapter[Command] = TypeAdapter(Command)
+RELEASE: TypeAdapter[ReleaseTask] = TypeAdapter(ReleaseTask)
+CommandAdapter = TypeAdapter[Any]
+"""Reads commands: of all kinds, or of one."""
 
 
 class WorkerResult(Model):

@@ -12,15 +12,16 @@ from typing import Annotated
 
 from pydantic import Field
 
-_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+"""A DNS label, as a part of patterns."""
 
-NAME_PATTERN = rf"^{_LABEL}$"
+NAME_PATTERN = rf"^{LABEL}$"
 """1 to 63 lower-case letters, digits and hyphens, with neither end a hyphen."""
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 """The name of a task or a node."""
 
-WORKER_PATTERN = rf"^{_LABEL}/[0-9]{{1,6}}$"
+WORKER_PATTERN = rf"^{LABEL}/[0-9]{{1,6}}$"
 """``<node>/<slot>``."""
 
 WorkerName = Annotated[str, Field(pattern=WORKER_PATTERN)]

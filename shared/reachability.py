@@ -14,6 +14,9 @@ from shared.names import Label, Name
 REACHABILITY = "unicron.reachability"
 """Subject of the message (published)."""
 
+ECHO = "unicron.echo"
+"""Prefix of the subject on which the detector hears itself, which shows that its own connection works."""
+
 PUBLISHED_EVERY_S = 1.0
 """Interval at which the message is repeated; a change is published at once."""
 

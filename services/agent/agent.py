@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from services.agent import ending_processes, hardware, succession
+from services.agent import command_subjects, ending_processes, hardware, succession
 from services.agent.address import NodeAddress
 from services.agent.background import Background
 from services.agent.commands import Commands
@@ -40,7 +40,6 @@ from services.agent.task_files import TaskFiles, last_output
 from shared.bus import Bus
 from shared.changes import Changes
 from shared.clock import PROCESS_CLOCK
-from shared.commands import COMMANDS
 from shared.dropped import DroppedMessages
 from shared.self_test import SELF_TEST
 from shared.settings import Settings
@@ -139,7 +138,7 @@ class Agent:
         await self._ranks.start()
         await self._take_over(await self._fork_servers.connect())
         self._record()
-        await self._bus.serve(f"{COMMANDS}.{self._settings.node}", self._commands.serve)
+        await command_subjects.listen(self._bus, self._settings.node, self._commands)
         await self._file_server.start()
         self._heartbeats.probe = await self._probes.start()
         await self._bus.serve(f"{SELF_TEST}.{self._settings.node}", self._self_tests.serve)

@@ -24,6 +24,7 @@ from shared.commands import (
     COMMAND,
     COMMANDS,
     Command,
+    CommandAdapter,
     ConfigureTask,
     DrainTask,
     HoldTask,
@@ -119,10 +120,10 @@ class Commands:
         self.replies = {reply.command_id: reply for reply in replies}
         """The newest ones by command id: a successor of the agent gets them."""
 
-    async def serve(self, data: bytes) -> bytes:
+    async def serve(self, data: bytes, kinds: CommandAdapter = COMMAND) -> bytes:
         """Handle one request: JSON in, JSON out. A repeated command gets the answer of the first one."""
         try:
-            command = decode(COMMAND, data)
+            command: Command = decode(kinds, data)
         except Undecodable as err:
             self._dropped.note(f"{COMMANDS}.{self._node.name}", err)
             return self._failed(err.command_id, FailureCode.UNDECODABLE, err.detail)

@@ -21,6 +21,7 @@ from services.agent.snapshot_folders import SnapshotFolders, node_folder
 from shared.admission import HELLO, Answer
 from shared.bus import Bus
 from shared.errors import InvalidInput, Unavailable
+from shared.joining import credential_of
 from shared.node_files import FILES, CheckInputs, unpack
 from shared.settings import Settings, read_settings
 from shared.uids import MAX_UID, uid_range
@@ -111,9 +112,9 @@ async def test_a_hostile_script_finds_nothing(
     async def admit(_: bytes) -> bytes:
         return Answer(verdict="admitted").model_dump_json().encode()
 
-    await bus.serve(HELLO, admit)
+    await bus.serve(f"{HELLO}.*", admit)
     settings = settings.model_copy(update={"run_dir": run_dir})
-    secret, users = settings.nats_token, RankUsers(UIDS)
+    secret, users = credential_of(settings).seed, RankUsers(UIDS)
     script, corpus = run_dir / "hostile.py", run_dir / "corpus.txt"
     script.write_text(HOSTILE)
     corpus.write_text("the quick brown fox jumps over the lazy dog\n" * 200)

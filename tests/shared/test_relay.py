@@ -17,7 +17,7 @@ from shared.errors import Unavailable
 from shared.log import relay as relays
 from shared.log.log import EventLog
 from shared.log.relay import HASH_HEADER, STREAM, SUBJECT, Relay, decode, encode
-from shared.nats_server import NatsServer
+from tests.nats_server import OpenServer
 from tests.shared.samples import node_joined, plan
 
 
@@ -67,9 +67,9 @@ async def test_a_known_id_with_a_stale_sequence_is_error_10071(log: EventLog, bu
     assert caught.value.err_code == 10071
 
 
-async def test_concurrent_relays_are_harmless(log: EventLog, bus: Bus, nats: NatsServer) -> None:
+async def test_concurrent_relays_are_harmless(log: EventLog, bus: Bus, nats: OpenServer) -> None:
     url = log.url
-    buses = [await Bus.connect(nats.url, token=nats.token, name=f"relay-{index}") for index in range(4)]
+    buses = [await Bus.connect(nats.url, credential=nats.credential, name=f"relay-{index}") for index in range(4)]
     logs = [EventLog(url) for _ in buses]
     relays = [Relay(own_log, own_bus) for own_log, own_bus in zip(logs, buses, strict=True)]
     for batch in range(6):
@@ -146,7 +146,7 @@ async def test_a_record_too_large_for_a_message_keeps_its_place(log: EventLog, b
     assert decode(held[2].data or b"") == log.read()[2]
 
 
-async def test_relayed_messages_survive_a_kill_of_the_server(log: EventLog, bus: Bus, nats: NatsServer) -> None:
+async def test_relayed_messages_survive_a_kill_of_the_server(log: EventLog, bus: Bus, nats: OpenServer) -> None:
     log.append([node_joined(number) for number in range(1, 21)])
     relay = Relay(log, bus)
     await relay.run()
