@@ -135,7 +135,7 @@ async def process(settings: Settings, log: EventLog) -> AsyncIterator[tuple[Proc
         "UNICRON_RUN_DIR": str(settings.run_dir),
         "UNICRON_LOG_URL": log.url,
         "UNICRON_NATS_URL": settings.nats_url,
-        "UNICRON_NATS_TOKEN": settings.nats_token,
+        "UNICRON_NATS_CREDENTIAL": str(settings.nats_credential),
         "UNICRON_STATE_SNAPSHOT_EVENTS": "5",
     }
     started = await asyncio.create_subprocess_exec(

@@ -14,7 +14,7 @@ from services.api.counterfactuals import Answers
 from services.api.gateway import Api, Gateway
 from services.api.models import Incident, Page
 from services.api.readers import ViewReader
-from services.api.routers.parameters import PROBLEMS, Cursor, Limit, TaskFilter, page
+from services.api.routers.parameters import NAMED, PROBLEMS, Cursor, Id, Limit, TaskFilter, page
 from services.api.tables import INCIDENTS, PLANS
 from services.api.views import IncidentView
 from shared.model import utc_now
@@ -55,8 +55,8 @@ async def incidents(
     return await api.answer(answer)
 
 
-@router.get("/{incident}")
-async def one(incident: str, api: Api) -> Incident:
+@router.get("/{incident}", responses=NAMED)
+async def one(incident: Id, api: Api) -> Incident:
     """Show an incident."""
     as_of = utc_now()
 
