@@ -30,6 +30,7 @@ from nats import connect
 
 from benchmarks.log_course import SEED, write
 from benchmarks.report import Report, at_least, run
+from shared import credentials
 from shared.bus import Bus
 from shared.errors import Unavailable
 from shared.log.log import EventLog
@@ -65,14 +66,8 @@ async def measure(run_dir: Path, report: Report, *, only_with: bool) -> None:
         began = time.perf_counter()
         await _fill(nats, log, Path(store))
         report.line("stream", events=last, wall_s=round(time.perf_counter() - began, 1))
-        environment = {
-            **os.environ,
-            "UNICRON_RUN_DIR": str(run_dir),
-            "UNICRON_NATS_URL": nats.url,
-            "UNICRON_NATS_TOKEN": nats.token,
-            "UNICRON_NODE_TIMEOUT_S": _PATIENCE_S,
-        }
         for service in SERVICES:
+            environment = _environment(service, run_dir, nats)
             report.line("write", service=service, events=last, **await _write(service, environment, last))
             (snapshot,) = (run_dir / "state-snapshots").glob(f"{service}-*")
             found = await _ready(service, environment)
@@ -80,17 +75,29 @@ async def measure(run_dir: Path, report: Report, *, only_with: bool) -> None:
             seconds = found.pop("wall_s")
             report.at_most(f"{service} is ready from a snapshot, s", seconds, MOST_READY_S, size_mb=size_mb, **found)
         for service in () if only_with else SERVICES:
-            found = await _ready(service, {**environment, "UNICRON_STATE_SNAPSHOT_EVENTS": "0"})
+            environment = _environment(service, run_dir, nats) | {"UNICRON_STATE_SNAPSHOT_EVENTS": "0"}
+            found = await _ready(service, environment)
             report.line("without", service=service, events=last, **found)
+
+
+def _environment(service: str, run_dir: Path, nats: NatsServer) -> dict[str, str]:
+    return {
+        **os.environ,
+        "UNICRON_RUN_DIR": str(run_dir),
+        "UNICRON_NATS_URL": nats.url,
+        "UNICRON_NATS_CREDENTIAL": str(nats.keys.credential_file(service)),
+        "UNICRON_NODE_TIMEOUT_S": _PATIENCE_S,
+    }
 
 
 async def _fill(nats: NatsServer, log: EventLog, folder: Path) -> None:
     """Give the stream the whole log, as relays do, but without an answer to each message."""
-    bus = await Bus.connect(nats.url, token=nats.token, name="benchmark")
+    credential = credentials.read(nats.keys.credential_file("planner"))
+    bus = await Bus.connect(nats.url, credential=credential, name="benchmark")
     try:
         with closing(EventLog(f"sqlite:///{folder / 'empty.db'}")) as empty:
             await Relay(empty, bus).run()  # makes the stream
-        client = await connect(nats.url, token=nats.token)
+        client = await connect(nats.url, nkeys_seed_str=credential.seed)
         try:
             for record in records(log, 0):
                 headers = {"Nats-Msg-Id": record.hash, HASH_HEADER: record.hash}
