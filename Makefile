@@ -9,6 +9,7 @@
 #   make test-parity           every fault in every layout, each followed by every change: up to half an hour
 #   make mutants               mutants of the pure cores against their tests: about an hour
 #   make test-no-false-alarm   five minutes under load without one error event
+#   make openapi               writes docs/openapi.json, the description of the REST API
 #   make clean                 removes what runs and tools left, and .venv
 
 SHELL := /bin/bash
@@ -25,7 +26,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: install demo test test-e2e mutants test-cluster test-slow test-parity test-no-false-alarm check format clean
+.PHONY: install demo test test-e2e mutants test-cluster test-slow test-parity test-no-false-alarm check openapi format clean
 
 install: $(STAMP)
 
@@ -76,6 +77,12 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The description of the REST API in the repository; a test compares it with the application's.
+openapi: install
+	$(BIN)/python -c 'from services.api import main, openapi; print(openapi.text(main.application()), end="")' \
+		> docs/openapi.json.partial
+	mv docs/openapi.json.partial docs/openapi.json
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -30,6 +30,7 @@ from statistics import median
 from nats.js.api import StorageType, StreamConfig
 
 from benchmarks.report import Report, at_least, run
+from shared import credentials
 from shared.bus import Bus
 from shared.events import Recorded, TaskProgressed
 from shared.log.journal import Journal
@@ -144,7 +145,8 @@ async def measure_consumer(folder: Path, count: int, report: Report) -> None:
     url, events = f"sqlite:///{folder / 'consumer.db'}", Events()
     raw = RawCommits(folder, count)
     async with NatsServer(folder / "nats") as server:
-        buses = [await Bus.connect(server.url, token=server.token, name=name) for name in ("appends", "follows")]
+        credential = credentials.read(server.keys.credential_file("planner"))
+        buses = [await Bus.connect(server.url, credential=credential, name=name) for name in ("appends", "follows")]
         with _opened(url) as log, _opened(url) as other:
             async with Journal(log, buses[0]) as journal, Journal(other, buses[1]) as follows:
                 times = await _latencies(journal, follows, buses[0], raw, events, count)

@@ -198,7 +198,7 @@ def lose_exit(bed: Bed, task: Record) -> Struck:
     """
     control, victim = bed.control, rank(task, 1)
     control.kill("detector")
-    command = [sys.executable, "-P", accept_signals.__file__, control.nats_url, control.token]
+    command = [sys.executable, "-P", accept_signals.__file__, control.nats_url, control.credential("detector")]
     thief = control.machine.start(command, output="accept-signals.log")
     control.machine.wait_for_line(thief, "ready", LIMIT_S)
     bed.nodes[victim["node"]].kill(victim["pid"])

@@ -25,6 +25,7 @@ import psutil
 
 from benchmarks.report import Report, at_least, run
 from cli.child import Child
+from shared.joining import CREDENTIAL
 from shared.nats_server import NatsServer
 
 HEAVIEST = {
@@ -52,11 +53,11 @@ async def measure(report: Report, clients: int, seconds: float) -> None:
             **os.environ,
             "UNICRON_RUN_DIR": str(run_dir),
             "UNICRON_NATS_URL": nats.url,
-            "UNICRON_NATS_TOKEN": nats.token,
             "UNICRON_PORT": "0",
         }
         for name in SERVICES:
-            child = Child(name, f"services.{name}.main", environment, run_dir)
+            own = {**environment, CREDENTIAL: str(nats.keys.credential_file(name))}
+            child = Child(name, f"services.{name}.main", own, run_dir)
             stack.push_async_callback(child.end)
             process = await child.start()
         gateway = psutil.Process(process.pid)

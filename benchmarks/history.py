@@ -32,6 +32,7 @@ from benchmarks.log_course import SEED, write
 from benchmarks.report import Report, at_least, run
 from cli.child import Child
 from services.api.store import Store
+from shared import credentials
 from shared.bus import Bus
 from shared.errors import Unavailable
 from shared.log.log import EventLog
@@ -108,13 +109,15 @@ async def measure_service(run_dir: Path, events: int, seconds: float, report: Re
             **os.environ,
             "UNICRON_RUN_DIR": str(run_dir),
             "UNICRON_NATS_URL": nats.url,
-            "UNICRON_NATS_TOKEN": nats.token,
+            "UNICRON_NATS_CREDENTIAL": str(nats.keys.credential_file("api")),
             "UNICRON_PORT": "0",
         }
         child = Child("api", "services.api.main", environment, run_dir)
         stack.push_async_callback(child.end)
         await child.start()
-        bus = await Bus.connect(nats.url, token=nats.token, name="benchmark")
+        bus = await Bus.connect(
+            nats.url, credential=credentials.read(nats.keys.credential_file("planner")), name="benchmark"
+        )
         stack.push_async_callback(bus.close)
         await _relayed(bus, events)
         await child.end()

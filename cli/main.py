@@ -41,6 +41,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "plan": ("cli.plan", "Look at plans, or make one."),
     "events": ("cli.events", "Print the event log."),
     "cost": ("cli.cost", "Report where worker-seconds went, and what failures cost."),
+    "node": ("cli.node", "Give a node the right to use NATS, or take it away."),
+    "keys": ("cli.keys", "Make the keys with which services and nodes use NATS."),
     "token": ("cli.token", "Make and remove tokens, with which others may use the server."),
     "archive": ("cli.archive", "Write what a log has and a folder of segments has not as one more segment."),
     "replay": ("cli.replay", "Rebuild the state from a log, and check it."),

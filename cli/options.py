@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from shared.key_directory import KeyDirectory
 
 
 class Format(StrEnum):
@@ -36,3 +40,28 @@ def log_url(log: str | None, run_dir: Path | None) -> str:
     if log is not None:
         return f"sqlite:///{Path(log).resolve()}"
     return read_settings(run_dir=run_dir, log_url="").log_database_url if run_dir else read_settings().log_database_url
+
+
+KeyPlace = Annotated[
+    Path | None, typer.Option("--keys", help="The key directory. Default: UNICRON_NATS_KEYS or .unicron/nats/keys.")
+]
+PidFile = Annotated[
+    Path | None,
+    typer.Option(help="File with the pid of nats-server, which is reloaded. Default: nats.pid there."),
+]
+
+
+def key_directory(path: Path | None) -> KeyDirectory:
+    """Return the key directory that is meant: the one given, or that of the settings."""
+    from shared.key_directory import KeyDirectory
+    from shared.settings import read_settings
+
+    return KeyDirectory(read_settings().key_directory if path is None else path)
+
+
+def tell_reload(directory: KeyDirectory, pid_file: Path | None, *, quiet: bool = False) -> bool:
+    """Have nats-server read its keys again, and return whether it was found; say so on standard error if it was not."""
+    found = directory.reload(pid_file)
+    if not found and not quiet:
+        print("unicron: no nats-server was found; have it read its configuration again (SIGHUP)", file=sys.stderr)
+    return found

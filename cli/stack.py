@@ -25,6 +25,8 @@ from cli.run_directory import RunDirectory
 from cli.waiting import TimedOut, WaitingClient
 from services.agent.snapshot_folders import node_folder
 from shared.errors import Unavailable, UnicronError
+from shared.identities import node_identity
+from shared.joining import CREDENTIAL
 from shared.nats_server import NatsServer
 from shared.settings import read_settings
 
@@ -108,12 +110,13 @@ class Stack:
         """
         self.run_directory.acquire()
         self._failed = asyncio.get_running_loop().create_future()
+        self.nats.keys.make(more=[node_identity(node) for node in self.node_names])
         await self.nats.start()
         for name, module in SERVICES.items():
-            self._children[name] = Child(name, module, self._environment(), self.run_dir)
+            self._children[name] = Child(name, module, self._environment(name), self.run_dir)
         for node in self.node_names:
             # A planned stop of all nodes moves nothing: there is nowhere to move to.
-            environment = self._environment(UNICRON_NODE=node, UNICRON_DRAIN_TIMEOUT_S="0")
+            environment = self._environment(node_identity(node), UNICRON_NODE=node, UNICRON_DRAIN_TIMEOUT_S="0")
             self._children[node] = Child(node, "services.agent.main", environment, self.run_dir)
         # The log's first opener creates its table; the others find it.
         await self._start(self._children["detector"])
@@ -174,7 +177,7 @@ class Stack:
         """Start a node's agent (again)."""
         await self._start(self._children[node])
 
-    def _environment(self, **more: str) -> dict[str, str]:
+    def _environment(self, identity: str, **more: str) -> dict[str, str]:
         return {
             **os.environ,
             # One thread for each process: workers share the cores, and sums are the same everywhere.
@@ -186,7 +189,7 @@ class Stack:
             "UNICRON_PARENT_DEATH": str(os.getpid()),
             "UNICRON_RUN_DIR": str(self.run_dir),
             "UNICRON_NATS_URL": self.nats.url,
-            "UNICRON_NATS_TOKEN": self.nats.token,
+            CREDENTIAL: str(self.nats.keys.credential_file(identity)),
             "UNICRON_PORT": str(self._port),
             "UNICRON_WORKERS_PER_NODE": str(self._workers_per_node),
             **more,

@@ -1,7 +1,8 @@
 """Ask one service for its health over NATS: exit status 0 when it is ready, 1 when it is not or does not answer.
 
 For container health checks: ``python -P deploy/healthcheck.py planner``, or ``agent`` for this machine's agent.
-Where NATS is, its token and the node's name come from the same ``UNICRON_*`` variables that the service itself reads.
+Where NATS is, the credential and the node's name come from the same ``UNICRON_*`` variables that the service itself
+reads.
 """
 
 from __future__ import annotations
@@ -14,22 +15,37 @@ from typing import Any
 import nats
 from nats.errors import Error
 
-from shared.settings import Settings
+from shared.credentials import Credential
+from shared.errors import UnicronError
+from shared.identities import inbox_prefix
+from shared.joining import credential_of, joined
+from shared.nats_client import tls_context
+from shared.service import AGENT
+from shared.settings import read_settings
 
 TIMEOUT_S = 2.0
 """A healthy service answers within milliseconds; the container's probe interval is several seconds."""
 
 
-async def ask(service: str, settings: Settings) -> dict[str, Any]:
+async def ask(service: str, servers: list[str], credential: Credential) -> dict[str, Any]:
     """Return the answer of a service: at least ``ready``.
+
+    Args:
+        service: its name on the bus.
+        servers: URLs of NATS.
+        credential: of the service itself.
 
     Raises:
         nats.errors.Error: NATS cannot be reached, or nobody answers.
         ValueError: the answer is not JSON.
     """
+    tls = tls_context(credential.ca) if servers[0].startswith("tls://") else None
     client = await nats.connect(
-        settings.nats_servers,
-        token=settings.nats_token or None,
+        servers,
+        nkeys_seed_str=credential.seed,
+        inbox_prefix=inbox_prefix(credential.identity),
+        tls=tls,
+        tls_handshake_first=tls is not None,
         allow_reconnect=False,
         # nats-py tries a server that refuses 60 times by default, 2 s apart; the next probe is the next attempt.
         max_reconnect_attempts=1,
@@ -54,11 +70,14 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print("usage: healthcheck.py SERVICE", file=sys.stderr)
         return 2
-    settings = Settings()
-    service = f"agent-{settings.node}" if arguments[0] == "agent" else arguments[0]
+    service = arguments[0]
     try:
-        health = asyncio.run(asyncio.wait_for(ask(service, settings), 2 * TIMEOUT_S))
-    except (Error, OSError, TimeoutError, ValueError) as err:
+        settings = read_settings()
+        credential = credential_of(settings)
+        settings = joined(settings, credential)
+        service = f"{AGENT}{settings.node}" if service == "agent" else service
+        health = asyncio.run(asyncio.wait_for(ask(service, settings.nats_servers, credential), 2 * TIMEOUT_S))
+    except (Error, OSError, TimeoutError, ValueError, UnicronError) as err:
         print(f"{service}: {type(err).__name__}: {err}", file=sys.stderr)
         return 1
     print(json.dumps(health))

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from shared.messages import Message
-from shared.names import Label, Name
+from shared.names import Host, Label, Name
 
 HELLO = "unicron.hello"
 """Subject of hellos (request and reply)."""
@@ -38,8 +38,8 @@ class Hello(Message):
 
     node: Name
     incarnation: Annotated[str, Field(pattern=INCARNATION)]
-    addresses: dict[str, str]
-    network: str
+    addresses: dict[Label, Host]
+    network: Label
     supervisor: Label = ""
 
 
@@ -57,7 +57,7 @@ class Answer(Message):
 class Revocation(Message):
     """The name of the receiver belongs to a newer agent: the receiver has to end."""
 
-    node: str
+    node: Name
     detail: str
 
 

@@ -12,14 +12,18 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator
 
-import nats
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from shared import cancellation
-from shared.errors import AccessDenied, NoReceiver, Unavailable
+from shared.credentials import Credential
+from shared.dropped import DroppedMessages
+from shared.errors import AccessDenied, NoReceiver, Unavailable, Undecodable
+from shared.identities import INBOX, inbox_prefix
+from shared.messages import shown
+from shared.nats_client import NatsClient, tls_context
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +56,7 @@ further effect; a request that is lost in a restart of the server waits this lon
 
 
 REFUSED_FIRST_PAUSE_S = 0.1
-"""Pause after the first attempt to reconnect at which the server refuses the token. Each further pause doubles."""
+"""Pause after the first attempt to reconnect at which the server refuses the credential. Each further pause doubles."""
 
 REFUSED_LONGEST_PAUSE_S = 2.0
 """Longest such pause: all agents and services are refused at once, and each attempt costs the server a connection."""
@@ -61,30 +65,8 @@ _REFUSALS = ("authorization violation", "user authentication", "account authenti
 """Beginnings of the server's errors for credentials that it does not accept, or not any more."""
 
 
-class _Client(Client):
-    """The client, which drops a message that it cannot decode, and reconnects after an error of the server.
-
-    The server forwards bytes that are no subject or no headers. In nats-py 2.16 their exception ends the task that
-    reads from the connection, and the client, still connected, hears nothing any more. Nor does it reconnect after an
-    error of the server, for example where the token was changed: it closes for good.
-    """
-
-    async def _process_err(self, err_msg: str) -> None:
-        if "permissions violation" in err_msg.lower():
-            return await super()._process_err(err_msg)  # of one message; the connection stays
-        error = nats.errors.Error(f"nats: {err_msg}")
-        await self._error_cb(error)
-        await self._process_op_err(error)
-
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        try:
-            await super()._process_msg(sid, subject, reply, data, headers)
-        except (ValueError, LookupError) as err:  # UnicodeDecodeError is a ValueError
-            await self._error_cb(err)
-
-
 def refused_pauses_s() -> Iterator[float]:
-    """Yield the pauses between attempts of a client whose token is refused, in seconds; each has a random part."""
+    """Yield the pauses between attempts of a client whose credential is refused, in seconds, each partly random."""
     pause_s = REFUSED_FIRST_PAUSE_S
     while True:
         yield pause_s + random.uniform(0.0, REFUSED_FIRST_PAUSE_S)
@@ -94,13 +76,17 @@ def refused_pauses_s() -> Iterator[float]:
 class Bus:
     """One connection to NATS, made by ``connect``."""
 
-    def __init__(self, client: Client, name: str) -> None:
+    def __init__(self, client: Client, name: str, prefix: str) -> None:
         self._client = client
         self._name = name
+        self.prefix = prefix
+        """What the subjects of replies to this process begin with."""
+        self.dropped = DroppedMessages({})
+        """Counts the requests that are not answered since they ask for a reply where no inbox is."""
         self._trouble = ""
         self._closed = asyncio.Event()
         self._refused = asyncio.Event()
-        """Set while servers refuse the token."""
+        """Set while servers refuse the credential."""
         self._pauses_s = refused_pauses_s()
         self._established = False
         self._closing = False
@@ -109,28 +95,36 @@ class Bus:
         """Set when the present connection breaks; each connection has a new one."""
 
     @classmethod
-    async def connect(cls, url: str, *, token: str = "", name: str, timeout_s: float | None = None) -> Bus:
+    async def connect(cls, url: str, *, credential: Credential, name: str, timeout_s: float | None = None) -> Bus:
         """Connect.
 
         Args:
             url: of the server, or of several, separated by commas: the first that answers, in random order. When the
-                connection breaks, the next one that answers.
-            token: the servers'.
+                connection breaks, the next one that answers. With ``tls://``, TLS begins before the first byte of
+                NATS's protocol, so that nobody on the way can have it left out.
+            credential: who this process is.
             name: appears in the server's monitoring.
             timeout_s: how long a server that does not answer is waited for; None: ``CONNECT_TIMEOUT_S``.
 
         Raises:
             Unavailable: no server answers.
-            AccessDenied: a server refuses the token.
+            AccessDenied: a server refuses the credential.
+            InvalidInput: the credential's seed or certificates are damaged.
         """
-        client = _Client()
-        bus = cls(client, name)
+        client = NatsClient()
+        prefix = inbox_prefix(credential.identity)
+        bus = cls(client, name, prefix)
+        tls = tls_context(credential.ca) if url.startswith("tls://") else None
+        _ = credential.public_key  # raises here, and not inside the client, where the seed is damaged
         # A task of its own, so that a client that hangs can be ended. `reconnect_time_wait` is declared as int, but the
         # client only sleeps for it.
         connecting = asyncio.create_task(
             client.connect(
                 url.split(","),
-                token=token or None,
+                nkeys_seed_str=credential.seed,
+                inbox_prefix=prefix,
+                tls=tls,
+                tls_handshake_first=tls is not None,
                 name=name,
                 error_cb=bus._on_error,
                 disconnected_cb=bus._on_lost,
@@ -159,7 +153,7 @@ class Bus:
             if not client.is_connected:
                 await bus.close()
         if bus._refused.is_set():
-            raise AccessDenied(f"the NATS server at {url} refuses the token: {bus._trouble}")
+            raise AccessDenied(f"the NATS server at {url} refuses {credential.identity}: {bus._trouble}")
         raise Unavailable(f"no NATS server at {url}: {bus._trouble}")
 
     @property
@@ -178,8 +172,13 @@ class Bus:
         if self.connected:
             return ""
         if self._refused.is_set():
-            return f"{AccessDenied.code}: the NATS server refuses the token: {self._trouble}"
+            return f"{AccessDenied.code}: the NATS server refuses the credential: {self._trouble}"
         return f"no connection to NATS: {self._trouble}" if self._trouble else "no connection to NATS"
+
+    @property
+    def reconnects(self) -> int:
+        """How many times the connection was made again."""
+        return int(self._client.stats["reconnects"])
 
     @property
     def closed(self) -> bool:
@@ -236,7 +235,7 @@ class Bus:
 
         Raises:
             NoReceiver: there is no subscriber.
-            AccessDenied: no reply came, since the server refuses the token by now.
+            AccessDenied: no reply came, since the server refuses the credential by now.
             Unavailable: no reply came in time, or the connection broke: the reply is then most likely lost, and the
                 caller can repeat the request without waiting for the time-out.
         """
@@ -275,12 +274,20 @@ class Bus:
         """Reply to requests with the return value of ``handle``; requests are handled concurrently.
 
         Exceptions of ``handle`` are logged with their traceback; the requester gets no reply. For ``Unavailable``,
-        there is no traceback.
+        there is no traceback. A reply goes to an inbox and nowhere else: it is sent with the rights of this process,
+        and whoever asks may have none for the subject that it names.
         """
+        await self.serve_each(subject, lambda _, data: handle(data))
+
+    async def serve_each(self, subject: str, handle: Callable[[str, bytes], Awaitable[bytes]]) -> None:
+        """Reply to requests as ``serve`` does, with the return value of ``handle(subject, data)``."""
 
         async def answer(message: Msg) -> None:
             try:
-                reply = await handle(message.data)
+                if message.reply and not message.reply.startswith(f"{INBOX}."):
+                    self.dropped.note(message.subject, Undecodable(f"asks for a reply on {shown(message.reply)}"))
+                    return
+                reply = await handle(message.subject, message.data)
                 if message.reply:
                     await message.respond(reply)
             except Unavailable as err:  # an outage, which is logged where it is noticed; who asked asks again
@@ -335,7 +342,7 @@ class Bus:
 
     async def _on_error(self, err: Exception) -> None:
         # Only this callback reports a publish to a forbidden subject, a slow consumer or a lost connection. An error
-        # that repeats at every attempt to reconnect is logged once; the reset after a refused token is not logged.
+        # that repeats at every attempt to reconnect is logged once; the reset after a refused credential is not logged.
         text = f"{type(err).__name__} {err}".strip()
         if refused := any(refusal in text.lower() for refusal in _REFUSALS):
             self._refused.set()

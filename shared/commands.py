@@ -12,14 +12,20 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, field_serializer, model_validator
 
 from shared.codes import FailureCode, ReceivedCode, known_code
-from shared.messages import MAX_INTEGER, Integer, Message, MessageId, Seconds
+from shared.messages import MAX_INTEGER, Integer, Message, MessageId, Seconds, shown
 from shared.model import Model
-from shared.names import Name
+from shared.names import FilePath, Host, Name, WorkerName, is_name, is_worker_of
 from shared.plans import Stage
 from shared.tasks import TaskSpec
 
+_PATH: TypeAdapter[str] = TypeAdapter(FilePath)
+
 COMMANDS = "unicron.commands"
 """Prefix of the subjects of commands; the node's name follows."""
+
+LEFTOVERS = "unicron.leftovers"
+"""Prefix of the subjects on which the detector has ranks ended that a node has left over; the node's name follows. A
+``ReleaseTask`` is the only command there: the transition service alone gives others."""
 
 
 def _strict_spec(value: Any) -> Any:
@@ -40,7 +46,7 @@ class CommandBase(Message):
     """What all commands have. ``generation``: the generation of the task that the command leads to."""
 
     command_id: MessageId
-    plan: str
+    plan: MessageId
     task: Name
     generation: Integer
 
@@ -53,7 +59,7 @@ class Prepare(CommandBase):
     """
 
     kind: Literal["prepare"] = "prepare"
-    workers: list[str]
+    workers: list[WorkerName]
     spec: Annotated[TaskSpec, BeforeValidator(_strict_spec)]
 
     @field_serializer("spec")
@@ -69,15 +75,15 @@ class HoldTask(CommandBase):
     """
 
     kind: Literal["hold"] = "hold"
-    workers: list[str]
-    lost: list[str] = Field(default_factory=list)
+    workers: list[WorkerName]
+    lost: list[WorkerName] = Field(default_factory=list)
 
 
 class DrainTask(CommandBase):
     """Finish the present step on these workers; reply when each waits at the boundary (``step`` in the result)."""
 
     kind: Literal["drain"] = "drain"
-    workers: list[str]
+    workers: list[WorkerName]
 
 
 class OpenStore(CommandBase):
@@ -94,7 +100,7 @@ class ConfigureTask(CommandBase):
 
     kind: Literal["configure"] = "configure"
     stage: Stage
-    store_host: str
+    store_host: Host
     store_port: Integer
     fault_step: Integer = 0
 
@@ -103,6 +109,15 @@ class ConfigureTask(CommandBase):
         numbers = [self.stage.generation, *(member.rank for member in self.stage.members)]
         if max(map(abs, numbers)) > MAX_INTEGER:
             raise ValueError(f"stage: generation and ranks are at most {MAX_INTEGER}")
+        return self
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        """Refuse what is no name: the models of a stage are the log's, too, which has names as they were accepted."""
+        for member in self.stage.members:
+            if not is_name(member.node) or not is_worker_of(member.node, member.worker):
+                raise ValueError(f"stage: {shown(member.worker)} is no worker of node {shown(member.node)}")
+        _PATH.validate_python(self.stage.checkpoint)
         return self
 
 
@@ -114,7 +129,7 @@ class StopTask(CommandBase):
     """
 
     kind: Literal["stop"] = "stop"
-    workers: list[str]
+    workers: list[WorkerName]
     lose_steps: bool = False
 
 
@@ -125,7 +140,7 @@ class ReleaseTask(CommandBase):
     """
 
     kind: Literal["release"] = "release"
-    workers: list[str]
+    workers: list[WorkerName]
     all_workers: bool = False
 
 
@@ -133,6 +148,9 @@ Command = Annotated[
     Prepare | HoldTask | DrainTask | OpenStore | ConfigureTask | StopTask | ReleaseTask, Field(discriminator="kind")
 ]
 COMMAND: TypeAdapter[Command] = TypeAdapter(Command)
+RELEASE: TypeAdapter[ReleaseTask] = TypeAdapter(ReleaseTask)
+CommandAdapter = TypeAdapter[Any]
+"""Reads commands: of all kinds, or of one."""
 
 
 class WorkerResult(Model):
@@ -159,14 +177,14 @@ class Reply(Message):
     ``OpenStore``.
     """
 
-    command_id: str
-    node: str
+    command_id: Annotated[str, Field(max_length=256)]
+    node: Name
     ok: bool
     code: ReceivedCode = None
     detail: str = ""
     seconds: Seconds = 0.0
-    workers: dict[str, WorkerResult] = Field(default_factory=dict)
-    host: str = ""
+    workers: dict[WorkerName, WorkerResult] = Field(default_factory=dict)
+    host: Host = ""
     port: Integer = 0
 
     @model_validator(mode="before")

@@ -72,7 +72,10 @@ Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
 Time = Annotated[AwareDatetime, AfterValidator(_in_range)]
 """A time in a message, with its time zone."""
 
-MessageId = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
+ID_PATTERN = r"^[^\x00-\x1f\x7f]*$"
+"""One line of text."""
+
+MessageId = Annotated[str, Field(min_length=1, max_length=256, pattern=ID_PATTERN)]
 """An id that a sender has chosen: a UUID, as a rule."""
 
 
@@ -127,10 +130,10 @@ def _undecodable(err: ValidationError, data: bytes) -> Undecodable:
     version = fields.get("protocol", PROTOCOL)
     if not isinstance(version, int) or version not in READABLE:
         return Undecodable(version_problem(version), **about)
-    return Undecodable(_problems(err), **about)
+    return Undecodable(problems_of(err), **about)
 
 
-def _problems(err: ValidationError) -> str:
+def problems_of(err: ValidationError) -> str:
     """Return the first defects that pydantic found, in words."""
     found = err.errors(include_url=False, include_context=False)
     texts = [_problem(item) for item in found[:_ERRORS_SHOWN]]
@@ -140,7 +143,8 @@ def _problems(err: ValidationError) -> str:
 
 
 def _problem(item: Any) -> str:
-    field = ".".join(str(part) for part in item["loc"])
+    # A part may be the key of a mapping, which the sender has chosen.
+    field = ".".join(_text(part) or shown(part) for part in item["loc"])
     given = "" if isinstance(item["input"], dict | list) else f" (given: {shown(item['input'])})"
     return f"{field + ': ' if field else ''}{item['msg']}{given}"
 

@@ -12,24 +12,43 @@ from typing import Annotated
 
 from pydantic import Field
 
-_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+"""A DNS label, as a part of patterns."""
 
-NAME_PATTERN = rf"^{_LABEL}$"
+NAME_PATTERN = rf"^{LABEL}$"
 """1 to 63 lower-case letters, digits and hyphens, with neither end a hyphen."""
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 """The name of a task or a node."""
 
-WorkerName = Annotated[str, Field(pattern=rf"^{_LABEL}/[0-9]{{1,6}}$")]
+WORKER_PATTERN = rf"^{LABEL}/[0-9]{{1,6}}$"
 """``<node>/<slot>``."""
+
+WorkerName = Annotated[str, Field(pattern=WORKER_PATTERN)]
+"""The name of a worker."""
 
 Label = Annotated[str, Field(max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
 """A word for people or from a driver, on one line: a failure domain, a kind of hardware."""
 
 
+Host = Annotated[str, Field(max_length=255, pattern=r"^[^\x00-\x20\x7f/]*$")]
+"""A host name or an IP address; 255 bytes are the longest name of DNS (RFC 1035). Empty: none."""
+
+Endpoint = Annotated[str, Field(max_length=263, pattern=r"^[^\x00-\x20\x7f/]*$")]
+"""``host:port``, with an IPv6 address in brackets. Empty: none."""
+
+FilePath = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
+"""A path, at most as long as Linux takes one (PATH_MAX)."""
+
+
 def is_name(text: str) -> bool:
     """Return whether a text matches the pattern of names."""
     return re.fullmatch(NAME_PATTERN, text) is not None and not text.endswith("\n")
+
+
+def is_worker_of(node: str, text: str) -> bool:
+    """Return whether a text is the name of a worker of a node."""
+    return re.fullmatch(WORKER_PATTERN, text) is not None and text.startswith(f"{node}/") and not text.endswith("\n")
 
 
 def host_label() -> str:

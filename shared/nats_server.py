@@ -9,7 +9,6 @@ import asyncio
 import json
 import logging
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from shared.errors import Unavailable
+from shared.key_directory import PID_FILE, KeyDirectory
 from shared.parent import die_with_parent
 
 logger = logging.getLogger(__name__)
@@ -61,18 +61,19 @@ class NatsServer:
     Args:
         directory: folder of the configuration, the JetStream store and the server's log.
         port: 0 for any free port.
-        token: the token that clients must present; empty: a random one.
+        keys: of those who may connect; None: in the folder ``keys`` of ``directory``. The services have theirs there
+            once the server was started.
     """
 
-    def __init__(self, directory: Path, *, port: int = 0, token: str = "") -> None:
+    def __init__(self, directory: Path, *, port: int = 0, keys: KeyDirectory | None = None) -> None:
         self.directory = directory.resolve()
         self.port = port
-        self.token = token or secrets.token_hex(16)
+        self.keys = keys if keys is not None else KeyDirectory(self.directory / "keys")
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        """The address for clients, without the token."""
+        """The address for clients."""
         return f"nats://127.0.0.1:{self.port}"
 
     @property
@@ -100,6 +101,7 @@ class NatsServer:
         if self.running:
             return
         self.directory.mkdir(parents=True, exist_ok=True)
+        self.keys.make()
         self._process = self._spawn(self._write_config())
         try:
             await self._healthy()
@@ -139,16 +141,13 @@ class NatsServer:
             process.kill()  # no effect on a process that has ended
             process.wait()
 
-    def reload(self, *, token: str) -> None:
-        """Change the token of the running server, which disconnects clients with the old token.
+    def reload(self) -> None:
+        """Have the running server read the keys again, which disconnects clients whose key is not there any more.
 
         Raises:
             Unavailable: the server is not running.
         """
-        pid = self.pid
-        self.token = token
-        self._write_config()
-        os.kill(pid, signal.SIGHUP)
+        os.kill(self.pid, signal.SIGHUP)
 
     async def kill(self) -> None:
         """End the server with SIGKILL, as a crash would."""
@@ -175,7 +174,10 @@ class NatsServer:
             [
                 f"listen: {_quoted(f'127.0.0.1:{self.port or -1}')}",
                 f"ports_file_dir: {_quoted(str(self.directory))}",
-                f"authorization {{ token: {_quoted(self.token)} }}",
+                # So that `unicron node` finds it.
+                f"pid_file: {_quoted(str(self.keys.path / PID_FILE))}",
+                # Relative to this file, as the server reads every such path.
+                f"include {_quoted(os.path.relpath(self.keys.path / 'authorization.conf', self.directory))}",
                 f"max_payload: {MAX_PAYLOAD_BYTES}",
                 # With `always`, an acknowledged message has been fsynced.
                 f"jetstream {{ store_dir: {_quoted(str(self.directory / 'store'))}, sync_interval: always }}",

@@ -96,10 +96,12 @@ class ReadResult(Message):
 class CheckInputs(Message):
     """Report why a rank on this node could not use the files that a specification names.
 
-    ``vocabulary``: of the model, which has to fit a text.
+    ``vocabulary``: of the model, which has to fit a text. ``task``: under whose user the files are looked at, where
+    tasks have users of their own.
     """
 
     kind: Literal["check-inputs"] = "check-inputs"
+    task: Name | None = None
     data: Annotated[str, Field(max_length=PATH_CHARACTERS)]
     script: Annotated[str, Field(max_length=PATH_CHARACTERS)] | None = None
     vocabulary: Integer

@@ -18,9 +18,9 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field, TypeAdapter
 
-from shared.messages import Message, Seconds
+from shared.messages import Message, MessageId, Seconds
 from shared.model import Model
-from shared.names import Name
+from shared.names import Endpoint, Name
 
 PROBE = "unicron.probe"
 """Prefix of the subjects of requests to probe; the node that is to do it follows (request and reply)."""
@@ -63,8 +63,8 @@ class Outcome(StrEnum):
 class ProbeTarget(Model):
     """Whom to probe. ``address``: ``ip:port`` of the agent's listener, as its heartbeats advertise it."""
 
-    address: str
-    incarnation: str
+    address: Endpoint
+    incarnation: MessageId
 
 
 class ProbeRequest(Message):

@@ -9,10 +9,13 @@ from pydantic import Field, TypeAdapter
 
 from shared.messages import Message, Time
 from shared.model import Model
-from shared.names import Name
+from shared.names import Label, Name
 
 REACHABILITY = "unicron.reachability"
 """Subject of the message (published)."""
+
+ECHO = "unicron.echo"
+"""Prefix of the subject on which the detector hears itself, which shows that its own connection works."""
 
 PUBLISHED_EVERY_S = 1.0
 """Interval at which the message is repeated; a change is published at once."""
@@ -28,7 +31,7 @@ class Unreachable(Model):
     """
 
     since: Time
-    reached_by: list[str] = Field(default_factory=list)
+    reached_by: list[Label] = Field(default_factory=list)
 
 
 class Reachability(Message):

@@ -21,11 +21,16 @@ from pydantic import Field, TypeAdapter
 from shared import common_time
 from shared.bus import Bus
 from shared.clock import PROCESS_CLOCK
+from shared.credentials import Credential
+from shared.dropped import DroppedMessages
 from shared.errors import Unavailable, UnicronError
+from shared.joining import check_identity, credential_of, joined
 from shared.log_lines import log_to_stderr
+from shared.messages import Integer
 from shared.model import Model
 from shared.outages import LOG, Outages
 from shared.parent import watch_parent
+from shared.privacy import hide_memory
 from shared.settings import Settings, read_settings
 
 if TYPE_CHECKING:
@@ -36,6 +41,9 @@ logger = logging.getLogger(__name__)
 HEALTH = "unicron.health"
 """Prefix of the subjects of health requests; the service's name follows."""
 
+AGENT = "agent-"
+"""What the name of a node's agent begins with; the node follows."""
+
 
 class Health(Model):
     """The reply to a health request.
@@ -44,10 +52,10 @@ class Health(Model):
     """
 
     name: str = ""
-    pid: int = 0
+    pid: Integer = 0
     ready: bool = False
     detail: str = ""
-    counters: dict[str, int] = Field(default_factory=dict)
+    counters: dict[str, Integer] = Field(default_factory=dict)
 
 
 HEALTH_REPLY: TypeAdapter[Health] = TypeAdapter(Health)
@@ -117,11 +125,12 @@ def run(name: str, main: Main, *, journal: bool = True) -> int:
         journal: whether the process opens the event log (node agents do not).
     """
     log_to_stderr(name)
+    hide_memory()
     if not watch_parent():
         logger.error("the parent is gone")
         return 1
     try:
-        return asyncio.run(_run(name, main, read_settings(), journal))
+        return asyncio.run(_run(name, main, journal))
     except UnicronError as err:
         logger.error("%s: %s", err.code, err.detail)
         return err.exit_code
@@ -130,7 +139,11 @@ def run(name: str, main: Main, *, journal: bool = True) -> int:
         return 1
 
 
-async def _run(name: str, main: Main, settings: Settings, with_journal: bool) -> int:
+async def _run(name: str, main: Main, with_journal: bool) -> int:
+    settings = read_settings()
+    credential = credential_of(settings)
+    check_identity(credential, name if with_journal else "")
+    settings = joined(settings, credential)
     stop, ending = asyncio.Event(), Ending()
     work: asyncio.Task[None] | None = None
 
@@ -144,7 +157,7 @@ async def _run(name: str, main: Main, settings: Settings, with_journal: bool) ->
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, on_signal, signum)
-    work = asyncio.create_task(_work(name, main, settings, stop, ending, with_journal), name=name)
+    work = asyncio.create_task(_work(name, main, settings, credential, stop, ending, with_journal), name=name)
     try:
         await work
     except asyncio.CancelledError:
@@ -155,13 +168,20 @@ async def _run(name: str, main: Main, settings: Settings, with_journal: bool) ->
 
 
 async def _work(
-    name: str, main: Main, settings: Settings, stop: asyncio.Event, ending: Ending, with_journal: bool
+    name: str,
+    main: Main,
+    settings: Settings,
+    credential: Credential,
+    stop: asyncio.Event,
+    ending: Ending,
+    with_journal: bool,
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:
         limit_s = settings.connect_timeout_s
-        bus = await Bus.connect(settings.nats_url, token=settings.nats_token, name=name, timeout_s=limit_s)
+        bus = await Bus.connect(settings.nats_url, credential=credential, name=name, timeout_s=limit_s)
         stack.push_async_callback(bus.close)
         context = Context(settings, bus, None, stop, name, ending)
+        bus.dropped = DroppedMessages(context.counters)
         await bus.serve(f"{HEALTH}.{name}", context.health)
         if with_journal:
             # Node agents have no journal, and start in two thirds of the time without SQLAlchemy.

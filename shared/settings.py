@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from shared.errors import InvalidInput
 from shared.names import Label, Name, host_label
 from shared.tasks import CHECKPOINT_URL
+from shared.uids import uid_range
 
 Seconds = Annotated[float, Field(gt=0, le=86_400 * 365)]
 
@@ -103,9 +104,16 @@ class Settings(BaseSettings):
 
     run_dir: Path = Path(".unicron")
     nats_url: str = "nats://127.0.0.1:4222"
-    """Where NATS is: ``nats://HOST:PORT``, or ``tls://``; several servers of one NATS cluster are separated by
-    commas."""
-    nats_token: str = ""
+    """Where NATS is: ``nats://HOST:PORT``, or ``tls://``; several servers of one NATS cluster are separated by commas.
+    Where it is not set, the servers that the credential names count."""
+    nats_credential: Path | None = None
+    """File with which this process proves to NATS who it is (``shared.credentials``)."""
+    nats_ca_file: Path | None = None
+    """Certificates (PEM) of those who vouch for the NATS servers (``tls://``); none: those in the credential, or else
+    the system's."""
+    nats_keys: Path | None = None
+    """The key directory (``unicron keys``, ``unicron node``): who may use NATS; none: ``<run_dir>/nats/keys``, where
+    the embedded stack has it."""
     connect_timeout_s: Seconds = 60.0
     """How long a service or an agent that starts waits for NATS and for the log's database. They may be starting, or
     failing over, which takes half a minute; after this time it ends, so that a wrong address shows."""
@@ -154,6 +162,11 @@ class Settings(BaseSettings):
     the agent's connection to NATS."""
     store_host: str = ""
     """Address under which other nodes reach a rendezvous store on this node; empty: ``address``."""
+    rank_uids: str = ""
+    """User ids ``FIRST-LAST`` that nobody else on the nodes has: each task's processes run under one of them, which
+    follows from the task's name, and under the group of the same number. The agent then has to be root. A large range
+    (``1000000000-1999999999``) keeps two tasks from having the same. Empty: they run as the agent's user, and can do
+    what it can."""
 
     heartbeat_interval_s: Seconds = 0.25
     """Four heartbeats a second cost four small messages; the interval bounds how late a lost node is noticed."""
@@ -219,11 +232,19 @@ class Settings(BaseSettings):
     @field_validator("nats_url")
     @classmethod
     def _check_nats_url(cls, value: str) -> str:
-        servers = [server.strip() for server in value.split(",")]
-        if wrong := [server for server in servers if not _is_nats_url(server)]:
-            text = f"{wrong[0]!r} is not nats://HOST:PORT or tls://HOST:PORT; several are separated by commas"
-            raise PydanticCustomError("nats-url", "{text}", {"text": text})
-        return ",".join(servers)
+        try:
+            return check_servers(value)
+        except InvalidInput as err:
+            raise PydanticCustomError("nats-url", "{text}", {"text": err.detail}) from err
+
+    @field_validator("rank_uids")
+    @classmethod
+    def _check_rank_uids(cls, value: str) -> str:
+        try:
+            uid_range(value)
+        except ValueError as err:
+            raise PydanticCustomError("rank-uids", "{text}", {"text": str(err)}) from err
+        return value
 
     @property
     def nats_servers(self) -> list[str]:
@@ -234,6 +255,11 @@ class Settings(BaseSettings):
     def token_file(self) -> Path:
         """Where the api's tokens are."""
         return self.tokens_file or self.run_dir / "tokens.json"
+
+    @property
+    def key_directory(self) -> Path:
+        """Where the keys of those are who may use NATS."""
+        return self.nats_keys or self.run_dir / "nats" / "keys"
 
     @property
     def allowed_host_names(self) -> list[str]:
@@ -266,6 +292,20 @@ def read_settings(**given: Any) -> Settings:
     except ValidationError as err:
         problems = [problem for item in err.errors(include_url=False) for problem in _problems(item)]
         raise InvalidInput(f"settings refused: {_text(problems)}", problems) from err
+
+
+def check_servers(text: str) -> str:
+    """Return the URLs of NATS servers in a text, separated by commas.
+
+    Raises:
+        InvalidInput: one is no such URL, or some have TLS and others have not: a client verifies all of them or none.
+    """
+    servers = [server.strip() for server in text.split(",")]
+    if wrong := [server for server in servers if not _is_nats_url(server)]:
+        raise InvalidInput(f"{wrong[0]!r} is not nats://HOST:PORT or tls://HOST:PORT; several are separated by commas")
+    if len({urlsplit(server).scheme for server in servers}) > 1:
+        raise InvalidInput("some servers are nats:// and others are tls://; all have to be of one kind")
+    return ",".join(servers)
 
 
 def _is_nats_url(text: str) -> bool:

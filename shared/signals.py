@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
 from shared.messages import REASON_CHARACTERS, Integer, Message, MessageId, Seconds, Time
 from shared.model import Model
-from shared.names import Label, Name, WorkerName
+from shared.names import Endpoint, FilePath, Host, Label, Name, WorkerName
 
 SIGNALS = "unicron.signals"
 """Subject of signals (request and reply; the reply is ``ACCEPTED`` or a ``refusal``)."""
@@ -120,7 +120,7 @@ class RankCheckpointed(RankSignal):
     """A checkpoint was written completely to ``path``."""
 
     kind: Literal["rank-checkpointed"] = "rank-checkpointed"
-    path: str
+    path: FilePath
 
 
 class RankCheckpointFailed(RankSignal):
@@ -134,7 +134,7 @@ class RankStopped(RankSignal):
     """The task stopped at a step boundary on request (sent for rank 0). ``path``: its checkpoint."""
 
     kind: Literal["rank-stopped"] = "rank-stopped"
-    path: str
+    path: FilePath
 
 
 class RankFinished(RankSignal):
@@ -142,7 +142,7 @@ class RankFinished(RankSignal):
 
     kind: Literal["rank-finished"] = "rank-finished"
     samples_sha256: str
-    parameters_path: str
+    parameters_path: FilePath
     loss: float | None
 
 
@@ -217,9 +217,9 @@ class Heartbeat(Message):
     interval_s: Seconds
     domain: Label = "default"
     hardware: Label = "cpu"
-    addresses: dict[str, str] = Field(default_factory=dict)
-    network: str = ""
-    probe: str = ""
+    addresses: dict[Label, Host] = Field(default_factory=dict)
+    network: Label = ""
+    probe: Endpoint = ""
     supervisor: Label = ""
     workers: list[WorkerStatus]
     counters: dict[str, Integer] = Field(default_factory=dict)

@@ -228,8 +228,6 @@ class TaskSpec(Model):
             )
             divisible = self.optimizer.name == "adam" or not self.parallel.distributed_optimizer
             checks.append((divisible, "parallel.distributed_optimizer: the built-in trainer divides only adam's state"))
-            divided = self.parallel.distributed_optimizer or not self.parallel.overlap
-            checks.append((divided, "parallel.overlap: only with parallel.distributed_optimizer"))
             in_place = not (self.parallel.overlap and (self.exact or self.deterministic_sums))
             checks.append((in_place, "parallel.overlap: not with exact or deterministic_sums, whose sums are apart"))
         problems = [text for holds, text in checks if not holds]

@@ -31,14 +31,20 @@ def runs_of(workers: Sequence[str]) -> str | None:
     return ",".join(f"{node}/{first}" + (f"-{last}" if last > first else "") for node, first, last in runs)
 
 
+MAX_WORKERS = 1 << 20
+"""Most workers of one text: more than any cluster has. A message of 1 MB could name thousands of millions."""
+
+
 def workers_of(runs: str) -> list[str]:
     """Return the workers that a text says.
 
     Raises:
-        ValueError: it is no such text.
+        ValueError: it is no such text, or says more than ``MAX_WORKERS``.
     """
     found: list[str] = []
     for run in runs.split(",") if runs else ():
+        if len(found) > MAX_WORKERS:
+            raise ValueError(f"more than {MAX_WORKERS} workers")
         node, _, slots = run.rpartition("/")
         if node and slots.isdecimal():
             found.append(run)
@@ -99,7 +105,11 @@ def full_members(value: Any) -> Any:
         return value
     if not all(isinstance(group, Mapping) and isinstance(group.get("workers"), str) for group in value):
         return value
-    placed = [(worker, group.get("source")) for group in value for worker in workers_of(group["workers"])]
+    placed: list[tuple[str, Any]] = []
+    for group in value:
+        placed += [(worker, group.get("source")) for worker in workers_of(group["workers"])]
+        if len(placed) > MAX_WORKERS:
+            raise ValueError(f"more than {MAX_WORKERS} members")
     return [
         {"rank": rank, "worker": worker, "node": worker.rpartition("/")[0], "source": source}
         for rank, (worker, source) in enumerate(placed)

@@ -11,8 +11,8 @@ import pytest
 from shared.bus import Bus
 from shared.log.journal import Journal
 from shared.log.log import EventLog
-from shared.nats_server import NatsServer
 from shared.settings import Settings
+from tests.nats_server import OpenServer
 
 # An example that a machine stalls is not wrong.
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -20,24 +20,24 @@ hypothesis.settings.load_profile("tests")
 
 
 @pytest.fixture
-async def nats(tmp_path: Path) -> AsyncIterator[NatsServer]:
+async def nats(tmp_path: Path) -> AsyncIterator[OpenServer]:
     """A running nats-server on a free port, its store in the test's folder."""
-    async with NatsServer(tmp_path / "nats") as server:
+    async with OpenServer(tmp_path / "nats") as server:
         yield server
 
 
 @pytest.fixture
-async def bus(nats: NatsServer) -> AsyncIterator[Bus]:
+async def bus(nats: OpenServer) -> AsyncIterator[Bus]:
     """A connection to the server."""
-    connection = await Bus.connect(nats.url, token=nats.token, name="test")
+    connection = await Bus.connect(nats.url, credential=nats.credential, name="test")
     yield connection
     await connection.close()
 
 
 @pytest.fixture
-def settings(tmp_path: Path, nats: NatsServer) -> Settings:
+def settings(tmp_path: Path, nats: OpenServer) -> Settings:
     """Settings of a stack in the test's folder."""
-    return Settings(node="n0", run_dir=tmp_path, nats_url=nats.url, nats_token=nats.token, port=0)
+    return Settings(node="n0", run_dir=tmp_path, nats_url=nats.url, nats_credential=nats.credential_file, port=0)
 
 
 @pytest.fixture

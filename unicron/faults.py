@@ -5,8 +5,9 @@
     n              before the next micro-batch (of a pipeline: before its backward pass)
     n.forward      inside its forward pass
     n.backward     inside its backward pass: some gradients are added, some are not
-    launch:b       in the last backward pass, b bucket groups are sent to be reduced and the next one is not (those that
-                   no pass sends, as in the first step after a build, are sent after ``reduce``)
+    launch:b       in the last backward pass, b bucket groups (without the distributed optimizer: buckets) are sent to
+                   be reduced and the next one is not (those that no pass sends, as in the first step after a build, are
+                   sent after ``reduce``)
     reduce         all micro-batches are computed, gradients are not yet reduced
     reduce:b       b buckets of gradients are reduced, and no more on any rank
     update         all buckets are reduced, the update is not yet applied

@@ -8,8 +8,8 @@ forked child too.
 The server and its node agent exchange JSON lines. The inherited socket ``N`` listens for agents, one after the other,
 or is connected to the only one:
 
-    agent -> server  {"do": "fork", "id", "task", "worker", "spec", "output", "env"}
-                     {"do": "store", "id", "host", "output"}
+    agent -> server  {"do": "fork", "id", "task", "worker", "spec", "output", "env", "uid"}
+                     {"do": "store", "id", "host", "output", "uid"}
                      {"do": "acknowledge", "id"}                     (the end of this process need not be said again)
                      {"do": "exit"}
     server -> agent  {"event": "ready", "pid", "version"}
@@ -50,7 +50,7 @@ from typing import Any, NoReturn
 from unicron import environment
 from unicron import output as process_output
 from unicron.fork_requests import error_detail, read_request
-from unicron.processes import end_with_parent, kill_group, peer_uid, redirect
+from unicron.processes import become, end_with_parent, kill_group, peer_uid, redirect
 
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     # Set before torch and numpy are imported: their thread pools do not survive a fork.
@@ -59,8 +59,9 @@ for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 # Otherwise torch.cuda.is_available() initialises CUDA, and no child could use it.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
-VERSION = 1
-"""Version of the messages, sent with ``ready``: one higher with every change that an older agent would misread."""
+VERSION = 2
+"""Version of the messages, sent with ``ready``: one higher with every change that one of the two
+would misread. An agent that wants a process to run as another user (``uid``) needs version 2."""
 
 STORE_BACKLOG = 1024
 """Connections that may wait to be accepted by a store. Chosen: all ranks of a task connect at once."""
@@ -242,9 +243,11 @@ class ForkServer:
         code = 1
         try:
             os.setsid()
+            redirect(output)
+            if (uid := request.get("uid")) is not None:
+                become(uid)
             if not end_with_parent(self._pid, signal.SIGKILL):
                 os._exit(1)
-            redirect(output)
             process_output.protect()
             self._leave_server()
             # kill -USR2 writes the Python stack of every thread to the output, to see what a hanging rank does.

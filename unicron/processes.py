@@ -9,7 +9,7 @@ import signal
 import socket
 import struct
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
 """From linux/prctl.h."""
 
 _CREDENTIALS = struct.Struct("3i")
@@ -25,6 +25,25 @@ def end_with_parent(parent: int, number: signal.Signals) -> bool:
     """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
     return os.getppid() == parent
+
+
+def become(uid: int) -> None:
+    """Run this process, whose user is root, as another user for good: alone in the group of the same number.
+
+    No program that it starts gets back any right (``no_new_privs``). A process that changes its user loses its
+    parent-death signal, so ``end_with_parent`` comes afterwards; and the kernel makes it undumpable, as if it kept
+    secrets of root. The fork server has none, and NCCL exchanges descriptors between the processes of one user, which
+    needs a dumpable process.
+
+    Raises:
+        OSError: this process may not.
+    """
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 def peer_uid(connection: socket.socket) -> int:

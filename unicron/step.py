@@ -10,6 +10,7 @@ from typing import Protocol
 from unicron.end_of_step import EndOfStep
 from unicron.errors import CommunicationFailed, Interrupted, WrongLoop
 from unicron.faults import FaultInjector
+from unicron.gradients.overlap import Hooks
 from unicron.gradients.reduction import IN_FLIGHT
 from unicron.link.agent_link import AgentLink
 from unicron.megatron import clipping
@@ -129,14 +130,24 @@ class Step:
         state = self._host.rank_state
         state.loss_scale.begin_call(micro_batches, filling=filling)
         if state.overlap is not None:
-            state.overlap.announce(micro_batches if is_last else 0, self._before_launch)
+            # All behind the passes where a fault is to come after a number of buckets, and no more may be reduced.
+            in_passes = is_last and not self._host.faults.fails_between_buckets(self.number)
+            hooks = Hooks(self._before_launch, self._host.link.has_ended)
+            state.overlap.announce(micro_batches if in_passes else 0, state.step_in_progress, hooks)
         if state.gather is not None:
             state.gather.before = lambda number: self._host.faults.reached(self.number, f"gather:{number}")
 
     def _before_launch(self, number: int) -> None:
-        """Let an injected fault happen before a bucket group is sent, and send none in a generation that is held."""
+        """Let an injected fault happen before a bucket is sent, and send none in a generation that is held."""
         self._host.faults.reached(self.number, f"launch:{number}")
         self._host.link.check()
+
+    def _before_rest(self, number: int) -> None:
+        """Do so before a bucket is sent behind the passes."""
+        self._before_launch(number)
+        overlap = self._host.rank_state.overlap
+        if overlap is not None and not overlap.keeps_sums:
+            self._host.faults.reached(self.number, f"reduce:{number}")
 
     def _enter_micro_batch(self) -> None:
         self._computing = False
@@ -195,13 +206,12 @@ class Step:
         self._computing = False
         link.end_passes()
         faults.reached(number, "reduce")
-        link.progress(number, "reduce")
         partial = state.step_in_progress
+        link.progress(number, "reduce", buckets=partial.reduced)
         self._gather_rest()
-        if state.overlap is not None:
-            state.overlap.launch_rest(self._before_launch)
-            # Before the ranks agree on the step: what this rank has sent may be all that the others still need.
-            state.check_finite()
+        # One after the other where a fault is to come after a number of buckets, and no more may be reduced.
+        in_flight = 1 if faults.fails_between_buckets(number) else IN_FLIGHT
+        state.launch_rest(link.wait, Hooks(self._before_rest, link.has_ended, self._report_buckets), in_flight)
         agreement = host.end_of_step.agree(
             partial,
             buckets=state.accumulator.buckets,
@@ -217,8 +227,7 @@ class Step:
             before=lambda bucket: faults.reached(number, f"reduce:{bucket}"),
             done=self._report_buckets,
             broken=link.abandoned.extend,
-            # One after the other where a fault is to come after a number of buckets, and no more may be reduced.
-            in_flight=1 if faults.fails_between_buckets(number) else IN_FLIGHT,
+            in_flight=in_flight,
         )
         host.agreed(agreement.statuses)
         self._reduced = True

@@ -42,8 +42,9 @@ class Admission:
             Conflict: refused for a reason that this version does not know.
         """
         # Served first: from the admission on, the detector asks here before it gives the name to another agent.
-        await self._bus.serve(f"{ALIVE}.{self._hello.incarnation}", self._alive)
-        await self._bus.subscribe(f"{REVOKED}.{self._hello.incarnation}", self._take_revocation)
+        own = f"{self._hello.node}.{self._hello.incarnation}"
+        await self._bus.serve(f"{ALIVE}.{own}", self._alive)
+        await self._bus.subscribe(f"{REVOKED}.{own}", self._take_revocation)
         said = ""
         while True:
             answer = await self._ask()
@@ -65,7 +66,8 @@ class Admission:
     async def _ask(self) -> Answer:
         try:
             data = self._hello.model_dump_json().encode()
-            return decode(ANSWER, await self._bus.request(HELLO, data, timeout_s=ANSWER_TIMEOUT_S))
+            subject = f"{HELLO}.{self._hello.node}"
+            return decode(ANSWER, await self._bus.request(subject, data, timeout_s=ANSWER_TIMEOUT_S))
         except Unavailable:
             return Answer(verdict="wait", detail="the detector does not answer")
         except Undecodable as err:

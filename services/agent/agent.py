@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from services.agent import ending_processes, hardware, succession
+from services.agent import command_subjects, ending_processes, hardware, succession
 from services.agent.address import NodeAddress
 from services.agent.background import Background
 from services.agent.commands import Commands
@@ -30,6 +30,7 @@ from services.agent.proc import scheduled
 from services.agent.process import Process
 from services.agent.rank_environment import RankEnvironment
 from services.agent.rank_server import RankServer
+from services.agent.rank_users import REACHABLE, RankUsers
 from services.agent.record import NodeRecord
 from services.agent.self_test import SelfTests
 from services.agent.signals import SignalQueue
@@ -39,7 +40,6 @@ from services.agent.task_files import TaskFiles, last_output
 from shared.bus import Bus
 from shared.changes import Changes
 from shared.clock import PROCESS_CLOCK
-from shared.commands import COMMANDS
 from shared.dropped import DroppedMessages
 from shared.self_test import SELF_TEST
 from shared.settings import Settings
@@ -105,11 +105,14 @@ class Agent:
             bus, self.node, address, settings, os.getpid(), self._clock, self._dropped.counters, inherited.supervisor
         )
         self._commands = Commands(self.node, self._changes, self, self._note_state, self._dropped, left.replies)
-        self._files = TaskFiles(settings.run_dir, settings.node)
-        self._file_server = FileServer(bus, settings.node, settings.run_dir, self._dropped)
-        self._snapshots = SnapshotFolders(node_folder(settings.memory_dir, settings.run_dir, settings.node))
-        self._environment = RankEnvironment(settings, address, inherited.ranks_name, self._files, self._snapshots)
-        self._ranks = RankServer(inherited.ranks, self.node, self._changes, self._received, self._dropped)
+        self._users = users = RankUsers(settings.rank_uids)
+        self._files = TaskFiles(settings.run_dir, settings.node, users)
+        self._file_server = FileServer(bus, settings.node, settings.run_dir, self._dropped, users)
+        self._snapshots = SnapshotFolders(node_folder(settings.memory_dir, settings.run_dir, settings.node), users)
+        self._environment = RankEnvironment(
+            settings, address, inherited.ranks_name, self._files, self._snapshots, users
+        )
+        self._ranks = RankServer(inherited.ranks, self.node, self._changes, self._received, self._dropped, users)
         self._fork_servers = ForkServers(
             inherited.fork_servers,
             self._changes,
@@ -121,7 +124,7 @@ class Agent:
         self._forked: dict[str, Forked] = {}
         """Process id -> handle of each living rank."""
         self._probes = ProbeServer(bus, settings.node, incarnation, address.ip, self._dropped)
-        self._stores = Stores(address.store_host, address.store_ip, self._files, self._fork_servers.current)
+        self._stores = Stores(address.store_host, address.store_ip, self._files, users, self._fork_servers.current)
         folders = [settings.run_dir.resolve() / "nodes" / settings.node, settings.memory_dir]
         self._self_tests = SelfTests(self.node, address.store_ip, folders, self._fork_servers.current, self._dropped)
         self._background = Background()
@@ -135,7 +138,7 @@ class Agent:
         await self._ranks.start()
         await self._take_over(await self._fork_servers.connect())
         self._record()
-        await self._bus.serve(f"{COMMANDS}.{self._settings.node}", self._commands.serve)
+        await command_subjects.listen(self._bus, self._settings.node, self._commands)
         await self._file_server.start()
         self._heartbeats.probe = await self._probes.start()
         await self._bus.serve(f"{SELF_TEST}.{self._settings.node}", self._self_tests.serve)
@@ -146,6 +149,8 @@ class Agent:
         self._background.spawn(self._record_steps())
         with contextlib.closing(self._probes.listener) as listener:
             self._inherited.report_started(self._probes.answer, listener)
+        if not self._users.separate:
+            logger.warning(REACHABLE)
         workers = len(self.node.slots)
         logger.info("node %s, incarnation %s, %d workers (%s)", self.node.name, self.incarnation, workers, kind)
         logger.info(
@@ -218,6 +223,7 @@ class Agent:
         try:
             server = await self._fork_servers.current()
             spec_path = await asyncio.to_thread(self._files.write_spec, process.task, spec)
+            await asyncio.to_thread(self._snapshots.make, process.task)
             forked = await server.fork(
                 process.id,
                 task=process.task,
@@ -225,6 +231,7 @@ class Agent:
                 spec=spec_path,
                 output=output,
                 env=self._environment.of(process, spec),
+                uid=self._users.uid(process.task),
             )
         except BaseException:
             if self.node.slots[process.worker] is process:

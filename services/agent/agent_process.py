@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import os
 import signal
 import sys
 import uuid
@@ -25,8 +24,9 @@ from shared import names
 from shared.admission import Hello
 from shared.cancellation import end
 from shared.errors import InvalidInput, NameInUse
+from shared.joining import node_name
 from shared.parent import die_with_parent
-from shared.service import Context, run
+from shared.service import AGENT, Context, run
 from shared.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ def main() -> int:
         return 1
     hand_over = HandOver()
     # The name is needed before ``run`` reads the settings and reports errors in them.
-    name = f"agent-{os.environ.get('UNICRON_NODE') or names.host_label()}"
+    name = f"{AGENT}{node_name()}"
     code = run(name, functools.partial(serve, inherited, hand_over), journal=False)
     return HANDED_OVER if code == 0 and hand_over.is_due else code
 

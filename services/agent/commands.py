@@ -24,6 +24,7 @@ from shared.commands import (
     COMMAND,
     COMMANDS,
     Command,
+    CommandAdapter,
     ConfigureTask,
     DrainTask,
     HoldTask,
@@ -44,6 +45,9 @@ logger = logging.getLogger(__name__)
 
 REPLIES_RECORDED = 64
 """Replies that a successor of the agent gets, for commands that are repeated to it: a few dozen for each plan."""
+
+MOST_AT_ONCE = 1024
+"""Commands under way at a time: a few for each worker. Each waits for processes, and has memory for its answer."""
 
 ANSWERS_KEPT = 512
 """Answers kept for repeated commands. A repeat comes within seconds, and a large plan sends a node a few dozen."""
@@ -116,25 +120,29 @@ class Commands:
         self.replies = {reply.command_id: reply for reply in replies}
         """The newest ones by command id: a successor of the agent gets them."""
 
-    async def serve(self, data: bytes) -> bytes:
+    async def serve(self, data: bytes, kinds: CommandAdapter = COMMAND) -> bytes:
         """Handle one request: JSON in, JSON out. A repeated command gets the answer of the first one."""
         try:
-            command = decode(COMMAND, data)
+            command: Command = decode(kinds, data)
         except Undecodable as err:
             self._dropped.note(f"{COMMANDS}.{self._node.name}", err)
-            code = FailureCode.UNDECODABLE
-            reply = Reply(command_id=err.command_id, node=self._node.name, ok=False, code=code, detail=err.detail)
-            return reply.model_dump_json().encode()
+            return self._failed(err.command_id, FailureCode.UNDECODABLE, err.detail)
         answer = self._answers.get(command.command_id)
         if answer is None:
             if (done := self.replies.get(command.command_id)) is not None:
                 return done.model_dump_json().encode()
+            if sum(not one.done() for one in self._answers.values()) >= MOST_AT_ONCE:
+                return self._failed(command.command_id, FailureCode.BUSY, f"{MOST_AT_ONCE} commands are under way")
             answer = asyncio.create_task(self._answer(command), name=f"{command.kind} {command.task}")
             self._answers[command.command_id] = answer
             while len(self._answers) > ANSWERS_KEPT and next(iter(self._answers.values())).done():
                 self._answers.popitem(last=False)
         # The command goes on when this request is cancelled; a repeated request waits for the same answer.
         return (await asyncio.shield(answer)).model_dump_json().encode()
+
+    def _failed(self, command_id: str, code: FailureCode, detail: str) -> bytes:
+        reply = Reply(command_id=command_id, node=self._node.name, ok=False, code=code, detail=detail)
+        return reply.model_dump_json().encode()
 
     async def stop(self) -> None:
         """Cancel the commands in progress."""
@@ -305,7 +313,7 @@ class Commands:
                 self._host.send(process, stop)
         if idle:
             await self._host.end(idle)  # they have no state to save
-        await self._until(command, processes, _has_answered_stop)
+        await self._until(command, processes, lambda p: p.has_answered_stop)
         if refusals := [p.stop_refused for p in processes if p.stop_refused is not None]:
             reason = refusals[0].reason.encode("utf-8", "replace").decode()
             raise Refused(FailureCode.CHECKPOINT_FAILED, reason, processes)
@@ -389,8 +397,3 @@ class Commands:
     def _fence_text(self, command: Command) -> str:
         fence = self._node.fences[command.task]
         return f"generation {command.generation} of {command.task}; {fence.generation} is the newest"
-
-
-def _has_answered_stop(process: Process) -> bool:
-    """Return whether a process has exited as requested, or has reported that its state cannot be saved."""
-    return process.stop_refused is not None or (not process.alive and (process.ending or process.finished))

@@ -73,9 +73,10 @@ class Leaving:
         """Repeat the announcement until it is answered with anything but ``wait``."""
         departure = Departure(node=self._node, incarnation=self._incarnation, reason=reason, drain_s=drain_s)
         data, waiting_for = departure.model_dump_json().encode(), ""
+        subject = f"{DEPARTURES}.{self._node}"
         while True:
             with contextlib.suppress(Unavailable, Undecodable):
-                answer = decode(DEPARTURE_ANSWER, await self._bus.request(DEPARTURES, data, timeout_s=ANSWER_TIMEOUT_S))
+                answer = decode(DEPARTURE_ANSWER, await self._bus.request(subject, data, timeout_s=ANSWER_TIMEOUT_S))
                 if answer.verdict == "left":
                     return
                 if answer.verdict == "refused":

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.agent import task_inputs
+from services.agent.rank_users import RankUsers
 from shared.bus import Bus
 from shared.dropped import DroppedMessages
 from shared.errors import Unavailable, Undecodable, UnicronError
@@ -40,13 +41,15 @@ class FileServer:
         node: the node's name.
         run_dir: the run directory.
         dropped: counts the requests that cannot be decoded.
+        users: of the tasks.
     """
 
-    def __init__(self, bus: Bus, node: str, run_dir: Path, dropped: DroppedMessages) -> None:
+    def __init__(self, bus: Bus, node: str, run_dir: Path, dropped: DroppedMessages, users: RankUsers) -> None:
+        self._users = users
         self._bus, self._subject, self._dropped = bus, f"{FILES}.{node}", dropped
         self._folders = TaskFolders(run_dir)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="files")
-        self._compiling = asyncio.Semaphore(THREADS)
+        self._processes = asyncio.Semaphore(THREADS)
         self._waiting = 0
         self._stopped = False
 
@@ -87,12 +90,16 @@ class FileServer:
         return pack(reply, data)
 
     async def _check(self, request: CheckInputs) -> FilesReply:
-        script = request.script
-        problems = await self._in_thread(lambda: task_inputs.file_problems(request))
+        script, uid = request.script, self._users.uid(request.task or "")
+        if uid is None:
+            problems = await self._in_thread(lambda: task_inputs.file_problems(request))
+        else:
+            async with self._processes:
+                problems = await task_inputs.file_problems_of(uid, request)
         wrong = {problem.field for problem in problems}
         if script is not None and "script" not in wrong:
-            async with self._compiling:
-                problems += await task_inputs.compile_problems(script)
+            async with self._processes:
+                problems += await task_inputs.compile_problems(script, uid)
         return FilesReply(problems=problems)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:

@@ -29,8 +29,11 @@ _MAX_LINE_BYTES = 1 << 16
 """Longest line that the fork server sends: an event of a few hundred bytes, or an error message."""
 
 
-READABLE = frozenset({1})
+READABLE = frozenset({1, 2})
 """Versions of the fork server's messages that the agent reads (``unicron.forkserver.VERSION``)."""
+
+SWITCHES_USERS = 2
+"""The first version in which a process can be started as another user."""
 
 
 class ForkServerEvent(Model):
@@ -127,6 +130,7 @@ class ForkServer:
         self._reading: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._children = Children()
+        self._version = 0
         self._answers: dict[str, asyncio.Future[ForkServerEvent]] = {}
         self._stopping = False
 
@@ -143,24 +147,35 @@ class ForkServer:
         return self._children
 
     async def fork(
-        self, process_id: str, *, task: str, worker: str, spec: Path, output: Path, env: dict[str, str]
+        self,
+        process_id: str,
+        *,
+        task: str,
+        worker: str,
+        spec: Path,
+        output: Path,
+        env: dict[str, str],
+        uid: int | None = None,
     ) -> Forked:
-        """Fork a rank process.
+        """Fork a rank process, which runs as the user ``uid``, or as the fork server's.
 
         Raises:
             Unavailable: the fork server has ended, or could not fork.
         """
         paths = {"spec": str(spec), "output": str(output)}
-        answer = await self._ask({"do": "fork", "id": process_id, "task": task, "worker": worker, **paths, "env": env})
+        rank = {"task": task, "worker": worker, **paths, "env": env, **self._user(uid)}
+        answer = await self._ask({"do": "fork", "id": process_id, **rank})
         return Forked(answer.pid or 0)
 
-    async def store(self, store_id: str, *, host: str, output: Path) -> tuple[Forked, int]:
-        """Run a rendezvous store; return its process and its port.
+    async def store(self, store_id: str, *, host: str, output: Path, uid: int | None = None) -> tuple[Forked, int]:
+        """Run a rendezvous store as the user ``uid``, or as the fork server's; return its process and its port.
 
         Raises:
             Unavailable: the fork server has ended, or the store ended before it listened.
         """
-        answer = await self._ask({"do": "store", "id": store_id, "host": host, "output": str(output)})
+        answer = await self._ask(
+            {"do": "store", "id": store_id, "host": host, "output": str(output), **self._user(uid)}
+        )
         return Forked(answer.pid or 0), answer.port or 0
 
     def acknowledge(self, process_id: str) -> None:
@@ -176,6 +191,18 @@ class ForkServer:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
+
+    def _user(self, uid: int | None) -> dict[str, int]:
+        """Return the part of a request that names another user.
+
+        Raises:
+            Unavailable: the fork server is of a version that would overlook it.
+        """
+        if uid is None:
+            return {}
+        if self._version < SWITCHES_USERS:
+            raise Unavailable("the fork server is older than rank_uids: restart the node's supervisor")
+        return {"uid": uid}
 
     async def _ask(self, request: dict[str, Any]) -> ForkServerEvent:
         """Send a request; return the event that answers it."""
@@ -246,6 +273,7 @@ class ForkServer:
         if self._ready.done():
             return
         if version in READABLE:
+            self._version = version
             self._ready.set_result(None)
         else:
             known = ", ".join(str(number) for number in sorted(READABLE))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Sequence
 
+from services.agent.rank_users import RankUsers
 from services.agent.supervisor import AGENT, FORK_SERVER, Supervisor
-from shared import names
 from shared.errors import UnicronError
+from shared.joining import credential_of, joined, node_name
 from shared.log_lines import log_to_stderr
 from shared.parent import watch_parent
+from shared.privacy import hide_memory
 from shared.settings import read_settings
 
 logger = logging.getLogger(__name__)
@@ -25,12 +26,17 @@ def main(*, agent: Sequence[str] = AGENT, fork_server: Sequence[str] = FORK_SERV
         fork_server: the fork server's command line.
     """
     # The name is needed before the settings are read, whose errors are logged.
-    log_to_stderr(f"supervisor-{os.environ.get('UNICRON_NODE') or names.host_label()}")
+    log_to_stderr(f"supervisor-{node_name()}")
+    hide_memory()
     if not watch_parent():
         logger.error("the parent is gone")
         return 1
     try:
-        return asyncio.run(Supervisor(read_settings(), agent=agent, fork_server=fork_server).run())
+        settings = read_settings()
+        settings = joined(settings, credential_of(settings))
+        settings.run_dir.mkdir(parents=True, exist_ok=True)
+        RankUsers(settings.rank_uids).check(settings.run_dir.resolve())
+        return asyncio.run(Supervisor(settings, agent=agent, fork_server=fork_server).run())
     except UnicronError as err:
         logger.error("%s: %s", err.code, err.detail)
         return err.exit_code

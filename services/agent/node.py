@@ -192,7 +192,9 @@ class Node:
                 process.resting, process.step, process.held_at_s = True, step, None
                 process.phase, process.progress_at_s = "waiting", at_s
             case protocol.Resumed() if message.generation == process.generation:
-                process.resumed, process.step, process.progress_at_s = message, message.step, at_s
+                phases = {name: s for name, s in message.phases.items() if 0.0 <= s <= MAX_SECONDS}
+                process.resumed = replace(message, phases=phases)
+                process.step, process.progress_at_s = message.step, at_s
             case protocol.Raised() if message.generation >= process.generation or _refuses_to_start(process, message):
                 process.raised = _storable(message)
                 return [self._raised(process, process.raised, now)]
@@ -201,14 +203,17 @@ class Node:
             case protocol.CheckpointFailed():
                 return [self._checkpoint_failed(process, message, now)]
             case protocol.Stopped():
+                # The signal first: a message that no signal can repeat is none.
+                signals = [self._stopped(process, message, now)] if message.rank == 0 else []
                 process.stopped, process.ending, process.step = message, True, message.step
-                return [self._stopped(process, message, now)] if message.rank == 0 else []
+                return signals
             case protocol.StopRefused():
                 process.stop_refused = replace(message, reason=_encodable(message.reason))
                 process.step = message.step
             case protocol.Finished():
+                signals = [self._finished(process, message, now)] if message.rank == 0 else []
                 process.finished, process.step = True, message.step
-                return [self._finished(process, message, now)] if message.rank == 0 else []
+                return signals
             case _:
                 pass
         return []

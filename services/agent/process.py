@@ -82,3 +82,8 @@ class Process:
     def waiting(self) -> bool:
         """Whether the process stands still outside of any collective: never configured, held or drained."""
         return self.attached and (self.resting or not self.configured)
+
+    @property
+    def has_answered_stop(self) -> bool:
+        """Whether the process has exited as requested, or has reported that its state cannot be saved."""
+        return self.stop_refused is not None or (not self.alive and (self.ending or self.finished))

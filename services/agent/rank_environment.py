@@ -7,6 +7,7 @@ import os
 from services.agent import hardware
 from services.agent.address import NodeAddress, socket_environment
 from services.agent.process import Process
+from services.agent.rank_users import RankUsers
 from services.agent.snapshot_folders import SnapshotFolders
 from services.agent.task_files import TaskFiles
 from shared.settings import Settings
@@ -23,13 +24,20 @@ class RankEnvironment:
         socket: name of the socket on which ranks connect, in Linux's abstract namespace.
         files: of the tasks.
         snapshots: of the tasks.
+        users: of the tasks.
     """
 
     def __init__(
-        self, settings: Settings, address: NodeAddress, socket: str, files: TaskFiles, snapshots: SnapshotFolders
+        self,
+        settings: Settings,
+        address: NodeAddress,
+        socket: str,
+        files: TaskFiles,
+        snapshots: SnapshotFolders,
+        users: RankUsers,
     ) -> None:
         self._settings, self._address, self._socket = settings, address, socket
-        self._files, self._snapshots = files, snapshots
+        self._files, self._snapshots, self._users = files, snapshots, users
 
     def of(self, process: Process, spec: TaskSpec) -> dict[str, str]:
         """Return the variables of a process that is to train a task."""
@@ -37,6 +45,7 @@ class RankEnvironment:
             "OMP_NUM_THREADS": "1",
             **socket_environment(self._address.interface),
             **hardware.device_environment(process.worker, os.environ.get(hardware.VISIBLE_VARIABLE)),
+            **self._user(process.task),
             **spec.env,
             environment.SOCKET: f"@{self._socket}",
             environment.TASK: process.task,
@@ -48,3 +57,12 @@ class RankEnvironment:
             environment.HOST: self._address.store_ip,
             environment.ORPHAN_GRACE_S: str(self._settings.orphan_grace_s),
         }
+
+    def _user(self, task: str) -> dict[str, str]:
+        """Return what stands in for the entry in ``/etc/passwd`` that the user of a task does not have.
+
+        Python and torch look a user's name up for the paths of their caches, and fail without one.
+        """
+        if not self._users.separate:
+            return {}
+        return {"USER": task, "LOGNAME": task, "HOME": str(self._files.folder(task))}

@@ -11,13 +11,18 @@ import logging
 import os
 import socket
 import struct
+from collections import Counter
 from collections.abc import Awaitable, Callable
+
+from pydantic import ValidationError
 
 from services.agent.node import Node
 from services.agent.process import Process
+from services.agent.rank_users import RankUsers
 from shared.changes import Changes
 from shared.dropped import DroppedMessages
 from shared.errors import Undecodable
+from shared.messages import problems_of
 from unicron import protocol
 
 logger = logging.getLogger(__name__)
@@ -29,6 +34,12 @@ UNREAD_S = 0.05
 """How long the agent waits for the unread lines of a dead process. A connection that was made is attached within a few
 turns of the event loop, and the end of file comes at once, unless a child of the process still has the socket open."""
 
+MOST_OF_ONE_PROCESS = 4
+"""Connections of one process at a time. A rank has one, and for a moment a second one after it has lost the first."""
+
+SOURCE = "the socket of the ranks"
+"""Where a line comes from whose sender is no rank of the node."""
+
 _RECEIVED = protocol.encode(protocol.Received())
 """The answer to a message of a rank that is part of the node's record (``record.py``)."""
 
@@ -39,7 +50,8 @@ _CREDENTIALS = struct.Struct("3i")
 class RankServer:
     """Listens for ranks and passes their messages on.
 
-    The kernel identifies a connecting process (SO_PEERCRED); only processes of the agent's own user may connect.
+    The kernel identifies a connecting process and its user (SO_PEERCRED). A process that the node forked, with the user
+    of its task, may connect.
 
     Args:
         listener: the socket on which ranks connect. Its owner keeps it open.
@@ -47,6 +59,7 @@ class RankServer:
         changes: notified whenever ``node`` changes.
         received: called for each message after ``Hello``.
         dropped: counts the messages that cannot be decoded.
+        users: of the tasks.
     """
 
     def __init__(
@@ -56,8 +69,9 @@ class RankServer:
         changes: Changes,
         received: Callable[[Process, protocol.Message], None],
         dropped: DroppedMessages,
+        users: RankUsers,
     ) -> None:
-        self._dropped = dropped
+        self._dropped, self._users = dropped, users
         self._listener, self._node, self._changes, self._received = listener, node, changes, received
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._closed: dict[str, asyncio.Event] = {}
@@ -65,6 +79,8 @@ class RankServer:
         """Process id -> messages to a process that has yet to attach."""
         self._server: asyncio.Server | None = None
         self._handlers: set[asyncio.Task[None]] = set()
+        self._connections: Counter[int] = Counter()
+        """Pid -> its connections."""
 
     async def start(self) -> None:
         """Begin to listen."""
@@ -108,27 +124,35 @@ class RankServer:
         task = asyncio.current_task()
         assert task is not None
         self._handlers.add(task)
+        pid, uid = _peer(writer)
+        self._connections[pid] += 1
         try:
-            await self._connection(reader, writer)
-        except (protocol.ProtocolError, ConnectionError, TimeoutError, ValueError) as err:
-            logger.warning("rank connection dropped: %s: %s", type(err).__name__, err)
+            if uid != os.geteuid() and not self._users.includes(uid):
+                raise protocol.ProtocolError(f"process {pid} belongs to user {uid}")
+            if self._connections[pid] > MOST_OF_ONE_PROCESS:
+                raise protocol.ProtocolError(f"process {pid} has {MOST_OF_ONE_PROCESS} connections already")
+            await self._connection(reader, writer, pid, uid)
+        except (protocol.ProtocolError, ConnectionError, TimeoutError) as err:
+            process = self._node.by_pid(pid)
+            text = f"its connection was closed: {type(err).__name__}: {err}"
+            self._dropped.note(process.worker if process else SOURCE, Undecodable(text, kind=type(err).__name__))
         except asyncio.CancelledError:
             pass  # the agent stops; asyncio would log a cancelled handler as an error
         finally:
             self._handlers.discard(task)
+            self._connections -= Counter((pid,))  # leaves none of zero
             writer.close()
 
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        pid, uid = _peer(writer)
-        if uid != os.geteuid():
-            raise protocol.ProtocolError(f"process {pid} belongs to user {uid}")
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pid: int, uid: int) -> None:
         async with asyncio.timeout(ATTACH_TIMEOUT_S):
-            hello = protocol.decode(await reader.readline())
+            hello = protocol.decode(await _line(reader))
             # A child may connect before the agent has read the fork server's answer with its pid.
             await self._changes.until(lambda: self._node.by_pid(pid) is not None)
         process = self._node.by_pid(pid)
         if process is None:
             raise protocol.ProtocolError(f"process {pid} has ended")
+        if uid != (os.geteuid() if (own := self._users.uid(process.task)) is None else own):
+            raise protocol.ProtocolError(f"process {pid} of {process.task} belongs to user {uid}")
         try:
             _check(hello, process)
         except _WrongVersion as err:
@@ -141,7 +165,7 @@ class RankServer:
             writer.write(protocol.encode(message))
         self._changes.notify()
         try:
-            while line := await reader.readline():
+            while line := await _line(reader):
                 if self._take(process, line) != protocol.Progress.name:
                     writer.write(_RECEIVED)
         finally:
@@ -151,14 +175,33 @@ class RankServer:
                 del self._writers[process.id], self._closed[process.id]
 
     def _take(self, process: Process, line: bytes) -> str:
-        """Pass a message on; return its name. One that cannot be read is dropped, and is not to be repeated either."""
+        """Pass a message on; return its name. One that cannot be used is dropped, and is not to be repeated either."""
+        name = ""
         try:
             message = protocol.decode(line)
+            name = message.name
+            self._received(process, message)
         except protocol.ProtocolError as err:
-            self._dropped.note(process.worker, Undecodable(str(err), kind=err.name))
-            return err.name
-        self._received(process, message)
-        return message.name
+            name = err.name
+            self._dropped.note(process.worker, Undecodable(str(err), kind=name))
+        except ValidationError as err:  # what a signal may not say: a path with a null byte
+            self._dropped.note(process.worker, Undecodable(problems_of(err), kind=name))
+        return name
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    """Return the next line, empty at the end; in place of one that is too long its end, which is no message."""
+    too_long = False
+    while True:
+        try:
+            line = await reader.readuntil(b"\n")
+        except asyncio.IncompleteReadError as err:
+            line = err.partial
+        except asyncio.LimitOverrunError as err:
+            await reader.readexactly(err.consumed)
+            too_long = True
+            continue
+        return b"\n" if too_long else line
 
 
 class _LastWords(asyncio.StreamReaderProtocol):

@@ -66,7 +66,7 @@ class SignalQueue:
                 if len(data) > self._bus.max_payload_bytes:
                     answer = REFUSED + f" {len(data)} bytes, {self._bus.max_payload_bytes} are allowed".encode()
                 else:
-                    answer = await self._bus.request(SIGNALS, data, timeout_s=ANSWER_TIMEOUT_S)
+                    answer = await self._bus.request(f"{SIGNALS}.{signal.node}", data, timeout_s=ANSWER_TIMEOUT_S)
             except Unavailable:
                 await asyncio.sleep(RETRY_PAUSE_S)
                 continue

@@ -1,16 +1,24 @@
 """The node's folder in shared memory, in which its ranks keep the snapshots of their tasks (``unicron.snapshot``).
 
-Ranks write the folder and may die at any moment; their successors go on from the snapshots. So the agent alone deletes:
-a task's snapshots when the task has ended on the node, or long after the task's last process there; all snapshots when
+Ranks write the folder and may die at any moment; their successors go on from the snapshots. So the agent alone makes
+and deletes folders: a task's when the task has ended on the node, or long after the task's last process there; all when
 the node leaves. An agent that is started again finds the folder of its predecessor.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 import shutil
+import stat
 from collections.abc import Iterable
 from pathlib import Path
+
+from services.agent.rank_users import RankUsers
+from shared.errors import Unavailable
+
+logger = logging.getLogger(__name__)
 
 LINGER_S = 600.0
 """How long snapshots stay on a node without a process of their task. A task that has lost all its processes is back
@@ -31,16 +39,33 @@ class SnapshotFolders:
 
     Args:
         folder: the node's folder, which contains one folder for each task.
+        users: of the tasks.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, users: RankUsers) -> None:
+        self.folder, self._users = folder, users
         self._deserted_s: dict[str, float] = {}
         """Task -> the time of the first sweep that found no process of the task."""
 
     def of_task(self, task: str) -> Path:
-        """Return the folder of a task. The task's ranks make it."""
+        """Return the folder of a task."""
         return self.folder / task
+
+    def make(self, task: str) -> None:
+        """Make the folder of a task, which its ranks alone can enter.
+
+        Where it cannot be made, memory is short for instance, the ranks find that too, train without snapshots and
+        report it.
+
+        Raises:
+            Unavailable: somebody else has made a folder of this name.
+        """
+        uid = self._users.uid(task)
+        try:
+            _make(self.folder, os.geteuid(), 0o711)
+            _make(self.of_task(task), os.geteuid() if uid is None else uid, 0o700)
+        except OSError as err:
+            logger.warning("no folder for the snapshots of %s in %s: %s", task, self.folder, err.strerror or err)
 
     def forget(self, task: str) -> None:
         """Delete the snapshots of a task."""
@@ -63,3 +88,21 @@ class SnapshotFolders:
     def close(self) -> None:
         """Delete all snapshots, when the node leaves."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _make(folder: Path, uid: int, mode: int) -> None:
+    """Make a folder of a user, or find it.
+
+    Raises:
+        OSError: it cannot be made.
+        Unavailable: there is one of another user: any user can make one in ``/dev/shm``, before this agent does.
+    """
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid:
+            raise Unavailable(f"{folder} belongs to user {found.st_uid} and not to {uid}: remove it") from None
+        return
+    os.chown(folder, uid, uid)
+    folder.chmod(mode)

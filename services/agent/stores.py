@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from services.agent.fork_server import Forked, ForkServer
+from services.agent.rank_users import RankUsers
 from services.agent.record import StoreRecord
 from services.agent.task_files import TaskFiles
 from shared.errors import Unavailable
@@ -37,11 +38,14 @@ class Stores:
         host: the address under which other nodes reach the stores.
         ip: the address on which the stores listen: that of ``host`` on this machine.
         files: where the stores' output goes.
+        users: of the tasks.
         server: returns the fork server, once one runs.
     """
 
-    def __init__(self, host: str, ip: str, files: TaskFiles, server: Callable[[], Awaitable[ForkServer]]) -> None:
-        self._host, self._ip, self._files, self._server = host, ip, files, server
+    def __init__(
+        self, host: str, ip: str, files: TaskFiles, users: RankUsers, server: Callable[[], Awaitable[ForkServer]]
+    ) -> None:
+        self._host, self._ip, self._files, self._users, self._server = host, ip, files, users, server
         self._running: dict[tuple[str, int], tuple[str, Forked]] = {}
         """(task, generation) -> (the fork server's id, the process)."""
         self._openings: set[_Opening] = set()
@@ -61,9 +65,9 @@ class Stores:
         try:
             server = await self._server()
             output = self._files.store_output(task, generation)
-            output.parent.mkdir(parents=True, exist_ok=True)
-            store_id = f"{ID_PREFIX}{uuid.uuid4().hex}"
-            forked, port = await server.store(store_id, host=self._ip, output=output)
+            self._files.make_output_folder(task)
+            store_id, uid = f"{ID_PREFIX}{uuid.uuid4().hex}", self._users.uid(task)
+            forked, port = await server.store(store_id, host=self._ip, output=output, uid=uid)
         finally:
             self._openings.discard(opening)
         if opening.closed:

@@ -23,6 +23,7 @@ from services.agent.inheritance import ENDING, LINE_BYTES, Inheritance
 from services.agent.record import RecordFile
 from services.agent.restarts import HANDED_OVER, MAX_RESTARTS, WINDOW_S, Restarts
 from shared.errors import NameInUse, Unavailable
+from shared.joining import CREDENTIAL
 from shared.parent import PARENT_DEATH_VARIABLE
 from shared.settings import Settings
 from unicron import environment
@@ -38,7 +39,7 @@ FORK_SERVER = (sys.executable, "-P", "-m", "unicron.forkserver")
 FORK_SERVER_END_S = 2.0
 """How long a fork server that was asked to end may take; it then is killed."""
 
-_SECRET_VARIABLES = ("UNICRON_NATS_TOKEN", "UNICRON_LOG_URL")
+_SECRET_VARIABLES = (CREDENTIAL, "UNICRON_LOG_URL")
 """Removed from the environment of training processes, because these run the user's code."""
 
 _FINAL = frozenset({0, NameInUse.exit_code})

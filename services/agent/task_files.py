@@ -4,7 +4,9 @@
     <run-dir>/tasks/<task>/output/<generation>-<worker>.log
     <run-dir>/tasks/<task>/generation-<g>/
 
-Several nodes may share the run directory.
+Several nodes may share the run directory. Where tasks have users of their own (``rank_users``), a task's folder belongs
+to the agent and to the group of the task, which alone can enter it and make files in it; those of the agent it cannot
+replace.
 """
 
 from __future__ import annotations
@@ -14,8 +16,12 @@ import os
 import uuid
 from pathlib import Path
 
+from services.agent.rank_users import RankUsers
 from shared.errors import Unavailable
 from shared.tasks import TaskSpec
+
+SHARED_MODE = 0o1770
+"""Of the folder of a task that has a user of its own: the sticky bit keeps each owner's files from the other."""
 
 LAST_OUTPUT_BYTES = 4096
 """How much of an ended process's output goes into the incident: room for a traceback or two."""
@@ -27,10 +33,11 @@ class TaskFiles:
     Args:
         run_dir: the run directory.
         node: the node's name, which is part of the names of files that each node has for itself.
+        users: of the tasks.
     """
 
-    def __init__(self, run_dir: Path, node: str) -> None:
-        self._run_dir, self._node = run_dir.resolve(), node
+    def __init__(self, run_dir: Path, node: str, users: RankUsers) -> None:
+        self._run_dir, self._node, self._users = run_dir.resolve(), node, users
 
     def folder(self, task: str) -> Path:
         """Return the folder of a task."""
@@ -48,6 +55,18 @@ class TaskFiles:
         """Return the file for the output of this node's rendezvous store of a generation."""
         return self.folder(task) / "output" / f"{generation}-store-{self._node}.log"
 
+    def make_output_folder(self, task: str) -> None:
+        """Make the folder of a task, and the one of its output, which only the agent can write.
+
+        Raises:
+            OSError: a folder cannot be made, or cannot be given to the task.
+        """
+        folder = self.folder(task)
+        (folder / "output").mkdir(parents=True, exist_ok=True)
+        if (gid := self._users.uid(task)) is not None:
+            os.chown(folder, -1, gid)
+            os.chmod(folder, SHARED_MODE)
+
     def write_spec(self, task: str, spec: TaskSpec) -> Path:
         """Write the specification for the ranks of a task; return its path.
 
@@ -62,7 +81,7 @@ class TaskFiles:
         partial = folder / f".spec.{self._node}.{uuid.uuid4().hex}.json"
         text = spec.model_dump_json(by_alias=True)
         try:
-            (folder / "output").mkdir(parents=True, exist_ok=True)
+            self.make_output_folder(task)
             if path.exists() and path.read_text() == text:
                 return path
             partial.write_text(text)

@@ -3,16 +3,23 @@
 The api asks the nodes before it takes a submission (``shared.node_files.CheckInputs``). What only running the task
 would show is left to the ranks. The rules are those of the built-in trainer (``unicron/trainer/data.py``), which the
 control plane does not import.
+
+Where the task has a user of its own, a process of that user looks: an agent that runs as root would find that any file
+can be read. That process is this module as a program.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
+from shared.errors import Unavailable
 from shared.messages import REASON_CHARACTERS
 from shared.node_files import CheckInputs, InputProblem
 from shared.tasks import BYTE_VOCABULARY
@@ -51,6 +58,8 @@ except (OSError, RecursionError, MemoryError):
 """The program that compiles a script, and does not run it. A process of its own: compiling holds the interpreter's
 lock, and a script can be made to exhaust its stack."""
 
+_PROBLEMS = TypeAdapter(list[InputProblem])
+
 _ALLOWED_DATA = "a text file, or the prefix of an indexed dataset"
 
 
@@ -65,26 +74,54 @@ def file_problems(request: CheckInputs) -> list[InputProblem]:
     return problems
 
 
-async def compile_problems(script: str) -> list[InputProblem]:
-    """Return why a script is not Python."""
+async def file_problems_of(uid: int, request: CheckInputs) -> list[InputProblem]:
+    """Return what ``file_problems`` finds as another user; nothing if that takes too long.
+
+    Raises:
+        Unavailable: no process could be run as that user.
+    """
+    # The modules of this program, and nothing that the agent's environment may have besides.
+    environment = {name: os.environ[name] for name in ("PYTHONPATH", "PATH") if name in os.environ}
+    program = ("-P", "-m", "services.agent.task_inputs")
+    out = await _run(program, uid=uid, given=request.model_dump_json().encode(), environment=environment)
+    if out is None:
+        return []
+    if not out:
+        raise Unavailable(f"user {uid}, under which the task would run, cannot run {' '.join(program[1:])}")
+    return _PROBLEMS.validate_json(out)
+
+
+async def compile_problems(script: str, uid: int | None = None) -> list[InputProblem]:
+    """Return why a script is not Python, as the user ``uid`` or the agent's own finds it."""
+    program = ("-I", "-S", "-c", _COMPILE, script, str(MAX_SCRIPT_BYTES))
+    text = (await _run(program, uid=uid, environment={}) or b"").decode(errors="replace")
+    return [InputProblem(field="script", problem=_short(f"not a Python file ({text})"))] if text else []
+
+
+async def _run(
+    program: tuple[str, ...], *, uid: int | None, given: bytes = b"", environment: Mapping[str, str]
+) -> bytes | None:
+    """Run a Python program; return what it wrote, None if it took longer than ``COMPILE_TIMEOUT_S``."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", "-c", _COMPILE, script, str(MAX_SCRIPT_BYTES)),
-        stdin=asyncio.subprocess.DEVNULL,
+        *(sys.executable, *program),
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
-        env={},
+        env=environment,
+        user=uid,
+        group=uid,
+        extra_groups=None if uid is None else [],
     )
     try:
         async with asyncio.timeout(COMPILE_TIMEOUT_S):
-            out, _ = await process.communicate()
+            out, _ = await process.communicate(given)
+            return out
     except TimeoutError:
-        return []
+        return None
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-    text = out.decode(errors="replace")
-    return [InputProblem(field="script", problem=_short(f"not a Python file ({text})"))] if text else []
 
 
 def _data_problems(request: CheckInputs) -> Iterator[InputProblem]:
@@ -92,30 +129,35 @@ def _data_problems(request: CheckInputs) -> Iterator[InputProblem]:
     prefix = data.with_suffix("") if data.suffix in (".bin", ".idx") else data
     index, contents = prefix.with_name(prefix.name + ".idx"), prefix.with_name(prefix.name + ".bin")
     if index.is_file() and contents.is_file():
+        _open(index, contents)
         if request.script is None and not _is_index(index):
             what = f"{index.name} is no index of an indexed dataset of megatron-core"
             yield InputProblem(field="data", problem=_short(what))
-    elif not data.is_file():
+    elif data.is_file():
+        yield from _text_problems(data, request)
+    else:
         what = f"there is no such file, nor {contents.name} with {index.name},"
         yield InputProblem(field="data", problem=_short(what), allowed=_ALLOWED_DATA)
-    elif data.stat().st_size == 0:
+
+
+def _text_problems(data: Path, request: CheckInputs) -> Iterator[InputProblem]:
+    _open(data)
+    if data.stat().st_size == 0:
         yield InputProblem(field="data", problem="the file is empty", allowed=_ALLOWED_DATA)
     elif request.script is None:  # a script may read the file as it likes
-        yield from _text_problems(data, request.vocabulary)
+        if _is_blank(data):
+            what = "the file has nothing but white space"
+            yield InputProblem(field="data", problem=what, allowed=_ALLOWED_DATA)
+        if request.vocabulary < BYTE_VOCABULARY:
+            allowed = f"at least {BYTE_VOCABULARY}: one token for each byte, one for the end of a document"
+            what = "too small for data, which is a text"
+            yield InputProblem(field="model.vocabulary", problem=what, allowed=allowed)
 
 
 def _is_index(path: Path) -> bool:
     """Return whether a file begins as the index of an indexed dataset."""
     with path.open("rb") as file:
         return file.read(len(INDEX_HEADER)) == INDEX_HEADER
-
-
-def _text_problems(text: Path, vocabulary: int) -> Iterator[InputProblem]:
-    if _is_blank(text):
-        yield InputProblem(field="data", problem="the file has nothing but white space", allowed=_ALLOWED_DATA)
-    if vocabulary < BYTE_VOCABULARY:
-        allowed = f"at least {BYTE_VOCABULARY}: one token for each byte, one for the end of a document"
-        yield InputProblem(field="model.vocabulary", problem="too small for data, which is a text", allowed=allowed)
 
 
 def _is_blank(text: Path) -> bool:
@@ -136,8 +178,13 @@ def _script_problems(request: CheckInputs) -> Iterator[InputProblem]:
     if not script.is_file():
         yield InputProblem(field="script", problem="there is no such file")
         return
-    with script.open("rb"):
-        pass  # raises where it may not be read
+    _open(script)
+
+
+def _open(*paths: Path) -> None:
+    """Open files, which raises where they may not be read."""
+    for path in paths:
+        path.open("rb").close()
 
 
 def _reason(err: OSError | ValueError) -> str:
@@ -146,3 +193,8 @@ def _reason(err: OSError | ValueError) -> str:
 
 def _short(text: str) -> str:
     return text[:REASON_CHARACTERS]
+
+
+if __name__ == "__main__":
+    found = file_problems(CheckInputs.model_validate_json(sys.stdin.buffer.read()))
+    sys.stdout.buffer.write(_PROBLEMS.dump_json(found))

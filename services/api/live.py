@@ -19,6 +19,7 @@ from shared.errors import Undecodable
 from shared.messages import decode
 from shared.model import utc_now
 from shared.reachability import MESSAGE, STALE_S, Reachability
+from shared.senders import check_sender, counter_of
 from shared.signals import HEARTBEAT, Heartbeat, WorkerStatus
 
 RECENT_STEPS = 10
@@ -115,9 +116,11 @@ class Live:
     async def hear(self, subject: str, data: bytes) -> None:
         """Take in a message from the bus; one that is no heartbeat is counted and dropped."""
         try:
-            self.add(decode(HEARTBEAT, data))
+            heartbeat = decode(HEARTBEAT, data)
+            check_sender(subject, heartbeat.node)
+            self.add(heartbeat)
         except Undecodable as err:
-            self.dropped.note(subject, err)
+            self.dropped.note(subject, err, counter=counter_of(err))
 
     def add(self, heartbeat: Heartbeat) -> None:
         """Take in a heartbeat; one that arrives after a later one of the same agent is dropped."""

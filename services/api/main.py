@@ -22,7 +22,7 @@ import uvicorn
 from fastapi import Depends, FastAPI
 from fastapi.responses import RedirectResponse
 
-from services.api import problems
+from services.api import openapi, problems
 from services.api.access import Access
 from services.api.feed import PROJECTIONS, Feed
 from services.api.gateway import Gateway
@@ -51,17 +51,24 @@ ROUTERS = tuple(
 )
 
 
-def create_app(gateway: Gateway) -> FastAPI:
-    """Return the application."""
+def application() -> FastAPI:
+    """Return the endpoints, without a gateway that they could work with, and without what is before them."""
     app = FastAPI(
         title="Unicron",
         summary="Workload manager for large-model training that heals itself at the lowest total cost.",
         version=metadata.version("unicron") if _installed() else "0",
     )
-    app.state.gateway = gateway
     problems.install(app)
     for router in ROUTERS:
         app.include_router(router, dependencies=[Depends(refuse_unknown)])
+    openapi.install(app)
+    return app
+
+
+def create_app(gateway: Gateway) -> FastAPI:
+    """Return the application."""
+    app = application()
+    app.state.gateway = gateway
     app.add_middleware(Access, token_file=gateway.settings.token_file)
     app.add_middleware(HttpPolicy, hosts=gateway.settings.allowed_host_names, routes=app.routes)
 

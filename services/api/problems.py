@@ -6,12 +6,14 @@ import json
 import logging
 import math
 import re
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
 from services.api.methods import allowed_methods
@@ -26,6 +28,27 @@ RETRY_AFTER_S = 2
 (``shared.outages.LONGEST_PAUSE_S``)."""
 
 
+class FieldProblem(BaseModel):
+    """What is wrong with one field of a request. ``value``: as it was given, shortened."""
+
+    field: str
+    value: str | int | float | bool | None
+    problem: str
+
+
+class Problem(BaseModel):
+    """A problem document (RFC 9457). ``code`` is stable. Some have further members."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    errors: list[FieldProblem] = []
+
+
 class TooLarge(InvalidInput):
     """A body above the limit."""
 
@@ -33,7 +56,7 @@ class TooLarge(InvalidInput):
     status = 413
 
 
-_TEMPORARY = frozenset({429, 503})
+TEMPORARY = frozenset({429, 503})
 """Status codes of what may succeed later."""
 
 MOST_ECHOED = 200
@@ -77,7 +100,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(UnicronError)
     async def _unicron(_: Request, err: UnicronError) -> Response:
-        headers = {"Retry-After": str(RETRY_AFTER_S)} if err.status in _TEMPORARY else None
+        headers = {"Retry-After": str(RETRY_AFTER_S)} if err.status in TEMPORARY else None
         return problem_response(err.problem(), headers)
 
     @app.exception_handler(HTTPException)
@@ -102,9 +125,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _validation(_: Request, err: RequestValidationError) -> Response:
-        errors = [_entry(item) for item in err.errors()]
-        text = "; ".join(f"{e['field']}: {e['problem']} (given: {e['value']!r})" for e in errors)
-        return problem_response(InvalidInput(f"request refused: {text}", errors).problem())
+        return problem_response(refused_request(err.errors()).problem())
 
     @app.exception_handler(Exception)
     async def _other(_: Request, err: Exception) -> Response:
@@ -112,10 +133,17 @@ def install(app: FastAPI) -> None:
         return problem_response(UnicronError(f"unexpected error: {type(err).__name__}").problem())
 
 
+def refused_request(found: Iterable[Any]) -> InvalidInput:
+    """Return the error of a request that is refused for what FastAPI or pydantic has found."""
+    errors = [_entry(item) for item in found]
+    text = "; ".join(f"{e['field']}: {e['problem']} (given: {e['value']!r})" for e in errors)
+    return InvalidInput(f"request refused: {text}", errors)
+
+
 def _entry(item: dict[str, Any]) -> dict[str, Any]:
-    """Return one validation error of FastAPI as field, value and problem, which includes what is allowed."""
-    where, *names = item["loc"]
-    field = ".".join(str(name) for name in names) or str(where)
+    """Return one validation error as field, value and problem, which includes what is allowed."""
+    names = item["loc"][1:] if item["loc"][:1] in (("body",), ("path",), ("query",), ("header",)) else item["loc"]
+    field = ".".join(str(name) for name in names or item["loc"]) or "(body)"
     value = item.get("input")
     shown = value if isinstance(value, str | int | float | bool | None) else "..."
     if isinstance(shown, str) and len(shown) > MOST_ECHOED:

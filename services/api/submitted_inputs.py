@@ -28,7 +28,7 @@ async def check_inputs(spec: TaskSpec, nodes: Sequence[NodeFiles]) -> None:
     Raises:
         InvalidInput: with field, value, problem, and the nodes concerned.
     """
-    request = CheckInputs(data=spec.data, script=spec.script, vocabulary=spec.model.vocabulary)
+    request = CheckInputs(task=spec.name, data=spec.data, script=spec.script, vocabulary=spec.model.vocabulary)
     answers = await asyncio.gather(*(_problems(node, request) for node in nodes))
     concerned: dict[InputProblem, list[str]] = {}
     for node, problems in zip(nodes, answers, strict=True):

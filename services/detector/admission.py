@@ -40,8 +40,9 @@ class Liveness(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The agent of this incarnation has to be asked first whether it lives."""
+    """The agent of this incarnation has to be asked first whether it lives. ``node``: the node of that agent."""
 
+    node: str
     incarnation: str
 
 
@@ -90,7 +91,7 @@ def judge(
         if rival == hello.incarnation:
             continue
         if rival not in answers:
-            return Ask(rival)
+            return Ask(hello.node, rival)
         if answers[rival] is Liveness.ANSWERED:
             if node is not None and node.left and rival == node.incarnation:
                 return _wait(f"the agent of node {hello.node} has left, and is still ending its processes")
@@ -165,7 +166,7 @@ def _reach(state: DetectorState, hello: Hello, answers: Mapping[str, Liveness], 
             # A peer that has ended refuses nobody: its node may not count as lost yet, or it never joined.
             match answers.get(peer.incarnation):
                 case None:
-                    return Ask(peer.incarnation)
+                    return Ask(peer.name, peer.incarnation)
                 case Liveness.ANSWERED:
                     return _refused(UnreachableAddress.code, _text(hello.node, mine, peer))
                 case Liveness.SILENT:

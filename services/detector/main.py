@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from services.detector import silence
-from services.detector.admission import Liveness
+from services.detector.admission import Ask, Liveness
 from services.detector.decide import DetectorLimits, Monitor
 from services.detector.decision import Decision, Revoke
 from services.detector.leftovers import Clean
@@ -28,7 +28,7 @@ from shared.admission import ALIVE, HELLO, HELLO_MESSAGE, INCARNATION, REVOKED, 
 from shared.bus import Bus
 from shared.changes import Changes
 from shared.clock import PROCESS_CLOCK
-from shared.commands import COMMANDS, REPLY, ReleaseTask
+from shared.commands import LEFTOVERS, REPLY, ReleaseTask
 from shared.departure import DEPARTURE, DEPARTURES, DepartureAnswer
 from shared.dropped import DroppedMessages
 from shared.errors import NoReceiver, Unavailable, Undecodable, UnicronError
@@ -38,7 +38,8 @@ from shared.log.own_events import OwnEvents
 from shared.messages import decode
 from shared.network import network_stack
 from shared.probes import PROBE, PROBE_REPLY, Outcome, ProbeRequest
-from shared.reachability import PUBLISHED_EVERY_S, REACHABILITY, Reachability
+from shared.reachability import ECHO, PUBLISHED_EVERY_S, REACHABILITY, Reachability
+from shared.senders import check_sender, counter_of
 from shared.service import Context, run
 from shared.settings import Settings
 from shared.signals import ACCEPTED, HEARTBEAT, HEARTBEATS, SIGNAL, SIGNALS, Signal, received, refusal
@@ -102,7 +103,7 @@ class DetectorService:
         self._fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._requests: set[asyncio.Task[None]] = set()
         self._shown, self._shown_at_s = Reachability(), -PUBLISHED_EVERY_S
-        self._echo = f"unicron.echo.{uuid.uuid4().hex}"
+        self._echo = f"{ECHO}.{uuid.uuid4().hex}"
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Fold the log, then work until cancelled. ``ready`` is called when the signals of agents are received."""
@@ -115,9 +116,9 @@ class DetectorService:
                 await self._carry_out(self.monitor.escalate(self._clock.now()))
             await self._bus.subscribe(self._echo, self._receive_echo)
             await self._bus.subscribe(f"{HEARTBEATS}.*", self._heartbeat)
-            await self._bus.serve(SIGNALS, self._signal)
-            await self._bus.serve(HELLO, self._hello)
-            await self._bus.serve(DEPARTURES, self._departure)
+            await self._bus.serve_each(f"{SIGNALS}.*", self._signal)
+            await self._bus.serve_each(f"{HELLO}.*", self._hello)
+            await self._bus.serve_each(f"{DEPARTURES}.*", self._departure)
             ready()
             ticking = asyncio.create_task(self._tick())
             try:
@@ -154,12 +155,13 @@ class DetectorService:
             self._position = record.position
         self._moved_on.notify()
 
-    async def _signal(self, data: bytes) -> bytes:
+    async def _signal(self, subject: str, data: bytes) -> bytes:
         received_at = self._clock.now()
         try:
             signal = decode(SIGNAL, data)
+            check_sender(subject, signal.node)
         except Undecodable as err:
-            self._dropped.note(err.node or SIGNALS, err)
+            self._drop(subject, err)
             return refusal(err.detail)
         return await self._take(received(signal, received_at))
 
@@ -185,11 +187,12 @@ class DetectorService:
         position = await asyncio.to_thread(self._journal.log.last_position)
         await self._moved_on.until(lambda: self._position >= position)
 
-    async def _departure(self, data: bytes) -> bytes:
+    async def _departure(self, subject: str, data: bytes) -> bytes:
         try:
             departure = decode(DEPARTURE, data)
+            check_sender(subject, departure.node)
         except Undecodable as err:
-            self._dropped.note(err.node or DEPARTURES, err)
+            self._drop(subject, err)
             return DepartureAnswer(verdict="refused", detail=err.detail).model_dump_json().encode()
         await self._folded_log()
         async with self._one_input:
@@ -201,17 +204,23 @@ class DetectorService:
         received_at = self._clock.now()
         try:
             heartbeat = decode(HEARTBEAT, data)
+            check_sender(subject, heartbeat.node)
         except Undecodable as err:
-            self._dropped.note(subject, err)
+            self._drop(subject, err)
             return
         async with self._one_input:
             await self._carry_out(self.monitor.heartbeat(heartbeat, received_at))
 
-    async def _hello(self, data: bytes) -> bytes:
+    def _drop(self, subject: str, err: Undecodable) -> None:
+        """Count a message of a node that is dropped; its source is the node on whose subject it came."""
+        self._dropped.note(subject.rpartition(".")[2], err, counter=counter_of(err))
+
+    async def _hello(self, subject: str, data: bytes) -> bytes:
         try:
             hello = decode(HELLO_MESSAGE, data)
+            check_sender(subject, hello.node)
         except Undecodable as err:
-            self._dropped.note(err.node or HELLO, err)
+            self._drop(subject, err)
             return Answer(verdict="refused", code=err.code, detail=err.detail).model_dump_json().encode()
         answers: dict[str, Liveness] = {}
         while True:
@@ -219,17 +228,17 @@ class DetectorService:
                 answer = self.monitor.hello(hello, answers, self._clock.now())
             if isinstance(answer, Answer):
                 break
-            answers[answer.incarnation] = await self._ask_alive(answer.incarnation)
+            answers[answer.incarnation] = await self._ask_alive(answer)
         if answer.verdict == "refused":
             logger.warning("an agent was refused: %s: %s", answer.code, answer.detail)
         return answer.model_dump_json().encode()
 
-    async def _ask_alive(self, incarnation: str) -> Liveness:
+    async def _ask_alive(self, ask: Ask) -> Liveness:
         """Ask an agent whether it lives."""
-        if re.fullmatch(INCARNATION, incarnation) is None:
+        if re.fullmatch(INCARNATION, ask.incarnation) is None:
             return Liveness.GONE  # of an older version, which does not answer; and the text may be no part of a subject
         try:
-            await self._bus.request(f"{ALIVE}.{incarnation}", b"", timeout_s=ALIVE_TIMEOUT_S)
+            await self._bus.request(f"{ALIVE}.{ask.node}.{ask.incarnation}", b"", timeout_s=ALIVE_TIMEOUT_S)
         except NoReceiver:
             return Liveness.GONE
         except Unavailable:
@@ -291,7 +300,8 @@ class DetectorService:
         if re.fullmatch(INCARNATION, revoke.incarnation) is not None:
             message = Revocation(node=revoke.node, detail=detail)
             with contextlib.suppress(Unavailable):
-                await self._bus.publish(f"{REVOKED}.{revoke.incarnation}", message.model_dump_json().encode())
+                subject = f"{REVOKED}.{revoke.node}.{revoke.incarnation}"
+                await self._bus.publish(subject, message.model_dump_json().encode())
 
     async def _probe(self, question: ProbeQuestion) -> None:
         """Have a question answered, by this process or by an agent, and decide on the answer."""
@@ -327,7 +337,7 @@ class DetectorService:
             generation=clean.generation,
             workers=clean.workers,
         )
-        subject = f"{COMMANDS}.{clean.node}"
+        subject = f"{LEFTOVERS}.{clean.node}"
         try:
             answer = await self._bus.request(subject, command.model_dump_json().encode(), timeout_s=CLEAN_TIMEOUT_S)
             reply = decode(REPLY, answer)

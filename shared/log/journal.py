@@ -42,15 +42,15 @@ from shared.outages import LOG, LOG_ROOM, Outages
 logger = logging.getLogger(__name__)
 
 RELAY_INTERVAL_S = 1.0
-"""Longest pause between two comparisons of the stream with the table: events of a service that died before its relay
-reach the others."""
+"""Longest pause between two looks for rows that the stream lacks: events of a service that died before its relay reach
+the others."""
 
 LAST_RELAY_S = 2.0
 """How long ``close`` waits for the last relay. Another service relays the rest within ``RELAY_INTERVAL_S``."""
 
-FETCH_TIMEOUT_S = 0.5
-"""Time-out of one pull, after which the table is read. A pull that is lost in a restart of the server costs this much,
-and a follower learns of an event at most this late while NATS is away."""
+FETCH_TIMEOUT_S = 1.0
+"""Time-out of one pull, after which the table is read: a pull that is lost in a restart of the server costs this much.
+While there is no connection the table is read every ``_RETRY_S``."""
 
 ACK_WAIT_S = 5.0
 """Time after which the server delivers an unacknowledged message again. The follower skips it by its position."""
@@ -195,25 +195,27 @@ class Journal:
     async def _keep_relaying(self) -> None:
         trouble = ""
         now_s = asyncio.get_running_loop().time
-        compared_s = -RELAY_INTERVAL_S
+        looked_s, position, checkpointed = -RELAY_INTERVAL_S, 0, -1
         while True:
             fresh, self._fresh = sorted(self._fresh, key=lambda record: record.position), []
             self._appended.clear()
-            if now_s() >= compared_s + RELAY_INTERVAL_S:
-                compared_s, fresh = now_s(), []
+            looks = now_s() >= looked_s + RELAY_INTERVAL_S
+            looked_s = now_s() if looks else looked_s
             try:
-                await self._relay.run(fresh)
+                position = await (self._relay.keep_up() if looks else self._relay.run(fresh))
                 trouble = ""
             except UnicronError as err:
                 if err.detail != trouble:
                     logger.warning("%s; the relay tries again", err.detail)
                 trouble = err.detail
             try:
-                async with asyncio.timeout_at(compared_s + RELAY_INTERVAL_S):
+                async with asyncio.timeout_at(looked_s + RELAY_INTERVAL_S):
                     await self._appended.wait()
             except TimeoutError:
-                with contextlib.suppress(UnicronError):
-                    await asyncio.to_thread(self.log.checkpoint)
+                if position != checkpointed or trouble:
+                    with contextlib.suppress(UnicronError):
+                        await asyncio.to_thread(self.log.checkpoint)
+                        checkpointed = position
 
 
 def _follow_time(records: Sequence[Recorded]) -> None:

@@ -14,6 +14,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import nats.errors
 import nats.js.errors
@@ -42,6 +43,10 @@ STUCK_S = 20.0
 """A stream that has not taken the same row for this time, while the server answers, is rebuilt. nats-server (2.12)
 stores nothing in a stream of which one write has failed, also once the disk has room again, and then answers no
 publication. A slow server has several tries (``shared.bus.JETSTREAM_TIMEOUT_S`` each)."""
+
+COMPARE_INTERVAL_S = 10.0
+"""How long the stream counts as equal to the table, once compared, while neither the table nor the connection has
+changed. A stream that is deleted or altered meanwhile is found by the next append, or after this time."""
 
 _BATCH = 256
 """Rows read from the table at once."""
@@ -72,6 +77,19 @@ class _Contradiction(_Unusable):
     """The stream has a message that the table does not have."""
 
 
+class _Equal(NamedTuple):
+    """That the stream was equal to the table up to a position, on the connection before the next reconnection."""
+
+    position: int
+    reconnects: int
+    until_s: float
+    """On the monotonic clock."""
+
+    def counts(self, reconnects: int, now_s: float) -> bool:
+        """Return whether the stream still counts as equal."""
+        return reconnects == self.reconnects and now_s < self.until_s
+
+
 class Relay:
     """Publishes the rows that the stream lacks. One for each process; its runs are serialised."""
 
@@ -81,6 +99,21 @@ class Relay:
         self._running = asyncio.Lock()
         self._not_taken: tuple[int, float] | None = None
         """The position that the stream did not take at the last attempt, and the time of the first one."""
+        self._equal: _Equal | None = None
+
+    async def keep_up(self) -> int:
+        """Do as ``run`` where the stream may differ from the table; return the stream's last sequence.
+
+        A comparison costs server and process milliseconds each time, and most of the time nothing happens.
+
+        Raises:
+            Unavailable: the server does not answer.
+        """
+        equal = self._equal
+        if equal is not None and self._bus.connected and equal.counts(self._bus.reconnects, time.monotonic()):
+            if await asyncio.to_thread(self._log.last_position) == equal.position:
+                return equal.position
+        return await self.run()
 
     async def run(self, fresh: Sequence[Recorded] = ()) -> int:
         """Publish every row that the stream lacks; return the stream's last sequence.
@@ -100,9 +133,7 @@ class Relay:
                 while True:
                     try:
                         with cancellation.kept():
-                            if fresh and await self._publish_fresh(fresh):
-                                return fresh[-1].position
-                            return await self._send(await self._sequence())
+                            return await self._compare_and_send(fresh)
                     except _Unusable as err:
                         what = "contradicts the log" if isinstance(err, _Contradiction) else "stores nothing"
                         logger.error("stream %s %s (%s): deleted and rebuilt", STREAM, what, err)
@@ -110,6 +141,16 @@ class Relay:
                             await self._bus.jetstream.delete_stream(STREAM)
             except (TimeoutError, nats.errors.Error, OSError) as err:
                 raise Unavailable(f"relay: {type(err).__name__} {err}") from err
+
+    async def _compare_and_send(self, fresh: Sequence[Recorded]) -> int:
+        """Publish what the stream lacks; return the stream's last sequence, at which it is equal to the table."""
+        connection, began_s = self._bus.reconnects, time.monotonic()
+        if fresh and await self._publish_fresh(fresh):
+            position = fresh[-1].position
+        else:
+            position = await self._send(await self._sequence())
+        self._equal = _Equal(position, connection, began_s + COMPARE_INTERVAL_S)
+        return position
 
     async def _sequence(self) -> int:
         """Return the stream's last sequence.

@@ -18,7 +18,7 @@ from tests.agent.kit import HERE, Driver, Ear, supervision
 async def ear(bus: Bus) -> Ear:
     """The detector's end of the bus."""
     found = Ear(bus)
-    await bus.serve(SIGNALS, found.signal)
+    await bus.serve(f"{SIGNALS}.*", found.signal)
     await bus.subscribe(f"{HEARTBEATS}.*", found.heartbeat)
     return found
 

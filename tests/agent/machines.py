@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from pyroute2 import IPRoute
 
-from shared.nats_server import NatsServer
+from tests.nats_server import OpenServer
 
 CLONE_NEWNET = 0x40000000
 HUB = "198.51.100.1"
@@ -72,7 +72,7 @@ class Network:
         return os.open("/proc/thread-self/ns/net", os.O_RDONLY)
 
 
-class OpenNats(NatsServer):
+class OpenNats(OpenServer):
     """A server that other machines reach."""
 
     @property

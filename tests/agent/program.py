@@ -66,7 +66,7 @@ async def running(
         program: Python code of the agent.
     """
     variables = {k: v for k, v in os.environ.items() if not k.startswith("UNICRON_")}
-    variables |= {"UNICRON_NATS_URL": settings.nats_url, "UNICRON_NATS_TOKEN": settings.nats_token}
+    variables |= {"UNICRON_NATS_URL": settings.nats_url, "UNICRON_NATS_CREDENTIAL": str(settings.nats_credential)}
     variables |= {"UNICRON_DRAIN_TIMEOUT_S": "0"}  # most of these tests have no planner, which would empty the node
     variables |= {"UNICRON_RUN_DIR": str(settings.run_dir), **({"UNICRON_NODE": name} if name else {})}
     with log.open("ab") as lines:

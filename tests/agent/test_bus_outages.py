@@ -7,11 +7,11 @@ import os
 import signal
 
 from services.agent.agent import Agent
-from shared.nats_server import NatsServer
 from tests.agent.kit import WAIT_S, Driver, Ear, alive, train
+from tests.nats_server import OpenServer
 
 
-async def test_the_loss_of_the_bus_stops_no_rank(agent: Agent, driver: Driver, ear: Ear, nats: NatsServer) -> None:
+async def test_the_loss_of_the_bus_stops_no_rank(agent: Agent, driver: Driver, ear: Ear, nats: OpenServer) -> None:
     pids = await train(driver)
     await nats.stop()
     os.kill(pids["n0/1"], signal.SIGKILL)
@@ -22,15 +22,16 @@ async def test_the_loss_of_the_bus_stops_no_rank(agent: Agent, driver: Driver, e
     assert alive(pids["n0/0"])
 
 
-async def test_a_changed_token_stops_no_rank(agent: Agent, driver: Driver, ear: Ear, nats: NatsServer) -> None:
+async def test_a_key_that_is_refused_for_a_while_stops_no_rank(
+    agent: Agent, driver: Driver, ear: Ear, nats: OpenServer
+) -> None:
     pids = await train(driver)
-    token = nats.token
-    nats.reload(token="another")
+    nats.refuse()
     async with asyncio.timeout(WAIT_S):
         while "Authorization Violation" not in agent._bus.trouble:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.01)
     os.kill(pids["n0/1"], signal.SIGKILL)
-    nats.reload(token=token)
+    nats.accept()
     await ear.until(lambda: [s.worker for s in ear.signals] == ["n0/1"])
     seen = len(ear.heartbeats)
     await ear.until(lambda: len(ear.heartbeats) > seen)

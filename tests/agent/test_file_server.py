@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from services.agent import file_server
 from services.agent.agent import Agent
 from services.agent.file_server import FileServer
+from services.agent.rank_users import RankUsers
 from shared.bus import Bus
 from shared.dropped import DroppedMessages
 from shared.errors import NotFound, Unavailable, Undecodable
@@ -75,7 +76,7 @@ def run_dir(tmp_path: Path) -> Path:
 @pytest.fixture
 async def server(bus: Bus, run_dir: Path) -> AsyncIterator[FileServer]:
     """The part of an agent that serves files."""
-    started = FileServer(bus, "n0", run_dir, DroppedMessages({}))
+    started = FileServer(bus, "n0", run_dir, DroppedMessages({}), RankUsers(""))
     await started.start()
     yield started
     started.stop()
@@ -244,7 +245,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def served(run_dir: Path, message: bytes) -> bytes:
     nowhere: Any = None
-    server = FileServer(nowhere, "n0", run_dir, DroppedMessages({}))
+    server = FileServer(nowhere, "n0", run_dir, DroppedMessages({}), RankUsers(""))
     try:
         return asyncio.run(server.serve(message))
     finally:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from services.agent.rank_users import RankUsers
 from services.agent.snapshot_folders import LINGER_S, SnapshotFolders, node_folder
 
 
 def filled(folder: Path, *tasks: str) -> SnapshotFolders:
     """Return the folders of a node on which tasks have left snapshots."""
-    folders = SnapshotFolders(folder)
+    folders = SnapshotFolders(folder, RankUsers(""))
     for task in tasks:
         folders.of_task(task).mkdir(parents=True)
         (folders.of_task(task) / "1-0-0.copy").write_bytes(b"copy")

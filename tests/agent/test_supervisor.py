@@ -34,7 +34,7 @@ async def node(settings: Settings, bus: Bus, ear: Ear, tmp_path: Path) -> AsyncI
     async def admit(_: bytes) -> bytes:
         return Answer(verdict="admitted").model_dump_json().encode()
 
-    await bus.serve(HELLO, admit)
+    await bus.serve(f"{HELLO}.*", admit)
     async with running(settings, "n0", tmp_path / "agent.log") as program:
         await program.ready()
         async with asyncio.timeout(START_S):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from services.agent.rank_users import RankUsers
 from services.agent.task_files import TaskFiles
 from shared.errors import Unavailable
 from shared.tasks import parse_spec
@@ -14,7 +15,7 @@ from tests.agent.kit import SPEC
 
 def test_a_specification_that_is_there_already_is_not_written_again(tmp_path: Path) -> None:
     """So a rank can be started again on a disk that is full."""
-    files, spec = TaskFiles(tmp_path, "n0"), parse_spec(SPEC)
+    files, spec = TaskFiles(tmp_path, "n0", RankUsers("")), parse_spec(SPEC)
     path = files.write_spec("gpt", spec)
     before = path.stat()
     assert files.write_spec("gpt", spec) == path
@@ -28,4 +29,4 @@ def test_a_specification_that_is_there_already_is_not_written_again(tmp_path: Pa
 def test_a_specification_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> None:
     (tmp_path / "tasks").touch()
     with pytest.raises(Unavailable, match=r"the specification cannot be written to .*: Not a directory"):
-        TaskFiles(tmp_path, "n0").write_spec("gpt", parse_spec(SPEC))
+        TaskFiles(tmp_path, "n0", RankUsers("")).write_spec("gpt", parse_spec(SPEC))

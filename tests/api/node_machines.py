@@ -10,6 +10,7 @@ import pytest
 
 from services.agent import task_inputs
 from services.agent.file_server import FileServer
+from services.agent.rank_users import RankUsers
 from services.api import node_files, submitted_inputs
 from shared.bus import Bus
 from shared.dropped import DroppedMessages
@@ -38,7 +39,7 @@ class NodeMachines:
             await self._start(node, run_dir or self.run_dir(node))
 
     async def _start(self, node: str, run_dir: Path) -> None:
-        server = FileServer(self._bus, node, run_dir, DroppedMessages({}))
+        server = FileServer(self._bus, node, run_dir, DroppedMessages({}), RankUsers(""))
         self._servers.append(server)
 
         async def serve(message: bytes) -> bytes:

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import httpx
 
-from shared.nats_server import NatsServer
+from tests.nats_server import OpenServer
 
 ROOT = Path(__file__).parents[2]
 
 
-def environment(nats: NatsServer, run_dir: Path, port: int = 0) -> dict[str, str]:
+def environment(nats: OpenServer, run_dir: Path, port: int = 0) -> dict[str, str]:
     return {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "UNICRON_RUN_DIR": str(run_dir),
         "UNICRON_NATS_URL": nats.url,
-        "UNICRON_NATS_TOKEN": nats.token,
+        "UNICRON_NATS_CREDENTIAL": str(nats.credential_file),
         "UNICRON_PORT": str(port),
     }
 
@@ -41,7 +41,7 @@ async def start(values: dict[str, str], folder: Path) -> asyncio.subprocess.Proc
 
 
 async def test_it_says_ready_writes_its_port_and_ends_on_sigterm_with_streams_open(
-    nats: NatsServer, tmp_path: Path
+    nats: OpenServer, tmp_path: Path
 ) -> None:
     process = await start(environment(nats, tmp_path), tmp_path)
     try:
@@ -66,7 +66,7 @@ async def test_it_says_ready_writes_its_port_and_ends_on_sigterm_with_streams_op
             await process.wait()
 
 
-async def test_a_port_that_is_taken_is_said_and_exits_5(nats: NatsServer, tmp_path: Path) -> None:
+async def test_a_port_that_is_taken_is_said_and_exits_5(nats: OpenServer, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         process = await start(environment(nats, tmp_path, taken.getsockname()[1]), tmp_path)
         async with asyncio.timeout(100):

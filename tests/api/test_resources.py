@@ -150,6 +150,7 @@ def beat(node: str, sequence: int, *workers: WorkerStatus) -> bytes:
 async def test_heartbeats_show_live_state(healed: Server, bus: Bus) -> None:
     began_at = utc_now()
     await bus.publish(f"{HEARTBEATS}.n0", b"no heartbeat")
+    await bus.publish(f"{HEARTBEATS}.n9", beat("n0", 99))  # n9 does not speak for n0
     for count in range(1, 4):
         status = WorkerStatus(
             worker="n0/0",

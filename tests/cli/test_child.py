@@ -9,7 +9,7 @@ import pytest
 
 from cli.child import Child
 from shared.errors import Unavailable
-from shared.nats_server import NatsServer
+from tests.nats_server import OpenServer
 from tests.versions.test_log import joined, newer_log
 
 ROOT = Path(__file__).parents[2]
@@ -18,12 +18,12 @@ ROOT = Path(__file__).parents[2]
 async def test_a_log_of_a_newer_version_is_refused_in_one_sentence(tmp_path: Path) -> None:
     newer_log(tmp_path, joined(2, type="task.dreamt"))
     (tmp_path / "services").mkdir()
-    async with NatsServer(tmp_path / "nats") as nats:
+    async with OpenServer(tmp_path / "nats") as nats:
         environment = os.environ | {
             "PYTHONPATH": str(ROOT),
             "UNICRON_RUN_DIR": str(tmp_path),
             "UNICRON_NATS_URL": nats.url,
-            "UNICRON_NATS_TOKEN": nats.token,
+            "UNICRON_NATS_CREDENTIAL": str(nats.credential_file),
         }
         with pytest.raises(Unavailable) as refused:
             await Child("planner", "services.planner.main", environment, tmp_path).start()

@@ -27,7 +27,13 @@ def test_help_imports_no_verb_and_nothing_heavy() -> None:
     assert all(f" {verb} " in done.stdout for verb in VERBS)
 
 
-GROUPS = {"plan": ["list", "show", "solve", "throughput"], "agent": ["restart"], "token": ["add", "list", "remove"]}
+GROUPS = {
+    "plan": ["list", "show", "solve", "throughput"],
+    "agent": ["restart"],
+    "token": ["add", "list", "remove"],
+    "node": ["add", "remove"],
+    "keys": ["make", "tls"],
+}
 """Verbs that have verbs of their own."""
 
 

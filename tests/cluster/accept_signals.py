@@ -1,4 +1,6 @@
-"""Accepts the signals of agents in the detector's place and does nothing about them: ``accept_signals.py URL TOKEN``.
+"""Accepts the signals of agents in the detector's place and does nothing about them.
+
+``accept_signals.py URL CREDENTIAL``: with the detector's.
 
 So a signal gets lost of which its agent believes that it has arrived. The detector must not run meanwhile.
 """
@@ -7,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 
 import nats
 from nats.aio.msg import Msg
 
+from shared import credentials
 from shared.signals import ACCEPTED, SIGNAL, SIGNALS
 
 
-async def accept(url: str, token: str) -> None:
+async def accept(url: str, credential: str) -> None:
     """Accept until the process is killed. Each signal is printed: its kind and its worker."""
 
     async def answer(message: Msg) -> None:
@@ -22,8 +26,8 @@ async def accept(url: str, token: str) -> None:
         print(signal.kind, signal.worker, flush=True)
         await message.respond(ACCEPTED)
 
-    client = await nats.connect(url, token=token)
-    await client.subscribe(SIGNALS, cb=answer)
+    client = await nats.connect(url, nkeys_seed_str=credentials.read(Path(credential)).seed)
+    await client.subscribe(f"{SIGNALS}.*", cb=answer)
     await client.flush()
     print("ready", flush=True)
     await asyncio.Event().wait()

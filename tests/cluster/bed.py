@@ -81,7 +81,7 @@ class Bed:
             for name, number in numbers.items()
         }
         self.nodes = {name: machine for name, machine in self.machines.items() if name != CONTROL}
-        self.control = Control(self.machines[CONTROL], self._settings)
+        self.control = Control(self.machines[CONTROL], self._settings, self.nodes)
         self.agents: dict[str, Process] = {}
         self._client: Client | None = None
 
@@ -140,8 +140,8 @@ class Bed:
     def start_agent(self, machine: Machine, **changes: str) -> Process:
         """Start an agent on a machine, with some variables changed; its name and addresses follow by themselves."""
         variables = {
-            "UNICRON_NATS_URL": self.control.nats_url,
-            "UNICRON_NATS_TOKEN": self.control.token,
+            # Where NATS is and the node's name are in it.
+            "UNICRON_NATS_CREDENTIAL": self.control.node_credential(changes.get("UNICRON_NODE", machine.name)),
             "UNICRON_DOMAIN": self._domains.get(machine.name, f"rack-{machine.name}"),
             "UNICRON_WORKERS_PER_NODE": str(self._workers_per_node),
             "UNICRON_RANK_NICE": str(RANK_NICE),

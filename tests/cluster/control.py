@@ -6,14 +6,17 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import sys
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import httpx
 
 from cli.stack import SERVICES
+from shared.identities import node_identity
+from shared.key_directory import KeyDirectory
 from shared.log.log import EventLog
 from shared.log.relay import STREAM
 from shared.nats_server import find_binary
@@ -46,11 +49,13 @@ class Control:
     Args:
         machine: where they run; it is on.
         settings: ``UNICRON_*`` variables of all services.
+        nodes: those that may use NATS from the start on.
     """
 
-    def __init__(self, machine: Machine, settings: Mapping[str, str]) -> None:
+    def __init__(self, machine: Machine, settings: Mapping[str, str], nodes: Iterable[str]) -> None:
         self.machine = machine
-        self.token = secrets.token_hex(16)
+        self.keys = KeyDirectory(machine.folder / "keys")
+        self.keys.make([self.nats_url], [node_identity(node) for node in nodes])
         self._password = secrets.token_hex(16)
         self._settings = dict(settings)
         self._running: dict[str, Process] = {}
@@ -60,7 +65,7 @@ class Control:
 
     @property
     def nats_url(self) -> str:
-        """Where agents reach NATS, without the token."""
+        """Where agents reach NATS."""
         return f"nats://{self.machine.name}:4222"
 
     def start(self) -> None:
@@ -101,8 +106,7 @@ class Control:
 
     def _begin_service(self, name: str) -> None:
         environment = service_environment(
-            UNICRON_NATS_URL=self.nats_url,
-            UNICRON_NATS_TOKEN=self.token,
+            UNICRON_NATS_CREDENTIAL=self.credential(name),
             UNICRON_LOG_URL=self.log_url,
             UNICRON_PORT=str(API_PORT),
             **self._settings,
@@ -117,7 +121,10 @@ class Control:
     # ---- NATS
 
     def start_nats(self) -> None:
-        """Start nats-server, with the store that it may have; return when JetStream is ready."""
+        """Start nats-server, with the store that it may have; return when JetStream is ready.
+
+        Its configuration is beside the key directory, as an operator has it.
+        """
         text = (ROOT / "deploy" / "nats" / "nats.conf").read_text()
         assert text.count('"/data"') == 1
         config = self.machine.folder / "nats.conf"
@@ -125,7 +132,7 @@ class Control:
         process = self._running["nats"] = self.machine.start(
             [str(find_binary()), "--config", str(config)],
             output="nats.log",
-            environment={"UNICRON_NATS_TOKEN": self.token},
+            environment={},
         )
         healthy = [
             sys.executable,
@@ -133,6 +140,18 @@ class Control:
             "import urllib.request as r; r.urlopen('http://127.0.0.1:8222/healthz', timeout=3)",
         ]
         self._until_succeeds(healthy, "nats", process)
+
+    def credential(self, identity: str) -> str:
+        """Return the file of a credential, which all machines see."""
+        return str(self.keys.credential_file(identity))
+
+    def node_credential(self, node: str) -> str:
+        """Return the file of a node's credential; a node that has none gets one, and the running NATS knows it."""
+        identity = node_identity(node)
+        if identity not in self.keys.identities().keys:
+            self.keys.add_node(node)
+            self.machine.signal(self._running["nats"].pid, signal.SIGHUP)
+        return self.credential(identity)
 
     def lose_nats_data(self) -> None:
         """Remove the store of NATS, which does not run."""

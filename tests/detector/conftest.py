@@ -43,10 +43,12 @@ class LogWatch:
 
 
 @contextlib.asynccontextmanager
-async def watching(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterator[LogWatch]:
+async def watching(
+    settings: Settings, bus: Bus, journal: Journal, counters: dict[str, int] | None = None
+) -> AsyncIterator[LogWatch]:
     """A running detector."""
     ready = asyncio.Event()
-    running = asyncio.create_task(DetectorService(settings, bus, journal).run(ready.set))
+    running = asyncio.create_task(DetectorService(settings, bus, journal, counters).run(ready.set))
     waiting = asyncio.create_task(ready.wait())
     await asyncio.wait({waiting, running}, return_when=asyncio.FIRST_COMPLETED)
     assert ready.is_set(), running.exception()

@@ -10,14 +10,15 @@ import pytest
 
 from shared.bus import Bus
 from shared.events import NodeJoined
+from shared.joining import credential_of
 from shared.log.journal import Journal
-from shared.nats_server import NatsServer
 from shared.settings import Settings
 from shared.signals import HEARTBEATS, Heartbeat
 from tests.agent.kit import WAIT_S
 from tests.agent.machines import HUB, Network, OpenNats, network
 from tests.agent.program import Program, running
 from tests.detector.conftest import LogWatch, patient, watching
+from tests.nats_server import OpenServer
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def net() -> Iterator[Network]:
 
 
 @pytest.fixture
-async def nats(net: Network, tmp_path: Path) -> AsyncIterator[NatsServer]:
+async def nats(net: Network, tmp_path: Path) -> AsyncIterator[OpenServer]:
     async with OpenNats(tmp_path / "nats") as server:
         yield server
 
@@ -120,13 +121,13 @@ async def test_a_restarted_detector_knows_the_addresses_before_it_admits_anybody
     net: Network, settings: Settings, local: Settings, journal: Journal, hosts: Path, tmp_path: Path
 ) -> None:
     async with running(settings, "far", tmp_path / "far.log", wrapper=net.command(0, "far", hosts)) as far:
-        bus = await Bus.connect(settings.nats_url, token=settings.nats_token, name="first")
+        bus = await Bus.connect(settings.nats_url, credential=credential_of(settings), name="first")
         async with watching(patient(settings), bus, journal) as monitor:
             await far.ready()
             await monitor.until(bool)
         await bus.close()  # its subscriptions end with the connection
         async with running(local, "near", tmp_path / "near.log") as near:
-            bus = await Bus.connect(settings.nats_url, token=settings.nats_token, name="successor")
+            bus = await Bus.connect(settings.nats_url, credential=credential_of(settings), name="successor")
             async with watching(patient(settings), bus, journal):
                 assert "127.0.0.1" in await refusal(near)
             await bus.close()

@@ -14,12 +14,14 @@ import pytest
 
 from services.agent import ending_processes
 from services.agent.agent import Agent
+from shared.admission import HELLO, Hello
 from shared.bus import Bus
 from shared.codes import FailureCode
-from shared.commands import COMMAND, COMMANDS, Reply
+from shared.commands import COMMAND, LEFTOVERS, Reply
+from shared.departure import DEPARTURES, Departure
 from shared.events import ErrorDetected, Event, NodeJoined, TaskCheckpointed, TaskFailed, TaskFinished, TaskSubmitted
+from shared.joining import credential_of
 from shared.log.journal import Journal
-from shared.nats_server import NatsServer
 from shared.plans import TaskChange
 from shared.settings import Settings
 from shared.severities import ErrorKind, Severity
@@ -29,6 +31,7 @@ from tests.agent.kit import SPEC, WAIT_S, Driver, stage
 from tests.agent.program import running
 from tests.detector.conftest import STALL_S, LogWatch, watching
 from tests.detector.kit import moved, plan
+from tests.nats_server import OpenServer
 
 
 def of(events: list[Event], kind: type[Any]) -> list[Any]:
@@ -101,10 +104,44 @@ async def test_a_signal_that_overtakes_the_log_is_not_lost(monitor: LogWatch, bu
             pid=1,
             exit_code=-9,
         )
-        assert await bus.request(SIGNALS, died.model_dump_json().encode(), timeout_s=40) == b"+"
+        assert await bus.request(f"{SIGNALS}.{died.node}", died.model_dump_json().encode(), timeout_s=40) == b"+"
         # Once a signal is answered, the events that follow from it are in the log.
         errors = of([r.event for r in monitor.journal.log.read()], ErrorDetected)
         assert [e.task for e in errors] == [f"gpt{i}" for i in range(1, generation + 1)]
+
+
+async def test_messages_that_name_another_node_than_their_sender_have_no_effect(
+    settings: Settings, bus: Bus, journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    """NATS vouches for the subject: n9 has sent all of these."""
+    counters: dict[str, int] = {}
+    beat = Heartbeat(
+        node="n0", incarnation="i", agent_pid=1, sequence=1, sent_at=datetime.now(UTC), interval_s=0.25, workers=[]
+    )
+    died = ProcessExited(
+        signal_id="s",
+        node="n0",
+        incarnation="i",
+        occurred_at=datetime.now(UTC),
+        task="gpt",
+        worker="n0/1",
+        generation=1,
+        rank=1,
+        step=0,
+        pid=1,
+        exit_code=-9,
+    )
+    hello = Hello(node="n0", incarnation="0" * 32, addresses={}, network="")
+    leaves = Departure(node="n0", incarnation="i", reason="forged")
+    async with watching(settings, bus, journal, counters):
+        await bus.publish(f"{HEARTBEATS}.n9", beat.model_dump_json().encode())
+        for subject, message in ((SIGNALS, died), (HELLO, hello), (DEPARTURES, leaves)):
+            answer = await bus.request(f"{subject}.n9", message.model_dump_json().encode(), timeout_s=40)
+            assert b"it comes from node n9, and names node 'n0'" in answer
+        await bus.request(f"{HELLO}.n0", hello.model_dump_json().encode(), timeout_s=40)
+    assert counters == {"wrong_sender": 4}
+    assert caplog.text.count("was dropped, and others like it will be: it comes from node n9") == 1
+    assert journal.log.read() == []
 
 
 async def test_an_exception_is_one_incident_for_each_rank(monitor: LogWatch, agent: Agent, driver: Driver) -> None:
@@ -157,7 +194,7 @@ async def test_stopped_ranks_are_found_by_their_silence(
 
 
 async def test_an_outage_of_nats_blames_no_node(
-    strict_monitor: LogWatch, agent: Agent, driver: Driver, nats: NatsServer
+    strict_monitor: LogWatch, agent: Agent, driver: Driver, nats: OpenServer
 ) -> None:
     monitor = strict_monitor
     await monitor.until(lambda found: bool(of(found, NodeJoined)))
@@ -237,7 +274,7 @@ async def test_a_node_that_refuses_to_be_cleaned_is_logged(
         )
         await bus.publish(f"{HEARTBEATS}.n9", heartbeat.model_dump_json().encode())
 
-    await bus.serve(f"{COMMANDS}.n9", refuse)
+    await bus.serve(f"{LEFTOVERS}.n9", refuse)
     await beat(1, WorkerStatus(worker="n9/0"))
     await monitor.until(lambda found: bool(of(found, NodeJoined)))
     await monitor.until(lambda found: bool(of(found, ErrorDetected)))
@@ -247,16 +284,16 @@ async def test_a_node_that_refuses_to_be_cleaned_is_logged(
 
 
 async def test_a_restarted_monitor_adds_nothing(
-    settings: Settings, nats: NatsServer, journal: Journal, agent: Agent
+    settings: Settings, nats: OpenServer, journal: Journal, agent: Agent
 ) -> None:
-    bus = await Bus.connect(settings.nats_url, token=settings.nats_token, name="first")
+    bus = await Bus.connect(settings.nats_url, credential=credential_of(settings), name="first")
     driver = Driver(bus)
     async with watching(settings, bus, journal) as monitor:
         first = await monitor.until(lambda found: bool(of(found, NodeJoined)))
     pids = await train(journal, driver)
     await bus.close()  # its subscriptions end with the connection
     os.kill(pids["n0/0"], signal.SIGKILL)  # no detector listens: the agent repeats the signal
-    successor = await Bus.connect(settings.nats_url, token=settings.nats_token, name="successor")
+    successor = await Bus.connect(settings.nats_url, credential=credential_of(settings), name="successor")
     async with watching(settings, successor, journal) as monitor:
         events = await monitor.until(lambda found: bool(of(found, ErrorDetected)))
     await successor.close()
@@ -285,9 +322,9 @@ async def test_a_repeated_signal_of_a_node_whose_clock_is_ahead_is_answered(
     )
     data = saved.model_dump_json().encode()
     for name in ("first", "successor"):
-        own = await Bus.connect(settings.nats_url, token=settings.nats_token, name=name)
+        own = await Bus.connect(settings.nats_url, credential=credential_of(settings), name=name)
         async with watching(settings, own, journal):
             for _ in range(2):
-                assert await own.request(SIGNALS, data, timeout_s=40) == b"+"
+                assert await own.request(f"{SIGNALS}.n0", data, timeout_s=40) == b"+"
         await own.close()  # its subscriptions end with the connection
     assert len(of([r.event for r in journal.log.read()], TaskCheckpointed)) == 1

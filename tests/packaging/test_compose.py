@@ -12,12 +12,17 @@ import jsonschema
 import pytest
 import yaml
 
+from shared import credentials
+from shared.identities import node_identity
+from shared.key_directory import KeyDirectory
+from shared.service import AGENT
 from shared.settings import Settings, read_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docker-compose.yml").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load(TEXT)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+SECRETS: dict[str, dict[str, Any]] = COMPOSE["secrets"]
 SCHEMA = json.loads((Path(__file__).parent / "compose_spec" / "compose-spec.json").read_text())
 SETTINGS = {f"UNICRON_{name.upper()}" for name in Settings.model_fields}
 OURS = [name for name, service in SERVICES.items() if "build" in service]
@@ -69,10 +74,10 @@ def test_the_module_exists(name: str) -> None:
     assert '__name__ == "__main__"' in (ROOT / (module.replace(".", "/") + ".py")).read_text(), "python -m does nothing"
 
 
-@pytest.mark.parametrize("name", [*OURS, "nats"])
+@pytest.mark.parametrize("name", OURS)
 def test_every_setting_exists(name: str) -> None:
     ours = {variable for variable in SERVICES[name]["environment"] if variable.startswith("UNICRON_")}
-    assert ours, "at least the address or token of NATS"
+    assert "UNICRON_NATS_CREDENTIAL" in ours
     assert ours <= SETTINGS
 
 
@@ -81,8 +86,22 @@ def test_settings_accept_the_values(name: str, monkeypatch: pytest.MonkeyPatch) 
     for variable, value in SERVICES[name]["environment"].items():
         monkeypatch.setenv(variable, re.sub(r"\$\{\w+:\?[^}]*\}", "secret", value))
     settings = read_settings()
-    assert settings.nats_url == "nats://nats:4222"
-    assert settings.nats_token == "secret"
+    assert settings.nats_credential == Path("/run/secrets/nats")
+
+
+def test_each_part_has_its_own_credential_and_no_other(tmp_path: Path) -> None:
+    keys = KeyDirectory(tmp_path / "keys")
+    keys.make(["nats://nats:4222"])
+    for node in ("n0", "n1"):
+        keys.add_node(node)
+    files = {name: secret["file"].replace("${KEYS_DIR:-./keys}", str(keys.path)) for name, secret in SECRETS.items()}
+    for name in OURS:
+        [secret] = SERVICES[name]["secrets"]
+        assert secret["target"] == "nats"
+        found = credentials.read(Path(files[secret["source"]]))
+        node = SERVICES[name]["environment"].get("UNICRON_NODE")
+        assert found.identity == (module_of(SERVICES[name]).split(".")[1] if node is None else node_identity(node))
+    assert "/etc/nats/keys:ro" in str(SERVICES["nats"]["volumes"])
 
 
 def test_the_nodes_differ() -> None:
@@ -120,8 +139,8 @@ def test_the_probe_asks_the_name_that_the_service_answers_to(name: str) -> None:
     if node is None:
         assert re.search(rf'\brun\(\s*"{asked}"', source), f"{name} is not run under the name {asked!r}"
     else:
-        assert asked.endswith(node)
-        assert f'name = f"{asked.removesuffix(node)}{{' in source
+        assert asked == f"{AGENT}{node}"
+        assert 'name = f"{AGENT}{' in source
 
 
 def test_secrets_have_no_default_and_are_in_the_example() -> None:
@@ -134,8 +153,9 @@ def test_secrets_have_no_default_and_are_in_the_example() -> None:
 
 
 def test_mounted_files_and_volumes_exist() -> None:
-    for service in SERVICES.values():
-        for volume in service["volumes"]:
+    volumes = [volume for service in SERVICES.values() for volume in service["volumes"]]
+    for volume in volumes:
+        if "KEYS_DIR" not in volume:  # made by `unicron keys`
             source = re.sub(r"^\$\{\w+:-([^}]*)\}", r"\1", volume).split(":")[0]
             if source.startswith("."):
                 assert (ROOT / source).exists(), source
@@ -201,11 +221,13 @@ def test_the_database_script_is_a_shell_script() -> None:
     subprocess.run(["sh", "-n", ROOT / "deploy" / "postgres" / "10-unicron.sh"], check=True)
 
 
-def test_the_probe_fails_where_nobody_answers() -> None:
+def test_the_probe_fails_where_nobody_answers(tmp_path: Path) -> None:
     """Port 1 is never served; the probe has to say so in its exit status, quickly."""
+    keys = KeyDirectory(tmp_path)
+    keys.make(["nats://127.0.0.1:1"])
     result = subprocess.run(
         [sys.executable, "-P", str(ROOT / "deploy" / "healthcheck.py"), "planner"],
-        env={"UNICRON_NATS_URL": "nats://127.0.0.1:1", "PYTHONPATH": str(ROOT)},
+        env={"UNICRON_NATS_CREDENTIAL": str(keys.credential_file("planner")), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=30,

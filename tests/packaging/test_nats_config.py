@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -15,17 +16,27 @@ import nats
 import pytest
 from nats.aio.msg import Msg
 
+from shared import credentials
+from shared.identities import node_identity
+from shared.key_directory import KeyDirectory
 from shared.nats_server import MAX_PAYLOAD_BYTES
 from shared.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "deploy" / "nats" / "nats.conf"
 SERVER = Path(sys.executable).parent / "nats-server"
-TOKEN = "not-a-secret"
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[tuple[str, str]]:
+def keys(tmp_path: Path) -> KeyDirectory:
+    """The key directory, beside which the configuration lies."""
+    made = KeyDirectory(tmp_path / "keys")
+    made.make(more=[node_identity(Settings().node)])
+    return made
+
+
+@pytest.fixture
+def server(tmp_path: Path, keys: KeyDirectory) -> Iterator[tuple[str, str]]:
     """The addresses, for clients and for figures, of a server with the shipped configuration.
 
     Only address, ports and folder are those of the test: the server has no flag that overrides a configured folder.
@@ -34,15 +45,13 @@ def server(tmp_path: Path) -> Iterator[tuple[str, str]]:
     for old, new in {
         '"0.0.0.0:4222"': '"127.0.0.1:-1"',
         '"0.0.0.0:8222"': '"127.0.0.1:-1"',
-        "/data": str(tmp_path),
+        "/data": str(tmp_path / "store"),
     }.items():
         assert text.count(old) == 1
         text = text.replace(old, new)
     config = tmp_path / "nats.conf"
     config.write_text(text + f'ports_file_dir: "{tmp_path}"\n')
-    process = subprocess.Popen(
-        [SERVER, "--config", config], env={"UNICRON_NATS_TOKEN": TOKEN}, stderr=subprocess.DEVNULL
-    )
+    process = subprocess.Popen([SERVER, "--config", config], stderr=subprocess.DEVNULL)
     try:
         ports = tmp_path / f"nats-server_{process.pid}.ports"
         wait_until(lambda: ports.exists() and ports.read_text().endswith("}"), process)
@@ -76,14 +85,11 @@ def get(url: str) -> dict[str, Any]:
         return data
 
 
-def test_accepted_by_the_server() -> None:
-    subprocess.run([SERVER, "-t", "--config", CONFIG], env={"UNICRON_NATS_TOKEN": TOKEN}, check=True)
-
-
-def test_refused_without_a_token() -> None:
-    result = subprocess.run([SERVER, "-t", "--config", CONFIG], env={}, capture_output=True, text=True, check=False)
+def test_refused_without_keys(tmp_path: Path) -> None:
+    config = shutil.copy(CONFIG, tmp_path)
+    result = subprocess.run([SERVER, "-t", "--config", config], capture_output=True, text=True, check=False)
     assert result.returncode != 0
-    assert "UNICRON_NATS_TOKEN" in result.stderr + result.stdout
+    assert "authorization.conf" in result.stderr + result.stdout
 
 
 def test_acknowledged_means_on_disk(server: tuple[str, str]) -> None:
@@ -93,10 +99,15 @@ def test_acknowledged_means_on_disk(server: tuple[str, str]) -> None:
     assert variables["max_payload"] == MAX_PAYLOAD_BYTES
 
 
-def probe(url: str, token: str, service: str) -> subprocess.CompletedProcess[str]:
+def probe(url: str, credential: Path, service: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-P", str(ROOT / "deploy" / "healthcheck.py"), service],
-        env={**os.environ, "UNICRON_NATS_URL": url, "UNICRON_NATS_TOKEN": token, "PYTHONPATH": str(ROOT)},
+        env={
+            **os.environ,
+            "UNICRON_NATS_URL": url,
+            "UNICRON_NATS_CREDENTIAL": str(credential),
+            "PYTHONPATH": str(ROOT),
+        },
         capture_output=True,
         text=True,
         timeout=30,
@@ -106,10 +117,12 @@ def probe(url: str, token: str, service: str) -> subprocess.CompletedProcess[str
 
 @pytest.mark.parametrize(("service", "name"), [("planner", "planner"), ("agent", f"agent-{Settings().node}")])
 async def test_the_probe_succeeds_only_while_the_service_is_ready(
-    service: str, name: str, server: tuple[str, str]
+    service: str, name: str, server: tuple[str, str], keys: KeyDirectory
 ) -> None:
     url = server[0]
-    client = await nats.connect(url, token=TOKEN)
+    identity = service if service != "agent" else node_identity(Settings().node)
+    own, other = keys.credential_file(identity), keys.credential_file("detector")
+    client = await nats.connect(url, nkeys_seed_str=credentials.read(own).seed)
     health = {"name": name, "pid": 1, "ready": False}
 
     async def answer(message: Msg) -> None:
@@ -117,13 +130,13 @@ async def test_the_probe_succeeds_only_while_the_service_is_ready(
 
     subscription = await client.subscribe(f"unicron.health.{name}", cb=answer)
     await client.flush()
-    starting = await asyncio.to_thread(probe, url, TOKEN, service)
+    starting = await asyncio.to_thread(probe, url, own, service)
     health["ready"] = True
-    ready = await asyncio.to_thread(probe, url, TOKEN, service)
-    forbidden = await asyncio.to_thread(probe, url, "wrong", service)
+    ready = await asyncio.to_thread(probe, url, own, service)
+    forbidden = await asyncio.to_thread(probe, url, other, service)
     await subscription.unsubscribe()
     await client.flush()
-    gone = await asyncio.to_thread(probe, url, TOKEN, service)
+    gone = await asyncio.to_thread(probe, url, own, service)
     await client.close()
     assert [p.returncode for p in (starting, ready, forbidden, gone)] == [1, 0, 1, 1]
     assert "Traceback" not in starting.stderr + forbidden.stderr + gone.stderr

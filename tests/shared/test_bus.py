@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import json
 import logging
 from pathlib import Path
 
+import nkeys
 import pytest
 
+from shared import credentials
 from shared.bus import Bus, refused_pauses_s
+from shared.credentials import new_seed
 from shared.errors import AccessDenied, NoReceiver, Unavailable
-from shared.nats_server import NatsServer
+from tests.nats_server import OpenServer
 
 LIMIT_S = 30.0
 
@@ -59,7 +63,7 @@ async def test_a_handler_that_fails_gets_the_next_message(bus: Bus, caplog: pyte
     assert "ValueError: bad message" in caplog.text
 
 
-async def test_requests_are_served_concurrently(bus: Bus, nats: NatsServer) -> None:
+async def test_requests_are_served_concurrently(bus: Bus, nats: OpenServer) -> None:
     both = asyncio.Barrier(2)
 
     async def handle(data: bytes) -> bytes:
@@ -67,7 +71,7 @@ async def test_requests_are_served_concurrently(bus: Bus, nats: NatsServer) -> N
         return data.upper()
 
     await bus.serve("test", handle)
-    other = await Bus.connect(nats.url, token=nats.token, name="other")
+    other = await Bus.connect(nats.url, credential=nats.credential, name="other")
     answers = await asyncio.gather(*(other.request("test", text, timeout_s=40) for text in (b"a", b"b")))
     assert answers == [b"A", b"B"]
     await other.close()
@@ -116,9 +120,9 @@ async def test_a_cancelled_request_is_cancelled_even_if_the_answer_is_there(bus:
         await cancel_after(turns % 40)
 
 
-async def test_a_restart_of_the_server(nats: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
-    bus = await Bus.connect(nats.url, token=nats.token, name="test")
-    other = await Bus.connect(nats.url, token=nats.token, name="other")
+async def test_a_restart_of_the_server(nats: OpenServer, caplog: pytest.LogCaptureFixture) -> None:
+    bus = await Bus.connect(nats.url, credential=nats.credential, name="test")
+    other = await Bus.connect(nats.url, credential=nats.credential, name="other")
 
     async def echo(data: bytes) -> bytes:
         return data
@@ -136,8 +140,8 @@ async def test_a_restart_of_the_server(nats: NatsServer, caplog: pytest.LogCaptu
     await other.close()
 
 
-async def test_an_answer_that_went_with_the_connection_is_not_waited_for(bus: Bus, nats: NatsServer) -> None:
-    other = await Bus.connect(nats.url, token=nats.token, name="other")
+async def test_an_answer_that_went_with_the_connection_is_not_waited_for(bus: Bus, nats: OpenServer) -> None:
+    other = await Bus.connect(nats.url, credential=nats.credential, name="other")
     begun = asyncio.Event()
 
     async def hang(_: bytes) -> bytes:
@@ -159,24 +163,26 @@ async def test_an_answer_that_went_with_the_connection_is_not_waited_for(bus: Bu
     await other.close()
 
 
-async def test_a_wrong_token(nats: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wrong_key(nats: OpenServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused at once, and not waited for like a server that is away."""
     monkeypatch.setattr("shared.bus.CONNECT_TIMEOUT_S", 1e6)
+    wrong = nats.credential.model_copy(update={"seed": new_seed()})
     with pytest.raises(AccessDenied, match="Authorization Violation"):
-        await Bus.connect(nats.url, token="wrong", name="test")
+        await Bus.connect(nats.url, credential=wrong, name="test")
 
 
 async def test_of_several_servers_the_next_one_that_answers_is_taken(tmp_path: Path) -> None:
-    one, two = NatsServer(tmp_path / "one", token="t"), NatsServer(tmp_path / "two", token="t")
+    one = OpenServer(tmp_path / "one")
+    two = OpenServer(tmp_path / "two", keys=one.keys)
     await one.start()
     await two.start()
     await two.stop()
-    bus = await Bus.connect(f"{two.url},{one.url}", token="t", name="test")
+    bus = await Bus.connect(f"{two.url},{one.url}", credential=one.credential, name="test")
     await two.start()
     for left, right in [(one, two), (two, one)]:
         await left.kill()
         await bus.wait_connected()
-        other = await Bus.connect(right.url, token="t", name="other")
+        other = await Bus.connect(right.url, credential=one.credential, name="other")
         await other.serve("test", _echo)
         assert await bus.request("test", b"x", timeout_s=40) == b"x"
         await other.close()
@@ -192,18 +198,18 @@ async def _echo(data: bytes) -> bytes:
 
 async def test_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shared.bus.CONNECT_TIMEOUT_S", 0.5)
-    server = NatsServer(tmp_path)
+    server = OpenServer(tmp_path)
     await server.start()
     await server.stop()
     with pytest.raises(Unavailable, match="no NATS server at"):
-        await Bus.connect(server.url, token=server.token, name="test")
+        await Bus.connect(server.url, credential=server.credential, name="test")
 
 
 async def test_a_server_that_starts_late(tmp_path: Path) -> None:
-    server = NatsServer(tmp_path)
+    server = OpenServer(tmp_path)
     await server.start()
     await server.stop()
-    connecting = asyncio.create_task(Bus.connect(server.url, token=server.token, name="test"))
+    connecting = asyncio.create_task(Bus.connect(server.url, credential=server.credential, name="test"))
     await server.start()
     bus = await connecting
     assert bus.connected
@@ -211,31 +217,31 @@ async def test_a_server_that_starts_late(tmp_path: Path) -> None:
     await server.stop()
 
 
-async def test_a_token_that_is_changed_is_an_outage_until_it_is_accepted_again(tmp_path: Path) -> None:
+async def test_a_key_that_is_refused_is_an_outage_until_it_is_accepted_again(tmp_path: Path) -> None:
     """As where an operator mends a mistake. New credentials come with a restart of the process."""
-    async with NatsServer(tmp_path) as server:
-        old = server.token
-        bus = await Bus.connect(server.url, token=old, name="test")
+    async with OpenServer(tmp_path) as server:
+        bus = await Bus.connect(server.url, credential=server.credential, name="test")
         await bus.serve("echo", _echo)
-        server.reload(token="another")
+        server.refuse()
         async with asyncio.timeout(LIMIT_S):
             while bus.trouble == "" or "Authorization Violation" not in bus.trouble:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        assert bus.trouble.startswith("access-denied: the NATS server refuses the token")
+        assert bus.trouble.startswith("access-denied: the NATS server refuses the credential")
         assert not bus.closed
+        another = credentials.read(server.keys.credential_file("planner"))
         with pytest.raises(AccessDenied, match="access-denied"):
             await bus.request("echo", b"", timeout_s=0.1)
-        other = await Bus.connect(server.url, token="another", name="other")
+        other = await Bus.connect(server.url, credential=another, name="other")
         with pytest.raises(AccessDenied):
-            await Bus.connect(server.url, token=old, name="who starts now")
+            await Bus.connect(server.url, credential=server.credential, name="who starts now")
         await other.close()
         waiting = asyncio.create_task(bus.wait_connected())
         await bus.publish("test", b"kept until the connection is back")
-        server.reload(token=old)
+        server.accept()
         async with asyncio.timeout(LIMIT_S):
             await waiting
         assert bus.trouble == ""
-        other = await Bus.connect(server.url, token=old, name="other")
+        other = await Bus.connect(server.url, credential=server.credential, name="other")
         assert await other.request("echo", b"x", timeout_s=LIMIT_S) == b"x"
         await other.close()
         await bus.close()
@@ -245,9 +251,9 @@ async def test_closing_while_a_server_refuses_does_not_wait_for_the_next_attempt
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shared.bus.refused_pauses_s", lambda: itertools.repeat(3600.0))
-    async with NatsServer(tmp_path) as server:
-        bus = await Bus.connect(server.url, token=server.token, name="test")
-        server.reload(token="another")
+    async with OpenServer(tmp_path) as server:
+        bus = await Bus.connect(server.url, credential=server.credential, name="test")
+        server.refuse()
         async with asyncio.timeout(LIMIT_S):
             while "Authorization Violation" not in bus.trouble:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -264,10 +270,10 @@ def test_pauses_after_refusals_grow_up_to_a_limit() -> None:
 
 
 async def test_closing_while_reconnecting_leaves_nothing_running(
-    nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+    nats: OpenServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shared.bus.RECONNECT_WAIT_S", 0.001)  # so that closing meets every point of an attempt
-    buses = [await Bus.connect(nats.url, token=nats.token, name=f"test-{index}") for index in range(60)]
+    buses = [await Bus.connect(nats.url, credential=nats.credential, name=f"test-{index}") for index in range(60)]
     await nats.stop()
     for index, bus in enumerate(buses):
         for _ in range(index % 20):
@@ -279,9 +285,9 @@ async def test_closing_while_reconnecting_leaves_nothing_running(
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_closing_when_another_that_waited_for_it_was_cancelled(nats: NatsServer) -> None:
+async def test_closing_when_another_that_waited_for_it_was_cancelled(nats: OpenServer) -> None:
     """A cancelled task cancels the future that it awaits, for all tasks: here the end of the connection."""
-    bus = await Bus.connect(nats.url, token=nats.token, name="test")
+    bus = await Bus.connect(nats.url, credential=nats.credential, name="test")
     transport = bus._client._transport
     assert transport is not None
     waiting = asyncio.create_task(transport.wait_closed())  # type: ignore[no-untyped-call]
@@ -296,8 +302,8 @@ async def test_closing_when_another_that_waited_for_it_was_cancelled(nats: NatsS
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_closing_with_messages_for_a_lost_connection(nats: NatsServer) -> None:
-    bus = await Bus.connect(nats.url, token=nats.token, name="test")
+async def test_closing_with_messages_for_a_lost_connection(nats: OpenServer) -> None:
+    bus = await Bus.connect(nats.url, credential=nats.credential, name="test")
     await nats.stop()
     async with asyncio.timeout(40):
         while bus.connected:  # noqa: ASYNC110 - there is no event for it
@@ -310,10 +316,10 @@ async def test_closing_with_messages_for_a_lost_connection(nats: NatsServer) -> 
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_closing(bus: Bus, nats: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
+async def test_closing(bus: Bus, nats: OpenServer, caplog: pytest.LogCaptureFixture) -> None:
     """Published messages are sent, requests being served are cancelled, and no warning is logged."""
     caplog.set_level(logging.WARNING)
-    other = await Bus.connect(nats.url, token=nats.token, name="other")
+    other = await Bus.connect(nats.url, credential=nats.credential, name="other")
     begun, cancelled, got = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def hang(_: bytes) -> bytes:
@@ -356,7 +362,7 @@ async def test_closing(bus: Bus, nats: NatsServer, caplog: pytest.LogCaptureFixt
     ids=["status", "no-status", "no-headers", "header", "subject", "reply"],
 )
 async def test_a_message_whose_subject_or_headers_are_no_text_leaves_the_client_listening(
-    nats: NatsServer, bus: Bus, sent: bytes
+    nats: OpenServer, bus: Bus, sent: bytes
 ) -> None:
     heard: asyncio.Queue[bytes] = asyncio.Queue()
 
@@ -366,7 +372,11 @@ async def test_a_message_whose_subject_or_headers_are_no_text_leaves_the_client_
     await bus.subscribe("unicron.heartbeats.*", hear)
     host, port = nats.url.removeprefix("nats://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    greeting = json.dumps({"verbose": False, "headers": True, "auth_token": nats.token}).encode()
+    info = json.loads((await reader.readline()).removeprefix(b"INFO "))
+    keys = nkeys.from_seed(bytearray(nats.credential.seed.encode()))
+    signature = base64.b64encode(keys.sign(info["nonce"].encode())).decode()
+    signed = {"nkey": nats.credential.public_key, "sig": signature}
+    greeting = json.dumps({"verbose": False, "headers": True, **signed}).encode()
     writer.write(b"CONNECT " + greeting + b"\r\n" + sent + b"PUB unicron.heartbeats.n0 3\r\nend\r\nPING\r\n")
     try:
         async with asyncio.timeout(40):

@@ -15,7 +15,7 @@ from shared.events import Recorded
 from shared.log.journal import Journal
 from shared.log.log import EventLog
 from shared.log.relay import STREAM, SUBJECT, encode
-from shared.nats_server import NatsServer
+from tests.nats_server import OpenServer
 from tests.shared.collector import following
 from tests.shared.samples import node_joined
 
@@ -105,7 +105,7 @@ async def test_a_slow_handler_gets_each_record_once(journal: Journal, monkeypatc
 
 
 @pytest.mark.parametrize("crash", [False, True])
-async def test_a_restart_of_the_server(journal: Journal, nats: NatsServer, bus: Bus, crash: bool) -> None:
+async def test_a_restart_of_the_server(journal: Journal, nats: OpenServer, bus: Bus, crash: bool) -> None:
     async with following(journal) as follower:
         await journal.append([node_joined(1), node_joined(2)])
         await follower.until(2)
@@ -150,14 +150,14 @@ async def test_what_a_dead_process_left_is_relayed_while_others_append(journal: 
 
 
 async def test_a_server_that_lost_its_store(tmp_path: Path, log: EventLog) -> None:
-    first = NatsServer(tmp_path / "first")
+    first = OpenServer(tmp_path / "first")
     await first.start()
-    bus = await Bus.connect(first.url, token=first.token, name="test")
+    bus = await Bus.connect(first.url, credential=first.credential, name="test")
     async with Journal(log, bus) as journal, following(journal) as follower:
         await journal.append([node_joined(1), node_joined(2)])
         await follower.until(2)
         await first.stop()
-        async with NatsServer(tmp_path / "second", port=first.port, token=first.token):
+        async with OpenServer(tmp_path / "second", port=first.port, keys=first.keys):
             await bus.wait_connected()
             await journal.append([node_joined(3)])
             await follower.until(3)
@@ -204,8 +204,8 @@ async def test_events_that_another_process_appended_without_relaying(journal: Jo
                 pass
 
 
-async def test_a_closed_bus_ends_the_following(log: EventLog, nats: NatsServer) -> None:
-    bus = await Bus.connect(nats.url, token=nats.token, name="test")
+async def test_a_closed_bus_ends_the_following(log: EventLog, nats: OpenServer) -> None:
+    bus = await Bus.connect(nats.url, credential=nats.credential, name="test")
     journal = Journal(log, bus)
     task = asyncio.create_task(journal.follow(lambda record: asyncio.sleep(0), consumer="test", after=0))
     await bus.close()
@@ -221,15 +221,19 @@ async def test_closing_relays_what_was_appended(log: EventLog, bus: Bus) -> None
 
 _FOLLOWER = """
 import asyncio, sys
+from pathlib import Path
+from shared import credentials
+from pathlib import Path
+from shared import credentials
 from shared.bus import Bus
 from shared.log import journal
 from shared.log.log import EventLog
 
 journal.FETCH_TIMEOUT_S = 1000.0  # it never reads the table
 
-async def main(url, token, log_url):
+async def main(url, credential, log_url):
     log = EventLog(log_url)
-    bus = await Bus.connect(url, token=token, name="follower")
+    bus = await Bus.connect(url, credential=credentials.read(Path(credential)), name="follower")
 
     async def handle(record):
         print(record.position, flush=True)
@@ -240,11 +244,11 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def test_another_process_hears_through_the_stream(journal: Journal, nats: NatsServer) -> None:
+async def test_another_process_hears_through_the_stream(journal: Journal, nats: OpenServer) -> None:
     """Each record at once (about 3 ms on an idle machine), and not when the follower reads the table."""
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     process = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-c", _FOLLOWER, nats.url, nats.token, journal.log.url],
+        *[sys.executable, "-c", _FOLLOWER, nats.url, str(nats.credential_file), journal.log.url],
         stdout=asyncio.subprocess.PIPE,
         env=environment,
     )

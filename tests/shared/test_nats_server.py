@@ -1,4 +1,4 @@
-"""The embedded server: health, token, restarts, and its end with its parent."""
+"""The embedded server: health, keys, restarts, and its end with its parent."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 from shared.bus import Bus
 from shared.errors import Unavailable
 from shared.nats_server import NatsServer, find_binary
+from tests.nats_server import OpenServer
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,8 +25,8 @@ def test_the_binary_is_found() -> None:
     assert os.access(find_binary(), os.X_OK)
 
 
-async def test_it_is_healthy_when_started(nats: NatsServer) -> None:
-    bus = await Bus.connect(nats.url, token=nats.token, name="test")
+async def test_it_is_healthy_when_started(nats: OpenServer) -> None:
+    bus = await Bus.connect(nats.url, credential=nats.credential, name="test")
     account = await bus.jetstream.account_info()
     assert account.streams == 0
     await bus.close()
@@ -33,13 +34,13 @@ async def test_it_is_healthy_when_started(nats: NatsServer) -> None:
     assert nats.url == f"nats://127.0.0.1:{nats.port}"
 
 
-async def test_it_listens_on_loopback_only_and_keeps_its_token_to_itself(nats: NatsServer) -> None:
+async def test_it_listens_on_loopback_only_and_keeps_its_keys_to_itself(nats: OpenServer) -> None:
     text = (nats.directory / "server.conf").read_text()
     assert f'"127.0.0.1:{nats.port}"' in text or '"127.0.0.1:-1"' in text
     assert "sync_interval: always" in text
     assert (nats.directory / "server.conf").stat().st_mode & 0o077 == 0
-    with open(f"/proc/{nats.pid}/cmdline") as file:  # noqa: ASYNC230
-        assert nats.token not in file.read()
+    assert nats.credential.seed not in (nats.keys.path / "authorization.conf").read_text()
+    assert nats.keys.credential_file("api").stat().st_mode & 0o077 == 0
     assert os.getsid(nats.pid) == nats.pid
 
 
@@ -67,8 +68,8 @@ async def test_a_port_that_is_taken(nats: NatsServer, tmp_path: Path) -> None:
 
 async def test_a_folder_with_odd_characters(tmp_path: Path) -> None:
     folder = tmp_path / 'a "quoted" $HOME {brace} ü' / ("x" * 200)
-    async with NatsServer(folder) as server:
-        bus = await Bus.connect(server.url, token=server.token, name="test")
+    async with OpenServer(folder) as server:
+        bus = await Bus.connect(server.url, credential=server.credential, name="test")
         await bus.close()
 
 

@@ -17,7 +17,7 @@ from shared.errors import Unavailable
 from shared.log import relay as relays
 from shared.log.log import EventLog
 from shared.log.relay import HASH_HEADER, STREAM, SUBJECT, Relay, decode, encode
-from shared.nats_server import NatsServer
+from tests.nats_server import OpenServer
 from tests.shared.samples import node_joined, plan
 
 
@@ -67,9 +67,9 @@ async def test_a_known_id_with_a_stale_sequence_is_error_10071(log: EventLog, bu
     assert caught.value.err_code == 10071
 
 
-async def test_concurrent_relays_are_harmless(log: EventLog, bus: Bus, nats: NatsServer) -> None:
+async def test_concurrent_relays_are_harmless(log: EventLog, bus: Bus, nats: OpenServer) -> None:
     url = log.url
-    buses = [await Bus.connect(nats.url, token=nats.token, name=f"relay-{index}") for index in range(4)]
+    buses = [await Bus.connect(nats.url, credential=nats.credential, name=f"relay-{index}") for index in range(4)]
     logs = [EventLog(url) for _ in buses]
     relays = [Relay(own_log, own_bus) for own_log, own_bus in zip(logs, buses, strict=True)]
     for batch in range(6):
@@ -146,7 +146,7 @@ async def test_a_record_too_large_for_a_message_keeps_its_place(log: EventLog, b
     assert decode(held[2].data or b"") == log.read()[2]
 
 
-async def test_relayed_messages_survive_a_kill_of_the_server(log: EventLog, bus: Bus, nats: NatsServer) -> None:
+async def test_relayed_messages_survive_a_kill_of_the_server(log: EventLog, bus: Bus, nats: OpenServer) -> None:
     log.append([node_joined(number) for number in range(1, 21)])
     relay = Relay(log, bus)
     await relay.run()
@@ -225,4 +225,46 @@ async def test_what_was_just_appended_where_the_stream_is_elsewhere(log: EventLo
         log.append([node_joined(5)])
         await Relay(log, bus).run()
     assert await Relay(log, bus).run(fresh) == log.last_position()
+    await assert_equal(bus, log)
+
+
+async def test_keeping_up_asks_the_server_nothing_while_nothing_changes(
+    log: EventLog, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    compare = JetStreamContext.stream_info
+
+    async def counted(self: JetStreamContext, name: str, **rest: Any) -> Any:
+        asked.append(name)
+        return await compare(self, name, **rest)
+
+    monkeypatch.setattr(JetStreamContext, "stream_info", counted)
+    relay = Relay(log, bus)
+    log.append([node_joined(1)])
+    assert [await relay.keep_up() for _ in range(3)] == [1, 1, 1]
+    assert len(asked) == 1
+    log.append([node_joined(2)])  # by another process
+    assert [await relay.keep_up() for _ in range(3)] == [2, 2, 2]
+    assert len(asked) == 2
+    assert await relay.run(log.append([node_joined(3)])) == 3
+    assert await relay.keep_up() == 3
+    assert len(asked) == 2  # the publication has shown the equality
+
+
+async def test_keeping_up_compares_on_a_new_connection_and_after_a_while(
+    log: EventLog, bus: Bus, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.append([node_joined(1)])
+    relay = Relay(log, bus)
+    await relay.keep_up()
+    await bus.jetstream.delete_stream(STREAM)
+    await nats.kill()
+    await nats.start()
+    await bus.wait_connected()
+    assert await relay.keep_up() == 1
+    await assert_equal(bus, log)
+    monkeypatch.setattr(relays, "COMPARE_INTERVAL_S", 0.0)
+    await relay.run()
+    await bus.jetstream.delete_stream(STREAM)
+    assert await relay.keep_up() == 1
     await assert_equal(bus, log)

@@ -19,7 +19,7 @@ import pytest
 from shared.bus import Bus
 from shared.errors import Conflict, InvalidInput, Unavailable
 from shared.log.log import EventLog
-from shared.nats_server import NatsServer
+from tests.nats_server import OpenServer
 from tests.shared.samples import event_id
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +60,7 @@ Start = Callable[..., AbstractAsyncContextManager[Process]]
 
 
 @pytest.fixture
-def start(nats: NatsServer, tmp_path: Path) -> Start:
+def start(nats: OpenServer, tmp_path: Path) -> Start:
     """Return a function that starts the service above in a process of its own."""
 
     @contextlib.asynccontextmanager
@@ -69,7 +69,7 @@ def start(nats: NatsServer, tmp_path: Path) -> Start:
             "PYTHONPATH": str(ROOT),
             "UNICRON_RUN_DIR": str(tmp_path),
             "UNICRON_NATS_URL": nats.url,
-            "UNICRON_NATS_TOKEN": nats.token,
+            "UNICRON_NATS_CREDENTIAL": str(nats.credential_file),
         }
         process = await asyncio.create_subprocess_exec(
             *[sys.executable, "-c", _SERVICE, how],
@@ -161,15 +161,14 @@ async def test_an_agent_has_no_journal(start: Start, tmp_path: Path) -> None:
         assert not (tmp_path / "log.db").exists()
 
 
-async def test_a_token_that_is_changed_ends_no_service(start: Start, nats: NatsServer) -> None:
-    token = nats.token
+async def test_a_key_that_is_refused_for_a_while_ends_no_service(start: Start, nats: OpenServer) -> None:
     async with start("run") as process:
         assert await line(process) == "ready"
-        nats.reload(token="another")
+        nats.refuse()
         assert process.stderr is not None
         while b"access-denied" not in await process.stderr.readline():
             assert process.returncode is None
-        nats.reload(token=token)
+        nats.accept()
         while b"connected again" not in await process.stderr.readline():
             assert process.returncode is None
         process.terminate()
@@ -189,12 +188,12 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("value", ["1", "pid"])
-def test_it_ends_with_its_parent(nats: NatsServer, tmp_path: Path, value: str) -> None:
+def test_it_ends_with_its_parent(nats: OpenServer, tmp_path: Path, value: str) -> None:
     variables = {
         "PYTHONPATH": str(ROOT),
         "UNICRON_RUN_DIR": str(tmp_path),
         "UNICRON_NATS_URL": nats.url,
-        "UNICRON_NATS_TOKEN": nats.token,
+        "UNICRON_NATS_CREDENTIAL": str(nats.credential_file),
     }
     parent = subprocess.Popen(
         [sys.executable, "-c", _PARENT, value, sys.executable, "-c", _SERVICE, "run"],

@@ -72,7 +72,7 @@ def test_a_value_that_is_not_allowed_is_refused_by_name(monkeypatch: pytest.Monk
 
 
 def test_a_refusal_shows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNICRON_NATS_TOKEN", "secret")
+    monkeypatch.setenv("UNICRON_LOG_URL", "postgresql://unicron:secret@db/unicron")
     with pytest.raises(InvalidInput) as caught:
         read_settings(heartbeat_interval_s=2.0)
     assert "secret" not in str(caught.value.problem())
@@ -102,8 +102,8 @@ def test_names_of_nodes_follow_the_pattern_of_task_names(name: str) -> None:
     [
         ("nats://one:4222", ["nats://one:4222"]),
         (
-            "nats://one:4222, tls://two:4223,nats://[::1]:4222",
-            ["nats://one:4222", "tls://two:4223", "nats://[::1]:4222"],
+            "tls://one:4222, tls://two:4223,tls://[::1]:4222",
+            ["tls://one:4222", "tls://two:4223", "tls://[::1]:4222"],
         ),
     ],
 )

@@ -20,11 +20,11 @@ from shared.events import ErrorDetected, Event, PlanDecided, Recorded, StateMove
 from shared.log.journal import Journal
 from shared.log.log import EventLog
 from shared.model import utc_now
-from shared.nats_server import NatsServer
 from shared.plans import Response, TaskChange, Trigger
 from shared.service import Context
 from shared.settings import Settings
 from shared.severities import ErrorKind, Method, Severity
+from tests.nats_server import OpenServer
 from tests.transition.drive import answer, change, spec, stage
 
 THREE = ["n0/0", "n1/0", "n2/0"]
@@ -234,7 +234,7 @@ async def test_silence_is_reported_with_the_workers(
 
 
 async def test_time_without_the_bus_does_not_count_as_silence(
-    settings: Settings, bus: Bus, nats: NatsServer, journal: Journal, agents: Agents, watch: Watch
+    settings: Settings, bus: Bus, nats: OpenServer, journal: Journal, agents: Agents, watch: Watch
 ) -> None:
     await agents.start(*NODES)
     hold = agents.hold_back("hold")
@@ -251,7 +251,7 @@ async def test_time_without_the_bus_does_not_count_as_silence(
 
 
 async def test_silence_after_the_bus_was_away_is_reported(
-    settings: Settings, bus: Bus, nats: NatsServer, journal: Journal, agents: Agents, watch: Watch
+    settings: Settings, bus: Bus, nats: OpenServer, journal: Journal, agents: Agents, watch: Watch
 ) -> None:
     await agents.start(*NODES)
     agents.hold_back("hold")
@@ -295,12 +295,12 @@ async def test_no_command_is_repeated_to_a_lost_node(
     assert moved[-1].plan == "q"
 
 
-async def test_process_starts_and_stops(tmp_path: object, nats: NatsServer, log: EventLog, settings: Settings) -> None:
+async def test_process_starts_and_stops(tmp_path: object, nats: OpenServer, log: EventLog, settings: Settings) -> None:
     environment = {
         **os.environ,
         "UNICRON_RUN_DIR": str(settings.run_dir),
         "UNICRON_NATS_URL": nats.url,
-        "UNICRON_NATS_TOKEN": nats.token,
+        "UNICRON_NATS_CREDENTIAL": str(nats.credential_file),
     }
     process = await asyncio.create_subprocess_exec(
         sys.executable,

@@ -34,7 +34,6 @@ REFUSED_SETTINGS = [
     ({"defer_embedding_wgrad_compute": True}, {}, 1),
     ({"delay_wgrad_compute": True}, {}, 1),
     ({"distribute_saved_activations": True}, {}, 2),
-    ({}, {"overlap_grad_reduce": True}, 1),
     ({}, {"overlap_param_gather": True}, 1),
     ({}, {"use_megatron_fsdp": True}, 1),
     ({}, {"num_distributed_optimizer_instances": 2}, 1),
@@ -105,17 +104,19 @@ def test_settings_of_an_optimizer_that_keeps_its_state_elsewhere(name: str) -> N
         supported.check(model, optimizer, 1, 1)
 
 
-def test_overlapped_reduction_is_for_the_distributed_optimizer_and_default_sums() -> None:
-    from unicron.gradients.overlap import OverlappedReduction
-    from unicron.gradients.precision import Precision
+@pytest.mark.parametrize("distributed", [False, True])
+def test_overlapped_reduction_is_for_default_sums(distributed: bool) -> None:
+    from unicron.gradients.accumulators import SeparateAccumulator
+    from unicron.gradients.buffers import GradientBuffers
 
-    model = in_megatrons_wrapper({}, {"overlap_grad_reduce": True, "use_distributed_optimizer": True})
+    model = in_megatrons_wrapper({}, {"overlap_grad_reduce": True, "use_distributed_optimizer": distributed})
     model.bucket_groups = model.expert_parallel_bucket_groups = []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for sizes in ((1, 1), (2, 1), (1, 2)):
         supported.check(model, optimizer, *sizes)
+    buffers = GradientBuffers(model, optimizer)
     with pytest.raises(UnsupportedModel, match="overlap_grad_reduce: must be False with exact or deterministic_sums"):
-        OverlappedReduction.of(model, precision=Precision.FLOAT64)
+        buffers.overlapped(SeparateAccumulator(buffers.tensors, dtype=torch.float64))
 
 
 def test_a_batch_size_that_grows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

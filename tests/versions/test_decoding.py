@@ -186,6 +186,31 @@ def test_a_command_names_no_folder_outside_of_its_task(task: str) -> None:
         decode(COMMAND, json.dumps(release).encode())
 
 
+@pytest.mark.parametrize("worker", ["n0", "../x/0", "n0/0/1", "n0/-1", "n0/0000001", "N0/0", "n0/0\n"])
+def test_a_command_and_its_answer_name_workers_only(worker: str) -> None:
+    release = {**document(COMMAND_SAMPLES[3]), "workers": [worker]}
+    with pytest.raises(Undecodable, match=r"release\.workers\.0"):
+        decode(COMMAND, json.dumps(release).encode())
+    configure = document(COMMAND_SAMPLES[2])
+    configure["stage"]["members"][0]["worker"] = worker
+    with pytest.raises(Undecodable, match="is no worker of node 'n0'"):
+        decode(COMMAND, json.dumps(configure).encode())
+    reply = {**document(REPLY_SAMPLES[0]), "workers": {worker: {}}}
+    with pytest.raises(Undecodable, match=r"workers\..*String should match pattern"):
+        decode(REPLY, json.dumps(reply).encode())
+
+
+def test_a_short_text_is_no_thousands_of_millions_of_workers() -> None:
+    configure = document(COMMAND_SAMPLES[2])
+    for members in (
+        [{"source": "live", "workers": ",".join(["n0/0-65535"] * 10_000)}],
+        [{"source": "live", "workers": "n0/0-65535"}] * 10_000,
+    ):
+        configure["stage"]["members"] = members
+        with pytest.raises(Undecodable, match=r"more than \d+ (workers|members)"):
+            decode(COMMAND, json.dumps(configure).encode())
+
+
 def test_a_heartbeat_speaks_of_its_own_workers_once() -> None:
     beat = document(heartbeat())
     beat["workers"][1]["worker"] = "n1/0"

@@ -23,7 +23,6 @@ from shared.dropped import DroppedMessages
 from shared.errors import Unavailable
 from shared.events import ErrorDetected, NodeJoined, StateMoved, TaskFinished, TaskSubmitted
 from shared.log.journal import Journal
-from shared.nats_server import NatsServer
 from shared.plans import TaskChange
 from shared.service import Context
 from shared.settings import Settings
@@ -34,6 +33,7 @@ from tests.agent.kit import HERE, SPEC, WAIT_S, Driver, Ear, stage, supervision
 from tests.api.kit import Server, serving, until
 from tests.detector.conftest import watching
 from tests.detector.kit import moved, plan
+from tests.nats_server import OpenServer
 from tests.versions.kit import (
     COMMAND_SAMPLES,
     REPLY_SAMPLES,
@@ -211,7 +211,7 @@ async def cluster(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterat
 
 
 async def test_no_message_ends_a_service(
-    settings: Settings, bus: Bus, nats: NatsServer, journal: Journal, caplog: pytest.LogCaptureFixture
+    settings: Settings, bus: Bus, nats: OpenServer, journal: Journal, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Hundreds of messages to every subject; then a task is submitted, planned, trained and finished."""
     caplog.set_level(logging.WARNING)
@@ -221,7 +221,7 @@ async def test_no_message_ends_a_service(
             for data in beats:
                 await bus.publish(f"{HEARTBEATS}.{name}", data)
         for data in catalogue(SIGNAL_SAMPLES):
-            answer = await bus.request(SIGNALS, data, timeout_s=WAIT_S)
+            answer = await bus.request(f"{SIGNALS}.n0", data, timeout_s=WAIT_S)
             assert answer == ACCEPTED or answer.startswith(REFUSED)
         # Only what cannot be read: a command that can be read is carried out.
         for data in catalogue(COMMAND_SAMPLES):

@@ -169,9 +169,9 @@ class InPlaceAccumulator(Accumulator):
         """Do nothing: the members deal such a micro-batch only where all totals of this shard are set aside."""
         assert len(self._set_aside) == self.buckets, "a micro-batch was dealt that is already in the sum"
 
-    def check_finite(self, first: int) -> None:
-        """Check the sums of the buckets from ``first`` on."""
-        _check_finite([buffer for buffers in self.buffers[first:] for buffer in buffers])
+    def check_finite(self, first: int, stop: int | None = None) -> None:
+        """Check the sums of the buckets from ``first`` on, up to ``stop``."""
+        _check_finite([buffer for buffers in self.buffers[first:stop] for buffer in buffers])
 
     def load(self, bucket: int) -> torch.Tensor:
         """Return a copy of a bucket."""

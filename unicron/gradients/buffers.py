@@ -8,14 +8,18 @@ from typing import Any
 
 import torch
 
-from unicron.errors import WrongLoop
+from unicron.errors import UnsupportedModel, WrongLoop
 from unicron.gradients.accumulators import Accumulator, InPlaceAccumulator, SeparateAccumulator
+from unicron.gradients.bucket_reduction import BucketReduction
 from unicron.gradients.exchange import Exchange
 from unicron.gradients.fixed_point import FixedPointAccumulator
+from unicron.gradients.overlap import OverlappedReduction
 from unicron.gradients.precision import Precision
+from unicron.gradients.shards import ShardReduction
 from unicron.gradients.spans import memory_order
+from unicron.megatron.bucket_groups import overlaps_reduction
 from unicron.megatron.model import model_chunks, parameters
-from unicron.megatron.optimizer import torch_optimizers
+from unicron.megatron.optimizer import is_distributed, torch_optimizers
 from unicron.megatron.partial_gradients import partial_parameters, tensor_group
 from unicron.megatron.tied_embedding import separate_output_weight, tied_group, tied_weight
 
@@ -26,7 +30,9 @@ class GradientBuffers:
     def __init__(self, model: Any, optimizer: Any) -> None:
         """Use Megatron's buffers (``main_grad``), or make the buffers of a plain module (``.grad``)."""
         self._model = model
-        trained = [parameter for parameter in parameters(model) if parameter.requires_grad]
+        # Backward passes complete the last model chunk first, and buckets are reduced in their order.
+        chunks = reversed(model_chunks(model)) if overlaps_reduction(model) else model_chunks(model)
+        trained = [parameter for chunk in chunks for parameter in chunk.parameters() if parameter.requires_grad]
         buffers = [_buffer(parameter) for parameter in trained]
         order = memory_order(buffers)
         self._trained = [trained[i] for i in order]
@@ -59,6 +65,26 @@ class GradientBuffers:
         return FixedPointAccumulator(
             self.tensors, micro_batches=micro_batches, exchanges=exchanges, leaves=leaves, chunks=self._chunks
         )
+
+    def overlapped(self, accumulator: Accumulator) -> OverlappedReduction | None:
+        """Return what reduces the gradients beside the backward passes; None: the model does not ask for it.
+
+        Args:
+            accumulator: of the gradients.
+
+        Raises:
+            UnsupportedModel: the sums are not Megatron's own.
+        """
+        if not overlaps_reduction(self._model):
+            return None
+        if not isinstance(accumulator, InPlaceAccumulator):
+            raise UnsupportedModel(
+                "DistributedDataParallelConfig.overlap_grad_reduce: must be False with exact or deterministic_sums; it "
+                "sends the buffers that backward passes add to, and those sums are apart from the buffers"
+            )
+        if is_distributed(self._model):
+            return ShardReduction(self._model, self.tensors, self.exchanges())
+        return BucketReduction(self._model, accumulator, self._trained)
 
     def exchanges(self) -> list[Exchange]:
         """Return what other ranks than the data-parallel ones have a part of."""

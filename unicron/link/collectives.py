@@ -151,6 +151,23 @@ class Collectives(ABC):
                 self.abandoned.append(work)
                 raise Interrupted(f"generation {self.generation} is held; a collective of it does not end")
 
+    def has_ended(self, work: Any) -> bool:
+        """Return whether a collective of several replicas has ended well, without waiting for it.
+
+        Args:
+            work: the collective (torch's ``Work``).
+
+        Raises:
+            RuntimeError: the collective failed.
+            Interrupted: it has ended, and the generation is held: it may have been broken off.
+        """
+        if not work.is_completed():
+            return False
+        if self.supervised and self.is_held():  # also where the hold spares the replica's own collectives
+            raise Interrupted(f"generation {self.generation} is held")
+        self.wait(work)
+        return True
+
     def break_off(self, works: list[Any]) -> None:
         """Break off collectives of a generation that this process has left, so that none of them writes any more.
 

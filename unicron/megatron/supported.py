@@ -194,11 +194,7 @@ _OPTIMIZER_SETTINGS = (
 )
 """Of ``OptimizerConfig``."""
 
-_IN_ITS_PLACE = "without use_distributed_optimizer a bucket is reduced in the place of its local sum"
-_OVERLAP = (
-    _Setting("overlap_grad_reduce", (False,), _IN_ITS_PLACE),
-    _Setting("overlap_param_gather", (False,), _IN_ITS_PLACE),
-)
+_GATHER = _Setting("overlap_param_gather", (False,), "without use_distributed_optimizer there is nothing to gather")
 """Of ``DistributedDataParallelConfig``; supported with the distributed optimizer."""
 
 _GATHER_IN_UPDATE = _Setting(
@@ -215,8 +211,7 @@ def _refused(model: Any) -> Iterator[str]:
     """
     ddp = model.ddp_config
     if not ddp.use_distributed_optimizer:
-        for setting in _OVERLAP:
-            yield setting.problem("DistributedDataParallelConfig", ddp)
+        yield _GATHER.problem("DistributedDataParallelConfig", ddp)
     if ddp.overlap_param_gather and not ddp.overlap_grad_reduce:
         yield "DistributedDataParallelConfig.overlap_param_gather: must be False without overlap_grad_reduce"
     yield _GATHER_IN_UPDATE.problem("DistributedDataParallel", model)

@@ -17,7 +17,7 @@ from unicron.accounting import EMPTY_DIGEST, KeptGradients, PartialStep, chain_d
 from unicron.errors import NonFiniteValue, WrongLoop
 from unicron.gradients import reduction
 from unicron.gradients.buffers import GradientBuffers
-from unicron.gradients.overlap import OverlappedReduction
+from unicron.gradients.overlap import Hooks
 from unicron.gradients.precision import Precision
 from unicron.link.waiting import Wait
 from unicron.megatron.model import model_chunks, parameters
@@ -73,9 +73,7 @@ class RankState:
         self._buffers = GradientBuffers(model, optimizer)
         self.loss_scale = LossScale(model, micro_batches)
         self.accumulator = self._buffers.accumulator(micro_batches, precision=precision)
-        self.overlap = OverlappedReduction.of(
-            model, precision=precision, tensors=self._buffers.tensors, exchanges=self._buffers.exchanges()
-        )
+        self.overlap = self._buffers.overlapped(self.accumulator)
         """What reduces the gradients beside the backward passes; None: they are reduced afterwards."""
         self.gather = ParameterGather.of(model)
         """What gathers parameters beside the next forward pass; None: the optimizer's step does."""
@@ -263,6 +261,19 @@ class RankState:
         partial.computed[chunk] |= micro_batches
         return added
 
+    def launch_rest(self, wait: Wait, hooks: Hooks, in_flight: int) -> None:
+        """Send what a reduction beside the passes has not sent; the arguments are those of its ``launch_rest``.
+
+        Before the ranks agree on the step: what this rank has sent may be all that the others still need.
+
+        Raises:
+            Exception: those of ``OverlappedReduction.launch_rest``.
+            NonFiniteValue: this rank's gradients are not finite.
+        """
+        if self.overlap is not None:
+            self.overlap.launch_rest(self.step_in_progress, wait, hooks, in_flight)
+            self.check_finite()
+
     def check_finite(self) -> None:
         """Check the sums that are not yet reduced.
 
@@ -274,20 +285,11 @@ class RankState:
         except NonFiniteValue as error:
             raise NonFiniteValue(f"{error} in step {self.step_in_progress.step}") from None
 
-    def reduce(
-        self,
-        group: Any,
-        wait: Wait,
-        *,
-        before: Callable[[int], None],
-        done: Callable[[int], None],
-        broken: Callable[[list[Any]], None],
-        in_flight: int,
-    ) -> None:
+    def reduce(self, group: Any, wait: Wait, *, done: Callable[[int], None], **options: Any) -> None:
         """Reduce the buckets that are not yet reduced over ``group``, and write the totals into the gradient buffers.
 
-        What is reduced beside the passes is only waited for, and counts as not reduced: every rank keeps its sums. The
-        arguments are those of ``unicron.gradients.reduction.reduce``.
+        What is reduced beside the passes is only waited for. The arguments are those of
+        ``unicron.gradients.reduction.reduce``.
 
         Raises:
             NonFiniteValue: this rank's gradients are not finite (its peers see a broken collective).
@@ -305,16 +307,7 @@ class RankState:
             partial.reduced = count
             done(count)
 
-        reduction.reduce(
-            self.accumulator,
-            partial.reduced,
-            group,
-            wait,
-            before=before,
-            done=reduced,
-            broken=broken,
-            in_flight=in_flight,
-        )
+        reduction.reduce(self.accumulator, partial.reduced, group, wait, done=reduced, **options)
         self.accumulator.finish(lambda total, ranks: wait(dist.all_reduce(total, group=ranks, async_op=True)))
 
     def check_before_step(self) -> None:

@@ -93,7 +93,7 @@ def build(spec: Spec, tensor: int, pipeline: int) -> tuple[Any, Any]:
     data_parallel = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=spec.overlap,
-        overlap_param_gather=spec.overlap,
+        overlap_param_gather=spec.overlap and spec.distributed_optimizer,
         use_distributed_optimizer=spec.distributed_optimizer,
         bucket_size=largest_bucket_bytes() // FLOAT32_BYTES,
     )
@@ -114,7 +114,7 @@ def build(spec: Spec, tensor: int, pipeline: int) -> tuple[Any, Any]:
             # In exact mode unicron.megatron.clipping clips.
             clip_grad=0.0 if spec.exact else spec.clip,
             use_distributed_optimizer=spec.distributed_optimizer,
-            overlap_param_gather=spec.overlap,
+            overlap_param_gather=spec.overlap and spec.distributed_optimizer,
         ),
         model,
         use_gloo_process_groups=False,

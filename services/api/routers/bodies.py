@@ -1,10 +1,22 @@
-"""Request bodies of bounded size."""
+"""Request bodies of bounded size, and how the OpenAPI document describes them."""
 
 from __future__ import annotations
 
-from fastapi import Request
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
-from services.api.problems import TooLarge
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+
+from services.api.problems import TooLarge, refused_request
+
+SMALL_BODY_BYTES = 1 << 16
+"""Limit of a body with a few options: a reason in words has 200 characters."""
+
+REFERENCE = "#/components/schemas/{model}-Input"
+"""Where the OpenAPI document has the model of a body; that of an answer may have the same name, and other fields."""
+
+M = TypeVar("M", bound=BaseModel)
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
@@ -15,7 +27,7 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
             other, no more than the limit is.
     """
     announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > limit_bytes:
+    if announced.isdecimal() and (len(announced) > len(str(limit_bytes)) or int(announced) > limit_bytes):
         raise _too_large(limit_bytes)
     body = bytearray()
     async for chunk in request.stream():
@@ -23,6 +35,33 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
         if len(body) > limit_bytes:
             raise _too_large(limit_bytes)
     return bytes(body)
+
+
+def options(model: type[M]) -> Callable[[Request], Awaitable[M]]:
+    """Return a FastAPI dependency that reads options from a small body; without a body, all have their defaults."""
+
+    async def read(request: Request) -> M:
+        body = await read_body(request, SMALL_BODY_BYTES)
+        try:
+            return model.model_validate_json(body) if body else model()
+        except ValidationError as err:
+            raise refused_request(err.errors(include_url=False, include_context=False)) from err
+
+    return read
+
+
+def described(model: type[BaseModel], *, required: bool = False, yaml: bool = False) -> dict[str, Any]:
+    """Return the description of a body for ``openapi_extra`` of an endpoint that reads it itself.
+
+    Args:
+        model: of the body (``services.api.openapi.BODIES``).
+        required: whether there has to be one.
+        yaml: whether it may be YAML, too.
+    """
+    content: dict[str, Any] = {"application/json": {"schema": {"$ref": REFERENCE.format(model=model.__name__)}}}
+    if yaml:
+        content["application/yaml"] = {"schema": {"type": "string", "description": "the same fields as YAML"}}
+    return {"requestBody": {"required": required, "content": content}}
 
 
 def _too_large(limit_bytes: int) -> TooLarge:

@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
-from pydantic import AwareDatetime
 
 from services.api.accounts import Accounts
 from services.api.cost_models import Costs
@@ -15,6 +14,7 @@ from services.api.gateway import Api
 from services.api.readers import ViewReader
 from services.api.routers.parameters import MAX_LIMIT, PROBLEMS
 from shared.errors import InvalidInput
+from shared.messages import Time
 from shared.model import utc_now
 
 router = APIRouter(prefix="/v1/costs", tags=["costs"], responses=PROBLEMS)
@@ -24,9 +24,9 @@ router = APIRouter(prefix="/v1/costs", tags=["costs"], responses=PROBLEMS)
 async def costs(
     api: Api,
     start: Annotated[
-        AwareDatetime | None, Query(alias="from", description="account for the time from here on; default: all")
+        Time | None, Query(alias="from", description="account for the time from here on; default: all")
     ] = None,
-    end: Annotated[AwareDatetime | None, Query(alias="to", description="and up to here; default: now")] = None,
+    end: Annotated[Time | None, Query(alias="to", description="and up to here; default: now")] = None,
     bucket: Annotated[Period | None, Query(description="also by day or week of UTC")] = None,
     limit: Annotated[
         int | None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
@@ -26,7 +26,15 @@ RETRY_S = 1.0
 After = Annotated[int | None, Query(ge=0, lt=2**63, description="only events behind this position")]
 
 
-@router.get("", response_model=None, responses={200: {"model": Page[EventRecord]}})
+_LISTED: dict[int | str, dict[str, Any]] = {
+    200: {"model": Page[EventRecord], "content": {"text/event-stream": {"schema": {"type": "string"}}}}
+}
+
+_POSITION_DIGITS = 18
+"""A position of more digits is none: what a client sends is not read as a number of any size."""
+
+
+@router.get("", response_model=None, responses=_LISTED)
 async def events(
     api: Api,
     limit: Limit = 100,
@@ -38,7 +46,7 @@ async def events(
     """List events in log order; with ``follow=true`` stream them as they are appended."""
     start = cursor if cursor is not None else after or 0
     if follow:
-        if last_event_id is not None and last_event_id.isdecimal():
+        if last_event_id is not None and last_event_id.isdecimal() and len(last_event_id) <= _POSITION_DIGITS:
             start = max(start, int(last_event_id))
         return StreamingResponse(_stream(api, start), media_type="text/event-stream")
     return await asyncio.to_thread(_page, api, start, limit)

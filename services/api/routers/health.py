@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from fastapi import APIRouter, Response, status
 
@@ -11,6 +12,7 @@ from services.api.gateway import Api, Gateway
 from services.api.models import Check, Readiness
 from services.api.projections.nodes import AGENT_LIVES
 from services.api.readers import ViewReader
+from services.api.routers.parameters import problems
 from services.api.tables import NODES
 from services.api.views import NodeState, NodeView
 from shared.errors import Undecodable, UnicronError
@@ -26,17 +28,23 @@ _HEALTH_TIMEOUT_S = 1.0
 
 _LOG_TIMEOUT_S = 2.0
 """A database that has lost its power answers nothing at all; a busy one may take a second."""
+
 _NAMED = 5
 """Unreachable nodes that the check names."""
 
+_NOT_READY: dict[int | str, dict[str, Any]] = {503: {"model": Readiness}}
 
-@router.get("/healthz")
+_PROBLEMS = problems(421, 422)
+"""Probes need no credentials."""
+
+
+@router.get("/healthz", responses=_PROBLEMS)
 async def healthz() -> dict[str, str]:
     """Answer, which shows that this process runs."""
     return {"status": "ok"}
 
 
-@router.get("/readyz", responses={503: {"model": Readiness}})
+@router.get("/readyz", responses=_NOT_READY | _PROBLEMS)
 async def readyz(response: Response, api: Api) -> Readiness:
     """Report whether tasks can be taken: log, bus, the other services and at least one node."""
     checks = await asyncio.gather(_log(api), _nodes(api), *(_service(api, name) for name in SERVICES))

@@ -15,7 +15,7 @@ from services.api.gateway import Api, Gateway, as_text
 from services.api.models import Incident, IncidentAmounts, Page
 from services.api.other_answers import OtherAnswers
 from services.api.readers import ViewReader
-from services.api.routers.parameters import PROBLEMS, Cursor, Limit, TaskFilter, page_json
+from services.api.routers.parameters import NAMED, PROBLEMS, Cursor, Id, Limit, TaskFilter, page_json
 from services.api.tables import INCIDENTS
 from shared.model import utc_now
 
@@ -58,8 +58,8 @@ async def incidents(
     return await api.answer(answer)
 
 
-@router.get("/{incident}", response_model=Incident)
-async def one(incident: str, api: Api) -> Response:
+@router.get("/{incident}", response_model=Incident, responses=NAMED)
+async def one(incident: Id, api: Api) -> Response:
     """Show an incident."""
     as_of = utc_now()
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from services.api.gateway import Api
-from services.api.routers.parameters import PROBLEMS
+from services.api.routers.parameters import NAMED, PROBLEMS
 from services.api.signed_heads import SignedHeads
 from services.api.times import Time
 from shared.errors import NotFound
@@ -25,7 +25,7 @@ class LogHead(BaseModel):
     recorded_at: Time
 
 
-@router.get("/head")
+@router.get("/head", responses=NAMED)
 async def head(api: Api) -> LogHead:
     """Return the head of the log: what ``unicron replay --verify --expect-head POSITION:HASH`` takes."""
     found = await asyncio.to_thread(api.journal.log.head)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response, status
+from fastapi import APIRouter, Depends, Query, Response, status
 
 from services.api import node_requests, present
 from services.api.access import Operator
@@ -12,7 +12,8 @@ from services.api.gateway import Api, Gateway
 from services.api.models import DrainRequest, Node, NodeRequest, Page, ShownNodeState
 from services.api.projections.nodes import AGENT_LIVES
 from services.api.readers import ViewReader
-from services.api.routers.parameters import PROBLEMS, Cursor, Limit, page
+from services.api.routers.bodies import described, options
+from services.api.routers.parameters import CHANGE, NAMED, PROBLEMS, Cursor, Limit, NodeName, page
 from services.api.tables import NODES, TASKS
 from services.api.views import NodeView, TaskView
 from shared.tasks import ENDED, TaskState
@@ -53,34 +54,42 @@ async def nodes(
     return await api.answer(answer)
 
 
-@router.get("/{name}")
-async def node(name: str, api: Api) -> Node:
+@router.get("/{name}", responses=NAMED)
+async def node(name: NodeName, api: Api) -> Node:
     """Show a node."""
     live = api.live.state()
     return await api.read(lambda views: present.node(views.find(NODES, name), live, _tasks(views)))
 
 
-@router.post("/{name}/cordon")
-async def cordon(name: str, api: Api, who: Operator, request: NodeRequest | None = None) -> Node:
+@router.post("/{name}/cordon", responses=CHANGE, openapi_extra=described(NodeRequest))
+async def cordon(
+    name: NodeName, api: Api, who: Operator, asked: Annotated[NodeRequest, Depends(options(NodeRequest))]
+) -> Node:
     """Place no new work on a node; what runs there stays."""
-    return await _shown(api, await node_requests.cordon(api, name, who, (request or NodeRequest()).reason))
+    return await _shown(api, await node_requests.cordon(api, name, who, asked.reason))
 
 
-@router.post("/{name}/drain", status_code=status.HTTP_202_ACCEPTED)
-async def drain(name: str, api: Api, who: Operator, request: DrainRequest | None = None) -> Node:
+@router.post(
+    "/{name}/drain",
+    status_code=status.HTTP_202_ACCEPTED,
+    responses=CHANGE,
+    openapi_extra=described(DrainRequest),
+)
+async def drain(
+    name: NodeName, api: Api, who: Operator, asked: Annotated[DrainRequest, Depends(options(DrainRequest))]
+) -> Node:
     """Empty a node: tasks move away at a step boundary; what cannot within the time saves its state and waits."""
-    asked = request or DrainRequest()
     return await _shown(api, await node_requests.drain(api, name, who, asked.reason, asked.timeout_s))
 
 
-@router.post("/{name}/return")
-async def put_back(name: str, api: Api, who: Operator) -> Node:
+@router.post("/{name}/return", responses=CHANGE)
+async def put_back(name: NodeName, api: Api, who: Operator) -> Node:
     """Use a cordoned, drained or isolated node again, once its agent has passed its self-test."""
     return await _shown(api, await node_requests.put_back(api, name, who))
 
 
-@router.post("/{name}/agent/restart", status_code=status.HTTP_202_ACCEPTED)
-async def restart_agent(name: str, api: Api, _: Operator) -> Node:
+@router.post("/{name}/agent/restart", status_code=status.HTTP_202_ACCEPTED, responses=CHANGE)
+async def restart_agent(name: NodeName, api: Api, _: Operator) -> Node:
     """Start the node's agent again; ranks train on. Once that is done the node has another ``incarnation``."""
     return await _shown(api, await node_requests.restart_agent(api, name))
 

@@ -7,12 +7,15 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Query, Request
+from fastapi import Path, Query, Request
 from fastapi.dependencies.models import Dependant
 from pydantic import BaseModel
 
 from services.api.models import Page
+from services.api.problems import TEMPORARY
 from shared.errors import InvalidInput
+from shared.messages import ID_PATTERN
+from shared.names import NAME_PATTERN
 
 MAX_LIMIT = 1000
 """Most items of one page: bounds an answer's size."""
@@ -23,11 +26,49 @@ Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="most items of this
 Cursor = Annotated[
     int, Query(ge=0, lt=2**63, description="`next_cursor` of the page before", json_schema_extra={"example": 0})
 ]
-TaskFilter = Annotated[str | None, Query(max_length=64, description="only what concerns this task")]
+TaskFilter = Annotated[str | None, Query(pattern=NAME_PATTERN, description="only what concerns this task")]
+TaskName = Annotated[str, Path(pattern=NAME_PATTERN, description="the task's name")]
+NodeName = Annotated[str, Path(pattern=NAME_PATTERN, description="the node's name")]
+Id = Annotated[str, Path(min_length=1, max_length=256, pattern=ID_PATTERN)]
+"""The id of an incident or a plan: any line of text, as far as the log is concerned."""
 
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "a problem document (RFC 9457)", "content": {"application/problem+json": {}}},
+_RETRY_AFTER = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}
+
+_MEANINGS = {
+    401: "nothing says who sends the request",
+    403: "whoever sends it may not do this",
+    404: "there is no such thing",
+    409: "it contradicts the present state",
+    413: "the body is too large",
+    415: "the body is neither JSON nor YAML",
+    416: "the range begins behind the end",
+    421: "the host is no name of this server",
+    422: "a field, its value, and what is allowed",
+    429: "one client asks for too much",
+    500: "stored data fails its checks",
+    503: "something that is needed does not answer",
 }
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the description of the problem documents that an endpoint answers, for FastAPI's ``responses``."""
+    schema = {"$ref": "#/components/schemas/Problem"}
+    content = {"application/problem+json": {"schema": schema}}
+    return {
+        status: {"description": _MEANINGS[status], "content": content}
+        | ({"headers": _RETRY_AFTER} if status in TEMPORARY else {})
+        for status in statuses
+    }
+
+
+PROBLEMS = problems(401, 403, 421, 422, 429, 500, 503)
+"""Of every endpoint but the probes."""
+
+NAMED = problems(404)
+"""Of one that shows something by its name, besides ``PROBLEMS``."""
+
+CHANGE = problems(404, 409, 413, 415)
+"""Of one that changes something, besides ``PROBLEMS``."""
 
 
 async def refuse_unknown(request: Request) -> None:

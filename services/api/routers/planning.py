@@ -10,8 +10,8 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict
 
 from services.api.gateway import Api
-from services.api.routers.bodies import read_body
-from services.api.routers.parameters import PROBLEMS
+from services.api.routers.bodies import described, read_body
+from services.api.routers.parameters import PROBLEMS, problems
 from shared.planning.performance import model_shape, throughput
 from shared.planning.standalone import (
     MAX_PROBLEM_BYTES,
@@ -23,15 +23,8 @@ from shared.planning.standalone import (
 
 router = APIRouter(prefix="/v1/plan", tags=["plans"], responses=PROBLEMS)
 
-_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": StandaloneProblem.model_json_schema()}},
-    }
-}
 
-
-@router.post("/solve", openapi_extra=_BODY)
+@router.post("/solve", responses=problems(413, 415), openapi_extra=described(StandaloneProblem, required=True))
 async def solve(request: Request, api: Api) -> StandaloneAnswer:
     """Find the best worker counts for the tasks of a problem, and prove that they are."""
     body = await read_body(request, MAX_PROBLEM_BYTES)

@@ -12,7 +12,7 @@ from services.api.gateway import Api
 from services.api.models import Page, PlanDetail, PlanSummary
 from services.api.plan_text import explain
 from services.api.readers import ViewReader
-from services.api.routers.parameters import PROBLEMS, Cursor, Limit, TaskFilter, page_json
+from services.api.routers.parameters import NAMED, PROBLEMS, Cursor, Id, Limit, TaskFilter, page_json
 from services.api.tables import PLANS
 from services.api.views import PlanState
 from shared.errors import Corrupt
@@ -39,8 +39,8 @@ async def plans(
     return await api.answer(answer)
 
 
-@router.get("/{plan}")
-async def one(plan: str, api: Api) -> PlanDetail:
+@router.get("/{plan}", responses=NAMED)
+async def one(plan: Id, api: Api) -> PlanDetail:
     """Show a plan: the decision in words, its milestones, and the event with the problem and the alternatives."""
     view = await api.read(lambda views: views.find(PLANS, plan))
     records = await asyncio.to_thread(api.journal.log.read, after=view.position - 1, limit=1)

@@ -10,8 +10,7 @@ from fastapi.responses import StreamingResponse
 from services.api.gateway import Api, Gateway
 from services.api.node_files import FileSource
 from services.api.results import ResultFile, find_result, headers, read_result, wanted_range
-from services.api.routers.parameters import PROBLEMS
-from services.api.routers.tasks import Name
+from services.api.routers.parameters import NAMED, PROBLEMS, TaskName, problems
 from services.api.tables import NODES, TASKS
 from shared.names import is_name
 
@@ -19,15 +18,17 @@ router = APIRouter(prefix="/v1/tasks", tags=["tasks"], responses=PROBLEMS)
 
 MEDIA_TYPE = "application/octet-stream"
 
+_BINARY = {"type": "string", "format": "binary"}
+
 _CONTENT: dict[int | str, dict[str, Any]] = {
-    200: {"description": "the parameters, a safetensors file", "content": {MEDIA_TYPE: {}}},
-    206: {"description": "a part of it", "content": {MEDIA_TYPE: {}}},
+    200: {"description": "the parameters, a safetensors file", "content": {MEDIA_TYPE: {"schema": _BINARY}}},
+    206: {"description": "a part of it", "content": {MEDIA_TYPE: {"schema": _BINARY}}},
 }
 
 
-@router.get("/{name}/result", response_class=StreamingResponse, responses=_CONTENT)
+@router.get("/{name}/result", response_class=StreamingResponse, responses=_CONTENT | NAMED | problems(416))
 async def result(
-    name: Name,
+    name: TaskName,
     api: Api,
     range_: Annotated[str, Header(alias="Range", description="`bytes=N-`: from byte N on", max_length=100)] = "",
     if_range: Annotated[str, Header(description="the ETag of what the part is of", max_length=100)] = "",

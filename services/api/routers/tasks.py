@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query, Request, Response, status
+from fastapi import APIRouter, Depends, Header, Query, Request, Response, status
 from fastapi.responses import StreamingResponse
 
 from services.api import present
@@ -19,28 +19,23 @@ from services.api.models import Page, StopOptions, Stopping, Task
 from services.api.output_owners import OutputOwners, output_owners
 from services.api.output_search import OutputSearch
 from services.api.readers import ViewReader
-from services.api.routers.bodies import read_body
-from services.api.routers.parameters import PROBLEMS, Cursor, Limit, page_json
+from services.api.routers.bodies import described, options, read_body
+from services.api.routers.parameters import CHANGE, NAMED, PROBLEMS, Cursor, Limit, TaskName, page_json
 from services.api.tables import TASKS
 from shared.errors import InvalidInput, NotFound
 from shared.tasks import ENDED, MAX_SPEC_BYTES, TaskSpec, TaskState, load_spec, parse_spec
 
 router = APIRouter(prefix="/v1/tasks", tags=["tasks"], responses=PROBLEMS)
 
-Name = Annotated[str, Path(max_length=64, description="the task's name or id")]
-
-_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {"schema": TaskSpec.model_json_schema(by_alias=True)},
-            "application/yaml": {"schema": {"type": "string", "description": "the same fields as YAML"}},
-        },
-    }
-}
+_REPEATED: dict[int | str, dict[str, Any]] = {200: {"model": Task, "description": "the task of an earlier submission"}}
 
 
-@router.post("", status_code=status.HTTP_201_CREATED, openapi_extra=_BODY)
+@router.post(
+    "",
+    status_code=status.HTTP_201_CREATED,
+    responses=CHANGE | _REPEATED,
+    openapi_extra=described(TaskSpec, required=True, yaml=True),
+)
 async def submit(
     request: Request,
     response: Response,
@@ -92,26 +87,41 @@ async def tasks(
     return await api.answer(answer)
 
 
-@router.get("/{name}")
-async def task(name: Name, api: Api) -> Task:
+@router.get("/{name}", responses=NAMED)
+async def task(name: TaskName, api: Api) -> Task:
     """Show a task."""
     live = api.live.state()
     return await api.read(lambda views: present.task(views.find(TASKS, name), live))
 
 
-@router.post("/{name}/stop", status_code=status.HTTP_202_ACCEPTED)
-async def stop(name: Name, api: Api, who: Submitter, options: StopOptions | None = None) -> Stopping:
+@router.post(
+    "/{name}/stop",
+    status_code=status.HTTP_202_ACCEPTED,
+    responses=CHANGE,
+    openapi_extra=described(StopOptions),
+)
+async def stop(
+    name: TaskName, api: Api, who: Submitter, asked: Annotated[StopOptions, Depends(options(StopOptions))]
+) -> Stopping:
     """Stop a task after its present step, with a checkpoint from which a later submission of the name resumes.
 
     A task whose checkpoint cannot be written trains on, and shows why (``stop_refused``), unless ``lose_steps`` is set.
     """
-    view = await api.stop(name, who, lose_steps=options is not None and options.lose_steps)
+    view = await api.stop(name, who, lose_steps=asked.lose_steps)
     return Stopping(name=view.name, state=view.state, reason=view.reason)
 
 
-@router.get("/{name}/logs", response_class=StreamingResponse)
+_OUTPUT: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "the output",
+        "content": {kind: {"schema": {"type": "string"}} for kind in ("text/plain", "application/x-ndjson")},
+    }
+}
+
+
+@router.get("/{name}/logs", response_class=StreamingResponse, responses=NAMED | _OUTPUT)
 async def logs(
-    name: Name,
+    name: TaskName,
     api: Api,
     rank: Annotated[int | None, Query(ge=0, le=1_000_000, description="only the worker of this rank")] = None,
     follow: Annotated[bool, Query(description="wait for more until the task ends")] = False,

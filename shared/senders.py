@@ -1,0 +1,34 @@
+"""Who sent a message: NATS vouches for the subject (``shared.rights``), and the message has to name the same node."""
+
+from __future__ import annotations
+
+from shared.dropped import COUNTER
+from shared.errors import Undecodable
+from shared.messages import shown
+
+WRONG_SENDER = "wrong_sender"
+"""Name of the counter of messages that name another node than their subject."""
+
+
+class WrongSender(Undecodable):
+    """A message that names another node than the one that sent it."""
+
+
+def check_sender(subject: str, node: str) -> None:
+    """Refuse a message that names another node than its subject does.
+
+    Args:
+        subject: of the message, or the node that it ends with.
+        node: as the message says.
+
+    Raises:
+        WrongSender: these are two.
+    """
+    sender = subject.rpartition(".")[2]
+    if sender != node:
+        raise WrongSender(f"it comes from node {sender}, and names node {shown(node)}", node=sender)
+
+
+def counter_of(error: Undecodable) -> str:
+    """Return the counter of a message that is dropped for this reason."""
+    return WRONG_SENDER if isinstance(error, WrongSender) else COUNTER

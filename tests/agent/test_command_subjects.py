@@ -1,0 +1,23 @@
+"""Who may have an agent do what: NATS lets transition publish on one subject, and the detector on another."""
+
+from __future__ import annotations
+
+from services.agent.agent import Agent
+from shared.bus import Bus
+from shared.codes import FailureCode
+from shared.commands import LEFTOVERS, ReleaseTask, Reply
+from tests.agent.kit import WAIT_S, Driver, alive, train
+from tests.versions.kit import COMMAND_SAMPLES
+
+
+async def test_the_detector_has_processes_ended_and_nothing_else(agent: Agent, driver: Driver, bus: Bus) -> None:
+    pids = await train(driver)
+    for command in COMMAND_SAMPLES:
+        answer = await bus.request(f"{LEFTOVERS}.n0", command.model_dump_json(by_alias=True).encode(), timeout_s=WAIT_S)
+        reply = Reply.model_validate_json(answer)
+        if isinstance(command, ReleaseTask):
+            assert reply.ok
+        else:
+            assert reply.code is FailureCode.UNDECODABLE
+            assert all(alive(pid) for pid in pids.values())
+    assert not alive(pids["n0/0"])

@@ -1,0 +1,68 @@
+"""``unicron keys`` and ``unicron node``: they need no server of Unicron."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.main import main
+from shared import credentials
+from shared.bus import Bus
+from shared.errors import AccessDenied
+from shared.nats_server import NatsServer
+from shared.signals import HEARTBEATS
+
+LIMIT_S = 40.0
+
+
+def test_from_no_key_to_a_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = str(tmp_path / "keys")
+    assert main(["node", "add", "n0", "--keys", keys]) == 3
+    assert "unicron keys make" in capsys.readouterr().err
+    assert main(["keys", "make", "--keys", keys, "--server", "control"]) == 2
+    assert "'control' is not nats://HOST:PORT" in capsys.readouterr().err
+    assert main(["keys", "make", "--keys", keys, "--server", "nats://control:4222"]) == 0
+    assert capsys.readouterr().out == f"{keys}\n"
+    assert main(["node", "add", "n0", "--keys", keys]) == 0
+    found = capsys.readouterr()
+    assert credentials.read(Path(found.out.strip())).servers == ["nats://control:4222"]
+    assert "SIGHUP" in found.err, "no server runs here"
+    assert main(["node", "add", "n0", "--keys", keys]) == 4
+    assert main(["node", "add", "N 0", "--keys", keys]) == 2
+    capsys.readouterr()
+    assert main(["node", "add", "n1", "--keys", keys, "-o", "json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer == {"node": "n1", "credential": f"{keys}/nodes/n1.json", "reloaded": False}
+    assert main(["node", "remove", "n1", "--keys", keys]) == 0
+    assert main(["node", "remove", "n1", "--keys", keys]) == 3
+
+
+async def test_a_running_server_knows_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with NatsServer(tmp_path / "nats") as server:
+        place = ("--keys", str(server.keys.path), "-o", "json")
+        assert await asyncio.to_thread(main, ["node", "add", "n0", *place]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["reloaded"] is True
+        credential = credentials.read(Path(answer["credential"]))
+        bus = await _connected(server, credential)
+        assert await asyncio.to_thread(main, ["node", "remove", "n0", *place]) == 0
+        async with asyncio.timeout(LIMIT_S):
+            while "Authorization Violation" not in bus.trouble:  # noqa: ASYNC110 - there is no event for it
+                await asyncio.sleep(0.01)
+        await bus.publish(f"{HEARTBEATS}.n0", b"kept by the client")
+        await bus.close()
+        with pytest.raises(AccessDenied):
+            await Bus.connect(server.url, credential=credential, name="again")
+
+
+async def _connected(server: NatsServer, credential: credentials.Credential) -> Bus:
+    """Connect as soon as the server has reloaded."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            try:
+                return await Bus.connect(server.url, credential=credential, name="n0")
+            except AccessDenied:
+                pass

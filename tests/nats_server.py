@@ -1,0 +1,50 @@
+"""The embedded nats-server with one more identity, ``test``, which may do everything: it stands in for any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shared import credentials
+from shared.credentials import Credential
+from shared.key_directory import KeyDirectory
+from shared.nats_server import NatsServer
+from shared.rights import Rights, authorization, rights
+
+TEST = "test"
+"""The identity of tests."""
+
+
+def rights_of(identity: str) -> Rights | None:
+    """Return the rights of an identity; None, which are all, of the tests'."""
+    return None if identity == TEST else rights(identity)
+
+
+class OpenServer(NatsServer):
+    """A server whose key directory has the tests' identity."""
+
+    def __init__(self, directory: Path, *, port: int = 0, keys: KeyDirectory | None = None) -> None:
+        super().__init__(directory, port=port, keys=keys or KeyDirectory(directory.resolve() / "keys", rights_of))
+        self.keys.make(more=[TEST])
+
+    @property
+    def credential_file(self) -> Path:
+        """The file of the tests' credential."""
+        return self.keys.credential_file(TEST)
+
+    @property
+    def credential(self) -> Credential:
+        """The tests' credential."""
+        return credentials.read(self.credential_file)
+
+    def refuse(self) -> None:
+        """Have the running server refuse the tests' identity."""
+        known = {identity: key for identity, key in self.keys.identities().keys.items() if identity != TEST}
+        self._authorize(known)
+
+    def accept(self) -> None:
+        """Have the running server accept the tests' identity again."""
+        self._authorize(self.keys.identities().keys)
+
+    def _authorize(self, known: dict[str, str]) -> None:
+        (self.keys.path / "authorization.conf").write_text(authorization(known, rights_of))
+        self.reload()

@@ -1,0 +1,159 @@
+"""TLS between the bus and NATS: who vouches for the server, and nobody on the way who leaves it out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from shared import credentials
+from shared.bus import Bus
+from shared.certificates import issue, new_authority
+from shared.errors import Corrupt, InvalidInput, Unavailable
+from shared.key_directory import KeyDirectory
+from shared.nats_client import tls_context
+from tests.nats_server import OpenServer
+
+LIMIT_S = 40.0
+
+
+class TlsServer(OpenServer):
+    """A server with TLS, on loopback."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.keys.make(["nats://localhost:4222"])
+        self.keys.certify(["localhost"], datetime.now(UTC))
+
+    @property
+    def url(self) -> str:
+        return f"tls://localhost:{self.port}"
+
+    def _write_config(self) -> Path:
+        path = super()._write_config()
+        path.write_text(path.read_text() + 'include "keys/tls.conf"\n')
+        return path
+
+    async def _healthy(self) -> None:
+        ports = self.directory / f"nats-server_{self.pid}.ports"
+        async with asyncio.timeout(LIMIT_S):
+            while not (ports.exists() and ports.read_text().endswith("}")):  # noqa: ASYNC110 - written by the server
+                await asyncio.sleep(0.01)
+            self.port = int(json.loads(ports.read_text())["nats"][0].rpartition(":")[2])
+            context = tls_context((self.keys.path / "ca.pem").read_text())
+            while True:
+                with contextlib.suppress(OSError):
+                    reader, writer = await asyncio.open_connection("localhost", self.port, ssl=context)
+                    greeting = await reader.readline()
+                    writer.close()
+                    if json.loads(greeting.removeprefix(b"INFO ")).get("jetstream"):
+                        return
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server whose certificate is refused is tried again, as one that is away."""
+    monkeypatch.setattr("shared.bus.CONNECT_TIMEOUT_S", 1.0)
+
+
+async def echo(data: bytes) -> bytes:
+    return data
+
+
+async def test_messages_go_through_and_the_connection_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.bus.CONNECT_TIMEOUT_S", LIMIT_S)
+    async with TlsServer(tmp_path) as server:
+        assert server.credential.servers == ["tls://localhost:4222"]
+        bus = await Bus.connect(server.url, credential=server.credential, name="test")
+        other = await Bus.connect(server.url, credential=server.credential, name="other")
+        await other.serve("echo", echo)
+        assert await bus.request("echo", b"x", timeout_s=LIMIT_S) == b"x"
+        assert bus.addresses == ("127.0.0.1", "127.0.0.1")
+        await server.kill()
+        await server.start()
+        await bus.wait_connected()
+        await other.wait_connected()
+        assert await bus.request("echo", b"x", timeout_s=LIMIT_S) == b"x"
+        await other.close()
+        await bus.close()
+
+
+async def test_a_server_for_which_another_authority_vouches_is_refused(tmp_path: Path) -> None:
+    stranger = new_authority(datetime.now(UTC)).certificate
+    async with TlsServer(tmp_path) as server:
+        for ca in (stranger, ""):
+            credential = server.credential.model_copy(update={"ca": ca})
+            with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
+                await Bus.connect(server.url, credential=credential, name="test")
+
+
+async def test_a_server_with_another_name_is_refused(tmp_path: Path) -> None:
+    async with TlsServer(tmp_path) as server:
+        url = server.url.replace("localhost", "127.0.0.1")
+        with pytest.raises(Unavailable, match="IP address mismatch"):
+            await Bus.connect(url, credential=server.credential, name="test")
+
+
+async def test_a_client_without_tls_is_refused(tmp_path: Path) -> None:
+    async with TlsServer(tmp_path) as server:
+        with pytest.raises(Unavailable):
+            await Bus.connect(server.url.replace("tls://", "nats://"), credential=server.credential, name="test")
+
+
+async def test_nothing_is_sent_to_a_server_that_says_it_has_no_tls(tmp_path: Path) -> None:
+    """Whoever is on the way can say so in the server's place: its first line is otherwise not encrypted."""
+    heard: list[bytes] = []
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        info = {"server_id": "X", "version": "2.15.1", "max_payload": 1024, "headers": True, "nonce": "abc"}
+        writer.write(b"INFO " + json.dumps({**info, "auth_required": True, "tls_required": False}).encode() + b"\r\n")
+        heard.append(await reader.read(4096))
+        writer.close()
+
+    keys = KeyDirectory(tmp_path)
+    keys.make(["nats://localhost:4222"])
+    keys.certify(["localhost"], datetime.now(UTC))
+    between = await asyncio.start_server(greet, "127.0.0.1", 0)
+    port = between.sockets[0].getsockname()[1]
+    credential = credentials.read(keys.credential_file("planner"))
+    async with between:
+        with pytest.raises(Unavailable):
+            await Bus.connect(f"tls://localhost:{port}", credential=credential, name="test")
+    assert heard
+    assert not any(b"CONNECT" in data or b"nkey" in data for data in heard)
+
+
+def test_another_certificate_leaves_the_credentials_valid(tmp_path: Path) -> None:
+    keys = KeyDirectory(tmp_path)
+    keys.make(["nats://control:4222"])
+    keys.certify(["control"], datetime.now(UTC))
+    node = keys.add_node("n0").read_text()
+    certificate = (tmp_path / "server.pem").read_text()
+    keys.certify(["control", "198.51.100.1"], datetime.now(UTC))
+    assert (tmp_path / "server.pem").read_text() != certificate
+    assert keys.credential_file("node/n0").read_text() == node
+    assert json.loads(node)["ca"] == (tmp_path / "ca.pem").read_text()
+    assert json.loads(node)["servers"] == ["tls://control:4222"]
+    for name in ("ca-key.pem", "server-key.pem"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("names", [[], [""], ["a b"], ["tls://control"], ["control:4222"]])
+def test_what_is_no_name_is_refused(tmp_path: Path, names: list[str]) -> None:
+    keys = KeyDirectory(tmp_path)
+    keys.make(more=[])
+    with pytest.raises(InvalidInput, match="name"):
+        keys.certify(names, datetime.now(UTC))
+    assert not (tmp_path / "ca.pem").exists()
+
+
+def test_a_damaged_authority(tmp_path: Path) -> None:
+    authority = new_authority(datetime.now(UTC))
+    with pytest.raises(Corrupt, match="authority"):
+        issue(type(authority)(authority.certificate, "x"), ["control"], datetime.now(UTC))
