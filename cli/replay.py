@@ -153,7 +153,9 @@ def _report_text(report: Report) -> str:
 
 def _place_json(place: Place) -> str:
     state = place.state.model_dump(mode="json", by_alias=True, exclude={"tasks", "ended", "ended_corrections"})
-    tasks = {task.name: task.model_dump(mode="json", by_alias=True) for task in place.state.every_task()}
+    tasks = {
+        task.name: task.model_dump(mode="json", by_alias=True, exclude={"number"}) for task in place.state.every_task()
+    }
     return json.dumps(
         {**state, "tasks": tasks, "position": place.position, "head": place.hash, "skipped": _skipped(place)}
     )

@@ -120,6 +120,11 @@ class Settings(BaseSettings):
     log_url: str = ""
     """SQLAlchemy URL of the log; empty: SQLite at ``<run_dir>/log.db``."""
 
+    state_snapshot_events: int = Field(default=10_000, ge=0)
+    """After how many events detector, planner and transition each write their state to ``<run_dir>/state-snapshots``,
+    from which they start (docs/log.md). A service folds so many events in about a second. 0: no snapshot is written or
+    read."""
+
     log_key_file: Path | None = None
     """File with the key by which the api signs the head of the log once a day; none: it signs nothing. The key is only
     worth what its secrecy is: who can write the log's database must not be able to read it."""

@@ -23,6 +23,8 @@ from services.detector.decision import Decision, Revoke
 from services.detector.leftovers import Clean
 from services.detector.probing import DETECTOR, ProbeQuestion
 from services.detector.stalls import StallLimits
+from services.detector.state import DetectorState
+from services.detector.state_snapshot import KEPT
 from shared import probes
 from shared.admission import ALIVE, HELLO, HELLO_MESSAGE, INCARNATION, REVOKED, Answer, Revocation
 from shared.bus import Bus
@@ -43,6 +45,7 @@ from shared.senders import check_sender, counter_of
 from shared.service import Context, run
 from shared.settings import Settings
 from shared.signals import ACCEPTED, HEARTBEAT, HEARTBEATS, SIGNAL, SIGNALS, Signal, received, refusal
+from shared.state_keeper import StateKeeper
 
 logger = logging.getLogger(__name__)
 
@@ -73,10 +76,19 @@ class DetectorService:
         bus: connected.
         journal: of the log.
         counters: numbers by name that the service reports with its health.
+        keeper: of its state snapshots; None: it has none.
     """
 
-    def __init__(self, settings: Settings, bus: Bus, journal: Journal, counters: dict[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        bus: Bus,
+        journal: Journal,
+        counters: dict[str, int] | None = None,
+        keeper: StateKeeper[DetectorState] | None = None,
+    ) -> None:
         self._bus, self._journal, self._settings = bus, journal, settings
+        self._keeper = keeper
         self._dropped = DroppedMessages(counters if counters is not None else {})
         self._clock = PROCESS_CLOCK
         limits = DetectorLimits(
@@ -107,8 +119,11 @@ class DetectorService:
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Fold the log, then work until cancelled. ``ready`` is called when the signals of agents are received."""
+        found = await self._keeper.load() if self._keeper is not None else None
+        if found is not None:
+            self.monitor.state, self._position = found.state, found.position
         self._last = await self._journal.last_position()
-        following = asyncio.create_task(self._journal.follow(self._record, consumer=CONSUMER, after=0))
+        following = asyncio.create_task(self._journal.follow(self._record, consumer=CONSUMER, after=self._position))
         try:
             await self._caught_up(following)
             self.monitor.started_at = self._clock.now()
@@ -132,7 +147,7 @@ class DetectorService:
 
     async def _caught_up(self, following: asyncio.Task[None]) -> None:
         """Wait until the log's events of before the start have been folded. Nothing in them is decided again."""
-        if self._last == 0:
+        if self._last <= self._position:
             self._folded.set()
         waiting = asyncio.create_task(self._folded.wait())
         try:
@@ -153,6 +168,8 @@ class DetectorService:
             if record.position >= self._last:
                 self._folded.set()
             self._position = record.position
+            if self._keeper is not None:
+                self._keeper.handled(record.position)
         self._moved_on.notify()
 
     async def _signal(self, subject: str, data: bytes) -> bytes:
@@ -361,8 +378,9 @@ async def _end(*tasks: asyncio.Task[Any]) -> None:
 
 async def serve(context: Context) -> None:
     """Run the detector until cancelled."""
-    service = DetectorService(context.settings, context.bus, context.journal, context.counters)
-    await service.run(context.ready)
+    async with StateKeeper(context, KEPT) as keeper:
+        service = DetectorService(context.settings, context.bus, context.journal, context.counters, keeper)
+        await service.run(context.ready)
 
 
 def main() -> int:

@@ -18,6 +18,7 @@ from shared.events import ErrorDetected, NodeDraining, StateMoved
 from shared.plans import Layout, Member, Stage, TaskChange
 from shared.probes import Outcome
 from shared.signals import Heartbeat, RankRaised, WorkerStatus
+from shared.state_codec import PairMap, Unlogged
 
 RECENT_STEPS = 32
 """Step durations kept for the mean and the median: enough to be steady, few enough to follow a real change."""
@@ -253,7 +254,7 @@ class MonitoredTask:
     checkpoint_failures: set[str] = field(default_factory=set)
     setup_s: float | None = None
     # Telemetry and its summaries
-    durations_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    durations_s: Unlogged[deque[float]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     timed: int = 0
     previous_mean_s: float | None = None
     previous_size: int = 0
@@ -267,7 +268,7 @@ class MonitoredTask:
     inquiry: Inquiry | None = None
     inquiries: int = 0
     round_trip_s: float = 0.0
-    _concerned: tuple[TaskChange, frozenset[str]] | None = field(default=None, compare=False, repr=False)
+    _concerned: Unlogged[tuple[TaskChange, frozenset[str]] | None] = field(default=None, compare=False, repr=False)
     """The plan's change that ``concerned`` was computed for last, and the workers."""
 
     def cover(self, worker: str, generation: int) -> None:
@@ -344,8 +345,8 @@ class DetectorState:
     joins: set[str] = field(default_factory=set)
     admitted: dict[str, Admitted] = field(default_factory=dict)
     isolated: dict[str, Isolation] = field(default_factory=dict)
-    breaks: dict[Pair, list[datetime]] = field(default_factory=dict)
-    probes: dict[tuple[str, str], ProbeResult] = field(default_factory=dict)
+    breaks: PairMap[Pair, list[datetime]] = field(default_factory=dict)
+    probes: PairMap[tuple[str, str], ProbeResult] = field(default_factory=dict)
     cut_off_since: datetime | None = None
 
     def cause_of(self, plan: str | None) -> ErrorDetected | None:

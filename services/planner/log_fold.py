@@ -25,15 +25,21 @@ class Fold:
     For each record: ``take`` it; if that returns True, ``decide`` or look up the answer, then fold it by ``answer``.
     """
 
-    def __init__(self, solve: Solve = solve_with_alternatives) -> None:
-        """Start before the first event.
+    def __init__(self, solve: Solve = solve_with_alternatives, state: State | None = None) -> None:
+        """Start before the first event, or behind a later one.
 
         Args:
             solve: the solver, or a replacement that returns the same answers (``lookahead``).
+            state: to start from; None: that before the first event.
         """
-        self.state = State()
+        self.state = state if state is not None else State()
         self._solve = solve
         self._own = OwnEvents()
+
+    @property
+    def is_delivered(self) -> bool:
+        """Whether the state has nothing from behind the record that was taken last: no answer is still to come."""
+        return len(self._own) == 0
 
     def take(self, record: Recorded) -> bool:
         """Fold a record; return False if the record is an answer that was folded after its cause already."""

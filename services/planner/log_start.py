@@ -25,8 +25,9 @@ class Read(Protocol):
 class LogStart(NamedTuple):
     """What a log has when the service starts.
 
-    ``last``: position of the last event. ``configured``: position of the last parameters; 0: none. ``decider``: the
-    newest; 0: no plan. ``answers``: position of each event of a type with which the planner answers, by its id.
+    ``last``: position of the last event. The others are of what is behind the position from which the service folds the
+    log. ``configured``: position of the last parameters; 0: none. ``decider``: the newest; 0: no plan. ``answers``:
+    position of each event of a type with which the planner answers, by its id.
     """
 
     last: int
@@ -35,15 +36,20 @@ class LogStart(NamedTuple):
     answers: dict[str, int]
 
 
-def start_of(log: EventLog) -> LogStart:
-    """Return what the log has."""
+def start_of(log: EventLog, after: int = 0) -> LogStart:
+    """Return what the log has.
+
+    Args:
+        log: the log.
+        after: position from which the service folds it.
+    """
     last, decider = log.last_position(), 0
     answers: dict[str, int] = {}
-    for position, event_id, data in log.raw(*ANSWER_TYPES):
+    for position, event_id, data in log.raw(*ANSWER_TYPES, after=after):
         answers[event_id] = position
         if (answer := answer_of(position, event_id, data)) is not None:  # the fold comes to a damaged row, and says so
             decider = max(decider, answer.decider or 0)
-    configured = max((position for position, _, _ in log.raw(_CONFIGURED)), default=0)
+    configured = max((position for position, _, _ in log.raw(_CONFIGURED, after=after)), default=0)
     return LogStart(last, configured, decider, answers)
 
 

@@ -23,12 +23,15 @@ from services.planner.log_start import LogStart, check_decider, last_parameters,
 from services.planner.logged_answers import LoggedAnswers
 from services.planner.lookahead import LookAhead
 from services.planner.state import State
+from services.planner.state_snapshot import KEPT
 from shared.errors import UnicronError
 from shared.events import ClusterConfigured, PlanDecided, Recorded, TaskStarving, derived_id
+from shared.log.state_snapshots import StateSnapshot
 from shared.model import Clock, utc_now
 from shared.outages import LOG
 from shared.service import Context, run
 from shared.settings import Settings
+from shared.state_keeper import StateKeeper
 
 logger = logging.getLogger(__name__)
 
@@ -42,16 +45,19 @@ RETRY_S = 1.0
 class Planner:
     """Folds records and appends the answers to them."""
 
-    def __init__(self, context: Context, start: LogStart, clock: Clock) -> None:
-        """Start from an empty state.
+    def __init__(
+        self, context: Context, start: LogStart, clock: Clock, found: StateSnapshot[State] | None = None
+    ) -> None:
+        """Start from an empty state, or from a snapshot.
 
         Args:
             context: the service's journal and counters; it is ready once the log of its start is folded.
             start: the log as it was when the service started; answers in it are folded, not decided again.
             clock: the time by which a wait is too long.
+            found: the snapshot behind which the log is folded.
         """
         self.look_ahead = LookAhead()
-        self.fold = Fold(self.look_ahead.solve)
+        self.fold = Fold(self.look_ahead.solve, found.state if found is not None else None)
         self._changed = asyncio.Event()
         self._counters = context.counters
         self._aged = asyncio.Event()
@@ -60,8 +66,10 @@ class Planner:
         self._caught_up_at = start.last
         self._ready = context.ready
         self._clock = clock
-        if start.last == 0:
-            self._ready()
+        if found is not None:
+            self._changed.set()
+        if start.last <= (found.position if found is not None else 0):
+            self._caught_up()
 
     async def handle(self, record: Recorded) -> None:
         """Fold a record; append the answer to it unless the log has one already."""
@@ -71,8 +79,13 @@ class Planner:
             if record.position >= self._caught_up_at:
                 self._aged.set()
         if record.position == self._caught_up_at:
-            self._answers.forget()
-            self._ready()
+            self._caught_up()
+
+    def _caught_up(self) -> None:
+        """The log that was there at the start has been folded."""
+        self._answers.forget()
+        self._aged.set()
+        self._ready()
 
     async def _handle(self, record: Recorded) -> None:
         if not self.fold.take(record):
@@ -183,20 +196,34 @@ async def serve(context: Context, clock: Clock = utc_now) -> None:
     Raises:
         Conflict: a newer planner has decided in the log.
     """
+    async with StateKeeper(context, KEPT) as keeper:
+        found = await keeper.load()
+        await _serve(context, clock, keeper, found)
+
+
+async def _serve(
+    context: Context, clock: Clock, keeper: StateKeeper[State], found: StateSnapshot[State] | None
+) -> None:
     journal = context.journal
-    start = await journal.outages.outlast(LOG, lambda: start_of(journal.log))
+    after = found.position if found is not None else 0
+    start = await journal.outages.outlast(LOG, lambda: start_of(journal.log, after))
     check_decider(start.decider)
-    configured = await last_parameters(journal.read, start)
+    configured = await last_parameters(journal.read, start) or (found.state.config if found is not None else None)
     now = configuration(context.settings, event_id=str(uuid.uuid4()), clock=clock)
     if has_changed(configured, now):
         await journal.append([now])
-    planner = Planner(context, start, clock)
+    planner = Planner(context, start, clock, found)
+
+    async def handle(record: Recorded) -> None:
+        await planner.handle(record)
+        keeper.handled(record.position)
+
     beside = {
         asyncio.create_task(planner.keep_looking_ahead(), name="look-ahead"),
         asyncio.create_task(planner.keep_ageing(), name="ageing"),
     }
     try:
-        await journal.follow(planner.handle, consumer="planner", after=0)
+        await journal.follow(handle, consumer="planner", after=after)
     finally:
         for task in beside:
             task.cancel()

@@ -19,6 +19,7 @@ from shared.events import ClusterConfigured
 from shared.model import Model, made
 from shared.plans import Layout, LoggedTable, TaskChange
 from shared.settings import Settings
+from shared.state_codec import PairMap
 from shared.tasks import TaskSpec
 
 TransitionKind: TypeAlias = Literal["survivors", "newcomers", "restore", "pause"]
@@ -144,9 +145,9 @@ class Task(_Value):
     state_layout: Layout | None = Field(default=None, serialization_alias="held")
     ranks: dict[str, int] = Field(default_factory=dict)
     trained: dict[int, HardwareLayout] = Field(default_factory=dict)
-    measured: dict[HardwareLayout, int] = Field(default_factory=dict)
+    measured: PairMap[HardwareLayout, int] = Field(default_factory=dict)
     lose_steps: bool = False
-    number: int = Field(default=0, exclude=True)
+    number: int = 0
 
     @property
     def name(self) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from dataclasses import replace
+from datetime import datetime
 
 from services.transition.decide import decide
 from services.transition.evolve import evolve
@@ -25,6 +27,7 @@ from services.transition.state import (
     TimerFired,
     TransitionLimits,
 )
+from services.transition.state_snapshot import KEPT
 from shared.codes import FailureCode
 from shared.commands import COMMANDS, REPLY, Reply
 from shared.dropped import DroppedMessages
@@ -36,6 +39,7 @@ from shared.model import Clock, utc_now
 from shared.service import Context, run
 from shared.settings import Settings
 from shared.signals import RECONNECT_GRACE_S
+from shared.state_keeper import StateKeeper
 
 logger = logging.getLogger(__name__)
 
@@ -84,16 +88,20 @@ class Transition:
             UnicronError: the log or the bus is lost.
         """
         try:
-            async with asyncio.TaskGroup() as tasks:
-                await self._run(tasks)
+            async with StateKeeper(self._context, KEPT) as keeper, asyncio.TaskGroup() as tasks:
+                await self._run(tasks, keeper)
         except ExceptionGroup as group:
             raise group.exceptions[0] from group
 
-    async def _run(self, tasks: asyncio.TaskGroup) -> None:
+    async def _run(self, tasks: asyncio.TaskGroup, keeper: StateKeeper[State]) -> None:
         journal = self._context.journal
+        after = 0
+        if (found := await keeper.load()) is not None:
+            self._state, after = replace(found.state, limits=self._state.limits), found.position
         last = await journal.last_position()
-        tasks.create_task(journal.follow(self._logged, consumer="transition", after=0), name="follow")
-        if last == 0:
+        tasks.create_task(journal.follow(self._logged, consumer="transition", after=after), name="follow")
+        if last <= after:
+            await self._decide(self._clock(), tasks)
             self._context.ready()
         while True:
             item = await self._inputs.get()
@@ -103,12 +111,17 @@ class Transition:
             if position is not None and position < last:
                 continue
             # By this service's clock: what follows from a record begins now, and not when another service recorded it.
-            at = self._clock() if isinstance(item, Logged) else item.at
-            self._state, effects = decide(self._state, at)
-            for effect in effects:
-                await self._perform(effect, tasks)
+            await self._decide(self._clock() if isinstance(item, Logged) else item.at, tasks)
+            if position is None:
+                continue
             if position == last:
                 self._context.ready()
+            keeper.handled(position)
+
+    async def _decide(self, at: datetime, tasks: asyncio.TaskGroup) -> None:
+        self._state, effects = decide(self._state, at)
+        for effect in effects:
+            await self._perform(effect, tasks)
 
     async def _logged(self, record: Recorded) -> None:
         await self._inputs.put(Logged(record))

@@ -209,12 +209,21 @@ class EventLog:
         with database_errors(self._what), self._database.engine.connect() as connection:
             return [Head(*row) for row in connection.execute(query.order_by(_COLUMNS.position))]
 
-    def raw(self, *types: str) -> Iterator[tuple[int, str, str]]:
-        """Yield position, event id and JSON of the events of some types, in order, as they are stored."""
+    def raw(self, *types: str, after: int = 0) -> Iterator[tuple[int, str, str]]:
+        """Yield position, event id and JSON of the events of some types after a position, in order, as stored."""
         query = select(_COLUMNS.position, _COLUMNS.event_id, _COLUMNS.data).where(_COLUMNS.type.in_(types))
+        if after:  # else no lower bound, so that a row at a position below 1 is found
+            query = query.where(_COLUMNS.position > after)
         with database_errors(self._what), self._database.engine.connect() as connection:
             for row in connection.execute(query.order_by(_COLUMNS.position).execution_options(yield_per=_SCAN_BATCH)):
                 yield row.position, row.event_id, row.data
+
+    def ids(self, *types: str, after: int = 0) -> list[tuple[int, str]]:
+        """Return position and event id of the events of some types after a position, in order."""
+        within = _COLUMNS.type.in_(types) & (_COLUMNS.position > after)
+        query = select(_COLUMNS.position, _COLUMNS.event_id).where(within).order_by(_COLUMNS.position)
+        with database_errors(self._what), self._database.engine.connect() as connection:
+            return [(row.position, row.event_id) for row in connection.execute(query)]
 
     def doubled_ids(self) -> list[tuple[str, int, int]]:
         """Return the event ids that several rows have, with the first and the last of their positions.

@@ -20,7 +20,7 @@ PRINTED = [
 def test_a_task_is_printed_with_the_names_it_always_had() -> None:
     world = running()
     world.exit(world.task().members[1])
-    printed = world.state.model_dump(mode="json", by_alias=True)["tasks"]["a"]
+    printed = world.task().model_dump(mode="json", by_alias=True, exclude={"number"})  # as ``unicron replay`` does
     assert list(printed) == PRINTED
     assert printed["holders"] == list(world.task().owners)
     assert printed["held"] == {"tensor": 1, "pipeline": 1, "data": 4, "micro_batch": 1}

@@ -1,4 +1,7 @@
-"""The services of the simulation: the real cores in shells as thin as ``main`` of each, over a log in memory."""
+"""The services of the simulation: the real cores in shells as thin as ``main`` of each, over a log in memory.
+
+A service that is started again starts from a state snapshot of two thirds of the log, or as far as its last run came.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +11,35 @@ import itertools
 import random
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from services.detector.decide import DetectorLimits, Monitor
 from services.detector.decision import Decision
 from services.detector.leftovers import Clean
 from services.detector.stalls import StallLimits
+from services.detector.state_snapshot import KEPT as DETECTOR
 from services.planner.log_fold import Fold
+from services.planner.state_snapshot import KEPT as PLANNER
 from services.transition import state as transition
 from services.transition.decide import decide
 from services.transition.evolve import evolve
 from services.transition.main import ATTEMPT_S, RETRY_S
+from services.transition.state_snapshot import KEPT as TRANSITION
 from shared.changes import Changes
 from shared.commands import REPLY, Command, ReleaseTask, Reply
 from shared.errors import Unavailable
 from shared.events import EVENT, Event, Recorded
 from shared.log.own_events import OwnEvents
+from shared.log.state_snapshots import KeptState
 from shared.messages import decode
 from shared.signals import ACCEPTED, Heartbeat, Signal
+from tests.kept import folded, restored
 from tests.planner.kit import answers_to, recorded_answers
 from tests.reconcile.nodes import Cluster
 from tests.reconcile.virtual import now, watched
+
+S = TypeVar("S")
 
 LIMITS = DetectorLimits(
     heartbeat_interval_s=0.25,
@@ -56,6 +67,8 @@ class Log:
         self.changes = Changes()
         self._rng = rng
         self._by_id: dict[str, str] = {}
+        self.handled: dict[str, int] = {}
+        """Service -> the position up to which its last run has handled the log."""
 
     def append(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -87,8 +100,19 @@ class Log:
         return len(self.records) > position
 
 
+def snapshot(kept: KeptState[S], log: Log) -> tuple[int, S]:
+    """Return position and state of a snapshot of the log."""
+    until = min(log.handled.get(kept.service, 0), 2 * len(log.records) // 3)
+    position, state = folded(kept, log.records, until)
+    return position, restored(kept, state)
+
+
 class Service:
     """One run of a service: ``end`` is its kill."""
+
+    name: str
+    after: int
+    """Position of the snapshot from which it starts."""
 
     def __init__(self, log: Log, cluster: Cluster) -> None:
         self.log, self.cluster = log, cluster
@@ -109,7 +133,9 @@ class Service:
             task.cancel()
 
     def _record(self, record: Recorded) -> None:
-        self.take(record)
+        if record.position > self.after:
+            self.take(record)
+            self.log.handled[self.name] = record.position
         self.position = record.position
         self.log.changes.notify()
 
@@ -118,8 +144,11 @@ class Service:
 
 
 class Detector(Service):
+    name = DETECTOR.service
+
     def __init__(self, log: Log, cluster: Cluster) -> None:
-        self.monitor = Monitor(limits=LIMITS, started_at=now())
+        self.after, state = snapshot(DETECTOR, log)
+        self.monitor = Monitor(limits=LIMITS, started_at=now(), state=state)
         self.ready = False
         super().__init__(log, cluster)
         if self.last == 0:
@@ -180,8 +209,11 @@ class Detector(Service):
 
 
 class Planner(Service):
+    name = PLANNER.service
+
     def __init__(self, log: Log, cluster: Cluster) -> None:
-        self.fold = Fold()
+        self.after, state = snapshot(PLANNER, log)
+        self.fold = Fold(state=state)
         self.answers = recorded_answers(log.records)
         super().__init__(log, cluster)
 
@@ -196,8 +228,11 @@ class Planner(Service):
 
 
 class Transition(Service):
+    name = TRANSITION.service
+
     def __init__(self, log: Log, cluster: Cluster) -> None:
-        self.state = transition.State(limits=TRANSITION_LIMITS)
+        self.after, state = snapshot(TRANSITION, log)
+        self.state = replace(state, limits=TRANSITION_LIMITS)
         self.requests: dict[str, asyncio.Task[None]] = {}
         super().__init__(log, cluster)
 

@@ -252,7 +252,7 @@ async def test_keeping_up_asks_the_server_nothing_while_nothing_changes(
 
 
 async def test_keeping_up_compares_on_a_new_connection_and_after_a_while(
-    log: EventLog, bus: Bus, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+    log: EventLog, bus: Bus, nats: OpenServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log.append([node_joined(1)])
     relay = Relay(log, bus)
