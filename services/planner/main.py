@@ -79,6 +79,7 @@ class Planner:
             if record.position >= self._caught_up_at:
                 self._aged.set()
         if record.position == self._caught_up_at:
+            self._changed.set()
             self._caught_up()
 
     def _caught_up(self) -> None:
@@ -90,7 +91,8 @@ class Planner:
     async def _handle(self, record: Recorded) -> None:
         if not self.fold.take(record):
             return
-        self._changed.set()
+        if record.position > self._caught_up_at:  # what came next before is in the log
+            self._changed.set()
         recorded = await self._answers.to(record)
         if recorded:
             self.fold.answer(record, [r.event for r in recorded])

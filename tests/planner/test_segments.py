@@ -6,7 +6,9 @@ import gzip
 import json
 import shutil
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,16 +17,21 @@ from typer.testing import CliRunner, Result
 
 from cli.archive import archive as archive_verb
 from cli.replay import replay
+from services.planner import verification_jobs
 from services.planner.replay import Replayer, Report
+from services.planner.segments import SegmentsSource
 from services.planner.what_if_inputs import parse_inputs
 from shared.errors import InvalidInput, NotFound
 from shared.log.anchors import Anchor
 from shared.log.archive import archive, read_rows, segments_in
 from shared.log.log import EventLog
+from shared.log.scan import Scan
 from shared.log.schema import COLUMNS
 from shared.model import canonical_json
 from tests.logs.kit import FOLDER, Row, forge, restore
 from tests.logs.kit import read_rows as golden_rows
+from tests.planner.test_verification_jobs import Here
+from tests.shared.samples import node_joined
 
 ROWS = golden_rows(FOLDER / "demo-1.jsonl")
 CUTS = (31, 62)
@@ -161,6 +168,77 @@ def test_an_id_that_two_segments_have_is_named(folder: Path) -> None:
     altered(two, [*rows[:-1], rows[-1] | {"event_id": ROWS[2]["event_id"]}])
     found = problems(judged([one, two], live(folder)))
     assert f"position 61: event id {ROWS[2]['event_id']} is that of position 3 too" in found
+
+
+def intact(folder: Path) -> list[Path]:
+    return segments_in(folder / "segments")
+
+
+def without_first(folder: Path) -> list[Path]:
+    return segments_in(folder / "segments")[1:]
+
+
+def cut_off(folder: Path) -> list[Path]:
+    """The second segment ends in the middle of a row."""
+    segments = segments_in(folder / "segments")
+    segments[1].write_bytes(segments[1].read_bytes()[:-200])
+    return segments
+
+
+def forged(folder: Path) -> list[Path]:
+    """A plan in each segment says another incident."""
+    segments = segments_in(folder / "segments")
+    for path in segments:
+        rows = list(read_rows(path))
+        plan = next(index for index, row in enumerate(rows) if row["type"] == "plan.decided")
+        event = json.loads(rows[plan]["data"]) | {"incident": "another"}
+        rows[plan]["data"] = canonical_json(event)
+        altered(path, rows)
+    return segments
+
+
+def with_a_trigger_less(folder: Path) -> list[Path]:
+    """The live log could be changed."""
+    with closing(sqlite3.connect(folder / "log.db")) as connection, connection:
+        connection.execute("DROP TRIGGER log_no_update")
+    return segments_in(folder / "segments")
+
+
+@pytest.mark.parametrize("made_of", [intact, without_first, cut_off, forged, with_a_trigger_less])
+@pytest.mark.parametrize("with_live", [True, False], ids=["live", "archived"])
+def test_several_processes_report_of_segments_what_one_does(
+    made_of: Callable[[Path], list[Path]], with_live: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification_jobs, "ProcessPoolExecutor", Here)
+    replayer = Replayer.of_segments(made_of(folder), live(folder) if with_live else "")
+    anchors = [Anchor("0" * 64, 9), Anchor(ROWS[40]["hash"], 41)]
+    whole = replayer.verify(anchors)
+    assert [replayer.verify(anchors, jobs=jobs) for jobs in (2, 3)] == [whole, whole]
+    assert replayer.verify(jobs=2).ok == (made_of is intact or (made_of is with_a_trigger_less and not with_live))
+
+
+def test_each_process_ends_where_the_live_log_ended_at_first(folder: Path) -> None:
+    with closing(EventLog(live(folder))) as log:
+        source = SegmentsSource(segments_in(folder / "segments"), partial(EventLog, live(folder), read_only=True))
+        one = source.as_it_is()
+        log.append([node_joined(1)])
+        assert [row.position for row in one.rows(Scan())] == list(range(1, len(ROWS) + 1))
+        assert len(list(source.rows(Scan()))) == len(ROWS) + 1
+        assert list(one.answers()) == list(source.answers())
+
+
+def test_the_command_verifies_segments_by_several_processes(tmp_path: Path) -> None:
+    """Plans of this decider, which are decided again."""
+    rows = golden_rows(FOLDER / "planned-stop-2.jsonl")
+    with closing(EventLog(f"sqlite:///{restore(rows, tmp_path / 'log.db')}", read_only=True)) as log:
+        for cut in (10, 20):
+            archive(log, tmp_path / "segments", cut)
+    parts = [str(tmp_path / "segments"), str(tmp_path / "log.db")]
+    result = run(replay, *parts, "--verify", "--jobs", "2", "-o", "json")
+    assert result.exit_code == 0
+    report = Report.model_validate_json(result.output)
+    assert report == Replayer.of_file(tmp_path / "log.db").verify()
+    assert report.verified > 0
 
 
 def run(verb: object, *arguments: str) -> Result:
