@@ -1,6 +1,6 @@
 """Runs a program where every user can read this Python and this project.
 
-    python -m tests.agent.readable PROGRAM ...
+    python tests/agent/readable.py PROGRAM ...
 
 Both may lie in the home folder of root, which nobody else can enter. In a mount namespace of its own the program sees a
 folder there that has the two and nothing else, and that everybody can enter. Needs root.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-WRAPPER = ("unshare", "--mount", "--propagation", "private", sys.executable, "-P", "-m", "tests.agent.readable")
+WRAPPER = ("unshare", "--mount", "--propagation", "private", sys.executable, "-P", __file__)
 """The beginning of a command line; the program's follows."""
 
 
