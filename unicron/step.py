@@ -182,7 +182,8 @@ class Step:
         link = self._host.link
         link.synchronize()
         state = self._host.rank_state
-        if state.gather is not None:
+        if state.gather is not None and not link.is_held():
+            # Also where the hold spares this replica: on a device, what was broken off has ended without an error.
             state.gather.settle()
         before = set(self.remaining())
         state.commit(dict(zip(micro_batches, losses, strict=False)), dict(zip(micro_batches, ids, strict=True)), chunk)

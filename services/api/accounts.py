@@ -7,13 +7,14 @@ cost does not grow with the history; that of a window grows with the settled tim
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from sqlalchemy import func, select
 
 from services.api.costs import Account, Day
 from services.api.ledger import History
+from services.api.open_time import OpenTime
 from services.api.readers import ViewReader
 from services.api.service_levels import achieved_flop
 from services.api.settled_rows import SettledRows
@@ -21,6 +22,7 @@ from services.api.settlement import (
     ALL,
     CAUSE,
     DAY_S,
+    DIMENSIONS,
     INCIDENT,
     NODE,
     SUBMISSION,
@@ -38,7 +40,7 @@ from services.api.settlement import (
 from services.api.settling import settled_time
 from services.api.slices import history_of, reaching
 from services.api.span_claims import Window
-from services.api.tables import INCIDENTS, NODES, SPANS, TASKS, SpanRow, TaskRow, table_of
+from services.api.tables import INCIDENTS, NODES, SPANS, TASKS, Kind, SpanRow, TaskRow, V, table_of
 from services.api.views import TaskView
 
 _SPANS = table_of(SpanRow)
@@ -69,10 +71,7 @@ class Accounts:
             sums = self._window(Window(-math.inf, until_s))
         else:
             sums = self._rows.totals(INCIDENT, wanted)
-            window = Window(self._settled.settled_s, until_s)
-            history = history_of(self._connection, self._views, window)
-            if wanted & {incident.id for incident in history.incidents}:  # the others have no claim in the open time
-                add(sums, settle_window(history, self._tasks(history), window, self.as_of))
+            add(sums, self._open(until_s, (INCIDENT,), wanted))
         return {name: amounts for name, amounts in sums[INCIDENT].items() if name in wanted}
 
     def account(
@@ -99,17 +98,12 @@ class Accounts:
         if limit is None:
             tasks, incidents = self._views.page(TASKS), self._views.page(INCIDENTS)
         else:
-            names = costliest(sums[TASK], limit)
-            known = self._views.several(TASKS, names)
-            tasks = [known[name] for name in names if name in known]
-            names = costliest(sums[INCIDENT], limit)
-            found = self._views.several(INCIDENTS, names)
-            incidents = [found[name] for name in names if name in found]
-        if SUBMISSION not in sums:
-            sums[SUBMISSION] = {}
+            tasks = self._known(TASKS, costliest(sums[TASK], limit))
+            incidents = self._known(INCIDENTS, costliest(sums[INCIDENT], limit))
         if start is None and window.end_s >= self._settled.settled_s:
-            add(sums, self._rows.totals(SUBMISSION, [submission_key(task) for task in tasks]))
-        flop, weighted_flop = self._flop()
+            keys = tuple(submission_key(task) for task in tasks)
+            add(sums, self._views.known(keys, lambda: self._rows.totals(SUBMISSION, keys)))
+        flop, weighted_flop = self._views.known("flop", self._flop)
         return Account(
             as_of=self.as_of,
             start=start,
@@ -118,7 +112,7 @@ class Accounts:
             sums=sums,
             tasks={task.name: task for task in tasks},
             incidents=incidents,
-            nodes=self._views.page(NODES),
+            nodes=self._views.known(NODES, lambda: self._views.page(NODES)),
             flop=flop,
             weighted_flop=weighted_flop,
             achieved_flop=self._achieved_flop(window),
@@ -131,27 +125,54 @@ class Accounts:
 
         The costliest of all are among those of the settled time, and those that have any of the open time.
         """
-        sums = self._settle(Window(self._settled.settled_s, window.end_s))
-        settled: Sums = {}
-        for dimension in (ALL, NODE, CAUSE):
-            settled |= self._rows.totals(dimension)
-        for dimension in (TASK, INCIDENT):
-            open_keys = [*sums[dimension]]
-            settled |= self._rows.totals(dimension, costliest=limit)
-            if limit is not None:
-                settled[dimension] |= self._rows.totals(dimension, open_keys)[dimension]
-        add(sums, settled)
+        open_time = self._open_time()
+
+        def find() -> Sums:
+            settled: Sums = {}
+            for dimension in (ALL, NODE, CAUSE):
+                settled |= self._rows.totals(dimension)
+            for dimension in (TASK, INCIDENT):
+                settled |= self._rows.totals(dimension, costliest=limit)
+                if limit is not None:
+                    settled[dimension] |= self._rows.totals(dimension, open_time.keys(dimension))[dimension]
+            return settled
+
+        sums = self._open(window.end_s, DIMENSIONS)
+        add(sums, find() if limit is None else self._views.known(("totals", limit), find))
         return sums
+
+    def _known(self, kind: Kind[V], names: Sequence[str]) -> list[V]:
+        """Return the views of these keys that there are, in this order."""
+        keys = tuple(sorted(names))
+        views = self._views.known((kind, keys), lambda: self._views.several(kind, keys))
+        return [views[name] for name in names if name in views]
 
     def _window(self, window: Window) -> Sums:
         """Return the amounts of a window."""
         whole = self._rows.whole_times(window)
         sums = self._rows.between(whole) if whole is not None else {}
-        for dimension in (ALL, TASK, NODE, CAUSE, INCIDENT, SUBMISSION):
+        for dimension in DIMENSIONS:
             sums.setdefault(dimension, {})
         for edge in _edges(window, whole):
             add(sums, self._settle(edge))
         return sums
+
+    def _open(self, until_s: float, dimensions: Iterable[str], keys: Iterable[str] | None = None) -> Sums:
+        """Return amounts of the time behind the settled one. ``keys``: only these; None: all."""
+        open_time = self._open_time()
+        if until_s >= open_time.until_s:
+            return {dimension: open_time.up_to(until_s, dimension, keys) for dimension in dimensions}
+        return self._settle(Window(self._settled.settled_s, until_s))
+
+    def _open_time(self) -> OpenTime:
+        """Return the time behind the settled one, which the first request at a position settles."""
+
+        def settle() -> OpenTime:
+            settled_s = self._settled.settled_s
+            history = history_of(self._connection, self._views, Window(settled_s, math.inf))
+            return OpenTime.of(history, self._tasks(history), settled_s)
+
+        return self._views.known(OpenTime, settle)
 
     def _settle(self, window: Window) -> Sums:
         """Settle a time for this request."""

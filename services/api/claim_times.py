@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from services.api.claims import recompute_start
-from services.api.views import Impact, PlanView, SpanKind, SpanView, TaskView
+from services.api.views import Impact, IncidentView, PlanView, SpanKind, SpanView, TaskView
 
 
 def _s(at: datetime | None) -> float:
@@ -94,3 +94,17 @@ def task_changed_from_s(before: TaskView | None, task: TaskView) -> float:
     if before is None or before.ended_at == task.ended_at or before.position != task.position:
         return math.inf
     return min(_s(before.ended_at), _s(task.ended_at))
+
+
+def last_bound_s(
+    plans: Iterable[PlanView], incidents: Iterable[IncidentView], spans: Iterable[SpanView], tasks: Iterable[TaskView]
+) -> float:
+    """Return the latest time that has come at which a claim of these views begins or ends."""
+    times = [
+        *(bound for plan in plans for i in plan.impacts.values() for bound in (*_bounds(i), _s(i.closed_at))),
+        *(at.timestamp() for plan in plans for i in plan.impacts.values() for at in (i.planned_at, plan.decided_at)),
+        *(at.timestamp() for incident in incidents for at in (incident.occurred_at, incident.detected_at)),
+        *(bound for span in spans for bound in (span.start.timestamp(), _s(span.end), span_times(span)[1])),
+        *(bound for task in tasks for bound in (task.submitted_at.timestamp(), _s(task.ended_at))),
+    ]
+    return max((at for at in times if at < math.inf), default=-math.inf)

@@ -1,11 +1,16 @@
-"""What an incident would have cost with another answer, by models that are said to be such (docs/costs.md). Pure."""
+"""What an incident would have cost with another answer, by models that are said to be such (docs/costs.md). Pure.
+
+What the models are made of follows from the plans as they were decided: the fold keeps it with the incident
+(``other_answers_to``). A request adds the incident's cost and the present time (``counterfactuals``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 
 from services.api.cost_models import Counterfactual, IncidentCost
+from services.api.other_answers import OtherAnswers, RestartCost, SolverPlan
 from services.api.views import Impact, IncidentView, PlanView
 
 _RESTART = [
@@ -21,37 +26,39 @@ _SHRINK = [
 ]
 
 
-class Answers:
-    """Plans, to compare answers with.
+def other_answers_to(incident: IncidentView, plans: Sequence[PlanView]) -> OtherAnswers:
+    """Return what the models of an incident are made of. ``plans``: those that have answered it up to now, in order."""
+    solved = next((plan for plan in plans if plan.solved), None)
+    solver_plan = None
+    if solved is not None:
+        solver_plan = SolverPlan(
+            position=solved.position, decided_at=solved.decided_at, gain_flop_per_s=solved.gain_flop_per_s
+        )
+    return OtherAnswers(restart=_restart(incident, list(_interrupted(plans))), solver_plan=solver_plan)
+
+
+def counterfactuals(
+    others: OtherAnswers, cost: IncidentCost, next_solved: Callable[[int], datetime | None], as_of: datetime
+) -> list[Counterfactual]:
+    """Return what other answers would have cost; only those of which the log says enough.
 
     Args:
-        plans: by id, at least those of the incidents.
+        others: of the incident.
+        cost: of the incident.
         next_solved: returns when the first plan of the solver behind a position was decided; None: there is none.
         as_of: stands in for the next plan of the solver, where there is none.
     """
-
-    def __init__(
-        self, plans: Mapping[str, PlanView], next_solved: Callable[[int], datetime | None], as_of: datetime
-    ) -> None:
-        self._plans = plans
-        self._next_solved = next_solved
-        self._as_of = as_of
-
-    def counterfactuals(self, incident: IncidentView, cost: IncidentCost) -> list[Counterfactual]:
-        """Return what other answers would have cost; only those of which the log says enough."""
-        answers = [self._plans[name] for name in incident.plans if name in self._plans]
-        found = [_plain_restart(incident, list(_interrupted(answers))), self._shrunk(answers, cost)]
-        return [one for one in found if one is not None]
-
-    def _shrunk(self, answers: Iterable[PlanView], cost: IncidentCost) -> Counterfactual | None:
-        """Return what it would have cost to shrink only the failed tasks, by the first answer of the solver."""
-        plan = next((plan for plan in answers if plan.solved), None)
-        if plan is None or plan.gain_flop_per_s is None:
-            return None
-        end = self._next_solved(plan.position) or self._as_of
-        lasted_s = (end - plan.decided_at).total_seconds()
+    found = []
+    if others.restart is not None:
+        found.append(Counterfactual(answer="plain-restart", **others.restart.model_dump(), assumptions=_RESTART))
+    plan = others.solver_plan
+    if plan is not None and plan.gain_flop_per_s is not None:
+        lasted_s = ((next_solved(plan.position) or as_of) - plan.decided_at).total_seconds()
         lost = cost.lost_flop + plan.gain_flop_per_s * max(lasted_s, 0.0)
-        return Counterfactual(answer="only-failed-task-shrinks", worker_s=None, lost_flop=lost, assumptions=_SHRINK)
+        found.append(
+            Counterfactual(answer="only-failed-task-shrinks", worker_s=None, lost_flop=lost, assumptions=_SHRINK)
+        )
+    return found
 
 
 def _interrupted(answers: Iterable[PlanView]) -> Iterator[Impact]:
@@ -64,7 +71,7 @@ def _interrupted(answers: Iterable[PlanView]) -> Iterator[Impact]:
                 yield impact
 
 
-def _plain_restart(incident: IncidentView, impacts: Sequence[Impact]) -> Counterfactual | None:
+def _restart(incident: IncidentView, impacts: Sequence[Impact]) -> RestartCost | None:
     """Return what a restart from the checkpoint would have cost; None if some task's start was never measured."""
     if not impacts or not all(impact.start_s for impact in impacts):
         return None
@@ -75,4 +82,4 @@ def _plain_restart(incident: IncidentView, impacts: Sequence[Impact]) -> Counter
         lost_s = detection_s + impact.start_s + max(step - impact.saved_step, 0) * impact.step_before_s
         worker_s += len(impact.before) * lost_s
         lost_flop += impact.waf_flop_per_s * lost_s
-    return Counterfactual(answer="plain-restart", worker_s=worker_s, lost_flop=lost_flop, assumptions=_RESTART)
+    return RestartCost(worker_s=worker_s, lost_flop=lost_flop)

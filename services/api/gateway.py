@@ -93,7 +93,7 @@ class Gateway:
         # These threads are not those of asyncio.to_thread, which the fold uses: reads never keep the fold waiting.
         return await run_in_threadpool(run)
 
-    async def answer(self, query: Callable[[ViewReader], BaseModel]) -> Response:
+    async def answer(self, query: Callable[[ViewReader], BaseModel | str]) -> Response:
         """Return as JSON what ``query`` finds in the projections (``read``), written in the query's thread too.
 
         FastAPI would look through a long list once more, and write it on the event loop.
@@ -231,9 +231,15 @@ class Gateway:
         await self.feed.reach(position, timeout_s=READ_YOUR_WRITES_S)
 
 
-def as_json(model: BaseModel) -> Response:
-    """Return an answer of the interface as the response that FastAPI would make of it."""
-    return Response(model.model_dump_json(by_alias=True), media_type="application/json")
+def as_json(model: BaseModel | str) -> Response:
+    """Return an answer of the interface, or its JSON, as the response that FastAPI would make of it."""
+    content = model if isinstance(model, str) else as_text(model)
+    return Response(content, media_type="application/json")
+
+
+def as_text(model: BaseModel) -> str:
+    """Return the JSON of an answer, or of a part of one."""
+    return model.model_dump_json(by_alias=True)
 
 
 def resumable(known: TaskView | None, spec: TaskSpec) -> tuple[str, int]:

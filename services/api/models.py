@@ -99,12 +99,8 @@ class Task(BaseModel):
     spec: TaskSpec
 
 
-class Incident(BaseModel):
-    """A fault. ``resumed_at``: end of the interrupted step; ``restored_at``: return to planned strength.
-
-    ``task``: of a fault of one task; null for a node's. ``tasks``: all that the fault hit or its plans changed.
-    ``counterfactuals``: models of other answers.
-    """
+class IncidentFacts(BaseModel):
+    """What the log says of an incident (``Incident``)."""
 
     id: str
     kind: ErrorKind
@@ -125,9 +121,22 @@ class Incident(BaseModel):
     plans: list[str]
     state_source: str | None
     steps_recomputed: int
+    evidence: dict[str, Any]
+
+
+class IncidentAmounts(BaseModel):
+    """What an incident costs (``Incident``)."""
+
     cost: IncidentCost
     counterfactuals: list[Counterfactual]
-    evidence: dict[str, Any]
+
+
+class Incident(IncidentAmounts, IncidentFacts):
+    """A fault. ``resumed_at``: end of the interrupted step; ``restored_at``: return to planned strength.
+
+    ``task``: of a fault of one task; null for a node's. ``tasks``: all that the fault hit or its plans changed.
+    ``counterfactuals``: models of other answers.
+    """
 
 
 class PlanSummary(BaseModel):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from datetime import UTC
 from typing import Final
 
-from services.api.cost_models import Counterfactual, IncidentCost
 from services.api.live import LiveState
 from services.api.models import (
     CheckpointFailure,
-    Incident,
+    IncidentFacts,
     Node,
     NodeWorker,
     PlanSummary,
@@ -87,16 +86,10 @@ def _rank(member: Member, view: TaskView, live: LiveState) -> Rank:
     return Rank(rank=member.rank, worker=member.worker, node=member.node, pid=pid, state=state)
 
 
-def incident(view: IncidentView, cost: IncidentCost, others: list[Counterfactual]) -> Incident:
-    """Return an incident with its cost, and what other answers would have cost."""
-    fields = view.model_dump(exclude={"position", "response", "state_source", "shortfalls"})
-    return Incident(
-        **fields,
-        response=view.response or None,
-        state_source=view.state_source or None,
-        cost=cost,
-        counterfactuals=others,
-    )
+def incident_facts(view: IncidentView) -> IncidentFacts:
+    """Return an incident without its cost."""
+    fields = view.model_dump(exclude={"position", "response", "state_source", "shortfalls", "other_answers"})
+    return IncidentFacts(**fields, response=view.response or None, state_source=view.state_source or None)
 
 
 def plan_summary(view: PlanView) -> PlanSummary:

@@ -6,15 +6,17 @@ Lists are read by keyset: each query finds its first row by an index, and reads 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Select, bindparam, select
 
-from services.api.tables import KEYS, Kind, PlanRow, V, table_of
-from services.api.views import PlanView
+from services.api.memo import Memo
+from services.api.tables import KEYS, PLANS, Kind, PlanRow, PositionRow, V, table_of
 from shared.errors import NotFound
+
+T = TypeVar("T")
 
 _PARSED = 2048
 """Documents that are kept parsed: of the open time, which every request for costs reads again."""
@@ -25,11 +27,56 @@ def _parsed(kind: Kind[Any], document: str) -> Any:
     return kind.view.model_validate_json(document)
 
 
-class ViewReader:
-    """Reads views inside one transaction: all of them are of the same position of the log."""
+# To make a statement takes SQLAlchemy as long as to run it: each is made once.
+_HEAD = select(table_of(PositionRow).c.head)
+_PLANS = table_of(PlanRow)
+_NEXT_SOLVED = (
+    select(_PLANS.c.document)
+    .where(_PLANS.c.solved, _PLANS.c.position > bindparam("position"))
+    .order_by(_PLANS.c.position)
+    .limit(1)
+)
 
-    def __init__(self, connection: Connection) -> None:
+
+@functools.cache
+def _by_keys(kind: Kind[Any], columns: tuple[str, ...]) -> Select[Any]:
+    table = table_of(kind.row)
+    wanted = [table.c[name] for name in ("key", "position", *columns)]
+    return select(*wanted).where(table.c.key.in_(bindparam("keys", expanding=True)))
+
+
+@functools.cache
+def _listed(kind: Kind[Any], columns: tuple[str, ...], by_task: bool, by_state: bool, limited: bool) -> Select[Any]:
+    """Return the statement of ``ViewReader.rows``, with parameters for what it is called with."""
+    table = table_of(kind.row)
+    query = select(*(table.c[name] for name in ("key", "position", *columns)))
+    listed = table
+    if by_task:
+        assert kind.link is not None
+        listed = table_of(kind.link)
+        query = query.join(listed, table.c.key == listed.c.key).where(listed.c.task == bindparam("task"))
+    if by_state:
+        query = query.where(listed.c.state == bindparam("state"))
+    query = query.where(listed.c.position > bindparam("after")).order_by(listed.c.position, listed.c.key)
+    return query.limit(bindparam("limit")) if limited else query
+
+
+class ViewReader:
+    """Reads views inside one transaction: all of them are of the same position of the log.
+
+    Args:
+        connection: of the transaction.
+        memo: what the requests before have found.
+    """
+
+    def __init__(self, connection: Connection, memo: Memo) -> None:
         self.connection = connection
+        self._memo = memo
+
+    def known(self, key: Hashable, find: Callable[[], T]) -> T:
+        """Return what an earlier request has found at this position, or what ``find`` returns (``Memo.get``)."""
+        head = self.connection.scalar(_HEAD)
+        return self._memo.get(str(head or ""), key, find)
 
     def get(self, kind: Kind[V], key: str) -> V | None:
         """Return a view by its key, or None."""
@@ -37,12 +84,12 @@ class ViewReader:
 
     def several(self, kind: Kind[V], keys: Iterable[str]) -> dict[str, V]:
         """Return views by their keys; those that there are."""
-        table, wanted = table_of(kind.row), sorted({*keys})
+        wanted = sorted({*keys})
         found: dict[str, V] = {}
         for start in range(0, len(wanted), KEYS):
-            query = select(table.c.key, table.c.document).where(table.c.key.in_(wanted[start : start + KEYS]))
-            for key, document in self.connection.execute(query):
-                found[key] = _parsed(kind, document)
+            part = {"keys": wanted[start : start + KEYS]}
+            for row in self.connection.execute(_by_keys(kind, ("document",)), part):
+                found[row.key] = _parsed(kind, row.document)
         return found
 
     def find(self, kind: Kind[V], key: str) -> V:
@@ -53,42 +100,66 @@ class ViewReader:
         """
         view = self.get(kind, key)
         if view is None:
-            raise NotFound(f"no {kind.noun} {key!r}")
+            raise _not_found(kind, key)
         return view
+
+    def row(self, kind: Kind[V], key: str, *columns: str) -> Any:
+        """Return the row of a view; the arguments are those of ``rows``.
+
+        Raises:
+            NotFound: there is none.
+        """
+        row = self.connection.execute(_by_keys(kind, columns), {"keys": [key]}).first()
+        if row is None:
+            raise _not_found(kind, key)
+        return row
 
     def next_solved(self, position: int) -> datetime | None:
         """Return when the first plan of the solver behind a position was decided; None: there is none."""
-        table = table_of(PlanRow)
-        query = select(table.c.document).where(table.c.solved, table.c.position > position)
-        document = self.connection.scalar(query.order_by(table.c.position).limit(1))
-        return None if document is None else PlanView.model_validate_json(document).decided_at
+        document = self.connection.scalar(_NEXT_SOLVED, {"position": position})
+        return None if document is None else _parsed(PLANS, document).decided_at
 
     def page(
         self, kind: Kind[V], *, after: int = 0, limit: int | None = None, states: Sequence[str] = (), task: str = ""
     ) -> list[V]:
-        """Return views in the order of their positions.
+        """Return views in the order of their positions; the arguments are those of ``rows``."""
+        found = self.rows(kind, "document", after=after, limit=limit, states=states, task=task)
+        return [_parsed(kind, row.document) for row in found]
+
+    def rows(
+        self,
+        kind: Kind[V],
+        *columns: str,
+        after: int = 0,
+        limit: int | None = None,
+        states: Sequence[str] = (),
+        task: str = "",
+    ) -> list[Any]:
+        """Return rows of views in the order of their positions.
 
         Args:
             kind: of the views.
+            columns: of the rows, besides ``key`` and ``position``.
             after: only views behind this position.
             limit: most views to return; None: all.
             states: only views in one of these states; empty: in any.
             task: only views that concern this task, of a kind that is listed by task; empty: all.
         """
-        table = table_of(kind.row)
+        given: dict[str, Any] = {"after": after}
         if task:
-            assert kind.link is not None
-            link = table_of(kind.link)
-            listed, document = link, table.c.document
-            base = select(link.c.position, document).join(table, table.c.key == link.c.key).where(link.c.task == task)
-        else:
-            listed = table
-            base = select(table.c.position, table.c.document)
-        rows: list[Any] = []
+            given["task"] = task
+        if limit is not None:
+            given["limit"] = limit
         # One query for each state: the rows of several states are in order only within each. A list of all states by
         # task asks for each state too, so that one index serves both.
-        for state in sorted(states) or (kind.states if task else (None,)):
-            query = base.where(listed.c.position > after).order_by(listed.c.position, listed.c.key).limit(limit)
-            rows += self.connection.execute(query if state is None else query.where(listed.c.state == state)).all()
+        each: Sequence[str | None] = sorted(states) or (kind.states if task else (None,))
+        query = _listed(kind, columns, bool(task), each[0] is not None, limit is not None)
+        rows: list[Any] = []
+        for state in each:
+            rows += self.connection.execute(query, given if state is None else {**given, "state": state}).all()
         rows.sort(key=lambda row: int(row.position))
-        return [kind.view.model_validate_json(row.document) for row in rows[:limit]]
+        return rows[:limit]
+
+
+def _not_found(kind: Kind[Any], key: str) -> NotFound:
+    return NotFound(f"no {kind.noun} {key!r}")

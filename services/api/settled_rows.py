@@ -7,11 +7,11 @@ fold writes them (``services/api/settling.py``), requests add them up (``service
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Select, delete, func, insert, select, tuple_
+from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, tuple_
 
 from services.api.settlement import ALL, COLUMNS, Amounts, Sums, day_of
 from services.api.span_claims import Window
@@ -19,6 +19,10 @@ from services.api.tables import KEYS, SettledRow, TotalRow, insert_into, table_o
 
 _ROWS = table_of(SettledRow)
 _TOTALS = table_of(TotalRow)
+_AMOUNTS = (_TOTALS.c.dimension, _TOTALS.c.key, *(_TOTALS.c[name] for name in COLUMNS))
+_TOTALS_BY_KEY = select(*_AMOUNTS).where(
+    _TOTALS.c.dimension == bindparam("dimension"), _TOTALS.c.key.in_(bindparam("keys", expanding=True))
+)
 _SUMS = [func.sum(_ROWS.c[name]).label(name) for name in COLUMNS]
 
 
@@ -93,25 +97,25 @@ class SettledRows:
             keys: only these; None: all.
             costliest: in place of all keys only so many, those of the most worker-seconds, and the empty one.
         """
-        query = select(_TOTALS).where(_TOTALS.c.dimension == dimension)
         if keys is not None:
             wanted = sorted({*keys})
             sums: Sums = {dimension: {}}
             for start in range(0, len(wanted), KEYS):
-                part = self._sums(query.where(_TOTALS.c.key.in_(wanted[start : start + KEYS])))
-                sums[dimension] |= part.get(dimension, {})
+                part = {"dimension": dimension, "keys": wanted[start : start + KEYS]}
+                sums[dimension] |= self._sums(_TOTALS_BY_KEY, part).get(dimension, {})
             return sums
+        query = select(*_AMOUNTS).where(_TOTALS.c.dimension == dimension)
         if costliest is not None:
             found = query.where(_TOTALS.c.key != "").order_by(_TOTALS.c.worker_s.desc()).limit(costliest)
             sums = self._sums(found)
             return {dimension: {**sums.get(dimension, {}), **self.totals(dimension, [""])[dimension]}}
         return {dimension: {}, **self._sums(query)}
 
-    def _sums(self, query: Select[Any]) -> Sums:
+    def _sums(self, query: Select[Any], given: Mapping[str, Any] | None = None) -> Sums:
+        """Return the rows of a query that selects ``dimension``, ``key`` and the amounts, in this order."""
         sums: Sums = {}
-        for row in self._connection.execute(query):
-            found = row._mapping
-            sums.setdefault(row.dimension, {})[row.key] = {name: found[name] for name in COLUMNS}
+        for dimension, key, *amounts in self._connection.execute(query, given):
+            sums.setdefault(dimension, {})[key] = dict(zip(COLUMNS, amounts, strict=True))
         return sums
 
 

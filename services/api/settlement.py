@@ -22,6 +22,8 @@ DAY_S = 86_400.0
 ALL, TASK, NODE, CAUSE, INCIDENT, SUBMISSION = "all", "task", "node", "cause", "incident", "submission"
 """Dimensions: amounts of everything, and by the keys of the report. Of a submission: for how long its task trained."""
 
+DIMENSIONS = (ALL, TASK, NODE, CAUSE, INCIDENT, SUBMISSION)
+
 PARTS = {part: part.name.lower() for part in CATEGORIES}
 """The column of each part's worker-seconds."""
 

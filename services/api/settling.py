@@ -22,6 +22,9 @@ from services.api.slices import history_of
 from services.api.span_claims import Window
 from services.api.tables import TASKS, PositionRow, table_of
 
+_POSITION = table_of(PositionRow)
+_SETTLED = select(_POSITION.c.settled_s, _POSITION.c.latest_s, _POSITION.c.achieved_flop)
+
 _LEAST_CHANGES = 64
 """Changed plans and spans after which time is settled: so many a request can settle in some milliseconds."""
 
@@ -41,8 +44,7 @@ class SettledTime:
 
 def settled_time(connection: Connection) -> SettledTime:
     """Return how far time is settled at the position of the projections."""
-    table = table_of(PositionRow)
-    row = connection.execute(select(table.c.settled_s, table.c.latest_s, table.c.achieved_flop)).first()
+    row = connection.execute(_SETTLED).first()
     return SettledTime(*row) if row is not None else SettledTime()
 
 

@@ -17,6 +17,7 @@ from sqlalchemy import create_engine as sqlalchemy_engine
 from sqlalchemy.engine import make_url
 
 from services.api.batches import Batch, upsert
+from services.api.memo import Memo
 from services.api.projections.evolve import evolve
 from services.api.readers import ViewReader
 from services.api.settling import Settling, settled_time
@@ -53,6 +54,7 @@ class Store:
         self._folding = threading.Lock()
         self._batch = Batch()
         self._settling = Settling()
+        self._memo = Memo()
         self._folded = 0
         """Position up to which ``_batch`` knows the views."""
         with database_errors(_WHAT):
@@ -128,7 +130,7 @@ class Store:
                 connection.execute(text("BEGIN"))  # the driver begins a transaction for writes only
             else:
                 connection = connection.execution_options(isolation_level="REPEATABLE READ")
-            yield ViewReader(connection)
+            yield ViewReader(connection, self._memo)
 
     def close(self) -> None:
         """Close the database."""

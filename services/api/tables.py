@@ -11,16 +11,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
+from pydantic import BaseModel
 from sqlalchemy import Connection, Index
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import registry
 from sqlmodel import Field, SQLModel
 
+from services.api import present
 from services.api.claim_times import plan_times, span_times
+from services.api.live import LiveState
+from services.api.models import Task
 from services.api.service_levels import progress_flop
 from services.api.span_claims import NODE_SPANS
 from services.api.views import ClusterView, IncidentView, NodeView, PlanState, PlanView, SpanView, TaskView
 from shared.model import Model
+from shared.tasks import ENDED
 
 
 class Tables(SQLModel, registry=registry()):
@@ -28,11 +33,16 @@ class Tables(SQLModel, registry=registry()):
 
 
 class Row(Tables):
-    """A document under its key. ``position`` orders lists; ``state`` filters them."""
+    """A document under its key. ``position`` orders lists; ``state`` filters them.
+
+    ``shown``: the item of the list as the interface shows it, in JSON, where that follows from the document alone;
+    empty where it does not. It comes before the document, which SQLite then need not read.
+    """
 
     key: str = Field(primary_key=True)
     position: int
     state: str = ""
+    shown: str = ""
     document: str
 
 
@@ -49,7 +59,11 @@ class TaskRow(Row, table=True):
     """Tasks."""
 
     __tablename__ = "api_tasks"
-    __table_args__ = (Index("api_tasks_list", "position"), Index("api_tasks_states", "state", "position"))
+    __table_args__ = (
+        Index("api_tasks_list", "position"),
+        Index("api_tasks_states", "state", "position"),
+        Index("api_tasks_flop", "flop", "weighted_flop"),
+    )
 
     flop: float
     weighted_flop: float
@@ -60,6 +74,9 @@ class IncidentRow(Row, table=True):
 
     __tablename__ = "api_incidents"
     __table_args__ = (Index("api_incidents_list", "position"), Index("api_incidents_states", "state", "position"))
+
+    other_answers: str
+    """JSON of ``OtherAnswers``."""
 
 
 class IncidentTask(Link, table=True):
@@ -191,12 +208,13 @@ KEYS = 500
 """Keys of one query: older versions of SQLite allow 999 parameters."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kind(Generic[V]):
     """How a kind of view is stored.
 
     ``noun``: what error messages call a view, before its key. ``tasks``, ``states``, ``link``: a view's tasks, all
-    states, and the table of tasks, where views are listed by task.
+    states, and the table of tasks, where views are listed by task. ``shown``: the view as the interface shows it, where
+    that follows from the view alone.
     """
 
     row: type[Row]
@@ -208,13 +226,16 @@ class Kind(Generic[V]):
     link: type[Link] | None = None
     more: Callable[[V], dict[str, Any]] = lambda _: {}
     """Further columns."""
+    shown: Callable[[V], BaseModel | None] = lambda _: None
 
     def columns(self, key: str, view: V) -> dict[str, Any]:
         """Return the row of a view."""
+        shown = self.shown(view)
         return {
             "key": key,
             "position": view.position,  # type: ignore[attr-defined]  # every view has one
             "state": self.state(view),
+            "shown": "" if shown is None else shown.model_dump_json(by_alias=True),
             "document": view.model_dump_json(by_alias=True),
             **self.more(view),
         }
@@ -246,7 +267,12 @@ def _span_columns(view: SpanView) -> dict[str, Any]:
     }
 
 
-TASKS = Kind(TaskRow, TaskView, "task named", lambda v: v.state.value, more=_task_columns)
+def _shown_task(view: TaskView) -> Task | None:
+    """Return a task that has ended: of the others heartbeats say more."""
+    return present.task(view, LiveState()) if view.state in ENDED else None
+
+
+TASKS = Kind(TaskRow, TaskView, "task named", lambda v: v.state.value, more=_task_columns, shown=_shown_task)
 INCIDENTS = Kind(
     IncidentRow,
     IncidentView,
@@ -255,6 +281,8 @@ INCIDENTS = Kind(
     lambda v: sorted({*v.tasks}),
     ("closed", "open"),
     IncidentTask,
+    lambda v: {"other_answers": v.other_answers.model_dump_json()},
+    present.incident_facts,
 )
 PLANS = Kind(
     PlanRow,
@@ -265,6 +293,7 @@ PLANS = Kind(
     tuple(state.value for state in PlanState),
     PlanTask,
     _plan_columns,
+    present.plan_summary,
 )
 NODES = Kind(NodeRow, NodeView, "node named", lambda v: v.state.value)
 SPANS = Kind(SpanRow, SpanView, "span", lambda v: "closed" if v.end else "open", more=_span_columns)

@@ -10,12 +10,13 @@ from typing import Any
 
 from pydantic import Field
 
+from services.api.other_answers import OtherAnswers
 from shared.model import Model
 from shared.plans import Layout, Member, Response, Stage, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, TaskState
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 """Raised whenever a document or the fold changes; the projections are then folded again from position 0."""
 
 SHORTEST_STEP_S = 1e-6
@@ -163,6 +164,7 @@ class IncidentView(Model):
     plans: list[str] = Field(default_factory=list)
     tasks: list[str] = Field(default_factory=list)
     shortfalls: list[str] = Field(default_factory=list)
+    other_answers: OtherAnswers = OtherAnswers()
 
 
 class PlanState(StrEnum):

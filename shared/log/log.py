@@ -100,7 +100,7 @@ class EventLog:
         self._group.run(append)
         if append.error is not None:
             raise append.error
-        return [_recorded(row) for row in append.rows]
+        return [recorded(row) for row in append.rows]
 
     def read(self, *, after: int = 0, limit: int = 1000, types: Sequence[str] = ()) -> list[Recorded]:
         """Return the records after position ``after``, in order, at most ``limit``.
@@ -114,12 +114,15 @@ class EventLog:
             Corrupt: a record cannot be read back.
             NewerVersion: a newer version of the program wrote a record.
         """
+        return [recorded(row) for row in self.page(after=after, limit=limit, types=types)]
+
+    def page(self, *, after: int = 0, limit: int = 1000, types: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """Return the rows after position ``after`` as they are stored; the arguments are those of ``read``."""
         query = select(TABLE).where(_COLUMNS.position > after).order_by(_COLUMNS.position).limit(limit)
         if types:
             query = query.where(_COLUMNS.type.in_(types))
         with database_errors(self._what), self._database.engine.connect() as connection:
-            rows = connection.execute(query).all()
-        return [_recorded(row._asdict()) for row in rows]
+            return [dict(zip(COLUMNS, row, strict=True)) for row in connection.execute(query)]
 
     def read_all(self) -> Iterator[Recorded]:
         """Yield every record in order, a page at a time; records appended meanwhile are among them.
@@ -274,8 +277,13 @@ def _stream_version(connection: Connection, stream: str) -> int:
     return int(connection.scalar(query) or 0)
 
 
-def _recorded(row: Mapping[str, Any]) -> Recorded:
-    """Return the record of a row. The event is read from its JSON, so that appending and reading give equal objects."""
+def recorded(row: Mapping[str, Any]) -> Recorded:
+    """Return the record of a row. The event is read from its JSON, so that appending and reading give equal objects.
+
+    Raises:
+        Corrupt: the event cannot be read.
+        NewerVersion: a newer version of the program wrote it.
+    """
     try:
         return record_of(row, EVENT.validate_json(row["data"]))
     except (ValidationError, ValueError, TypeError) as err:

@@ -16,7 +16,7 @@ import httpx
 
 from services.api.cost_models import Costs, Counterfactual, IncidentCost
 from services.api.costs import Account, Day, Period, report
-from services.api.counterfactuals import Answers
+from services.api.counterfactuals import counterfactuals
 from services.api.feed import Feed
 from services.api.gateway import Gateway
 from services.api.ledger import History
@@ -156,7 +156,7 @@ def other_answers(views: Views, as_of: datetime, incident: str, cost: IncidentCo
     def next_solved(position: int) -> datetime | None:
         return next((at for behind, at in solved if behind > position), None)
 
-    return Answers(views.plans, next_solved, as_of).counterfactuals(views.incidents[incident], cost)
+    return counterfactuals(views.incidents[incident].other_answers, cost, next_solved, as_of)
 
 
 class Story:

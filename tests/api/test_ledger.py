@@ -9,6 +9,7 @@ import pytest
 
 from services.api.cost_models import Costs, Counterfactual
 from services.api.costs import NO_COST
+from services.api.counterfactuals import other_answers_to
 from shared.events import (
     NodeCordoned,
     NodeDrained,
@@ -321,9 +322,12 @@ def test_counterfactuals_are_models_of_other_answers(story: Story) -> None:
 def test_there_is_no_counterfactual_where_the_log_says_too_little(story: Story) -> None:
     story.running().process_exit().process_restored()
     views = story.views()
+    assert [one.answer for one in other_answers(views, story.time(), "i1", NO_COST)] == ["plain-restart"]
     plan = views.plans["p1"]
     unknown = plan.impacts["gpt"].model_copy(update={"start_s": 0.0})
-    views.plans["p1"] = plan.model_copy(update={"impacts": {"gpt": unknown}})
+    plan = plan.model_copy(update={"impacts": {"gpt": unknown}})
+    others = other_answers_to(views.incidents["i1"], [plan])
+    views.incidents["i1"] = views.incidents["i1"].model_copy(update={"other_answers": others})
     assert other_answers(views, story.time(), "i1", NO_COST) == []
 
 

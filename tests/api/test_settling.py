@@ -95,6 +95,8 @@ def compare(records: Sequence[Recorded], sizes: Sequence[int], times: Iterable[t
         for row in whole.incidents:
             cost = incident_cost(amounts.get(row.incident), whole.price_per_worker_hour)
             assert_same(cost.model_dump(), {name: getattr(row, name) for name in cost.model_dump()})
+        later = now + timedelta(days=30)  # the open time has been settled once, and goes on
+        assert_same(settled_report(store, later).model_dump(), cost_report(views, later).model_dump())
         for low, high in times:
             start, end = (START + timedelta(seconds=seconds) for seconds in (low, high))
             window: dict[str, Any] = {"start": start, "end": end, "period": "week"}

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.unicron.test_snapshots import Nodes
 from tests.unicron.zygote import WRITES_AT_ONCE
 from unicron.environment import BUCKET_BYTES
 from unicron.protocol import Checkpointed, Finished, Held, Raised
+from unicron.step import Step
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -210,6 +212,21 @@ async def test_a_rank_lost_before_its_parameters_are_sent_takes_the_others_one_s
         resumed = await a.resumed(await a.configure(members, stage="interrupted", complete=False, fault_step=STEP))
         assert {(r.step, r.steps_recomputed, r.computed) for r in resumed} == {(STEP, 1, 0)}
         await check_result(a, spec_file(**STEADY, exact=False), await a.finished(2))
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_what_was_gathered_does_not_count_once_the_generation_is_held(held: bool) -> None:
+    """On a device an aborted gather ends without an error, also where the hold spares the replica's own groups."""
+    settled: list[bool] = []
+    nothing: dict[str, Any] = dict.fromkeys(("synchronize", "finish_micro_batch", "progress"), lambda *_, **__: None)
+    state = SimpleNamespace(
+        gather=SimpleNamespace(settle=lambda: settled.append(True)),
+        step_in_progress=SimpleNamespace(remaining=lambda: [0]),
+        commit=lambda *_: None,
+    )
+    host: Any = SimpleNamespace(link=SimpleNamespace(is_held=lambda: held, **nothing), rank_state=state)
+    Step(host, 1, [0]).commit(0, 1.0, [0])
+    assert bool(settled) is not held
 
 
 async def test_where_nobody_is_lost_nothing_is(tmp_path: Path, spec_file: SpecFile) -> None:

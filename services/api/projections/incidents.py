@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from services.api.counterfactuals import other_answers_to
 from services.api.views import Impact, IncidentView, Views
 from shared.events import ErrorDetected, PlanDecided, Recorded
 from shared.evidence import Evidence
@@ -58,6 +59,7 @@ def planned(views: Views, incident: str, event: PlanDecided, at: datetime) -> No
     changes["planned_at"] = view.planned_at or at
     if event.incident == incident:
         changes["response"] = event.response.value
+    changes["other_answers"] = other_answers_to(view, [views.plans[name] for name in changes["plans"]])
     views.incidents[incident] = view.model_copy(update=changes)
     refresh(views, incident)
 

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
 
+from services.api.event_items import event_json
 from services.api.gateway import Api, Gateway, as_json
 from services.api.models import EventRecord, Page
-from services.api.routers.parameters import MAX_LIMIT, PROBLEMS, Limit
+from services.api.routers.parameters import MAX_LIMIT, PROBLEMS, Limit, page_json
 from shared.errors import Unavailable
-from shared.events import Recorded
 
 router = APIRouter(prefix="/v1/events", tags=["events"], responses=PROBLEMS)
 
@@ -53,24 +53,9 @@ async def events(
 
 
 def _page(api: Gateway, after: int, limit: int) -> Response:
-    records = api.journal.log.read(after=after, limit=limit + 1)
-    items = [show(record) for record in records[:limit]]
-    return as_json(Page(items=items, next_cursor=str(items[-1].position) if len(records) > limit else None))
-
-
-def show(recorded: Recorded) -> EventRecord:
-    """Return a record as the interface shows it."""
-    event: dict[str, Any] = recorded.event.model_dump(mode="json", by_alias=True)
-    return EventRecord(
-        position=recorded.position,
-        stream=recorded.stream,
-        stream_version=recorded.stream_version,
-        recorded_at=recorded.recorded_at,
-        type=event["type"],
-        event=event,
-        previous_hash=recorded.previous_hash,
-        hash=recorded.hash,
-    )
+    rows = api.journal.log.page(after=after, limit=limit + 1)
+    items = [event_json(row) for row in rows[:limit]]
+    return as_json(page_json(items, [row["position"] for row in rows], limit))
 
 
 async def _stream(api: Gateway, position: int) -> AsyncIterator[str]:
@@ -78,14 +63,13 @@ async def _stream(api: Gateway, position: int) -> AsyncIterator[str]:
     yield ": unicron events\n\n"
     while not api.feed.closed:
         try:
-            records = await asyncio.to_thread(api.journal.log.read, after=position, limit=MAX_LIMIT)
+            rows = await asyncio.to_thread(api.journal.log.page, after=position, limit=MAX_LIMIT)
         except Unavailable:
             yield ": waiting for the log\n\n"
             await asyncio.sleep(RETRY_S)
             continue
-        for record in records:
-            shown = show(record)
-            yield f"id: {shown.position}\nevent: {shown.type}\ndata: {shown.model_dump_json()}\n\n"
-            position = shown.position
-        if not records and not await api.feed.wait_beyond(position, timeout_s=KEEP_ALIVE_S):
+        for row in rows:
+            position = row["position"]
+            yield f"id: {position}\nevent: {row['type']}\ndata: {event_json(row)}\n\n"
+        if not rows and not await api.feed.wait_beyond(position, timeout_s=KEEP_ALIVE_S):
             yield ": keep-alive\n\n"

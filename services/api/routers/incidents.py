@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
 
-from services.api import present
 from services.api.accounts import Accounts
 from services.api.costs import incident_cost
-from services.api.counterfactuals import Answers
-from services.api.gateway import Api, Gateway
-from services.api.models import Incident, Page
+from services.api.counterfactuals import counterfactuals
+from services.api.gateway import Api, Gateway, as_text
+from services.api.models import Incident, IncidentAmounts, Page
+from services.api.other_answers import OtherAnswers
 from services.api.readers import ViewReader
-from services.api.routers.parameters import NAMED, PROBLEMS, Cursor, Id, Limit, TaskFilter, page
-from services.api.tables import INCIDENTS, PLANS
-from services.api.views import IncidentView
+from services.api.routers.parameters import NAMED, PROBLEMS, Cursor, Id, Limit, TaskFilter, page_json
+from services.api.tables import INCIDENTS
 from shared.model import utc_now
 
 router = APIRouter(prefix="/v1/incidents", tags=["incidents"], responses=PROBLEMS)
 
+_COLUMNS = ("shown", "other_answers")
 
-def _shown(api: Gateway, views: ViewReader, found: list[IncidentView], now: datetime) -> list[Incident]:
-    """Return incidents with their costs, and what other answers would have cost."""
+
+def _shown(api: Gateway, views: ViewReader, found: Sequence[Any], now: datetime) -> list[str]:
+    """Return the JSON of incidents with their costs, and what other answers would have cost. ``found``: their rows."""
     accounts, price = Accounts(views, now), api.cluster(views).price_per_worker_hour
-    amounts = accounts.incidents(view.id for view in found)
-    plans = views.several(PLANS, {plan for view in found for plan in view.plans})
-    answers = Answers(plans, views.next_solved, now)
+    amounts = accounts.incidents(row.key for row in found)
     items = []
-    for view in found:
-        cost = incident_cost(amounts.get(view.id), price)
-        items.append(present.incident(view, cost, answers.counterfactuals(view, cost)))
+    for row in found:
+        cost = incident_cost(amounts.get(row.key), price)
+        others = OtherAnswers.model_validate_json(row.other_answers)
+        models = counterfactuals(others, cost, views.next_solved, now)
+        changing = IncidentAmounts(cost=cost, counterfactuals=models)
+        items.append(f"{row.shown[:-1]},{as_text(changing)[1:]}")  # one object of both
     return items
 
 
@@ -46,22 +49,22 @@ async def incidents(
     """List incidents, the oldest first."""
     as_of = utc_now()
 
-    def answer(views: ViewReader) -> Page[Incident]:
+    def answer(views: ViewReader) -> str:
         states = [state] if state else []
-        found = views.page(INCIDENTS, after=cursor, limit=limit + 1, states=states, task=task or "")
+        found = views.rows(INCIDENTS, *_COLUMNS, after=cursor, limit=limit + 1, states=states, task=task or "")
         items = _shown(api, views, found[:limit], as_of)
-        return page(items, [view.position for view in found], limit)
+        return page_json(items, [row.position for row in found], limit)
 
     return await api.answer(answer)
 
 
-@router.get("/{incident}", responses=NAMED)
-async def one(incident: Id, api: Api) -> Incident:
+@router.get("/{incident}", response_model=Incident, responses=NAMED)
+async def one(incident: Id, api: Api) -> Response:
     """Show an incident."""
     as_of = utc_now()
 
-    def answer(views: ViewReader) -> Incident:
-        (shown,) = _shown(api, views, [views.find(INCIDENTS, incident)], as_of)
+    def answer(views: ViewReader) -> str:
+        (shown,) = _shown(api, views, [views.row(INCIDENTS, incident, *_COLUMNS)], as_of)
         return shown
 
-    return await api.read(answer)
+    return await api.answer(answer)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Path, Query, Request
@@ -104,5 +105,14 @@ def _names(dependant: Dependant) -> Iterator[str]:
 
 def page(items: list[T], positions: list[int], limit: int) -> Page[T]:
     """Return a page of ``items``. ``positions``: of those found, of which one more than ``limit`` was asked for."""
-    more = len(positions) > limit
-    return Page(items=items[:limit], next_cursor=str(positions[limit - 1]) if more else None)
+    return Page(items=items[:limit], next_cursor=_next_cursor(positions, limit))
+
+
+def page_json(items: Sequence[str], positions: list[int], limit: int) -> str:
+    """Return the JSON of a page of items that are JSON already; the arguments are as those of ``page``."""
+    cursor = _next_cursor(positions, limit)
+    return f'{{"items":[{",".join(items[:limit])}],"next_cursor":{json.dumps(cursor)}}}'
+
+
+def _next_cursor(positions: list[int], limit: int) -> str | None:
+    return str(positions[limit - 1]) if len(positions) > limit else None

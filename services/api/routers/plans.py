@@ -12,7 +12,7 @@ from services.api.gateway import Api
 from services.api.models import Page, PlanDetail, PlanSummary
 from services.api.plan_text import explain
 from services.api.readers import ViewReader
-from services.api.routers.parameters import NAMED, PROBLEMS, Cursor, Id, Limit, TaskFilter, page
+from services.api.routers.parameters import NAMED, PROBLEMS, Cursor, Id, Limit, TaskFilter, page_json
 from services.api.tables import PLANS
 from services.api.views import PlanState
 from shared.errors import Corrupt
@@ -31,10 +31,10 @@ async def plans(
 ) -> Response:
     """List plans, the oldest first."""
 
-    def answer(views: ViewReader) -> Page[PlanSummary]:
+    def answer(views: ViewReader) -> str:
         states = [value.value for value in state or []]
-        found = views.page(PLANS, after=cursor, limit=limit + 1, states=states, task=task or "")
-        return page([present.plan_summary(view) for view in found], [view.position for view in found], limit)
+        found = views.rows(PLANS, "shown", after=cursor, limit=limit + 1, states=states, task=task or "")
+        return page_json([row.shown for row in found], [row.position for row in found], limit)
 
     return await api.answer(answer)
 

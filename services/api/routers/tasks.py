@@ -13,14 +13,14 @@ from fastapi.responses import StreamingResponse
 
 from services.api import present
 from services.api.access import Submitter
-from services.api.gateway import Api, Gateway
+from services.api.gateway import Api, Gateway, as_text
 from services.api.logs import OutputReader, json_line, plain_line
 from services.api.models import Page, StopOptions, Stopping, Task
 from services.api.output_owners import OutputOwners, output_owners
 from services.api.output_search import OutputSearch
 from services.api.readers import ViewReader
 from services.api.routers.bodies import described, options, read_body
-from services.api.routers.parameters import CHANGE, NAMED, PROBLEMS, Cursor, Limit, TaskName, page
+from services.api.routers.parameters import CHANGE, NAMED, PROBLEMS, Cursor, Limit, TaskName, page_json
 from services.api.tables import TASKS
 from shared.errors import InvalidInput, NotFound
 from shared.tasks import ENDED, MAX_SPEC_BYTES, TaskSpec, TaskState, load_spec, parse_spec
@@ -77,10 +77,12 @@ async def tasks(
     """List tasks in the order of their submission."""
     live = api.live.state()
 
-    def answer(views: ViewReader) -> Page[Task]:
+    def answer(views: ViewReader) -> str:
         states = [value.value for value in state or []]
-        found = views.page(TASKS, after=cursor, limit=limit + 1, states=states)
-        return page([present.task(view, live) for view in found], [view.position for view in found], limit)
+        found = views.rows(TASKS, "shown", after=cursor, limit=limit + 1, states=states)
+        going_on = views.several(TASKS, [row.key for row in found if not row.shown])
+        items = [row.shown or as_text(present.task(going_on[row.key], live)) for row in found]
+        return page_json(items, [row.position for row in found], limit)
 
     return await api.answer(answer)
 

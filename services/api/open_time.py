@@ -1,0 +1,62 @@
+"""The open time: what is not settled yet, which requests settle once for each position of the log.
+
+Behind the latest time that the log says anything of, each second of each worker goes to the same claim as the second
+before, until the log has a further event. So amounts grow evenly from then on: it takes one settlement up to that time,
+and one of a second behind it, to know the amounts up to any later present.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from services.api.claim_times import last_bound_s
+from services.api.ledger import History
+from services.api.settlement import COLUMNS, Amounts, Sums, settle_window
+from services.api.span_claims import Window
+from services.api.views import TaskView
+
+_GRID = 64.0
+"""Of a second. The time from which amounts grow is a multiple of a 64th of a second, which a float64 and a ``datetime``
+have exactly: a second behind it is then a second, and what is extrapolated over months is not off by rounding."""
+
+
+@dataclass(frozen=True)
+class OpenTime:
+    """The open time at one position of the log.
+
+    ``until_s``: up to when ``sums`` are. ``each_s``: what every later second adds.
+    """
+
+    until_s: float
+    sums: Sums
+    each_s: Sums
+
+    @classmethod
+    def of(cls, history: History, tasks: Mapping[str, TaskView], settled_s: float) -> OpenTime:
+        """Settle the time from ``settled_s`` on. ``history``, ``tasks``: as for ``settle_window``."""
+        last_s = max(last_bound_s(history.plans, history.incidents, history.spans, tasks.values()), settled_s, 0.0)
+        until_s = math.ceil(last_s * _GRID) / _GRID
+        parts = Window(settled_s, until_s), Window(until_s, until_s + 1.0)
+        sums, each_s = (settle_window(history, tasks, part, datetime.fromtimestamp(part.end_s, UTC)) for part in parts)
+        return cls(until_s, sums, each_s)
+
+    def up_to(self, end_s: float, dimension: str, keys: Iterable[str] | None = None) -> dict[str, Amounts]:
+        """Return the amounts up to a time that is not before ``until_s``, by key; ``keys``: only these; None: all."""
+        sums, each_s = self.sums[dimension], self.each_s[dimension]
+        passed_s = end_s - self.until_s
+        found = {}
+        for key in self.keys(dimension) if keys is None else keys:
+            amounts, growth = sums.get(key), each_s.get(key)
+            if growth is not None:
+                start = amounts or dict.fromkeys(COLUMNS, 0.0)
+                amounts = {name: start[name] + passed_s * growth[name] for name in COLUMNS}
+            if amounts is not None:
+                found[key] = amounts
+        return found
+
+    def keys(self, dimension: str) -> set[str]:
+        """Return the keys that have amounts in the open time, or will have."""
+        return self.sums[dimension].keys() | self.each_s[dimension].keys()
