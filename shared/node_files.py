@@ -16,7 +16,8 @@ from pydantic import Field, TypeAdapter
 from shared.errors import NotFound, Unavailable, Undecodable, UnicronError
 from shared.messages import MAX_INTEGER, REASON_CHARACTERS, Integer, Message, decode
 from shared.model import Model
-from shared.names import Name, WorkerName
+from shared.names import FilePath, Name, WorkerName
+from shared.task_secrets import Place
 
 FILES = "unicron.files"
 """Prefix of the subjects of these requests; the node's name follows."""
@@ -97,7 +98,8 @@ class CheckInputs(Message):
     """Report why a rank on this node could not use the files that a specification names.
 
     ``vocabulary``: of the model, which has to fit a text. ``task``: under whose user the files are looked at, where
-    tasks have users of their own.
+    tasks have users of their own. ``directories``: below which the files have to be, wherever links lead; None:
+    anywhere. ``secrets``: the variables that the agent would read for the task.
     """
 
     kind: Literal["check-inputs"] = "check-inputs"
@@ -105,6 +107,8 @@ class CheckInputs(Message):
     data: Annotated[str, Field(max_length=PATH_CHARACTERS)]
     script: Annotated[str, Field(max_length=PATH_CHARACTERS)] | None = None
     vocabulary: Integer
+    directories: list[FilePath] | None = None
+    secrets: dict[str, Place] = Field(default_factory=dict)
 
 
 FilesRequest = Annotated[

@@ -20,6 +20,9 @@ from shared.names import Label, Name, host_label
 from shared.tasks import CHECKPOINT_URL
 from shared.uids import uid_range
 
+Directories = Annotated[str, Field(pattern=r"^\s*(/[^,\x00]*(,\s*/[^,\x00]*)*)?$")]
+"""Absolute paths, separated by commas."""
+
 Seconds = Annotated[float, Field(gt=0, le=86_400 * 365)]
 
 
@@ -151,6 +154,17 @@ class Settings(BaseSettings):
     insecure: bool = False
     """Whether the api may listen on other addresses than loopback without TLS: behind a proxy that has it, or on a
     network that nobody else is on. Tokens are asked for all the same."""
+    requests_per_s: float = Field(default=200.0, ge=0)
+    """Requests that the api takes from one peer in a second, in the long run: a user of this machine, a token or an
+    address. A hundred times what a dashboard asks for; one core answers a few hundred. 0: any number. Probes are not
+    counted."""
+    input_dirs: Directories = ""
+    """Directories on the nodes, separated by commas: below them are the paths (``data``, ``script``,
+    ``checkpoint.directory``) that a submission may name whose actor may not operate. Empty: none is allowed. Who may
+    operate may name any path. The api reads it."""
+    secret_dirs: Directories = ""
+    """Directories on this node, separated by commas, below which the secrets of tasks are. Empty: any file that the
+    agent can read; with ``rank_uids``, none. The agent reads it."""
     server: str = "http://127.0.0.1:8642"
     """Address of the API for the CLI."""
 
@@ -271,6 +285,16 @@ class Settings(BaseSettings):
         """Each of ``allowed_hosts``."""
         return [name for part in self.allowed_hosts.split(",") if (name := part.strip())]
 
+    @property
+    def input_directories(self) -> list[Path]:
+        """Each of ``input_dirs``."""
+        return _directories(self.input_dirs)
+
+    @property
+    def secret_directories(self) -> list[Path]:
+        """Each of ``secret_dirs``."""
+        return _directories(self.secret_dirs)
+
     @model_validator(mode="after")
     def _check_orders(self) -> Self:
         problems = [problem for order in ORDERS if (problem := order.problem(self)) is not None]
@@ -297,6 +321,10 @@ def read_settings(**given: Any) -> Settings:
     except ValidationError as err:
         problems = [problem for item in err.errors(include_url=False) for problem in _problems(item)]
         raise InvalidInput(f"settings refused: {_text(problems)}", problems) from err
+
+
+def _directories(text: str) -> list[Path]:
+    return [Path(path) for part in text.split(",") if (path := part.strip())]
 
 
 def check_servers(text: str) -> str:

@@ -10,9 +10,11 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from shared import task_secrets
 from shared.errors import InvalidInput
 from shared.model import Model
 from shared.names import Name
+from shared.task_secrets import Place
 
 MAX_SPEC_BYTES = 1 << 20
 """A specification is a page of text; anything larger is a mistake (a data file, most likely)."""
@@ -163,6 +165,8 @@ class TaskSpec(Model):
     bf16: bool = False
     """Whether parameters and activations are bfloat16; gradients, and the optimizer's own parameters, are float32."""
     env: dict[str, str] = Field(default_factory=dict)
+    secrets: dict[str, Place] = Field(default_factory=dict, exclude_if=lambda secrets: not secrets)
+    """Variable -> where its value is on every node, ``file:/path``: read there as a rank starts, and shown nowhere."""
     exact: bool = False
     """Whether parameters are the failure-free run's to the last bit whatever fails and however many replicas there are,
     at the same tensor-parallel size; otherwise they are to rounding. What it costs: docs/recovery.md."""
@@ -292,6 +296,7 @@ def _submission_problems(spec: TaskSpec) -> Iterator[tuple[str, object, str]]:
     if spec.script is None and spec.parallel.sequence_parallel and length % largest != 0:
         size = f"parallel.tensor, {'which may be ' * (spec.parallel.tensor == 'auto')}{largest},"
         yield "parallel.sequence_parallel", True, f"{size} must divide model.sequence_length, {length}"
+    yield from task_secrets.problems(spec.env, spec.secrets)
     for name, value in spec.env.items():
         if not name or "=" in name or "\0" in name + value:
             yield "env", name, "not an environment variable: a name without '=', and no null byte in name or value"

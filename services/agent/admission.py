@@ -7,6 +7,7 @@ import logging
 
 from shared.admission import ALIVE, ANSWER, HELLO, REVOCATION, REVOKED, Answer, Hello
 from shared.bus import Bus
+from shared.dropped import DroppedMessages
 from shared.errors import Conflict, NameInUse, Unavailable, Undecodable, UnicronError, UnreachableAddress
 from shared.messages import decode
 
@@ -27,10 +28,11 @@ class Admission:
     Args:
         bus: connected.
         hello: who wants to join.
+        dropped: counts the messages that cannot be decoded.
     """
 
-    def __init__(self, bus: Bus, hello: Hello) -> None:
-        self._bus, self._hello = bus, hello
+    def __init__(self, bus: Bus, hello: Hello, dropped: DroppedMessages) -> None:
+        self._bus, self._hello, self._dropped = bus, hello, dropped
         self._revoked: asyncio.Future[UnicronError] = asyncio.get_running_loop().create_future()
 
     async def obtain(self) -> None:
@@ -80,7 +82,7 @@ class Admission:
         try:
             revocation = decode(REVOCATION, data)
         except Undecodable as err:
-            logger.warning("a revocation that cannot be read was dropped: %s", err.detail)
+            self._dropped.note(REVOKED, err)
             return
         if not self._revoked.done():
             self._revoked.set_result(NameInUse(revocation.detail))

@@ -107,11 +107,11 @@ class Agent:
         self._commands = Commands(self.node, self._changes, self, self._note_state, self._dropped, left.replies)
         self._users = users = RankUsers(settings.rank_uids)
         self._files = TaskFiles(settings.run_dir, settings.node, users)
-        self._file_server = FileServer(bus, settings.node, settings.run_dir, self._dropped, users)
         self._snapshots = SnapshotFolders(node_folder(settings.memory_dir, settings.run_dir, settings.node), users)
-        self._environment = RankEnvironment(
+        ranks = self._environment = RankEnvironment(
             settings, address, inherited.ranks_name, self._files, self._snapshots, users
         )
+        self._file_server = FileServer(bus, settings.node, settings.run_dir, self._dropped, users, ranks.secrets)
         self._ranks = RankServer(inherited.ranks, self.node, self._changes, self._received, self._dropped, users)
         self._fork_servers = ForkServers(
             inherited.fork_servers,
@@ -230,7 +230,7 @@ class Agent:
                 worker=process.worker,
                 spec=spec_path,
                 output=output,
-                env=self._environment.of(process, spec),
+                env=await asyncio.to_thread(self._environment.of, process, spec),
                 uid=self._users.uid(process.task),
             )
         except BaseException:

@@ -23,6 +23,7 @@ from services.agent.restarts import HANDED_OVER
 from shared import names
 from shared.admission import Hello
 from shared.cancellation import end
+from shared.dropped import DroppedMessages
 from shared.errors import InvalidInput, NameInUse
 from shared.joining import node_name
 from shared.parent import die_with_parent
@@ -53,7 +54,8 @@ async def serve(inherited: Inheritance, hand_over: HandOver, context: Context) -
         network=found.network,
         supervisor=inherited.supervisor,
     )
-    admission = Admission(bus, hello)
+    dropped = DroppedMessages(context.counters)
+    admission = Admission(bus, hello, dropped)
     await admission.obtain()
     agent = Agent(settings, bus, found, incarnation, inherited, counters=context.counters)
     in_use = False
@@ -61,7 +63,7 @@ async def serve(inherited: Inheritance, hand_over: HandOver, context: Context) -
         await agent.start()
         context.ready()
         context.ending.cancels = False
-        await hand_over.serve(bus, settings.node, incarnation)
+        await hand_over.serve(bus, settings.node, incarnation, dropped)
         await _first(agent.run(), admission.run(), _drained(context.stop, agent), hand_over.asked())
     except NameInUse:
         in_use = True

@@ -6,6 +6,7 @@ The work is done in two threads of its own: a file system that does not answer d
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,11 +15,12 @@ from typing import TypeVar
 
 from services.agent import task_inputs
 from services.agent.rank_users import RankUsers
+from services.agent.task_secrets import TaskSecrets
 from shared.bus import Bus
 from shared.dropped import DroppedMessages
 from shared.errors import Unavailable, Undecodable, UnicronError
-from shared.messages import decode
-from shared.node_files import FILES, FILES_REQUEST, CheckInputs, FilesReply, failed, pack
+from shared.messages import REASON_CHARACTERS, decode
+from shared.node_files import FILES, FILES_REQUEST, CheckInputs, FilesReply, InputProblem, failed, pack
 from shared.task_folders import TaskFolders
 
 logger = logging.getLogger(__name__)
@@ -42,10 +44,19 @@ class FileServer:
         run_dir: the run directory.
         dropped: counts the requests that cannot be decoded.
         users: of the tasks.
+        secrets: of the tasks.
     """
 
-    def __init__(self, bus: Bus, node: str, run_dir: Path, dropped: DroppedMessages, users: RankUsers) -> None:
-        self._users = users
+    def __init__(
+        self,
+        bus: Bus,
+        node: str,
+        run_dir: Path,
+        dropped: DroppedMessages,
+        users: RankUsers,
+        secrets: TaskSecrets | None = None,
+    ) -> None:
+        self._users, self._secrets = users, secrets or TaskSecrets()
         self._bus, self._subject, self._dropped = bus, f"{FILES}.{node}", dropped
         self._folders = TaskFolders(run_dir)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="files")
@@ -100,6 +111,9 @@ class FileServer:
         if script is not None and "script" not in wrong:
             async with self._processes:
                 problems += await task_inputs.compile_problems(script, uid)
+        for name, place in request.secrets.items():
+            if text := await self._in_thread(functools.partial(self._secrets.problem, place)):
+                problems.append(InputProblem(field=f"secrets.{name}"[:64], problem=text[:REASON_CHARACTERS]))
         return FilesReply(problems=problems)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:

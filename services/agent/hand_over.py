@@ -7,6 +7,7 @@ import logging
 
 from shared.agent_restart import AGENT_RESTART, AGENT_RESTART_REQUEST, AgentRestartResult
 from shared.bus import Bus
+from shared.dropped import DroppedMessages
 from shared.errors import Undecodable
 from shared.messages import decode
 
@@ -18,16 +19,16 @@ class HandOver:
 
     def __init__(self) -> None:
         self._due = asyncio.Event()
-        self._incarnation = ""
+        self._incarnation, self._dropped = "", DroppedMessages({})
 
     @property
     def is_due(self) -> bool:
         """Whether the agent has been asked to."""
         return self._due.is_set()
 
-    async def serve(self, bus: Bus, node: str, incarnation: str) -> None:
-        """Take requests from now on."""
-        self._incarnation = incarnation
+    async def serve(self, bus: Bus, node: str, incarnation: str, dropped: DroppedMessages) -> None:
+        """Take requests from now on; ``dropped`` counts those that cannot be decoded."""
+        self._incarnation, self._dropped = incarnation, dropped
         await bus.serve(f"{AGENT_RESTART}.{node}", self._answer)
 
     async def asked(self) -> None:
@@ -40,7 +41,7 @@ class HandOver:
         try:
             request = decode(AGENT_RESTART_REQUEST, data)
         except Undecodable as err:
-            logger.warning("a request to hand over that cannot be read was dropped: %s", err.detail)
+            self._dropped.note(AGENT_RESTART, err)
         else:
             if request.incarnation == self._incarnation:
                 self._due.set()

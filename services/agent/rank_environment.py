@@ -10,6 +10,7 @@ from services.agent.process import Process
 from services.agent.rank_users import RankUsers
 from services.agent.snapshot_folders import SnapshotFolders
 from services.agent.task_files import TaskFiles
+from services.agent.task_secrets import TaskSecrets
 from shared.settings import Settings
 from shared.tasks import TaskSpec
 from unicron import environment
@@ -25,6 +26,9 @@ class RankEnvironment:
         files: of the tasks.
         snapshots: of the tasks.
         users: of the tasks.
+
+    Attributes:
+        secrets: what reads those of the tasks.
     """
 
     def __init__(
@@ -38,15 +42,21 @@ class RankEnvironment:
     ) -> None:
         self._settings, self._address, self._socket = settings, address, socket
         self._files, self._snapshots, self._users = files, snapshots, users
+        self.secrets = TaskSecrets.of_node(settings.secret_directories, separate_users=users.separate)
 
     def of(self, process: Process, spec: TaskSpec) -> dict[str, str]:
-        """Return the variables of a process that is to train a task."""
+        """Return the variables of a process that is to train a task. Blocks while it reads the task's secrets.
+
+        Raises:
+            Unavailable: a secret cannot be read.
+        """
         return {
             "OMP_NUM_THREADS": "1",
             **socket_environment(self._address.interface),
             **hardware.device_environment(process.worker, os.environ.get(hardware.VISIBLE_VARIABLE)),
             **self._user(process.task),
             **spec.env,
+            **self.secrets.read(spec.secrets),
             environment.SOCKET: f"@{self._socket}",
             environment.TASK: process.task,
             environment.WORKER: process.worker,

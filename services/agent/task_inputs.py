@@ -65,6 +65,8 @@ _ALLOWED_DATA = "a text file, or the prefix of an indexed dataset"
 
 def file_problems(request: CheckInputs) -> list[InputProblem]:
     """Return why ``data`` and ``script`` cannot be used, as far as files show it. Blocks while it reads."""
+    if outside := [*_outside(request)]:
+        return outside  # and nothing of what is in them
     problems: list[InputProblem] = []
     for field, find in (("data", _data_problems), ("script", _script_problems)):
         try:
@@ -122,6 +124,26 @@ async def _run(
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+
+
+def _outside(request: CheckInputs) -> Iterator[InputProblem]:
+    """Yield the files that are not below the directories that a request allows, wherever links lead."""
+    if request.directories is None:
+        return
+    allowed = [Path(directory).resolve() for directory in request.directories]
+    for field, path in (("data", request.data), ("script", request.script)):
+        if path is not None and not all(any(one.is_relative_to(a) for a in allowed) for one in _real(path)):
+            yield InputProblem(field=field, problem="leads out of the directories that are allowed")
+
+
+def _real(path: str) -> list[Path]:
+    """Return the files that a path stands for, without links."""
+    try:
+        return [Path(f"{path.removesuffix(end)}{end}").resolve() for end in ("", ".idx", ".bin")] + [
+            Path(path).resolve()
+        ]
+    except (OSError, RuntimeError, ValueError):  # a circle of links, a null byte
+        return [Path("/")]
 
 
 def _data_problems(request: CheckInputs) -> Iterator[InputProblem]:

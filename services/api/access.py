@@ -7,6 +7,7 @@ everything and need no token. Everybody else needs one (``shared.tokens``), in t
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +16,8 @@ from fastapi import Depends, Request
 from starlette import types
 from starlette.datastructures import Headers
 
-from services.api.problems import problem_response
+from services.api.problems import RETRY_AFTER_S, TEMPORARY, problem_response
+from services.api.request_rates import RequestRates, peer_of
 from services.api.socket_owners import end, uid_of
 from shared import tokens
 from shared.errors import Forbidden, Unauthenticated, UnicronError
@@ -89,21 +91,37 @@ class Access:
     Args:
         app: what answers.
         token_file: where tokens are.
+        requests_per_s: of one peer, in the long run; 0: any number.
     """
 
-    def __init__(self, app: types.ASGIApp, token_file: Path) -> None:
+    def __init__(self, app: types.ASGIApp, token_file: Path, requests_per_s: float = 0.0) -> None:
         self._app, self._tokens = app, TokenFile(token_file)
+        self._rates = RequestRates(requests_per_s)
 
     async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
         """Pass the request on with its actor, or refuse it."""
         if scope["type"] == "http" and scope["path"] not in OPEN:
             try:
-                scope.setdefault("state", {})["actor"] = self._actor(scope)
+                scope.setdefault("state", {})["actor"] = self._admitted(scope)
             except UnicronError as err:
-                headers = {"WWW-Authenticate": "Bearer"} if err.status == Unauthenticated.status else None
+                headers = {"WWW-Authenticate": "Bearer"} if err.status == Unauthenticated.status else {}
+                if err.status in TEMPORARY:
+                    headers = {"Retry-After": str(RETRY_AFTER_S)}
                 await problem_response(err.problem(), headers)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+    def _admitted(self, scope: types.Scope) -> Actor:
+        """Return the actor, whose request is counted; those of nobody are counted by their address."""
+        at_s = time.monotonic()
+        try:
+            actor = self._actor(scope)
+        except UnicronError:
+            client = scope.get("client")
+            self._rates.admit(peer_of(client[0]) if client is not None else "", at_s)
+            raise
+        self._rates.admit(actor.name, at_s)
+        return actor
 
     def _actor(self, scope: types.Scope) -> Actor:
         scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request, Response
@@ -24,6 +25,7 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
 from services.api.access import Actor
+from services.api.allowed_paths import check_paths, directories
 from services.api.computations import Computations
 from services.api.feed import Feed
 from services.api.live import Live
@@ -126,11 +128,14 @@ class Gateway:
             now: the time of the event; None: the present.
 
         Raises:
-            InvalidInput: a node cannot use a file, or the earlier task's checkpoint does not fit.
+            InvalidInput: a node cannot use a file, the actor may not name it, or the earlier task's checkpoint does not
+                fit.
             Conflict: the name is in use, or the key was used for something else.
             Forbidden: the name, and the checkpoint that it goes on from, belong to somebody else.
         """
         spec = with_place(with_paths(spec), self.settings.checkpoint_url)
+        allowed = self.settings.input_directories
+        check_paths(spec, actor, allowed)
         event_id = derived_id(f"idempotency/{key}", "api") if key else str(uuid.uuid4())
         checked = False
         for _ in range(_ATTEMPTS):
@@ -143,7 +148,7 @@ class Gateway:
             if known is not None:
                 actor.require_own(known.owner, f"the earlier task {spec.name!r}")
             if not checked:
-                await self._check_inputs(spec)
+                await self._check_inputs(spec, directories(actor, allowed))
                 checked = True
             event = TaskSubmitted(
                 event_id=event_id,
@@ -167,14 +172,18 @@ class Gateway:
             f"task {spec.name!r} keeps changing (or the idempotency key was used for another task); try again"
         )
 
-    async def _check_inputs(self, spec: TaskSpec) -> None:
+    async def _check_inputs(self, spec: TaskSpec, below: list[Path] | None) -> None:
         """Ask the nodes that are ready whether ranks there could use the files that a specification names.
+
+        Args:
+            spec: the specification.
+            below: directories below which its paths have to be, wherever links lead; None: anywhere.
 
         Raises:
             InvalidInput: a node says no.
         """
         nodes = await self.read(lambda views: views.page(NODES, states=["ready"]))
-        await check_inputs(spec, [self.node_files(node.name) for node in nodes if is_name(node.name)])
+        await check_inputs(spec, [self.node_files(node.name) for node in nodes if is_name(node.name)], below)
 
     async def stop(self, name: str, actor: Actor, *, lose_steps: bool = False) -> TaskView:
         """Log the request to stop a task; a further request changes nothing, unless now steps may be lost.

@@ -69,7 +69,8 @@ def create_app(gateway: Gateway) -> FastAPI:
     """Return the application."""
     app = application()
     app.state.gateway = gateway
-    app.add_middleware(Access, token_file=gateway.settings.token_file)
+    settings = gateway.settings
+    app.add_middleware(Access, token_file=settings.token_file, requests_per_s=settings.requests_per_s)
     app.add_middleware(HttpPolicy, hosts=gateway.settings.allowed_host_names, routes=app.routes)
 
     @app.get("/", include_in_schema=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 from services.api.node_files import NodeFiles
 from shared.errors import Unavailable
@@ -22,13 +23,25 @@ NODES_NAMED = 10
 """Most nodes that a refusal names; of further ones it says how many they are."""
 
 
-async def check_inputs(spec: TaskSpec, nodes: Sequence[NodeFiles]) -> None:
+async def check_inputs(spec: TaskSpec, nodes: Sequence[NodeFiles], below: Sequence[Path] | None = None) -> None:
     """Refuse a specification that names files which ranks on one of the nodes could not use.
+
+    Args:
+        spec: the specification.
+        nodes: which are asked.
+        below: directories below which the files have to be, wherever links lead; None: anywhere.
 
     Raises:
         InvalidInput: with field, value, problem, and the nodes concerned.
     """
-    request = CheckInputs(task=spec.name, data=spec.data, script=spec.script, vocabulary=spec.model.vocabulary)
+    request = CheckInputs(
+        task=spec.name,
+        data=spec.data,
+        script=spec.script,
+        vocabulary=spec.model.vocabulary,
+        directories=None if below is None else [str(directory) for directory in below],
+        secrets=spec.secrets,
+    )
     answers = await asyncio.gather(*(_problems(node, request) for node in nodes))
     concerned: dict[InputProblem, list[str]] = {}
     for node, problems in zip(nodes, answers, strict=True):
@@ -38,6 +51,7 @@ async def check_inputs(spec: TaskSpec, nodes: Sequence[NodeFiles]) -> None:
         "data": spec.data,
         "script": spec.script,
         "model.vocabulary": spec.model.vocabulary,
+        **{f"secrets.{name}": place for name, place in spec.secrets.items()},
     }
     found = [(p.field, values.get(p.field), _text(p, names)) for p, names in concerned.items()]
     if found:

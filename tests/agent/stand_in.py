@@ -4,13 +4,17 @@ Its ranks speak ``unicron.protocol`` over the agent's socket from real processes
 ``train`` (default), ``raise`` (an exception at step 3), ``finish`` (after step 5), ``unsayable`` (reports at step 2 a
 checkpoint whose path is not UTF-8), ``die-early`` (before it attaches), ``die-joining`` (when configured), ``refuse``
 (cannot run the task, and reports that as soon as it is attached), ``babble`` (before it trains, sends lines that are
-no messages), ``newer`` (speaks a later version of the protocol).
+no messages), ``junk`` (while it trains, sends lines of every kind with wrong parts), ``newer`` (speaks a later version
+of the protocol), ``digest`` (prints that of the variable ``API_KEY``, and trains).
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
+import random
 import select
 import socket
 import sys
@@ -43,6 +47,25 @@ from unicron.protocol import (
 
 STEP_S = 0.02
 
+JUNK = {
+    "hello": ("version", "task", "worker", "pid"),
+    "progress": ("generation", "rank", "step", "phase", "loss", "duration_s"),
+    "held": ("generation", "step"),
+    "drained": ("generation", "step"),
+    "resumed": ("generation", "step", "source", "phases", "deal"),
+    "checkpointed": ("generation", "step", "path"),
+    "checkpoint-failed": ("generation", "rank", "step", "reason"),
+    "configure": ("generation", "stage", "members"),
+    "received": (),
+}
+"""The messages that do not end a rank, and fields of theirs."""
+
+WRONG: list[Any] = [
+    None, True, -1, 1 << 53, 10**400, 1e300, float("nan"), "", "\0", "/c\0", "\ud800", "x" * 5000, "y" * (3 << 20),
+    [], {}, [[]], {"": -1.0}, {"a": float("inf")}, "resumed", "ended",
+]  # fmt: skip
+"""What junk has in place of right values; the longest is longer than any line may be."""
+
 
 class Rank:
     def __init__(self) -> None:
@@ -73,6 +96,8 @@ class Rank:
         print("a rank of", os.environ["UNICRON_TASK"], flush=True)
         if self.behaviour == "refuse":
             return self.refuse()
+        if self.behaviour == "digest":
+            print("digest:", hashlib.sha256(os.environ["API_KEY"].encode()).hexdigest(), flush=True)
         while True:
             ready, _, _ = select.select([self.socket], [], [], STEP_S if self.training else None)
             if ready:
@@ -155,6 +180,18 @@ class Rank:
         ):
             self.socket.sendall(line + b"\n")
 
+    def junk(self) -> None:
+        """Send a line that is a message but for one part of it, or is none at all."""
+        draw = random.Random(self.step)
+        kind = draw.choice(sorted(JUNK))
+        fields: dict[str, Any] = {"message": kind, **dict.fromkeys(JUNK[kind], 1)}
+        for _ in range(draw.randrange(3)):
+            fields[draw.choice(sorted(fields))] = draw.choice(WRONG)
+        line = json.dumps(fields).encode()
+        line = draw.choice([line, line, line[: draw.randrange(len(line))], draw.randbytes(99).replace(b"\n", b"")])
+        with contextlib.suppress(BrokenPipeError):
+            self.socket.sendall(line + b"\n")
+
     def refuse(self) -> int:
         error, detail = "ModuleNotFoundError", "No module named 'missing'"
         text = f"Traceback ...\n{error}: {detail}"
@@ -175,6 +212,8 @@ class Rank:
             return 1
         for phase in ("begun", "compute", "reduce"):
             self.progress(phase)
+        if self.behaviour == "junk":
+            self.junk()
         self.step += 1
         ended = Progress(
             generation=self.generation, rank=self.rank, step=self.step, phase="ended", loss=2.0, duration_s=STEP_S

@@ -1,4 +1,4 @@
-"""A bounded, seeded course of requests; the long one: ``make fuzz``."""
+"""A bounded, seeded course of requests to all operations of the REST API."""
 
 from __future__ import annotations
 

@@ -59,6 +59,9 @@ def report(link: AgentLink, error: BaseException, *, step: int, starting: bool =
         step: the step that it was raised in, counted from 1; 0: before there was a step.
         starting: whether the process has not joined a generation yet.
     """
+    if isinstance(error, SyntaxError):
+        # The line that is not Python: a script may be any file by mistake, and others may read tracebacks.
+        error.text = None
     text = "".join(traceback.format_exception(error))
     print(text, file=sys.stderr, flush=True)
     link.send(

@@ -1,0 +1,44 @@
+"""Secrets of tasks: variables whose values stand in files on the nodes, and in no specification.
+
+What a specification contains is in the log, in the API's answers and on the bus, for everybody who may read there. So a
+value that its name shows to be secret is refused, with a pointer to the field for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+from pydantic import Field
+
+_SECRET_NAME = re.compile(r"(^|_)(KEY|TOKEN|SECRET)$|PASSWORD|PASSWD", re.IGNORECASE)
+"""Names that show a secret: ``*_KEY``, ``*_TOKEN``, ``*_SECRET``, ``*PASSWORD*``."""
+
+PREFIX = "file:"
+"""Of where a secret is: other places may come."""
+
+Place = Annotated[str, Field(max_length=4096, pattern=r"^file:/[^\x00]*$")]
+"""Where the value of a secret is: ``file:`` and an absolute path on the node."""
+
+
+def is_secret_name(name: str) -> bool:
+    """Return whether the name of a variable shows that its value is secret."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def problems(env: Mapping[str, str], secrets: Mapping[str, str]) -> Iterator[tuple[str, object, str]]:
+    """Yield what is wrong with the variables of a new specification: field, value and problem, without any secret."""
+    for name in env:
+        if is_secret_name(name):
+            yield (
+                "env",
+                name,
+                "looks like a secret, which everybody who may read tasks would see: put the value into a file on the "
+                f"nodes and write secrets: {{{name}: file:/path}}",
+            )
+    for name in secrets:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name.startswith("UNICRON_"):
+            yield "secrets", name, "not the name of a variable: letters, digits and _, and not UNICRON_*"
+        elif name in env:
+            yield "secrets", name, "is in env, too"

@@ -1,0 +1,126 @@
+"""A message of every kind on the bus, and whom it goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from shared.admission import ANSWER, HELLO_MESSAGE, REVOCATION, REVOKED, Answer, Hello, Revocation
+from shared.agent_restart import (
+    AGENT_RESTART,
+    AGENT_RESTART_REQUEST,
+    AGENT_RESTART_RESULT,
+    AgentRestart,
+    AgentRestartResult,
+)
+from shared.commands import COMMAND, COMMANDS, REPLY, DrainTask, HoldTask, StopTask
+from shared.common_time import TIME_REPLY, TimeReply
+from shared.departure import DEPARTURE, DEPARTURE_ANSWER
+from shared.model import Model
+from shared.node_files import (
+    FILES,
+    FILES_REPLY,
+    FILES_REQUEST,
+    CheckInputs,
+    DescribeResult,
+    FilesReply,
+    InputProblem,
+    ListOutput,
+    OutputFile,
+    ReadOutput,
+    ReadResult,
+)
+from shared.probes import PROBE, PROBE_REPLY, PROBE_REQUEST, ProbeReply, ProbeRequest, ProbeTarget
+from shared.reachability import MESSAGE, Reachability, Unreachable
+from shared.self_test import SELF_TEST, SELF_TEST_REQUEST, SELF_TEST_RESULT
+from shared.service import HEALTH_REPLY, Health
+from shared.signals import HEARTBEAT, SIGNAL
+from tests.versions.kit import (
+    COMMAND_SAMPLES,
+    LEAVING_SAMPLES,
+    LEFT_SAMPLES,
+    NOW,
+    REPLY_SAMPLES,
+    SIGNAL_SAMPLES,
+    TEST_SAMPLES,
+    TESTED_SAMPLES,
+    heartbeat,
+)
+
+INCARNATION = "1" * 32
+
+_COMMAND: dict[str, Any] = {"command_id": "c9", "plan": "p", "task": "gpt", "generation": 1, "workers": ["n0/0"]}
+
+COMMANDS_OF_ALL_KINDS: list[Model] = [
+    *COMMAND_SAMPLES,
+    HoldTask(**_COMMAND, lost=["n0/1"]),
+    DrainTask(**_COMMAND),
+    StopTask(**_COMMAND, lose_steps=True),
+]
+
+FILE_REQUESTS: list[Model] = [
+    ListOutput(task="gpt", nodes=["n0"]),
+    ReadOutput(task="gpt", generation=1, worker="n0/0", offset=0),
+    DescribeResult(task="gpt", generation=1),
+    ReadResult(task="gpt", generation=1, offset=0),
+    CheckInputs(data="/none", script="/none.py", vocabulary=257),
+]
+
+PROBE_REQUESTS: list[Model] = [
+    ProbeRequest(peers={"n1": ProbeTarget(address="127.0.0.1:1", incarnation=INCARNATION)}, timeout_s=0.01)
+]
+
+KINDS: list[tuple[TypeAdapter[Any], Sequence[Model]]] = [
+    (HEARTBEAT, [heartbeat()]),
+    (SIGNAL, SIGNAL_SAMPLES),
+    (COMMAND, COMMANDS_OF_ALL_KINDS),
+    (REPLY, REPLY_SAMPLES),
+    (DEPARTURE, LEAVING_SAMPLES),
+    (DEPARTURE_ANSWER, LEFT_SAMPLES),
+    (SELF_TEST_REQUEST, TEST_SAMPLES),
+    (SELF_TEST_RESULT, TESTED_SAMPLES),
+    (HELLO_MESSAGE, [Hello(node="n0", incarnation=INCARNATION, addresses={"address": "10.0.0.1"}, network="n")]),
+    (ANSWER, [Answer(verdict="wait", detail="the detector starts")]),
+    (REVOCATION, [Revocation(node="n0", detail="given to another one")]),
+    (AGENT_RESTART_REQUEST, [AgentRestart(incarnation=INCARNATION)]),
+    (AGENT_RESTART_RESULT, [AgentRestartResult(incarnation=INCARNATION)]),
+    (PROBE_REQUEST, PROBE_REQUESTS),
+    (PROBE_REPLY, [ProbeReply(node="n0", outcomes={"n1": "silent"}, round_trips_s={"n1": 0.1})]),
+    (FILES_REQUEST, FILE_REQUESTS),
+    (
+        FILES_REPLY,
+        [
+            FilesReply(files=[OutputFile(generation=1, worker="n0/0", size_bytes=9)], sha256="0" * 64),
+            FilesReply(problems=[InputProblem(field="data", problem="no such file")]),
+        ],
+    ),
+    (MESSAGE, [Reachability(unreachable={"n1": Unreachable(since=NOW, reached_by=["@detector"])}, cut_off_since=NOW)]),
+    (TIME_REPLY, [TimeReply(at=NOW)]),
+    (HEALTH_REPLY, [Health(name="api", pid=7, ready=True, counters={"undecodable": 1})]),
+]
+"""The adapter of each kind, and messages of it."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Who takes messages of a kind. ``answers``: whether each message is answered, whatever it is."""
+
+    subject: str
+    adapter: TypeAdapter[Any]
+    samples: Sequence[Model]
+    answers: bool = True
+
+
+def agent_targets(node: str, incarnation: str) -> list[Target]:
+    """Return what an agent subscribes to."""
+    return [
+        Target(f"{COMMANDS}.{node}", COMMAND, COMMANDS_OF_ALL_KINDS),
+        Target(f"{FILES}.{node}", FILES_REQUEST, FILE_REQUESTS),
+        Target(f"{PROBE}.{node}", PROBE_REQUEST, PROBE_REQUESTS),
+        Target(f"{SELF_TEST}.{node}", SELF_TEST_REQUEST, TEST_SAMPLES),
+        Target(f"{AGENT_RESTART}.{node}", AGENT_RESTART_REQUEST, [AgentRestart(incarnation=INCARNATION)]),
+        Target(f"{REVOKED}.{incarnation}", REVOCATION, [Revocation(node=node, detail="")], answers=False),
+    ]

@@ -1,0 +1,70 @@
+"""A real agent: messages of any kind on all its subjects, and lines of any kind from one of its ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from shared.admission import HELLO, Answer, Hello
+from shared.bus import Bus
+from shared.settings import Settings
+from tests.agent.conftest import ear
+from tests.agent.kit import SPEC, Driver, Ear, stage
+from tests.agent.program import running
+from tests.fuzz.bus_course import course, readable
+from tests.fuzz.samples import Target, agent_targets
+
+__all__ = ["ear"]
+
+EXAMPLES = 40
+"""For each subject: a second or two in all."""
+
+
+def harmless(target: Target, data: bytes) -> bool:
+    """Return whether a message leaves the ranks and the agent alone: what can be read is carried out."""
+    return not readable(target, data) or (b'"gpt"' not in data and "revoked" not in target.subject)
+
+
+async def test_an_agent_lives_and_works_whatever_it_receives(
+    settings: Settings, bus: Bus, ear: Ear, tmp_path: Path
+) -> None:
+    hellos: list[Hello] = []
+
+    async def admit(data: bytes) -> bytes:
+        hellos.append(Hello.model_validate_json(data))
+        return Answer(verdict="admitted").model_dump_json().encode()
+
+    await bus.serve(HELLO, admit)
+    driver = Driver(bus)
+    async with running(settings, "n0", tmp_path / "agent.log") as program:
+        await program.ready()
+        processes = psutil.Process(program.process.pid).children(recursive=True)
+        # One rank trains; the other one, of another task, sends junk while it trains.
+        assert (await driver.prepare(workers=["n0/0"])).ok
+        assert (await driver.configure(workers=["n0/0"])).ok
+        junk = {"task": "junk", "command_id": "j1", "plan": "j", "generation": 1}
+        spec = {**SPEC, "name": "junk", "env": {"BEHAVIOUR": "junk"}}
+        assert (await driver.send({**junk, "kind": "prepare", "workers": ["n0/1"], "spec": spec})).ok
+        joined = stage(1, ["n0/1"]).model_dump(mode="json")
+        configure = {**junk, "command_id": "j2", "kind": "configure", "stage": joined, "store_port": 1}
+        assert (await driver.send({**configure, "store_host": "127.0.0.1"})).ok
+
+        sent = await course(bus, agent_targets("n0", hellos[0].incarnation), examples=EXAMPLES, seed=1, wanted=harmless)
+        assert len(sent) == len(agent_targets("n0", ""))
+        before = ear.heartbeats[-1]
+        seen = len(ear.heartbeats)
+        await ear.until(lambda: len(ear.heartbeats) > seen + 1)
+
+        steps = {worker.worker: worker.step for worker in before.workers}
+        assert before.counters["undecodable"] > 50
+        await ear.until(lambda: all(w.step > steps[w.worker] for w in ear.heartbeats[-1].workers[:1]))
+        held = await driver.ask("hold", 2, workers=["n0/0"])
+        assert held.ok, held
+        assert held.workers["n0/0"].step > 0
+        assert {heartbeat.incarnation for heartbeat in ear.heartbeats} == {hellos[0].incarnation}
+        alive = {process.pid for process in psutil.Process(program.process.pid).children(recursive=True)}
+        assert {process.pid for process in processes} <= alive
+    lines = [line for line in (tmp_path / "agent.log").read_text().splitlines() if "was dropped" in line]
+    assert 0 < len(lines) < 100
+    assert not [line for line in (tmp_path / "agent.log").read_text().splitlines() if line.startswith("Traceback")]
