@@ -35,7 +35,7 @@ async def test_an_agent_lives_and_works_whatever_it_receives(
         hellos.append(Hello.model_validate_json(data))
         return Answer(verdict="admitted").model_dump_json().encode()
 
-    await bus.serve(HELLO, admit)
+    await bus.serve(f"{HELLO}.*", admit)
     driver = Driver(bus)
     async with running(settings, "n0", tmp_path / "agent.log") as program:
         await program.ready()
