@@ -9,6 +9,7 @@
 #   make test-parity           every fault in every layout, each followed by every change: up to half an hour
 #   make mutants               mutants of the pure cores against their tests: about an hour
 #   make test-no-false-alarm   five minutes under load without one error event
+#   make audit                 bandit over the code, pip-audit over constraints.txt; needs the network
 #   make openapi               writes docs/openapi.json, the description of the REST API
 #   make clean                 removes what runs and tools left, and .venv
 
@@ -26,7 +27,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: install demo test test-e2e mutants test-cluster test-slow test-parity test-no-false-alarm check openapi format clean
+.PHONY: install demo test test-e2e mutants test-cluster test-slow test-parity test-no-false-alarm check audit openapi format clean
 
 install: $(STAMP)
 
@@ -77,6 +78,13 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The project's code, and what is known of the versions that it is tested with; pip-audit asks PyPI about each of them and
+# fails (--strict) if there is one about which it gets no answer.
+audit: install
+	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[audit]'
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive cli services shared unicron
+	$(BIN)/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
 
 # The description of the REST API in the repository; a test compares it with the application's.
 openapi: install

@@ -69,7 +69,7 @@ def refused_pauses_s() -> Iterator[float]:
     """Yield the pauses between attempts of a client whose credential is refused, in seconds, each partly random."""
     pause_s = REFUSED_FIRST_PAUSE_S
     while True:
-        yield pause_s + random.uniform(0.0, REFUSED_FIRST_PAUSE_S)
+        yield pause_s + random.uniform(0.0, REFUSED_FIRST_PAUSE_S)  # nosec B311 # spreads attempts, guards nothing
         pause_s = min(2.0 * pause_s, REFUSED_LONGEST_PAUSE_S)
 
 

@@ -118,7 +118,7 @@ class NatsServer:
                 os._exit(1)
 
         with open(self.directory / "server.log", "ab") as output:
-            return subprocess.Popen(
+            return subprocess.Popen(  # nosec B603 # no shell; program and file are this module's
                 [str(find_binary()), "-c", str(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -136,7 +136,7 @@ class Settings(BaseSettings):
     """An fsspec URL (``s3://bucket/prefix``) for the checkpoints of all tasks that name no place of their own, each in
     a folder of its name; the api reads it. Empty: below ``run_dir``, which the nodes of a task then have to share."""
 
-    memory_dir: Path = Path("/dev/shm")
+    memory_dir: Path = Path("/dev/shm")  # nosec B108 # each user has a folder of mode 0700 there
     """Folder of the in-memory snapshots of a node's ranks: a file system in memory, with room for a few times the state
     of the shards that the node trains. A container needs a volume of that size there."""
 

@@ -81,7 +81,7 @@ class RankUsers:
         program = "import os, sys; sys.exit(not os.access(sys.argv[1], os.X_OK))"
         command = [sys.executable, "-I", "-c", program, str(run_dir)]
         try:
-            status = subprocess.run(
+            status = subprocess.run(  # nosec B603 # a program of this module; the folder is an argument of its own
                 command,
                 user=uid,
                 group=uid,

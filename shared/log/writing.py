@@ -44,7 +44,7 @@ class Append:
 
 
 _LAST = "SELECT position, hash, recorded_at FROM log ORDER BY position DESC LIMIT 1"
-_ROWS = f"SELECT {', '.join(COLUMNS)} FROM log"
+_ROWS = f"SELECT {', '.join(COLUMNS)} FROM log"  # nosec B608 # made of constants, as are those below
 # A maximum of its own for each stream: the index has it at its end, where GROUP BY reads all entries of the stream.
 _VERSION = "(SELECT max(stream_version) FROM log WHERE stream = streams.value)"
 _INSERT = f"INSERT INTO log ({', '.join(COLUMNS)}) VALUES"
@@ -53,8 +53,8 @@ _INSERT = f"INSERT INTO log ({', '.join(COLUMNS)}) VALUES"
 class _Sqlite:
     """A write transaction of SQLite. Its driver takes no lists as parameters; JSON is one."""
 
-    _KNOWN = f"{_ROWS} WHERE event_id IN (SELECT value FROM json_each(?))"
-    _VERSIONS = f"SELECT value, {_VERSION} FROM json_each(?) AS streams"
+    _KNOWN = f"{_ROWS} WHERE event_id IN (SELECT value FROM json_each(?))"  # nosec B608
+    _VERSIONS = f"SELECT value, {_VERSION} FROM json_each(?) AS streams"  # nosec B608
     _INSERT = f"{_INSERT} ({', '.join('?' * len(COLUMNS))})"
 
     def __init__(self, cursor: Any) -> None:
@@ -81,7 +81,7 @@ class _Postgresql:
     """A write transaction of PostgreSQL; as that of SQLite."""
 
     _KNOWN = f"{_ROWS} WHERE event_id = ANY(%s)"
-    _VERSIONS = f"SELECT value, {_VERSION} FROM unnest(%s::text[]) AS streams (value)"
+    _VERSIONS = f"SELECT value, {_VERSION} FROM unnest(%s::text[]) AS streams (value)"  # nosec B608
     _INSERT = f"{_INSERT} ({', '.join(['%s'] * len(COLUMNS))})"
 
     def __init__(self, connection: Connection) -> None:

@@ -18,7 +18,7 @@ from unicron.link.waiting import Wait
 from unicron.protocol import Configure
 from unicron.state import transfer
 
-TOKEN = ".shared-{generation}"
+TOKEN = ".shared-{generation}"  # nosec B105 # a file's name
 """Name of the token's file; it is deleted once it has been read."""
 
 

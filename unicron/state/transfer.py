@@ -120,7 +120,8 @@ def gather(value: Any, wait: Wait) -> list[Any]:
     everything = torch.empty(size * longest, dtype=torch.uint8, device=where)
     wait(dist.all_gather_into_tensor(everything, padded, async_op=True))
     rows = everything.view(size, longest).cpu()
-    return [pickle.loads(row[: int(n)].numpy().tobytes()) for row, n in zip(rows, sizes.tolist(), strict=True)]
+    pickled = [row[: int(n)].numpy().tobytes() for row, n in zip(rows, sizes.tolist(), strict=True)]
+    return [pickle.loads(one) for one in pickled]  # nosec B301 # of ranks of this task, which run the same program
 
 
 def execute(

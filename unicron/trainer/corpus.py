@@ -44,7 +44,7 @@ def _sentence(rng: random.Random) -> str:
 def generate(seed: int = 1234, size_bytes: int = DEFAULT_BYTES) -> str:
     """Return a corpus of at least ``size_bytes`` ASCII characters; a blank line separates documents."""
     # With a str as seed, ``choice``, ``random`` and ``randrange`` are the same in all Python versions since 3.2.
-    rng = random.Random(f"unicron corpus {seed}")
+    rng = random.Random(f"unicron corpus {seed}")  # nosec B311 # has to repeat itself
     documents: list[str] = []
     size = 0
     while size < size_bytes:
