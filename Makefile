@@ -10,6 +10,7 @@
 #   make mutants               mutants of the pure cores against their tests: about an hour
 #   make test-no-false-alarm   five minutes under load without one error event
 #   make audit                 bandit over the code, pip-audit over constraints.txt; needs the network
+#   make notices               writes THIRD-PARTY-NOTICES.md
 #   make openapi               writes docs/openapi.json, the description of the REST API
 #   make clean                 removes what runs and tools left, and .venv
 
@@ -27,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: install demo test test-e2e mutants test-cluster test-slow test-parity test-no-false-alarm check audit openapi format clean
+.PHONY: install demo test test-e2e mutants test-cluster test-slow test-parity test-no-false-alarm check audit notices openapi format clean
 
 install: $(STAMP)
 
@@ -85,6 +86,11 @@ audit: install
 	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[audit]'
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive cli services shared unicron
 	$(BIN)/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
+
+# THIRD-PARTY-NOTICES.md, from the metadata of what the extras install; a test compares it with constraints.txt.
+notices: install
+	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[train,s3,gcs,postgres]'
+	$(BIN)/python -m tests.packaging.notices
 
 # The description of the REST API in the repository; a test compares it with the application's.
 openapi: install
