@@ -12,20 +12,21 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 RUN python -m venv /opt/unicron
 ENV PATH=/opt/unicron/bin:$PATH
 WORKDIR /src
-# Dependencies first, as pyproject.toml lists them: they change less often than the sources, so this layer is kept.
-COPY constraints.txt pyproject.toml ./
-RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
-        > requirements.txt \
-    && pip install -c constraints.txt -r requirements.txt setuptools
+# Dependencies first: they change less often than the sources, so this layer is kept. pip refuses every file whose hash is
+# not in deploy/requirements-*.txt (`make requirements`).
+COPY deploy/requirements-build.txt deploy/requirements-control.txt ./
+RUN pip install --require-hashes -r requirements-build.txt \
+    && pip install --require-hashes --no-build-isolation -r requirements-control.txt
 
 FROM build AS build-control
 COPY . .
-RUN pip install -c constraints.txt --no-build-isolation '.[postgres]'
+RUN pip install --no-index --no-deps --no-build-isolation . && pip check
 
 # No CUDA base image: torch's own packages bring the CUDA libraries, the host brings the driver.
 FROM build AS build-worker
 # Where to look for wheels besides the default index, such as an index of CPU builds.
 ARG PIP_EXTRA_INDEX_URL=
+COPY constraints.txt ./
 RUN pip install -c constraints.txt torch==2.13.0 megatron-core safetensors
 COPY . .
 RUN pip install -c constraints.txt --no-build-isolation '.[train,postgres]'

@@ -11,6 +11,7 @@
 #   make test-no-false-alarm   five minutes under load without one error event
 #   make audit                 bandit over the code, pip-audit over constraints.txt; needs the network
 #   make notices               writes THIRD-PARTY-NOTICES.md
+#   make requirements          writes deploy/requirements-*.txt, the versions of the control image with hashes
 #   make openapi               writes docs/openapi.json, the description of the REST API
 #   make clean                 removes what runs and tools left, and .venv
 
@@ -28,7 +29,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: install demo test test-e2e mutants test-cluster test-slow test-parity test-no-false-alarm check audit notices openapi format clean
+.PHONY: install demo test test-e2e mutants test-cluster test-slow test-parity test-no-false-alarm check audit notices requirements openapi format clean
 
 install: $(STAMP)
 
@@ -86,6 +87,15 @@ audit: install
 	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[audit]'
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive cli services shared unicron
 	$(BIN)/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
+
+# What the images install, with the hashes that the index states for every file of a version. nkeys has no wheel and is built
+# with setuptools, which is installed before it, from a file of its own: --no-build-isolation takes no other.
+LOCK := CUSTOM_COMPILE_COMMAND="make requirements" $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe \
+	--strip-extras --no-annotate --no-emit-index-url --no-emit-find-links --constraint constraints.txt
+requirements: install
+	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[audit]'
+	echo setuptools | $(LOCK) --output-file deploy/requirements-build.txt -
+	$(LOCK) --extra postgres --output-file deploy/requirements-control.txt pyproject.toml
 
 # THIRD-PARTY-NOTICES.md, from the metadata of what the extras install; a test compares it with constraints.txt.
 notices: install
