@@ -159,6 +159,7 @@ def test_free_workers_are_idle_while_a_task_could_use_more_and_unscheduled_other
     story.at(60).add(NodeReturned, node="n2", incarnation=joined.incarnation)
     story.at(70).add(NodeDraining, node="n2", by="user", timeout_s=60.0)
     story.at(75).add(NodeDrained, node="n2")
+    story.at(80).add(NodeDraining, node="n2", by="agent", timeout_s=60.0)  # it is drained already
     drained = kinds(cost_report(story.views(), story.time(1000)))
     # gpt could use eight workers. Free before 2: unscheduled until it is submitted at 1, then idle.
     assert drained["idle"] == 4 * 1 + 2 * (10 + 10)

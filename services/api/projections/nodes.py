@@ -70,11 +70,12 @@ def cordoned(views: Views, event: NodeCordoned) -> None:
 
 
 def draining(views: Views, event: NodeDraining) -> None:
-    """Mark a node as draining."""
+    """Mark a node as draining. One that is drained already stays so, and is not charged for again."""
     node = views.nodes.get(event.node)
     if node is None:
         return
-    shown = {"state": NodeState.DRAINING, "reason": event.reason} if node.state in AGENT_LIVES else {}
+    drains = node.state in AGENT_LIVES and node.state is not NodeState.DRAINED
+    shown = {"state": NodeState.DRAINING, "reason": event.reason} if drains else {}
     _change(views, event.node, cordoned=node.cordoned or event.by == "user", **shown)
 
 
