@@ -12,6 +12,7 @@
 #   make audit                 bandit over the code, pip-audit over constraints.txt; needs the network
 #   make notices               writes THIRD-PARTY-NOTICES.md
 #   make requirements          writes deploy/requirements-*.txt, the versions of the control image with hashes
+#   make fuzz                  ten minutes of malformed requests and messages to all services and an agent
 #   make openapi               writes docs/openapi.json, the description of the REST API
 #   make clean                 removes what runs and tools left, and .venv
 
@@ -29,7 +30,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: install demo test test-e2e mutants test-cluster test-slow test-parity test-no-false-alarm check audit notices requirements openapi format clean
+.PHONY: install demo test test-e2e mutants test-cluster test-slow test-parity test-no-false-alarm fuzz check audit notices requirements openapi format clean
 
 install: $(STAMP)
 
@@ -50,7 +51,7 @@ demo: install
 # the main job (marker short), `make test-e2e` and `make test-cluster` have the others.
 test: install
 	$(PYTEST) -n 3 --dist worksteal --durations 15 --ignore tests/cluster --ignore tests/e2e \
-		-m "not e2e and not cluster and not slow and not soak and not parity"
+		-m "not e2e and not cluster and not slow and not soak and not parity and not fuzz"
 	$(PYTEST) -n 2 --dist loadfile --durations 15 -m "short" tests/cluster tests/e2e
 
 test-e2e: install
@@ -68,6 +69,10 @@ test-parity: install
 
 test-no-false-alarm: install
 	$(PYTEST) -m soak
+
+# UNICRON_FUZZ_S: for how long, in seconds (600); UNICRON_FUZZ_SEED: with which messages it begins (1).
+fuzz: install
+	$(PYTEST) -s -m fuzz tests/fuzz
 
 # The pure cores, mutated: which change of behaviour does no test notice? Results stay in mutants/ and can be continued.
 mutants: install

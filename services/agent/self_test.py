@@ -52,8 +52,9 @@ class SelfTests:
         except Undecodable as err:
             self._dropped.note(SELF_TEST, err)
             problem = f"the request cannot be read: {err.detail}"
-        if problem:
-            logger.warning("self-test failed: %s", problem)
+        else:
+            if problem:
+                logger.warning("self-test failed: %s", problem)
         result = SelfTestResult(incarnation=self._node.incarnation, problem=problem[:REASON_CHARACTERS])
         return result.model_dump_json().encode()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from shared.admission import ANSWER, HELLO_MESSAGE, REVOCATION, REVOKED, Answer, Hello, Revocation
+from shared.admission import ALIVE, ANSWER, HELLO, HELLO_MESSAGE, REVOCATION, REVOKED, Answer, Hello, Revocation
 from shared.agent_restart import (
     AGENT_RESTART,
     AGENT_RESTART_REQUEST,
@@ -16,9 +16,11 @@ from shared.agent_restart import (
     AgentRestart,
     AgentRestartResult,
 )
-from shared.commands import COMMAND, COMMANDS, REPLY, DrainTask, HoldTask, StopTask
+from shared.commands import COMMAND, COMMANDS, LEFTOVERS, RELEASE, REPLY, DrainTask, HoldTask, StopTask
+from shared.common_time import SUBJECT as TIME
 from shared.common_time import TIME_REPLY, TimeReply
-from shared.departure import DEPARTURE, DEPARTURE_ANSWER
+from shared.departure import DEPARTURE, DEPARTURE_ANSWER, DEPARTURES
+from shared.identities import SERVICES
 from shared.model import Model
 from shared.node_files import (
     FILES,
@@ -34,10 +36,10 @@ from shared.node_files import (
     ReadResult,
 )
 from shared.probes import PROBE, PROBE_REPLY, PROBE_REQUEST, ProbeReply, ProbeRequest, ProbeTarget
-from shared.reachability import MESSAGE, Reachability, Unreachable
+from shared.reachability import MESSAGE, REACHABILITY, Reachability, Unreachable
 from shared.self_test import SELF_TEST, SELF_TEST_REQUEST, SELF_TEST_RESULT
-from shared.service import HEALTH_REPLY, Health
-from shared.signals import HEARTBEAT, SIGNAL
+from shared.service import AGENT, HEALTH, HEALTH_REPLY, Health
+from shared.signals import HEARTBEAT, HEARTBEATS, SIGNAL, SIGNALS
 from tests.versions.kit import (
     COMMAND_SAMPLES,
     LEAVING_SAMPLES,
@@ -73,6 +75,16 @@ PROBE_REQUESTS: list[Model] = [
     ProbeRequest(peers={"n1": ProbeTarget(address="127.0.0.1:1", incarnation=INCARNATION)}, timeout_s=0.01)
 ]
 
+HELLOS: list[Model] = [Hello(node="n0", incarnation=INCARNATION, addresses={"address": "10.0.0.1"}, network="n")]
+
+REACHABILITIES: list[Model] = [
+    Reachability(unreachable={"n1": Unreachable(since=NOW, reached_by=["@detector"])}, cut_off_since=NOW)
+]
+
+TIMES: list[Model] = [TimeReply(at=NOW)]
+
+HEALTHS: list[Model] = [Health(name="api", pid=7, ready=True, counters={"undecodable": 1})]
+
 KINDS: list[tuple[TypeAdapter[Any], Sequence[Model]]] = [
     (HEARTBEAT, [heartbeat()]),
     (SIGNAL, SIGNAL_SAMPLES),
@@ -82,7 +94,7 @@ KINDS: list[tuple[TypeAdapter[Any], Sequence[Model]]] = [
     (DEPARTURE_ANSWER, LEFT_SAMPLES),
     (SELF_TEST_REQUEST, TEST_SAMPLES),
     (SELF_TEST_RESULT, TESTED_SAMPLES),
-    (HELLO_MESSAGE, [Hello(node="n0", incarnation=INCARNATION, addresses={"address": "10.0.0.1"}, network="n")]),
+    (HELLO_MESSAGE, HELLOS),
     (ANSWER, [Answer(verdict="wait", detail="the detector starts")]),
     (REVOCATION, [Revocation(node="n0", detail="given to another one")]),
     (AGENT_RESTART_REQUEST, [AgentRestart(incarnation=INCARNATION)]),
@@ -97,9 +109,9 @@ KINDS: list[tuple[TypeAdapter[Any], Sequence[Model]]] = [
             FilesReply(problems=[InputProblem(field="data", problem="no such file")]),
         ],
     ),
-    (MESSAGE, [Reachability(unreachable={"n1": Unreachable(since=NOW, reached_by=["@detector"])}, cut_off_since=NOW)]),
-    (TIME_REPLY, [TimeReply(at=NOW)]),
-    (HEALTH_REPLY, [Health(name="api", pid=7, ready=True, counters={"undecodable": 1})]),
+    (MESSAGE, REACHABILITIES),
+    (TIME_REPLY, TIMES),
+    (HEALTH_REPLY, HEALTHS),
 ]
 """The adapter of each kind, and messages of it."""
 
@@ -118,9 +130,26 @@ def agent_targets(node: str, incarnation: str) -> list[Target]:
     """Return what an agent subscribes to."""
     return [
         Target(f"{COMMANDS}.{node}", COMMAND, COMMANDS_OF_ALL_KINDS),
+        Target(f"{LEFTOVERS}.{node}", RELEASE, COMMANDS_OF_ALL_KINDS),
         Target(f"{FILES}.{node}", FILES_REQUEST, FILE_REQUESTS),
         Target(f"{PROBE}.{node}", PROBE_REQUEST, PROBE_REQUESTS),
         Target(f"{SELF_TEST}.{node}", SELF_TEST_REQUEST, TEST_SAMPLES),
         Target(f"{AGENT_RESTART}.{node}", AGENT_RESTART_REQUEST, [AgentRestart(incarnation=INCARNATION)]),
-        Target(f"{REVOKED}.{incarnation}", REVOCATION, [Revocation(node=node, detail="")], answers=False),
+        # Whatever these two are asked is answered in the same way.
+        Target(f"{ALIVE}.{node}.{incarnation}", HELLO_MESSAGE, HELLOS),
+        Target(f"{HEALTH}.{AGENT}{node}", HEALTH_REPLY, HEALTHS),
+        Target(f"{REVOKED}.{node}.{incarnation}", REVOCATION, [Revocation(node=node, detail="")], answers=False),
+    ]
+
+
+def service_targets(node: str) -> list[Target]:
+    """Return what the services subscribe to; a node's messages come from this one."""
+    return [
+        Target(f"{SIGNALS}.{node}", SIGNAL, SIGNAL_SAMPLES),
+        Target(f"{HELLO}.{node}", HELLO_MESSAGE, HELLOS),
+        Target(f"{DEPARTURES}.{node}", DEPARTURE, LEAVING_SAMPLES),
+        Target(TIME, TIME_REPLY, TIMES),
+        *(Target(f"{HEALTH}.{name}", HEALTH_REPLY, HEALTHS) for name in SERVICES),
+        Target(f"{HEARTBEATS}.{node}", HEARTBEAT, [heartbeat()], answers=False),
+        Target(REACHABILITY, MESSAGE, REACHABILITIES, answers=False),
     ]
