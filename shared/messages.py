@@ -146,7 +146,13 @@ def _problem(item: Any) -> str:
     # A part may be the key of a mapping, which the sender has chosen.
     field = ".".join(_text(part) or shown(part) for part in item["loc"])
     given = "" if isinstance(item["input"], dict | list) else f" (given: {shown(item['input'])})"
-    return f"{field + ': ' if field else ''}{item['msg']}{given}"
+    # pydantic quotes the kind of a message that it does not know as it is.
+    return f"{field + ': ' if field else ''}{_one_line(item['msg'])}{given}"
+
+
+def _one_line(text: str) -> str:
+    """Return a text with an escape sequence for each character that cannot be printed."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def _text(value: object) -> str:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from services.agent import file_server
+from services.agent import file_server, task_inputs
 from services.agent.agent import Agent
 from services.agent.file_server import FileServer
 from services.agent.rank_users import RankUsers
@@ -271,3 +271,23 @@ async def test_a_file_system_that_hangs_delays_nobody_else(
         unpack(await server.serve(request))
     hanging.set()
     assert all(unpack(message)[0].ok for message in await asyncio.gather(*waiting))
+
+
+def test_links_that_lead_out_of_the_allowed_directories_are_named(tmp_path: Path) -> None:
+    allowed, outside = tmp_path / "allowed", tmp_path / "outside.py"
+    allowed.mkdir()
+    outside.write_text("print()\n")
+    (allowed / "own.py").write_text("print()\n")
+    (allowed / "link.py").symlink_to(outside)
+    (allowed / "text").write_text("the cat\n")
+
+    def fields(script: str, directories: list[str] | None) -> list[str]:
+        request = CheckInputs(
+            data=str(allowed / "text"), script=str(allowed / script), vocabulary=300, directories=directories
+        )
+        return [problem.field for problem in task_inputs.file_problems(request)]
+
+    assert fields("own.py", [str(allowed)]) == []
+    assert fields("link.py", [str(allowed)]) == ["script"]
+    assert fields("own.py", [str(tmp_path / "other")]) == ["data", "script"]
+    assert fields("link.py", None) == []

@@ -26,7 +26,7 @@ from shared.commands import REPLY
 from shared.dropped import DroppedMessages
 from shared.errors import Undecodable
 from shared.messages import decode
-from shared.node_files import unpack
+from shared.node_files import FILES_REQUEST, unpack
 from shared.probes import PROBE_REPLY
 from shared.tasks import TaskSpec
 from tests.fuzz.samples import COMMANDS_OF_ALL_KINDS, FILE_REQUESTS, INCARNATION, KINDS, PROBE_REQUESTS
@@ -40,6 +40,12 @@ def few_lines() -> Iterator[None]:
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
+
+
+def test_a_kind_with_control_characters_is_named_in_one_line() -> None:
+    with pytest.raises(Undecodable, match=r"Input tag '\\x00\\n' found") as refused:
+        decode(FILES_REQUEST, b'{"kind": "\\u0000\\n"}')
+    assert refused.value.detail.isprintable()
 
 
 @given(st.sampled_from(KINDS).flatmap(lambda kind: st.tuples(st.just(kind[0]), ill_formed(list(kind[1])))))
