@@ -110,17 +110,22 @@ def projections_url(settings: Settings) -> str:
     return f"sqlite:///{settings.run_dir.resolve() / 'projections.db'}" if url.startswith("sqlite") else url
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket.
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket. Its connections send each part of an answer at once.
+
+    asyncio asks for that (TCP_NODELAY) only where a socket names its protocol, which those of ``create_server`` do not.
+    An answer's body then waited for the client to acknowledge its head, 40 ms on Linux.
 
     Raises:
         Unavailable: the address is in use, or is none of this machine.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as err:
         raise Unavailable(f"cannot listen on {host}:{port}: {err.strerror or err}") from err
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections that it accepts inherit it
+    return listening
 
 
 def check_exposure(settings: Settings) -> None:
@@ -180,7 +185,7 @@ async def serve(context: Context) -> None:
         await context.bus.subscribe(f"{HEARTBEATS}.*", live.hear)
         await context.bus.subscribe(REACHABILITY, live.hear_detector)
         app = create_app(Gateway(settings, context.bus, context.journal, store, feed, live))
-        listening = _listen(settings.host, settings.port)
+        listening = listen(settings.host, settings.port)
         config = uvicorn.Config(
             app,
             log_config=None,

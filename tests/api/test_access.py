@@ -255,3 +255,10 @@ async def test_with_a_certificate_it_speaks_https(
             assert (await asyncio.to_thread(client.get, "/v1/tasks"))["items"] == []
             with pytest.raises(Forbidden, match="token/alice"):
                 await asyncio.to_thread(client.post, "/v1/tasks", api.spec())
+
+
+def test_answers_are_sent_at_once() -> None:
+    with main.listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
