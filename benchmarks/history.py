@@ -28,7 +28,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from benchmarks.log_course import SEED, write
+from benchmarks.log_course import SEED, prepare
 from benchmarks.report import Report, at_least, run
 from cli.child import Child
 from services.api.store import Store
@@ -197,11 +197,7 @@ def main() -> int:
     async def whole(report: Report) -> None:
         with tempfile.TemporaryDirectory(prefix="unicron-history-") as temporary:
             run_dir = (given.folder or Path(temporary)).resolve()
-            run_dir.mkdir(parents=True, exist_ok=True)
-            if not (run_dir / "log.db").exists():
-                began = time.process_time()
-                counts = write(run_dir / "log.db", given.events)
-                report.line("log", seed=SEED, cpu_s=round(time.process_time() - began, 1), **counts)
+            prepare(run_dir, given.events, report)
             events = catch_up(run_dir, report)
             if not events:
                 raise Unavailable(f"{run_dir / 'log.db'} has no events")

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import random
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import Report
 from services.planner.log_fold import Fold
 from services.planner.state import Task, node_of
 from shared.events import (
@@ -249,6 +251,15 @@ class Course:
         self._position += 1
         self._pending.append(record)
         return record
+
+
+def prepare(run_dir: Path, events: int, report: Report) -> None:
+    """Write a log of about so many events into a run directory, and say what it has, if there is none yet."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if not (run_dir / "log.db").exists():
+        began_s = time.process_time()
+        counts = write(run_dir / "log.db", events)
+        report.line("log", seed=SEED, cpu_s=round(time.process_time() - began_s, 1), **counts)
 
 
 def write(path: Path, events: int, seed: int = SEED) -> dict[str, int]:

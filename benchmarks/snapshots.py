@@ -28,7 +28,7 @@ from typing import Any
 import psutil
 from nats import connect
 
-from benchmarks.log_course import SEED, write
+from benchmarks.log_course import prepare
 from benchmarks.report import Report, at_least, run
 from shared import credentials
 from shared.bus import Bus
@@ -172,11 +172,7 @@ def main() -> int:
     async def whole(report: Report) -> None:
         with tempfile.TemporaryDirectory(prefix="unicron-snapshots-") as temporary:
             run_dir = (given.folder or Path(temporary)).resolve()
-            run_dir.mkdir(parents=True, exist_ok=True)
-            if not (run_dir / "log.db").exists():
-                began = time.process_time()
-                counts = write(run_dir / "log.db", given.events)
-                report.line("log", seed=SEED, cpu_s=round(time.process_time() - began, 1), **counts)
+            prepare(run_dir, given.events, report)
             for snapshot in run_dir.glob("state-snapshots/*"):
                 snapshot.unlink()
             await measure(run_dir, report, only_with=given.only_with)

@@ -8,13 +8,13 @@ needs (``unicron node add``). ``shared.key_directory`` makes such files.
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import nkeys
 from pydantic import Field, ValidationError
 
+from shared.durable_files import replace_file
 from shared.errors import InvalidInput, Unavailable
 from shared.identities import Identity
 from shared.model import Model
@@ -80,23 +80,7 @@ def write(path: Path, credential: Credential) -> None:
     Raises:
         Unavailable: it cannot be written.
     """
-    replace_file(path, credential.model_dump_json(indent=1) + "\n", mode=0o600)
-
-
-def replace_file(path: Path, text: str, *, mode: int) -> None:
-    """Write a file: whole or not at all, and on disk when this returns.
-
-    Raises:
-        Unavailable: it cannot be written.
-    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")  # mode 0600
-        with open(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        replace_file(path, credential.model_dump_json(indent=1).encode() + b"\n", mode=0o600)
     except OSError as err:
         raise Unavailable(f"{path}: {err.strerror or err}") from err

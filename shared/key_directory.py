@@ -26,7 +26,8 @@ import psutil
 from pydantic import Field, ValidationError
 
 from shared import certificates, credentials
-from shared.credentials import PUBLIC_KEY, Credential, new_seed, replace_file
+from shared.credentials import PUBLIC_KEY, Credential, new_seed
+from shared.durable_files import replace_file
 from shared.errors import Conflict, Corrupt, NotFound, Unavailable
 from shared.identities import SERVICES, Identity, node_identity, node_of
 from shared.model import Model
@@ -152,13 +153,13 @@ class KeyDirectory:
             else:
                 authority = certificates.new_authority(now)
             issued = certificates.issue(authority, names, now)
-            replace_file(ca, authority.certificate, mode=0o644)
-            replace_file(ca_key, authority.key, mode=0o600)
+            replace_file(ca, authority.certificate.encode(), mode=0o644)
+            replace_file(ca_key, authority.key.encode(), mode=0o600)
             certificate, key = self.path / "server.pem", self.path / "server-key.pem"
-            replace_file(certificate, issued.certificate, mode=0o644)
-            replace_file(key, issued.key, mode=0o600)
+            replace_file(certificate, issued.certificate.encode(), mode=0o644)
+            replace_file(key, issued.key.encode(), mode=0o600)
             text = certificates.server_configuration(certificate.resolve(), key.resolve())
-            replace_file(self.path / _TLS, text, mode=0o644)
+            replace_file(self.path / _TLS, text.encode(), mode=0o644)
             known.servers[:] = [f"tls://{server.partition('://')[2]}" for server in known.servers]
             self._complete(known)
 
@@ -193,7 +194,7 @@ class KeyDirectory:
                 changed = {"servers": list(known.servers), "ca": self._ca()}
                 credentials.write(path, credentials.read(path).model_copy(update=changed))
         if not (self.path / _TLS).exists():
-            replace_file(self.path / _TLS, "# No TLS: `unicron keys tls` changes that.\n", mode=0o644)
+            replace_file(self.path / _TLS, b"# No TLS: `unicron keys tls` changes that.\n", mode=0o644)
 
     def _ca(self) -> str:
         path = self.path / _CA
@@ -211,9 +212,11 @@ class KeyDirectory:
             fcntl.flock(lock, fcntl.LOCK_EX)
             known = self.identities()
             yield known
-            replace_file(self.path / "identities.json", known.model_dump_json(indent=1) + "\n", mode=0o600)
+            replace_file(self.path / "identities.json", known.model_dump_json(indent=1).encode() + b"\n", mode=0o600)
             # Public keys, which the server's user has to read.
             text = authorization(known.keys, self._rights_of)
-            replace_file(self.path / "authorization.conf", text, mode=0o644)
+            replace_file(self.path / "authorization.conf", text.encode(), mode=0o644)
+        except OSError as err:
+            raise Unavailable(f"{err.filename or self.path}: {err.strerror or err}") from err
         finally:
             os.close(lock)

@@ -8,9 +8,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import hmac
-import os
 import secrets
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -19,6 +17,7 @@ from pathlib import Path
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from shared.durable_files import replace_file
 from shared.errors import Conflict, Corrupt, NotFound, Unavailable
 from shared.model import Model
 from shared.names import Name
@@ -123,11 +122,6 @@ def _changing(path: Path) -> Iterator[list[Token]]:
             fcntl.flock(lock, fcntl.LOCK_EX)
             tokens = read(path)
             yield tokens
-            descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # mode 0600
-            with open(descriptor, "wb") as file:
-                file.write(_FILE.dump_json(tokens, indent=1))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
+            replace_file(path, _FILE.dump_json(tokens, indent=1), mode=0o600)
     except OSError as err:
         raise Unavailable(f"{path}: {err.strerror or err}") from err

@@ -30,13 +30,14 @@ from services.agent.proc import scheduled
 from services.agent.process import Process
 from services.agent.rank_environment import RankEnvironment
 from services.agent.rank_server import RankServer
-from services.agent.rank_users import REACHABLE, RankUsers
+from services.agent.rank_users import RankUsers
 from services.agent.record import NodeRecord
 from services.agent.self_test import SelfTests
 from services.agent.signals import SignalQueue
 from services.agent.snapshot_folders import SWEEP_INTERVAL_S, SnapshotFolders, node_folder
 from services.agent.stores import ID_PREFIX, Stores
 from services.agent.task_files import TaskFiles, last_output
+from services.agent.task_secrets import TaskSecrets
 from shared.bus import Bus
 from shared.changes import Changes
 from shared.clock import PROCESS_CLOCK
@@ -108,10 +109,11 @@ class Agent:
         self._users = users = RankUsers(settings.rank_uids)
         self._files = TaskFiles(settings.run_dir, settings.node, users)
         self._snapshots = SnapshotFolders(node_folder(settings.memory_dir, settings.run_dir, settings.node), users)
-        ranks = self._environment = RankEnvironment(
-            settings, address, inherited.ranks_name, self._files, self._snapshots, users
+        secrets = TaskSecrets.of_node(settings.secret_directories, separate_users=users.separate)
+        self._environment = RankEnvironment(
+            settings, address, inherited.ranks_name, self._files, self._snapshots, users, secrets
         )
-        self._file_server = FileServer(bus, settings.node, settings.run_dir, self._dropped, users, ranks.secrets)
+        self._file_server = FileServer(bus, settings.node, settings.run_dir, self._dropped, users, secrets)
         self._ranks = RankServer(inherited.ranks, self.node, self._changes, self._received, self._dropped, users)
         self._fork_servers = ForkServers(
             inherited.fork_servers,
@@ -149,8 +151,6 @@ class Agent:
         self._background.spawn(self._record_steps())
         with contextlib.closing(self._probes.listener) as listener:
             self._inherited.report_started(self._probes.answer, listener)
-        if not self._users.separate:
-            logger.warning(REACHABLE)
         workers = len(self.node.slots)
         logger.info("node %s, incarnation %s, %d workers (%s)", self.node.name, self.incarnation, workers, kind)
         logger.info(

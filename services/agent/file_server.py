@@ -54,9 +54,9 @@ class FileServer:
         run_dir: Path,
         dropped: DroppedMessages,
         users: RankUsers,
-        secrets: TaskSecrets | None = None,
+        secrets: TaskSecrets,
     ) -> None:
-        self._users, self._secrets = users, secrets or TaskSecrets()
+        self._users, self._secrets = users, secrets
         self._bus, self._subject, self._dropped = bus, f"{FILES}.{node}", dropped
         self._folders = TaskFolders(run_dir)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="files")

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from services.agent.rank_users import RankUsers
+from services.agent.rank_users import REACHABLE, RankUsers
 from services.agent.supervisor import AGENT, FORK_SERVER, Supervisor
 from shared.errors import UnicronError
 from shared.joining import credential_of, joined, node_name
@@ -34,8 +34,10 @@ def main(*, agent: Sequence[str] = AGENT, fork_server: Sequence[str] = FORK_SERV
     try:
         settings = read_settings()
         settings = joined(settings, credential_of(settings))
-        settings.run_dir.mkdir(parents=True, exist_ok=True)
-        RankUsers(settings.rank_uids).check(settings.run_dir.resolve())
+        users = RankUsers(settings.rank_uids)
+        users.check(settings.run_dir.resolve())
+        if not users.separate:
+            logger.warning(REACHABLE)
         return asyncio.run(Supervisor(settings, agent=agent, fork_server=fork_server).run())
     except UnicronError as err:
         logger.error("%s: %s", err.code, err.detail)

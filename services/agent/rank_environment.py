@@ -26,9 +26,7 @@ class RankEnvironment:
         files: of the tasks.
         snapshots: of the tasks.
         users: of the tasks.
-
-    Attributes:
-        secrets: what reads those of the tasks.
+        secrets: of the tasks.
     """
 
     def __init__(
@@ -39,10 +37,10 @@ class RankEnvironment:
         files: TaskFiles,
         snapshots: SnapshotFolders,
         users: RankUsers,
+        secrets: TaskSecrets,
     ) -> None:
         self._settings, self._address, self._socket = settings, address, socket
-        self._files, self._snapshots, self._users = files, snapshots, users
-        self.secrets = TaskSecrets.of_node(settings.secret_directories, separate_users=users.separate)
+        self._files, self._snapshots, self._users, self._secrets = files, snapshots, users, secrets
 
     def of(self, process: Process, spec: TaskSpec) -> dict[str, str]:
         """Return the variables of a process that is to train a task. Blocks while it reads the task's secrets.
@@ -56,7 +54,7 @@ class RankEnvironment:
             **hardware.device_environment(process.worker, os.environ.get(hardware.VISIBLE_VARIABLE)),
             **self._user(process.task),
             **spec.env,
-            **self.secrets.read(spec.secrets),
+            **self._secrets.read(spec.secrets),
             environment.SOCKET: f"@{self._socket}",
             environment.TASK: process.task,
             environment.WORKER: process.worker,

@@ -151,7 +151,7 @@ class RankServer:
         process = self._node.by_pid(pid)
         if process is None:
             raise protocol.ProtocolError(f"process {pid} has ended")
-        if uid != (os.geteuid() if (own := self._users.uid(process.task)) is None else own):
+        if uid != self._users.owner(process.task):
             raise protocol.ProtocolError(f"process {pid} of {process.task} belongs to user {uid}")
         try:
             _check(hello, process)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from shared.errors import InvalidInput
+from shared.errors import InvalidInput, Unavailable
 from shared.uids import uid_range
 
 _NEEDED = {0: "CAP_CHOWN", 5: "CAP_KILL", 6: "CAP_SETGID", 7: "CAP_SETUID"}
@@ -27,7 +27,7 @@ REACHABLE = (
     "tasks run as this agent's user, and can read its credential and other tasks' files: to give each a user of its "
     "own, run the agent as root and set UNICRON_RANK_UIDS"
 )
-"""What an agent without ``rank_uids`` says when it starts."""
+"""What a node without ``rank_uids`` says when it starts."""
 
 
 class RankUsers:
@@ -55,6 +55,11 @@ class RankUsers:
         digest = hashlib.sha256(task.encode()).digest()
         return self._range[int.from_bytes(digest[:8]) % len(self._range)]
 
+    def owner(self, task: str) -> int:
+        """Return the user id under which a task's processes run, be it the agent's."""
+        uid = self.uid(task)
+        return os.geteuid() if uid is None else uid
+
     def includes(self, uid: int) -> bool:
         """Return whether a user id is one that a task can have."""
         return uid in self._range
@@ -63,13 +68,19 @@ class RankUsers:
         """Refuse to start where processes could not be run as these users.
 
         Args:
-            run_dir: the run directory, which exists. Its parents may be closed to other users, as home folders are.
+            run_dir: the run directory, which is made where it is missing. A folder above it may be closed to other
+                users, as home folders are.
 
         Raises:
+            Unavailable: the run directory cannot be made.
             InvalidInput: this process may not switch users, or one of them could not use Python or the run directory.
         """
         if not self.separate:
             return
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as err:
+            raise Unavailable(f"the run directory {run_dir} cannot be made: {err.strerror or err}") from err
         problem = may_not_switch(os.geteuid(), Path("/proc/self/status").read_text()) or self._unreachable(run_dir)
         if problem:
             entry = {"field": "rank_uids", "value": str(self), "problem": problem}

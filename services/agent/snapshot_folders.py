@@ -60,10 +60,9 @@ class SnapshotFolders:
         Raises:
             Unavailable: somebody else has made a folder of this name.
         """
-        uid = self._users.uid(task)
         try:
             _make(self.folder, os.geteuid(), 0o711)
-            _make(self.of_task(task), os.geteuid() if uid is None else uid, 0o700)
+            _make(self.of_task(task), self._users.owner(task), 0o700)
         except OSError as err:
             logger.warning("no folder for the snapshots of %s in %s: %s", task, self.folder, err.strerror or err)
 

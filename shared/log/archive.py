@@ -25,6 +25,7 @@ from typing import Any, BinaryIO, Literal
 from pydantic import Field, ValidationError
 from pydantic_core import from_json
 
+from shared.durable_files import sync_folder
 from shared.errors import Conflict, Corrupt, InvalidInput, NotFound
 from shared.log.chain import ChainCheck
 from shared.log.log import EventLog
@@ -250,7 +251,7 @@ def _published(partial: Path, written: _Contents, ending: str) -> Manifest:
         os.fsync(file.fileno())
     partial.rename(folder / name)
     beside.rename(folder / f"{name}{_MANIFEST}")
-    _sync(folder)
+    sync_folder(folder)
     return manifest
 
 
@@ -264,14 +265,6 @@ def _locked(folder: Path) -> Iterator[None]:
         except BlockingIOError as err:
             raise Conflict(f"another program archives to {folder}") from err
         yield
-    finally:
-        os.close(descriptor)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

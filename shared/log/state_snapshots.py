@@ -18,10 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import secrets
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +27,7 @@ from typing import Generic, TypeVar
 import pydantic
 from pydantic import Field, ValidationError
 
+from shared.durable_files import replace_file
 from shared.errors import Corrupt
 from shared.events import Recorded
 from shared.log.log import EventLog
@@ -156,9 +154,11 @@ class StateSnapshots(Generic[S]):
         if found is None:
             return start
         written = self._write(StateSnapshot(position, found, state))
-        for path in self.folder.glob(f"{self._kept.service}-*"):
-            if path not in (written, self._path(start)):
-                path.unlink(missing_ok=True)
+        # Names that begin with a dot are those of unfinished files, which writers that were killed have left.
+        for pattern in (f"{self._kept.service}-*", f".{self._kept.service}-*"):
+            for path in self.folder.glob(pattern):
+                if path not in (written, self._path(start)):
+                    path.unlink(missing_ok=True)
         return position
 
     def _path(self, position: int) -> Path:
@@ -224,20 +224,7 @@ class StateSnapshots(Generic[S]):
         )
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._path(snapshot.position)
-        partial = path.with_suffix(f".{secrets.token_hex(8)}.partial")
-        try:
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(header.model_dump_json().encode() + b"\n")
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        except OSError:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
-            raise
-        _sync(self.folder)
+        replace_file(path, header.model_dump_json().encode() + b"\n", text, mode=0o600)
         return path
 
 
@@ -251,11 +238,3 @@ def records(log: EventLog, after: int) -> Iterator[Recorded]:
     while page := log.read(after=after, limit=_PAGE):
         yield from page
         after = page[-1].position
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

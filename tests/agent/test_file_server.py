@@ -19,6 +19,7 @@ from services.agent import file_server, task_inputs
 from services.agent.agent import Agent
 from services.agent.file_server import FileServer
 from services.agent.rank_users import RankUsers
+from services.agent.task_secrets import TaskSecrets
 from shared.bus import Bus
 from shared.dropped import DroppedMessages
 from shared.errors import NotFound, Unavailable, Undecodable
@@ -76,7 +77,7 @@ def run_dir(tmp_path: Path) -> Path:
 @pytest.fixture
 async def server(bus: Bus, run_dir: Path) -> AsyncIterator[FileServer]:
     """The part of an agent that serves files."""
-    started = FileServer(bus, "n0", run_dir, DroppedMessages({}), RankUsers(""))
+    started = FileServer(bus, "n0", run_dir, DroppedMessages({}), RankUsers(""), TaskSecrets())
     await started.start()
     yield started
     started.stop()
@@ -245,7 +246,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def served(run_dir: Path, message: bytes) -> bytes:
     nowhere: Any = None
-    server = FileServer(nowhere, "n0", run_dir, DroppedMessages({}), RankUsers(""))
+    server = FileServer(nowhere, "n0", run_dir, DroppedMessages({}), RankUsers(""), TaskSecrets())
     try:
         return asyncio.run(server.serve(message))
     finally:

@@ -11,6 +11,7 @@ import pytest
 from services.agent import task_inputs
 from services.agent.file_server import FileServer
 from services.agent.rank_users import RankUsers
+from services.agent.task_secrets import TaskSecrets
 from services.api import node_files, submitted_inputs
 from shared.bus import Bus
 from shared.dropped import DroppedMessages
@@ -39,7 +40,7 @@ class NodeMachines:
             await self._start(node, run_dir or self.run_dir(node))
 
     async def _start(self, node: str, run_dir: Path) -> None:
-        server = FileServer(self._bus, node, run_dir, DroppedMessages({}), RankUsers(""))
+        server = FileServer(self._bus, node, run_dir, DroppedMessages({}), RankUsers(""), TaskSecrets())
         self._servers.append(server)
 
         async def serve(message: bytes) -> bytes:

@@ -60,6 +60,23 @@ async def train(journal: Journal, driver: Driver, behaviour: str = "train") -> d
     return {worker: result.pid or 0 for worker, result in configured.workers.items()}
 
 
+def exited(signal_id: str, task: str) -> ProcessExited:
+    """Return the signal of a rank of a task that was killed."""
+    return ProcessExited(
+        signal_id=signal_id,
+        node="n0",
+        incarnation="i",
+        occurred_at=datetime.now(UTC),
+        task=task,
+        worker="n0/1",
+        generation=1,
+        rank=1,
+        step=0,
+        pid=1,
+        exit_code=-9,
+    )
+
+
 async def test_a_killed_rank_is_in_the_log_at_once(monitor: LogWatch, agent: Agent, driver: Driver) -> None:
     events = await monitor.until(lambda found: bool(of(found, NodeJoined)))
     assert of(events, NodeJoined)[0].workers == driver.workers
@@ -91,19 +108,7 @@ async def test_a_signal_that_overtakes_the_log_is_not_lost(monitor: LogWatch, bu
             target=stage(1, workers, source="initial"),
         )
         await monitor.journal.append([submitted, plan(f"p{generation}", submitted.event_id, change)])
-        died = ProcessExited(
-            signal_id=f"s{generation}",
-            node="n0",
-            incarnation="i",
-            occurred_at=datetime.now(UTC),
-            task=submitted.task,
-            worker="n0/1",
-            generation=1,
-            rank=1,
-            step=0,
-            pid=1,
-            exit_code=-9,
-        )
+        died = exited(f"s{generation}", submitted.task)
         assert await bus.request(f"{SIGNALS}.{died.node}", died.model_dump_json().encode(), timeout_s=40) == b"+"
         # Once a signal is answered, the events that follow from it are in the log.
         errors = of([r.event for r in monitor.journal.log.read()], ErrorDetected)
@@ -118,19 +123,7 @@ async def test_messages_that_name_another_node_than_their_sender_have_no_effect(
     beat = Heartbeat(
         node="n0", incarnation="i", agent_pid=1, sequence=1, sent_at=datetime.now(UTC), interval_s=0.25, workers=[]
     )
-    died = ProcessExited(
-        signal_id="s",
-        node="n0",
-        incarnation="i",
-        occurred_at=datetime.now(UTC),
-        task="gpt",
-        worker="n0/1",
-        generation=1,
-        rank=1,
-        step=0,
-        pid=1,
-        exit_code=-9,
-    )
+    died = exited("s", "gpt")
     hello = Hello(node="n0", incarnation="0" * 32, addresses={}, network="")
     leaves = Departure(node="n0", incarnation="i", reason="forged")
     async with watching(settings, bus, journal, counters):

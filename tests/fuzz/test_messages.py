@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.agent.commands import Commands
@@ -20,6 +20,7 @@ from services.agent.node import Node
 from services.agent.probe import ProbeServer
 from services.agent.process import Process
 from services.agent.rank_users import RankUsers
+from services.agent.task_secrets import TaskSecrets
 from shared.agent_restart import AGENT_RESTART_RESULT, AgentRestart
 from shared.changes import Changes
 from shared.commands import REPLY
@@ -28,6 +29,7 @@ from shared.errors import Undecodable
 from shared.messages import decode
 from shared.node_files import FILES_REQUEST, unpack
 from shared.probes import PROBE_REPLY
+from shared.signals import HEARTBEAT, SIGNAL, refusal
 from shared.tasks import TaskSpec
 from tests.fuzz.samples import COMMANDS_OF_ALL_KINDS, FILE_REQUESTS, INCARNATION, KINDS, PROBE_REQUESTS
 from tests.versions.kit import ill_formed
@@ -49,6 +51,8 @@ def test_a_kind_with_control_characters_is_named_in_one_line() -> None:
 
 
 @given(st.sampled_from(KINDS).flatmap(lambda kind: st.tuples(st.just(kind[0]), ill_formed(list(kind[1])))))
+@example((HEARTBEAT, b"[" * 1_000_000))
+@example((SIGNAL, b'{"kind":' + b"9" * 5_000 + b"}"))
 def test_any_bytes_are_a_message_or_refused_in_one_short_line(drawn: tuple[Any, bytes]) -> None:
     adapter, data = drawn
     try:
@@ -60,6 +64,7 @@ def test_any_bytes_are_a_message_or_refused_in_one_short_line(drawn: tuple[Any, 
         assert decode(adapter, message.model_dump_json(by_alias=True).encode()) == message
     assert 0 < len(reason) < 1000
     assert reason.isprintable()
+    assert refusal(reason).decode().startswith("- ")
 
 
 class Host:
@@ -130,7 +135,7 @@ def test_an_agent_answers_every_command_also_repeated_and_out_of_order(messages:
 @given(st.lists(ill_formed(FILE_REQUESTS), min_size=1, max_size=4))
 def test_an_agent_answers_every_request_for_files(messages: list[bytes]) -> None:
     missing: Any = None
-    server = FileServer(missing, "n0", Path("/nonexistent"), DroppedMessages({}), RankUsers(""))
+    server = FileServer(missing, "n0", Path("/nonexistent"), DroppedMessages({}), RankUsers(""), TaskSecrets())
     try:
         for reply in answer(server.serve, messages):
             head = json.loads(reply.partition(b"\n")[0])

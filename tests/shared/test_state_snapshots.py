@@ -61,6 +61,13 @@ def test_a_snapshot_goes_on_from_the_one_before_which_is_kept(log: EventLog, fol
     assert (folder.stat().st_mode & 0o777, (folder / files(folder)[0]).stat().st_mode & 0o777) == (0o700, 0o600)
 
 
+def test_what_a_writer_that_was_killed_has_left_is_removed(log: EventLog, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / ".detector-000000000001.json.x1").write_bytes(b"half")
+    snapshots(folder).write(log, log.last_position())
+    assert len(list(folder.iterdir())) == 1
+
+
 def edited(path: Path, change: Callable[[bytes], bytes]) -> None:
     path.write_bytes(change(path.read_bytes()))
 
