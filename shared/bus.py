@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import nats.errors
 from nats.aio.client import Client
@@ -24,6 +23,7 @@ from shared.errors import AccessDenied, NoReceiver, Unavailable, Undecodable
 from shared.identities import INBOX, inbox_prefix
 from shared.messages import shown
 from shared.nats_client import NatsClient, tls_context
+from shared.refusals import REFUSED_AT_START_PAUSE_S, is_refusal, refused_pauses_s
 
 logger = logging.getLogger(__name__)
 
@@ -53,24 +53,6 @@ PENDING_BYTES = 64 << 20
 JETSTREAM_TIMEOUT_S = 2.0
 """Time-out of a JetStream request. A request that takes longer (an fsync on a very busy disk) is repeated, which has no
 further effect; a request that is lost in a restart of the server waits this long."""
-
-
-REFUSED_FIRST_PAUSE_S = 0.1
-"""Pause after the first attempt to reconnect at which the server refuses the credential. Each further pause doubles."""
-
-REFUSED_LONGEST_PAUSE_S = 2.0
-"""Longest such pause: all agents and services are refused at once, and each attempt costs the server a connection."""
-
-_REFUSALS = ("authorization violation", "user authentication", "account authentication")
-"""Beginnings of the server's errors for credentials that it does not accept, or not any more."""
-
-
-def refused_pauses_s() -> Iterator[float]:
-    """Yield the pauses between attempts of a client whose credential is refused, in seconds, each partly random."""
-    pause_s = REFUSED_FIRST_PAUSE_S
-    while True:
-        yield pause_s + random.uniform(0.0, REFUSED_FIRST_PAUSE_S)  # nosec B311 # spreads attempts, guards nothing
-        pause_s = min(2.0 * pause_s, REFUSED_LONGEST_PAUSE_S)
 
 
 class Bus:
@@ -108,9 +90,17 @@ class Bus:
 
         Raises:
             Unavailable: no server answers.
-            AccessDenied: a server refuses the credential.
+            AccessDenied: a server refuses the credential, twice.
             InvalidInput: the credential's seed or certificates are damaged.
         """
+        try:
+            return await cls._connect_once(url, credential, name, timeout_s)
+        except AccessDenied:
+            await asyncio.sleep(REFUSED_AT_START_PAUSE_S)
+            return await cls._connect_once(url, credential, name, timeout_s)
+
+    @classmethod
+    async def _connect_once(cls, url: str, credential: Credential, name: str, timeout_s: float | None) -> Bus:
         client = NatsClient()
         prefix = inbox_prefix(credential.identity)
         bus = cls(client, name, prefix)
@@ -198,6 +188,14 @@ class Bus:
         ends = [writer.get_extra_info(name) if writer is not None else None for name in ("sockname", "peername")]
         local, server = (str(end[0]).partition("%")[0] if end else "" for end in ends)
         return local, server
+
+    @property
+    def server_version(self) -> str:
+        """Version of the NATS server; empty until there is a connection."""
+        if not self._client.connected_url:
+            return ""
+        version = self._client.connected_server_version
+        return f"{version.major}.{version.minor}.{version.patch}"
 
     async def wait_connected(self) -> None:
         """Wait until the connection is up and the server has answered on it.
@@ -344,7 +342,7 @@ class Bus:
         # Only this callback reports a publish to a forbidden subject, a slow consumer or a lost connection. An error
         # that repeats at every attempt to reconnect is logged once; the reset after a refused credential is not logged.
         text = f"{type(err).__name__} {err}".strip()
-        if refused := any(refusal in text.lower() for refusal in _REFUSALS):
+        if refused := is_refusal(text):
             self._refused.set()
         if text != self._trouble and not (isinstance(err, OSError) and self._refused.is_set()):
             self._trouble = text
