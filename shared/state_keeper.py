@@ -71,7 +71,7 @@ class StateKeeper(Generic[S]):
         self._task: asyncio.Task[None] | None = None
 
     async def load(self) -> StateSnapshot[S] | None:
-        """Return the newest snapshot that fits the log; None if there is none. This process's time follows the log's.
+        """Return the newest snapshot that fits the log, or None. This process's time follows the log's.
 
         Raises:
             Corrupt: the event at its position cannot be read back.
@@ -87,7 +87,7 @@ class StateKeeper(Generic[S]):
             return None
         if found is None:
             return None
-        await journal.read(after=found.position - 1, limit=1)
+        await journal.follow_time(found.position)
         self._position = self._written = found.position
         logger.info("starts from the state snapshot at position %d", found.position)
         return found
@@ -172,7 +172,7 @@ def main(kept: KeptState[S], arguments: Sequence[str]) -> int:
     os.nice(_NICENESS)
     settings = read_settings()
     try:
-        with closing(EventLog(settings.log_database_url, read_only=True)) as log:
+        with closing(EventLog(settings.log_database_url, read_only=True, segments=settings.log_segments)) as log:
             position = StateSnapshots(folder_of(settings), kept).write(log, int(arguments[0]))
     except _FAILURES as err:
         logger.warning("no state snapshot: %s", err)

@@ -3,8 +3,8 @@
 ``shared.events`` applies ``upcast`` when it parses an event, so stored logs and messages of older versions keep
 folding. Stored bytes and their hashes stay as they are.
 
-To change the shape of an event type: raise the ``Literal`` of its ``schema_version``, have its class parse through
-``upcast`` (see ``StateMoved``), and add the step from the previous version to ``STEPS``.
+To change the shape of an event type: raise the ``Literal`` of its ``schema_version``, have the union ``Event`` parse it
+through ``upcast`` (as it does ``StateMoved``), and add the step from the previous version to ``STEPS``.
 """
 
 from __future__ import annotations

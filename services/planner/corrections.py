@@ -33,7 +33,7 @@ def measure(state: State, task: Task, layout: HardwareLayout, step_s: float) -> 
 
 def forget_rates(state: State) -> State:
     """Return the state without the corrections that refer to ``worker_flop_per_s``, after that setting has changed."""
-    for task in (*state.tasks.values(), *state.ended.values()):
+    for task in state.every_task():
         kept = {layout: exponent for layout, exponent in task.measured.items() if not is_rated(layout.hardware)}
         if kept != task.measured:
             state = state.with_changed(task.name, measured=kept)

@@ -5,6 +5,7 @@
     SEV1                    the node is isolated; the solver divides the cluster anew
     submitted, ended, node  the solver divides the cluster anew
     node is drained         the same, without its workers; a task whose state cannot move saves it and waits
+    task is paused          the solver divides the cluster anew: nodes may have joined while the task saved its state
     starving                the solver divides the cluster anew, with the starving task before running ones
     stop requested          the task drains, writes a checkpoint and ends
     stop refused            its state could not be saved: the task goes on, or ends without it if a user wants that
@@ -34,6 +35,7 @@ from shared.events import (
     NodeLeft,
     NodeReturned,
     PlanDecided,
+    StateMoved,
     TaskFailed,
     TaskFinished,
     TaskStarving,
@@ -50,7 +52,7 @@ from shared.severities import Severity
 SERVICE = "planner"
 """Name of this service in the ids of the events that it derives from a cause (``derived_id``)."""
 
-DECIDER = 2
+DECIDER = 3
 """Number of this decision code; every plan carries it.
 
 Raise it by one in every change after which some log would be decided differently, or the same decision written in
@@ -123,6 +125,8 @@ def _draft(state: State, event: EventBase) -> _Draft | None:
             return _starving(state, event)
         case TaskFinished() | TaskFailed() | TaskStopped():
             return _task_ended(state, event)
+        case StateMoved():
+            return _paused(state, event)
         case NodeJoined():
             return _node(state, Trigger.NODE_JOINED, f"node {event.node} joined")
         case NodeLeft():
@@ -205,6 +209,16 @@ def _task_ended(state: State, event: TaskFinished | TaskFailed | TaskStopped) ->
     if task.occupied:
         draft.changes.append(end(state, task, f"it {what}"))
     return _ask(state, draft, f"task {task.name} {what}")
+
+
+def _paused(state: State, event: StateMoved) -> _Draft | None:
+    """Answer the end of a pause. While a task leaves, the solver gives it nothing, whatever becomes free meanwhile."""
+    task = state.tasks.get(event.task)
+    if event.phase != "ended" or task is None or task.plan != event.plan or task.life != "active":
+        return None
+    if task.change is not None or not task.queued:
+        return None
+    return _ask(state, _Draft(Trigger.TASK_PAUSED), f"task {task.name} has paused")
 
 
 def _error(state: State, event: ErrorDetected) -> _Draft:

@@ -24,11 +24,14 @@ def make_plan(state: State, event: PlanDecided, at: datetime) -> State:
         task = state.find(change.task)
         if task is not None:
             state = state.with_task(_changed(state, task, change, event.plan, at))
-    for task in state.tasks.values():
-        reason = event.queued.get(task.name, "")
+    queued = event.queued
+    for name, task in state.tasks.items():
+        if not queued and not task.queued and task.wait is None:
+            continue  # as almost all plans leave almost all tasks
+        reason = queued.get(name, "")
         wait = _wait(task, event, at)
         if task.queued != reason or task.wait != wait:
-            state = state.with_changed(task.name, queued=reason, wait=wait)
+            state = state.with_changed(name, queued=reason, wait=wait)
     return state
 
 
@@ -98,7 +101,9 @@ def formed_stage(task: Task, generation: int) -> dict[str, Any]:
 
     While the survivors finish an interrupted step, those of them that are no members of its stage keep what they have.
     """
-    stages = task.change.stages if task.change else []
+    if task.change is None:
+        return {}
+    stages = task.change.stages
     stage = next((s for s in stages if s.generation == generation), None)
     if stage is None:
         return {}

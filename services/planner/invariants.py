@@ -50,6 +50,7 @@ TRIGGERS: dict[type[EventBase], Trigger] = {
     TaskFinished: Trigger.TASK_ENDED,
     TaskFailed: Trigger.TASK_ENDED,
     TaskStopped: Trigger.TASK_ENDED,
+    StateMoved: Trigger.TASK_PAUSED,
     NodeJoined: Trigger.NODE_JOINED,
     NodeLeft: Trigger.NODE_LEFT,
     NodeDraining: Trigger.NODE_DRAINING,
@@ -58,6 +59,11 @@ TRIGGERS: dict[type[EventBase], Trigger] = {
     ErrorDetected: Trigger.ERROR,
 }
 """The trigger that a plan names, by the type of its cause."""
+
+
+def may_be_answered(event: EventBase) -> bool:
+    """Return whether a planner of any decider may answer an event."""
+    return type(event) in TRIGGERS and (not isinstance(event, StateMoved) or event.phase == "ended")
 
 
 def answer_problems(before: State, cause: Recorded, answer: Sequence[Event], after: State, solve: Solve) -> list[str]:

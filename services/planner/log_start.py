@@ -27,13 +27,15 @@ class LogStart(NamedTuple):
 
     ``last``: position of the last event. The others are of what is behind the position from which the service folds the
     log. ``configured``: position of the last parameters; 0: none. ``decider``: the newest; 0: no plan. ``answers``:
-    position of each event of a type with which the planner answers, by its id.
+    position of each event of a type with which the planner answers, by its id. ``older``: ids of the plans of older
+    deciders.
     """
 
     last: int
     configured: int
     decider: int
     answers: dict[str, int]
+    older: frozenset[str] = frozenset()
 
 
 def start_of(log: EventLog, after: int = 0) -> LogStart:
@@ -45,12 +47,15 @@ def start_of(log: EventLog, after: int = 0) -> LogStart:
     """
     last, decider = log.last_position(), 0
     answers: dict[str, int] = {}
+    older: set[str] = set()
     for position, event_id, data in log.raw(*ANSWER_TYPES, after=after):
         answers[event_id] = position
         if (answer := answer_of(position, event_id, data)) is not None:  # the fold comes to a damaged row, and says so
             decider = max(decider, answer.decider or 0)
+            if answer.decider is not None and answer.decider < DECIDER:
+                older.add(event_id)
     configured = max((position for position, _, _ in log.raw(_CONFIGURED, after=after)), default=0)
-    return LogStart(last, configured, decider, answers)
+    return LogStart(last, configured, decider, answers, frozenset(older))
 
 
 def check_decider(newest: int) -> None:
@@ -67,8 +72,7 @@ def check_decider(newest: int) -> None:
 
 
 async def last_parameters(read: Read, start: LogStart) -> ClusterConfigured | None:
-    """Return the parameters that were logged last; None if none were. This process's time follows the log's."""
-    await read(after=max(start.last - 1, 0), limit=1)
+    """Return the parameters that were logged last; None if none were."""
     for record in await read(after=start.configured - 1, limit=1) if start.configured else ():
         if isinstance(record.event, ClusterConfigured):
             return record.event

@@ -6,8 +6,10 @@ and the few answers that it has read ahead: its memory does not hold the log.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from services.planner.decide import SERVICE
-from services.planner.invariants import TRIGGERS
+from services.planner.invariants import may_be_answered
 from services.planner.log_start import Read
 from services.planner.sources import ANSWER_TYPES
 from shared.events import Recorded, derived_id
@@ -22,10 +24,12 @@ class LoggedAnswers:
     Args:
         read: ``Journal.read``.
         positions: ``LogStart.answers``.
+        older: ``LogStart.older``.
     """
 
-    def __init__(self, read: Read, positions: dict[str, int]) -> None:
+    def __init__(self, read: Read, positions: dict[str, int], older: Iterable[str] = ()) -> None:
         self._read = read
+        self._older = set(older)
         self._positions = positions
         self._ahead: dict[str, Recorded] = {}
 
@@ -37,11 +41,12 @@ class LoggedAnswers:
             NewerVersion: a newer version of the program wrote it.
         """
         found: list[Recorded] = []
-        while self._positions and type(cause.event) in TRIGGERS:
+        while self._positions and may_be_answered(cause.event):
             event_id = derived_id(cause.event.event_id, SERVICE, len(found))
             position = self._positions.pop(event_id, None)
             if position is None:
                 break
+            self._older.discard(event_id)
             if event_id not in self._ahead:
                 page = await self._read(after=position - 1, limit=PAGE, types=ANSWER_TYPES)
                 ahead = {record.event.event_id: record for record in page}
@@ -52,6 +57,15 @@ class LoggedAnswers:
             found.append(record)
         return found
 
+    @property
+    def has_older(self) -> bool:
+        """Whether an older decider's plans for later causes are in the log.
+
+        A planner answers in order. So that one has passed over a cause before these that has no answer.
+        """
+        return bool(self._older)
+
     def forget(self) -> None:
         """Drop what no cause has called for: the log that was there at the start has been folded."""
         self._positions, self._ahead = {}, {}
+        self._older.clear()

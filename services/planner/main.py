@@ -22,11 +22,13 @@ from services.planner.log_fold import Fold
 from services.planner.log_start import LogStart, check_decider, last_parameters, start_of
 from services.planner.logged_answers import LoggedAnswers
 from services.planner.lookahead import LookAhead
+from services.planner.metrics import LOOKED_UP, NO_COUNTS, SOLVED, PlannerMetrics
 from services.planner.state import State
 from services.planner.state_snapshot import KEPT
 from shared.errors import UnicronError
 from shared.events import ClusterConfigured, PlanDecided, Recorded, TaskStarving, derived_id
 from shared.log.state_snapshots import StateSnapshot
+from shared.log_lines import ids
 from shared.model import Clock, utc_now
 from shared.outages import LOG
 from shared.service import Context, run
@@ -62,10 +64,11 @@ class Planner:
         self._counters = context.counters
         self._aged = asyncio.Event()
         self._journal = context.journal
-        self._answers = LoggedAnswers(context.journal.read, start.answers)
+        self._answers = LoggedAnswers(context.journal.read, start.answers, start.older)
         self._caught_up_at = start.last
         self._ready = context.ready
         self._clock = clock
+        self._metrics = PlannerMetrics(context.registry, self.look_ahead)
         if found is not None:
             self._changed.set()
         if start.last <= (found.position if found is not None else 0):
@@ -97,6 +100,8 @@ class Planner:
         if recorded:
             self.fold.answer(record, [r.event for r in recorded])
             return
+        if self._answers.has_older:
+            return  # that decider has passed over it
         table = self.look_ahead
         hits, misses = table.hits, table.misses
         began_s = time.perf_counter()
@@ -105,14 +110,15 @@ class Planner:
         self._counters.update(table.counters())
         if not decided:
             return
-        how = "looked up" if table.hits > hits else "solved" if table.misses > misses else "no counts to choose"
+        how = LOOKED_UP if table.hits > hits else SOLVED if table.misses > misses else NO_COUNTS
+        self._metrics.decided(how, seconds)
         self.fold.answer(record, decided)
         await self._journal.append(decided)
         for event in decided:
             if isinstance(event, PlanDecided):
                 what = f"{event.plan}: {event.trigger}, {event.response} (position {record.position})"
                 totals = f"{table.hits} hits, {table.misses} misses, {len(table)} answers ahead"
-                logger.info("%s: %s in %.4f s; %s", what, how, seconds, totals)
+                logger.info("%s: %s in %.4f s; %s", what, how, seconds, totals, extra=ids(record.event, event))
 
     async def keep_looking_ahead(self) -> None:
         """Solve the next likely problems after every change of the state, until cancelled. Deciding never waits."""
@@ -157,7 +163,9 @@ class Planner:
             try:
                 await self._journal.append([starving])
             except UnicronError as err:
-                logger.warning("cannot log that task %s is starving: %s; again", first.task, err.detail)
+                logger.warning(
+                    "cannot log that task %s is starving: %s; again", first.task, err.detail, extra=ids(first)
+                )
                 await asyncio.sleep(RETRY_S)
                 self._aged.set()
 
@@ -210,6 +218,7 @@ async def _serve(
     after = found.position if found is not None else 0
     start = await journal.outages.outlast(LOG, lambda: start_of(journal.log, after))
     check_decider(start.decider)
+    await journal.follow_time(start.last)
     configured = await last_parameters(journal.read, start) or (found.state.config if found is not None else None)
     now = configuration(context.settings, event_id=str(uuid.uuid4()), clock=clock)
     if has_changed(configured, now):

@@ -36,7 +36,7 @@ from services.planner.verification import Mismatch as Mismatch
 from services.planner.verification import Report as Report
 from services.planner.what_if import Comparison, compare
 from services.planner.what_if_inputs import Inputs
-from shared.errors import NotFound
+from shared.errors import Archived, NotFound
 from shared.events import Recorded
 from shared.log.anchors import Anchor, Defect
 from shared.log.chain import FIRST_HASH
@@ -127,7 +127,7 @@ class Replayer:
     @cached_property
     def records(self) -> list[Recorded]:
         """All records that can be read, in memory."""
-        return [row.record for row in self._source.rows(Scan()) if row.record is not None]
+        return [row.record for row in self._source.rows(Scan(self._source.base())) if row.record is not None]
 
     def verify(self, anchors: Iterable[Anchor] = (), defects: Iterable[Defect] = (), jobs: int = 1) -> Report:
         """Judge every event and every plan in the log.
@@ -149,6 +149,7 @@ class Replayer:
             InvalidInput: a task is named that the log does not have, or is impossible with the changed inputs.
             Corrupt: the database is damaged.
         """
+        self._require_whole()
         return compare(self._source, inputs)
 
     def state_at(self, position: int | None = None) -> State:
@@ -156,12 +157,14 @@ class Replayer:
 
         Raises:
             NotFound: the log has no such position.
+            Archived: the log begins behind archived segments, which were not given.
             Corrupt: the database is damaged.
         """
         return self.place_at(position).state
 
     def place_at(self, position: int | None = None) -> Place:
         """Return the state as ``state_at`` does, with the place in the log."""
+        self._require_whole()
         rows = AnsweredRows(self._source.rows(Scan()), self._source.answers())
         fold = Fold()
         last, head = 0, FIRST_HASH
@@ -178,6 +181,18 @@ class Replayer:
             if position is not None and not 0 <= position <= last:
                 raise NotFound(f"position {position}: the log ends at {last}")
         return Place(fold.state, last, head, skipped)
+
+    def _require_whole(self) -> None:
+        """Refuse to fold a log that begins behind archived segments.
+
+        Raises:
+            Archived: it does.
+        """
+        if (base := self._source.base()).is_cut:
+            raise Archived(
+                f"the log begins behind position {base.position}; what is before was archived to {base.segments}: give "
+                "that folder too, before the log"
+            )
 
 
 def verify(log: EventLog) -> Report:

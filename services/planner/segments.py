@@ -9,19 +9,22 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from services.planner.sources import ANSWER_TYPES, Answer, answer_of, doubled
+from services.planner.sources import ANSWER_TYPES, Answer, answer_of, doubled, table_defects
 from shared.errors import Corrupt, NotFound
 from shared.log.anchors import Defect
-from shared.log.archive import Manifest, file_sha256, manifest_of, read_rows
+from shared.log.base import START, Base
+from shared.log.chain import ChainCheck
 from shared.log.log import EventLog
 from shared.log.scan import Row, Scan
+from shared.log.schema import StoredRow
+from shared.log.segments import Manifest, file_sha256, manifest_of, read_rows
 
 
 class SegmentsSource:
     """Segments and a live log as one log, in the order given.
 
-    The live log may begin behind the last segment, or have rows of the segments too, as long as it has not been cut:
-    of these, the segments' count.
+    The live log may have rows of the segments too; of these, the segments' count. One that was cut over has to begin
+    where the segments say.
 
     Args:
         segments: files, by position.
@@ -36,13 +39,17 @@ class SegmentsSource:
         self._opened = opened
         self._last = last
 
+    def base(self) -> Base:
+        """Return the start of the log."""
+        return START
+
     def answers(self) -> Iterator[Answer]:
         """Yield the events of the types with which the planner answers, in order."""
         try:
             for row in self._stored():
-                if row["type"] not in ANSWER_TYPES:
+                if row.type not in ANSWER_TYPES:
                     continue
-                if (answer := answer_of(row["position"], row["event_id"], row["data"])) is not None:
+                if (answer := answer_of(row.position, row.event_id, row.data)) is not None:
                     yield answer
         except Corrupt:
             return  # the pass over the rows names it
@@ -53,8 +60,7 @@ class SegmentsSource:
         Raises:
             Corrupt: a segment or the database is damaged.
         """
-        for row in self._stored():
-            yield scan.next(row)
+        yield from scan.rows(self._stored())
 
     def as_it_is(self) -> SegmentsSource:
         """Return the log without what is appended to it from now on."""
@@ -72,27 +78,28 @@ class SegmentsSource:
         found += self._gaps()
         if self._opened is not None:
             with closing(self._opened()) as log:
-                found += [Defect(0, f"the table lacks {guard}") for guard in log.lacking_guards()]
+                found += table_defects(log)
+                found += self._base_defects(log.base)
         try:
             found += self._doubled()
         except Corrupt:
             pass  # the pass over the rows names it
         return found
 
-    def _stored(self) -> Iterator[dict[str, Any]]:
+    def _stored(self) -> Iterator[StoredRow]:
         """Yield the rows of all parts, as they are stored."""
         last: Any = 0  # of a damaged row, anything
         for path in self._segments:
             for row in read_rows(path):
                 yield row
-                last = row["position"]
+                last = row.position
         if self._opened is None:
             return
         with closing(self._opened()) as log, closing(log.rows()) as rows:
             for row in rows:
-                if self._last is not None and isinstance(row["position"], int) and row["position"] > self._last:
+                if self._last is not None and isinstance(row.position, int) and row.position > self._last:
                     return
-                if not isinstance(last, int) or row["position"] > last:
+                if not isinstance(last, int) or row.position > last:
                     yield row
 
     def _gaps(self) -> Iterator[Defect]:
@@ -113,17 +120,46 @@ class SegmentsSource:
                 what = f"{two.file} does not continue the hash chain of {one.file}"
                 yield Defect(two.first_position, f"position {two.first_position}: {what}")
 
+    def _base_defects(self, base: Base) -> Iterator[Defect]:
+        """Yield where the place at which the live log begins is not the one that the segments have."""
+        if not base.is_cut:
+            return
+        check = ChainCheck()
+        try:
+            for path in self._segments:
+                for row in read_rows(path):
+                    check.next(row)
+                    if row.position == base.position:
+                        yield from _differences(base, check.place)
+                        return
+        except Corrupt:
+            return  # the pass over the rows names it
+        what = f"position {base.position}: the live log begins behind it, and no segment that was given has it"
+        yield Defect(base.position, what)
+
     def _doubled(self) -> Iterator[Defect]:
         """Yield the event ids that several rows have. They are collected on disk, not in memory."""
         with closing(sqlite3.connect("")) as seen:
             seen.execute("CREATE TABLE seen (id PRIMARY KEY, position) WITHOUT ROWID")
             for row in self._stored():
-                place = row["event_id"], row["position"]
+                place = row.event_id, row.position
                 if seen.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", place).rowcount:
                     continue
                 ((first,),) = seen.execute("SELECT position FROM seen WHERE id = ?", place[:1])
-                if first != row["position"]:  # a segment that is given twice is one defect, not one for each row
-                    yield doubled(row["event_id"], first, row["position"])
+                if first != row.position:  # a segment that is given twice is one defect, not one for each row
+                    yield doubled(row.event_id, first, row.position)
+
+
+def _differences(base: Base, there: Base) -> Iterator[Defect]:
+    """Yield how the base of a live log differs from the place that the segments have there."""
+    for name in ("hash", "recorded_at"):
+        if (one := getattr(base, name)) != (two := getattr(there, name)):
+            what = f"position {base.position}: the live log's base has the {name} {one}, the segments {two}"
+            yield Defect(base.position, what)
+    for stream in sorted(base.versions.keys() | there.versions.keys()):
+        if (one := base.versions.get(stream, 0)) != (two := there.versions.get(stream, 0)):
+            what = f"the live log's base has version {one} of stream {stream}, the segments {two}"
+            yield Defect(base.position, f"position {base.position}: {what}")
 
 
 def _manifest(path: Path) -> Manifest | None:

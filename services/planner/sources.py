@@ -6,18 +6,21 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from pydantic_core import from_json
 
 from services.planner.decide import SERVICE
-from services.planner.invariants import TRIGGERS
+from services.planner.invariants import may_be_answered
 from shared.errors import Corrupt
 from shared.events import PlanDecided, Recorded, TaskStopped, derived_id
 from shared.log.anchors import Defect
+from shared.log.base import START, Base
 from shared.log.chain import FIRST_HASH
 from shared.log.log import EventLog
 from shared.log.scan import Row, Scan
+from shared.log.schema import StoredRow
 
 _ANSWERS = PlanDecided, TaskStopped
 
@@ -37,6 +40,10 @@ class Answer(NamedTuple):
 
 class Source(Protocol):
     """A log that can be read as often as wanted."""
+
+    def base(self) -> Base:
+        """Return the place behind which the rows begin."""
+        ...
 
     def answers(self) -> Iterator[Answer]:
         """Yield the events of the types with which the planner answers, in order."""
@@ -62,6 +69,10 @@ class RecordsSource:
         self._records = records
         self._chain_ok = chain_ok
 
+    def base(self) -> Base:
+        """Return the start of the log."""
+        return START
+
     def answers(self) -> Iterator[Answer]:
         """Yield the events of the types with which the planner answers, in order."""
         for record in self._records:
@@ -75,7 +86,7 @@ class RecordsSource:
         if not self._chain_ok:
             scan.check.broken()
         for record in self._records:
-            scan.check.intact({"position": record.position, "hash": record.hash or FIRST_HASH})
+            scan.check.intact(record.position, record.hash or FIRST_HASH)
             yield Row(record.position, record.hash, record.recorded_at.isoformat(), record, "", None)
 
     def as_it_is(self) -> Source:
@@ -94,7 +105,7 @@ class RecordsSource:
 
 
 class LogSource:
-    """A log in a database.
+    """A log in a database: its table. What was archived of it is not read; ``segments`` reads both.
 
     Args:
         opened: returns the log, opened anew for each pass, which closes it.
@@ -105,10 +116,15 @@ class LogSource:
         self._opened = opened
         self.last = last
 
+    def base(self) -> Base:
+        """Return the place behind which the table begins."""
+        with closing(self._opened()) as log:
+            return log.base
+
     def answers(self) -> Iterator[Answer]:
         """Yield the events of the types with which the planner answers, in order."""
         with closing(self._opened()) as log:
-            for position, event_id, data in log.raw(*ANSWER_TYPES):
+            for position, event_id, data in log.raw(*ANSWER_TYPES, after=log.base.position):
                 if self.last is not None and position > self.last:
                     return
                 if (answer := answer_of(position, event_id, data)) is not None:
@@ -117,13 +133,13 @@ class LogSource:
     def rows(self, scan: Scan) -> Iterator[Row]:
         """Yield every row."""
         with closing(self._opened()) as log:
-            if self.last is None:
-                yield from log.scan(scan)
-                return
-            for stored in log.rows():
-                if isinstance(stored["position"], int) and stored["position"] > self.last:
-                    return
-                yield scan.next(stored)
+            stored: Iterator[StoredRow] = log.rows()
+            if self.last is not None:
+                stored = takewhile(self._counts, stored)
+            yield from scan.rows(stored)
+
+    def _counts(self, row: StoredRow) -> bool:
+        return self.last is None or not isinstance(row.position, int) or row.position <= self.last
 
     def as_it_is(self) -> LogSource:
         """Return the log without what is appended to it from now on."""
@@ -137,10 +153,18 @@ class LogSource:
         """Return the guards that the table lacks, and the event ids that several rows have."""
         with closing(self._opened()) as log:
             try:
-                found = [Defect(0, f"the table lacks {guard}") for guard in log.lacking_guards()]
+                found = table_defects(log)
                 return found + [doubled(*places) for places in log.doubled_ids()]
             except Corrupt as err:
                 return [Defect(0, err.detail)]
+
+
+def table_defects(log: EventLog) -> list[Defect]:
+    """Return the guards that a log's table lacks, and what is wrong with its base."""
+    found = [Defect(0, f"the table lacks {guard}") for guard in log.lacking_guards()]
+    if problem := log.base_problem():
+        found.append(Defect(log.base.position, problem))
+    return found
 
 
 def decider_of(data: str) -> int | None:
@@ -200,7 +224,7 @@ class AnsweredRows:
     def answers_to(self, cause: Recorded) -> list[Recorded]:
         """Return the planner's recorded answer to a cause, in the order of its events; empty if there is none."""
         found: list[Recorded] = []
-        if type(cause.event) not in TRIGGERS:
+        if not may_be_answered(cause.event):
             return found
         while (record := self._find(derived_id(cause.event.event_id, SERVICE, len(found)))) is not None:
             found.append(record)

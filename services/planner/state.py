@@ -4,13 +4,15 @@ All models are immutable. Tuples have the order that decisions depend on. ``unic
 serialisation aliases are the names that it prints.
 
 What an event costs does not grow with the number of tasks that the log has ever had: tasks that have ended, and left
-nothing behind, are kept apart from the others (``State.ended``), and a new state shares them with the one before.
+nothing behind, are kept apart from the others (``State.ended``), and a new state shares them with the one before. They
+are kept as text: no decision looks at them, but for the name that is used again and for events that come too late.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import Field
@@ -19,7 +21,7 @@ from shared.events import ClusterConfigured
 from shared.model import Model, made
 from shared.plans import Layout, LoggedTable, TaskChange
 from shared.settings import Settings
-from shared.state_codec import PairMap
+from shared.state_codec import PairMap, StateCodec
 from shared.tasks import TaskSpec
 
 TransitionKind: TypeAlias = Literal["survivors", "newcomers", "restore", "pause"]
@@ -183,6 +185,17 @@ class Task(_Value):
         return rounded_mean([exponent for layout, exponent in self.measured.items() if layout.hardware == hardware])
 
 
+_CODEC = StateCodec(Task)
+
+_READ = 64
+"""Settled tasks that are kept read: those that end at about the same time, of which late events come."""
+
+
+@lru_cache(_READ)
+def _read(text: str) -> Task:
+    return _CODEC.load(text.encode())
+
+
 class Corrections(NamedTuple):
     """General corrections of settled tasks on one kind of hardware: how many, and the sum of their exponents."""
 
@@ -198,7 +211,7 @@ class State(_Value):
         nodes: all nodes ever seen, by name.
         kinds: for each kind of hardware, how many of the nodes ever seen have how many workers (workers -> nodes).
         tasks: all tasks but settled ones, by name, in the order of their first submission.
-        ended: settled tasks, by name.
+        ended: settled tasks as JSON, by name; ``find`` reads one.
         ended_corrections: their general corrections, by kind of hardware.
         plans: number of plans made.
         losses: number of node failures.
@@ -212,7 +225,7 @@ class State(_Value):
     nodes: dict[str, Node] = Field(default_factory=dict)
     kinds: dict[str, dict[int, int]] = Field(default_factory=dict)
     tasks: dict[str, Task] = Field(default_factory=dict)
-    ended: dict[str, Task] = Field(default_factory=dict)
+    ended: dict[str, str] = Field(default_factory=dict)
     ended_corrections: dict[str, Corrections] = Field(default_factory=dict)
     plans: int = 0
     losses: int = 0
@@ -232,11 +245,15 @@ class State(_Value):
 
     def find(self, name: str) -> Task | None:
         """Return a task by its name, whether it has ended or not; None if it was never submitted."""
-        return self.tasks.get(name) or self.ended.get(name)
+        task = self.tasks.get(name)
+        if task is None and (text := self.ended.get(name)) is not None:
+            return _read(text)
+        return task
 
     def every_task(self) -> list[Task]:
         """Return all tasks that were ever submitted, in that order."""
-        return sorted((*self.ended.values(), *self.tasks.values()), key=lambda task: task.number)
+        ended = (_read(text) for text in self.ended.values())
+        return sorted((*ended, *self.tasks.values()), key=lambda task: task.number)
 
     def with_task(self, task: Task) -> State:
         """Return the state with the task added or replaced."""
@@ -249,10 +266,13 @@ class State(_Value):
     def _with_moved(self, task: Task) -> State:
         """Return the state with a task that is settled, or was."""
         tasks, ended = dict(self.tasks), dict(self.ended)
-        before = ended.pop(task.name, None)
+        text = ended.pop(task.name, None)
+        before = _read(text) if text is not None else None
         tasks.pop(task.name, None)
-        (ended if task.settled else tasks)[task.name] = task
-        if not task.settled:
+        if task.settled:
+            ended[task.name] = _CODEC.dump(task, defaults=False).decode()
+        else:
+            tasks[task.name] = task
             tasks = {each.name: each for each in sorted(tasks.values(), key=lambda each: each.number)}
         corrections = dict(self.ended_corrections)
         for each, sign in ((before, -1), (task if task.settled else None, 1)):

@@ -73,6 +73,7 @@ class Report(Model):
         problem: the first of ``problems``; None if there are none.
         problems: what is wrong with the log itself: its chain, its table, events other than plans; by position.
         skipped: what a newer version of the program wrote. What follows may be judged wrongly for want of it.
+        begins_after: the log was verified from behind this position, up to which it is archived; no plan was judged.
     """
 
     events: int
@@ -85,6 +86,7 @@ class Report(Model):
     problem: LogProblem | None = None
     problems: list[LogProblem] = Field(default_factory=list)
     skipped: list[SkippedPart] = Field(default_factory=list)
+    begins_after: int = 0
 
     @property
     def sound(self) -> bool:
@@ -97,8 +99,13 @@ class Report(Model):
         return self.sound and not self.skipped and self.verified + self.older == self.plans
 
 
+SHARED_AT_ONCE = 16
+"""Answers in a row that one pass judges: neighbours ask for the same throughput tables, which each process makes for
+itself. A log of a hundred plans still has work for each of several processes."""
+
+
 class Share(NamedTuple):
-    """Which recorded answers a pass judges: each ``of``-th, from ``number`` on."""
+    """Which recorded answers a pass judges: ``SHARED_AT_ONCE``, of every ``of`` times as many, the ``number``-th."""
 
     number: int = 0
     of: int = 1
@@ -133,6 +140,7 @@ class Findings:
     skipped: list[SkippedPart]
     chain_ok: bool
     head: str
+    begins_after: int = 0
 
 
 def report_of(passes: Sequence[Findings], decider: int) -> Report:
@@ -159,6 +167,7 @@ def report_of(passes: Sequence[Findings], decider: int) -> Report:
         problem=problems[0] if problems else None,
         problems=problems[:MOST_PROBLEMS],
         skipped=first.skipped,
+        begins_after=first.begins_after,
     )
 
 
@@ -190,18 +199,19 @@ class Verification:
         plans = [(answer.position, answer.decider) for answer in answers if answer.decider is not None]
         self._positions = [position for position, _ in plans]
         self._deciders = [decider for _, decider in plans]
-        self._scan = Scan()
+        self._scan = Scan(base := source.base())
         self._rows = AnsweredRows(source.rows(self._scan), answers)
         self._anchors = AnchorCheck(anchors)
+        self._anchors.begin(*base[:2])
         self._contradictions = Contradictions()
         self._fold = Fold()
-        self._folding = True
+        self._folding = not base.is_cut
         self._folded = 0
         """Position of the last record that could be folded."""
         self._newest = 0
         self._events = 0
         self._plans = 0
-        self._last = 0
+        self._last = self._begins_after = base.position
         self._problems = list(defects)
         self._skipped: list[SkippedPart] = []
         self._found: list[Found] = []
@@ -236,6 +246,7 @@ class Verification:
             skipped=self._skipped,
             chain_ok=self._scan.check.ok,
             head=self._scan.check.head,
+            begins_after=self._begins_after,
         )
 
     def _take(self, row: Row) -> None:
@@ -318,8 +329,9 @@ class Verification:
 
     def _is_mine(self) -> bool:
         """Count one more recorded answer; return whether this pass judges it."""
+        turn = self._answered // SHARED_AT_ONCE
         self._answered += 1
-        return self._answered % self._share.of == self._share.number
+        return turn % self._share.of == self._share.number
 
     def _judge_silence(self, cause: Recorded) -> None:
         """Decide on a cause that has no answer in the log; what should be there is folded."""

@@ -1,7 +1,8 @@
 """A verification by several processes, with the report that one makes.
 
 Deciding again takes most of the time of a verification, and folding little. So each process makes a whole pass over the
-log, and judges its share of the recorded answers: no state has to travel between processes.
+log, and judges its share of the recorded answers, some that follow one another at a time (``SHARED_AT_ONCE``): no state
+has to travel between processes.
 """
 
 from __future__ import annotations

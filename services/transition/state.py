@@ -6,7 +6,7 @@ plan; a task has at most one part, that of its newest plan. All values here are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
@@ -244,70 +244,122 @@ class Part:
         return replace(self, outcome=outcome, runs=runs)
 
 
+RECENTLY_ENDED = 64
+"""Tasks that have ended and have nothing left to do, which are kept nevertheless. A plan whose cause came before the
+end may come after it, while the planner answers what came before; far fewer tasks end in that time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task.
+
+    Attributes:
+        spec: its specification; None: the log has none.
+        step: the newest known step.
+        generation: the newest known generation.
+        ended: whether it has ended, or was paused, since it was submitted: its processes exit by themselves.
+        paused: whether the newest of these ends was a pause, so that the task may go on.
+        occupied: workers that may have a process of the task.
+        leaving: workers whose process a plan has ended or is ending, without a successor so far.
+        may_lose: whether a user wants it to stop also if that loses steps.
+        part: its part of its newest plan; None before the first.
+    """
+
+    spec: TaskSpec | None = None
+    step: int = 0
+    generation: int = 0
+    ended: bool = False
+    paused: bool = False
+    occupied: frozenset[str] = frozenset()
+    leaving: frozenset[str] = frozenset()
+    may_lose: bool = False
+    part: Part | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether the task has ended, for good or in a pause, and has nothing left to do."""
+        return self.ended and (self.part is None or not self.part.active)
+
+
+NO_TASK = Task()
+"""What is known of a task that the log does not have, or that ended long ago."""
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """Everything that decisions use.
 
-    ``specs``, ``steps``, ``generations``: a task's specification, newest known step and newest generation. ``ended``:
-    tasks that have ended. ``incarnations``: node -> incarnation of its agent. ``lost``: nodes that are sent nothing;
-    ``away``: those of them whose agent is lost or has left. ``occupied``: task -> workers that may have a process of
-    the task. ``leaving``: task -> workers whose process a plan has ended or is ending, without a successor so far.
-    ``may_lose``: tasks that a user wants to stop also if that loses steps. ``parts``: task -> part. ``cancelled``:
-    commands whose replies no longer matter, until ``decide`` turns them into effects.
+    ``tasks``: by name, without those that ended long ago (``RECENTLY_ENDED``): what an input costs does not grow with
+    the number of tasks that the log has ever had. ``incarnations``: node -> incarnation of its agent. ``lost``: nodes
+    that are sent nothing; ``away``: those of them whose agent is lost or has left. ``cancelled``: commands whose
+    replies no longer matter, until ``decide`` turns them into effects.
     """
 
     limits: TransitionLimits = TransitionLimits()
-    specs: Mapping[str, TaskSpec] = field(default_factory=dict)
-    steps: Mapping[str, int] = field(default_factory=dict)
-    generations: Mapping[str, int] = field(default_factory=dict)
-    ended: frozenset[str] = frozenset()
+    tasks: Mapping[str, Task] = field(default_factory=dict)
     incarnations: Mapping[str, str] = field(default_factory=dict)
     lost: frozenset[str] = frozenset()
     away: frozenset[str] = frozenset()
-    occupied: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    leaving: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    may_lose: frozenset[str] = frozenset()
-    parts: Mapping[str, Part] = field(default_factory=dict)
     cancelled: tuple[str, ...] = ()
+
+    def task(self, name: str) -> Task:
+        """Return what is known of a task."""
+        return self.tasks.get(name, NO_TASK)
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the parts of all tasks."""
+        return (task.part for task in self.tasks.values() if task.part is not None)
+
+    def with_task(self, name: str, task: Task) -> State:
+        """Return the state with the task added or replaced."""
+        return replace(self, tasks={**self.tasks, name: task})
 
     def with_part(self, part: Part) -> State:
         """Return the state with the task's part replaced; commands that are no longer outstanding are cancelled."""
-        before = self.parts.get(part.task)
+        task = self.task(part.task)
+        before = task.part
         gone: tuple[str, ...] = ()
         if before is not None and (before.plan != part.plan or not part.active):
             kept = part.outstanding()
             gone = tuple(cid for cid in before.outstanding() if cid not in kept)
-        return replace(self, parts={**self.parts, part.task: part}, cancelled=self.cancelled + gone)
+        tasks = {**self.tasks, part.task: replace(task, part=part)}
+        return replace(self, tasks=tasks, cancelled=self.cancelled + gone)
 
-    def with_occupied(self, task: str, workers: Iterable[str]) -> State:
+    def with_occupied(self, name: str, workers: Iterable[str]) -> State:
         """Return the state in which the task occupies exactly these workers."""
-        return replace(self, occupied={**self.occupied, task: frozenset(workers)})
+        return self.with_task(name, replace(self.task(name), occupied=frozenset(workers)))
 
-    def with_leaving(self, task: str, *, add: Iterable[str] = (), drop: Iterable[str] = ()) -> State:
+    def with_leaving(self, name: str, *, add: Iterable[str] = (), drop: Iterable[str] = ()) -> State:
         """Return the state with workers added to, and dropped from, those that the task is leaving."""
-        workers = (self.leaving.get(task, frozenset()) | frozenset(add)) - frozenset(drop)
-        return replace(self, leaving={**self.leaving, task: workers})
+        task = self.task(name)
+        return self.with_task(name, replace(task, leaving=(task.leaving | frozenset(add)) - frozenset(drop)))
 
-    def with_step(self, task: str, step: int) -> State:
-        """Return the state in which the task is known to have reached ``step`` at least."""
-        return replace(self, steps={**self.steps, task: max(step, self.steps.get(task, 0))})
+    def with_step(self, name: str, step: int) -> State:
+        """Return the state in which the task, if it is known, has reached ``step`` at least."""
+        task = self.tasks.get(name)
+        return self if task is None or task.step >= step else self.with_task(name, replace(task, step=step))
+
+    def with_ended(self, name: str, *, paused: bool = False) -> State:
+        """Return the state in which a task has ended, without those after which ``RECENTLY_ENDED`` others ended."""
+        tasks = dict(self.tasks)
+        if (task := tasks.pop(name, None)) is None:
+            return self
+        tasks[name] = replace(task, ended=True, paused=paused)  # behind those that ended before
+        settled = [each for each, one in tasks.items() if one.settled and not one.paused]
+        for each in settled[: max(0, len(settled) - RECENTLY_ENDED)]:
+            del tasks[each]
+        return replace(self, tasks=tasks)
 
     def alive(self, workers: Iterable[str]) -> frozenset[str]:
         """Return those of the workers whose node is not lost."""
         return frozenset(worker for worker in workers if node_of(worker) not in self.lost)
 
-    def occupied_by_others(self, task: str, worker: str) -> bool:
+    def occupied_by_others(self, name: str, worker: str) -> bool:
         """Whether another task may still have a process on the worker.
 
         A task that has ended and has nothing left to do does not count: its processes exit by themselves.
         """
-        for other, workers in self.occupied.items():
-            if other == task or worker not in workers:
-                continue
-            part = self.parts.get(other)
-            if other not in self.ended or (part is not None and part.active):
-                return True
-        return False
+        return any(worker in task.occupied and not task.settled for other, task in self.tasks.items() if other != name)
 
 
 def node_of(worker: str) -> str:

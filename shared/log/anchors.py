@@ -66,9 +66,18 @@ class AnchorCheck:
         self._last_day = max(self._days, default="")
         self._unnoted: dict[str, int] = {}
         """The last position of each day before the last noted one that has events and no head."""
+        self._begins = 0
         self._held = 0
         """Position of the last anchor that the log has."""
         self._failed: list[tuple[int, str]] = []
+
+    def begin(self, position: int, row_hash: str) -> None:
+        """Begin behind a position, of what was noted before which nothing can be said; 0: at the start of the log."""
+        if position == 0:
+            return
+        self.next(position, row_hash)
+        self._begins = position
+        self._placed = {at: anchors for at, anchors in self._placed.items() if at > position}
 
     def next(self, position: int, row_hash: str, recorded_at: object = "") -> None:
         """Take the next row. ``recorded_at``: ISO 8601 in UTC; a damaged row may have anything there."""
@@ -93,8 +102,9 @@ class AnchorCheck:
                 what = f"the log ends at position {last}, before {anchor.name} at {position}: its tail was cut off"
                 found.append(Defect(last + 1, what))
         for anchor in self._anywhere.values():
+            begins = f"from position {self._begins + 1} " if self._begins else ""
             what = (
-                f"no event up to the end at position {last} has {anchor.name}, {anchor.hash}: "
+                f"no event {begins}up to the end at position {last} has {anchor.name}, {anchor.hash}: "
                 "the tail was cut off, or an event was changed and the chain computed anew"
             )
             found.append(Defect(last + 1, what))

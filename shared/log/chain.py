@@ -6,22 +6,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Any
 
 from pydantic_core import to_json
 
-from shared.log.schema import COLUMNS
+from shared.log.base import FIRST_HASH as FIRST_HASH
+from shared.log.base import START, Base
+from shared.log.schema import COLUMNS, StoredRow
 from shared.log.unreadable import Skipped
 from shared.model import canonical_json
 
-FIRST_HASH = "0" * 64
-"""``previous_hash`` of the first row."""
-
-_hashed = itemgetter(*(name for name in COLUMNS if name != "hash"))
-"""The columns of a row that its hash covers, in the table's order."""
+_HASHED = COLUMNS[:-1]
+"""The columns of a row that its hash covers: all but the last, the hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,8 @@ class ChainReport:
     ``events``: number of rows, from the first on, that are intact. ``problem``: position and defect of the next row;
     empty if there is none. ``head``: hash of the last intact row. Rows cut off at the end leave a valid, shorter chain:
     compare ``head`` with an earlier one to notice that (``shared.log.anchors``). ``skipped``: what a newer version of
-    the program wrote; the chain covers it, and no more can be said of it.
+    the program wrote; the chain covers it, and no more can be said of it. ``begins_after``: the table begins behind
+    this position, up to which the log is archived; 0: it was never cut.
     """
 
     events: int
@@ -39,82 +38,106 @@ class ChainReport:
     problem: str
     head: str = FIRST_HASH
     skipped: list[Skipped] = field(default_factory=list)
+    begins_after: int = 0
 
 
 def row_hash(values: Mapping[str, Any]) -> str:
     """Return the hash of a row: SHA-256 over the canonical JSON of all its other columns, in the table's order."""
-    return hashlib.sha256(canonical_json(_hashed(values)).encode()).hexdigest()
+    return _canonical_hash([values[name] for name in _HASHED])
 
 
-def has_its_hash(row: Mapping[str, Any]) -> bool:
+def new_hash(columns: Sequence[str | int]) -> str:
+    """Return the hash of a new row, given all its other columns in the table's order.
+
+    ``to_json`` writes texts and integers as ``canonical_json`` does, in a third of the time.
+
+    Raises:
+        ValueError: a text is not Unicode.
+    """
+    return hashlib.sha256(to_json(columns)).hexdigest()
+
+
+def has_its_hash(row: StoredRow) -> bool:
     """Return whether a row's hash is that of its columns.
 
-    ``to_json`` writes texts and integers as ``canonical_json`` does, in a third of the time. Where its hash is another
-    one, or it cannot write the row, ``canonical_json`` decides.
+    Where ``new_hash`` is another one, or the row cannot be a new one, ``canonical_json`` decides.
 
     Raises:
         TypeError: a column has a value that JSON cannot have.
         ValueError: a column has a text that is not Unicode, or a number that is not finite.
     """
-    if isinstance(row["data"], str):
+    columns = row[:-1]
+    if isinstance(row.data, str):
         try:
-            if hashlib.sha256(to_json(_hashed(row))).hexdigest() == row["hash"]:
+            if new_hash(columns) == row.hash:
                 return True
         except ValueError:  # text that is not Unicode
             pass
-    return bool(row["hash"] == row_hash(row))
+    return bool(row.hash == _canonical_hash(columns))
+
+
+def _canonical_hash(columns: Sequence[Any]) -> str:
+    return hashlib.sha256(canonical_json(columns).encode()).hexdigest()
 
 
 class ChainCheck:
     """The check of a chain, row by row, with the place, hash, time and versions that the next row must continue.
 
-    ``events`` and ``head`` stay at the last row before the first defect. The check itself goes on behind a defect as if
-    the row were right, so that each defect is found once.
+    ``position`` and ``head`` stay at the last row before the first defect. The check itself goes on behind a defect as
+    if the row were right, so that each defect is found once.
+
+    Args:
+        base: the place that the first row must continue.
     """
 
-    def __init__(self) -> None:
-        self.events = 0
-        self.head = FIRST_HASH
+    def __init__(self, base: Base = START) -> None:
+        self.position = base.position
+        self.head = base.hash
         self.ok = True
-        self._position = 0
-        self._hash = FIRST_HASH
-        self._recorded_at = ""
-        self._versions: dict[str, int] = {}
+        self._position = base.position
+        self._hash = base.hash
+        self._recorded_at = base.recorded_at
+        self._versions = dict(base.versions)
 
-    def next(self, row: Mapping[str, Any]) -> str:
+    @property
+    def place(self) -> Base:
+        """The place that the next row must continue."""
+        return Base(self._position, self._hash, self._recorded_at, dict(self._versions))
+
+    def next(self, row: StoredRow) -> str:
         """Return the row's defect in words; empty if it has none."""
         try:
             problem = self._problem(row)
         except (TypeError, ValueError) as err:
             problem = f"position {self._position + 1}: a column has a value that no event has ({err})"
-        self._position = row["position"] if isinstance(row["position"], int) else self._position + 1
-        self._hash = row["hash"]
-        if isinstance(row["recorded_at"], str):
-            self._recorded_at = row["recorded_at"]
-        if isinstance(row["stream"], str) and isinstance(row["stream_version"], int):
-            self._versions[row["stream"]] = row["stream_version"]
+        self._position = row.position if isinstance(row.position, int) else self._position + 1
+        self._hash = row.hash
+        if isinstance(row.recorded_at, str):
+            self._recorded_at = row.recorded_at
+        if isinstance(row.stream, str) and isinstance(row.stream_version, int):
+            self._versions[row.stream] = row.stream_version
         return problem
 
-    def intact(self, row: Mapping[str, Any]) -> None:
+    def intact(self, position: int, head: str) -> None:
         """Count a row in which nothing is wrong; without effect behind the first defect."""
         if self.ok:
-            self.events, self.head = row["position"], row["hash"]
+            self.position, self.head = position, head
 
     def broken(self) -> None:
         """Note that a row is wrong."""
         self.ok = False
 
-    def _problem(self, row: Mapping[str, Any]) -> str:
-        position, stream = self._position + 1, row["stream"]
-        if row["position"] != position:
-            return f"position {position} is missing: {row['position']!r} follows {self._position}"
-        if row["previous_hash"] != self._hash:
+    def _problem(self, row: StoredRow) -> str:
+        position, stream = self._position + 1, row.stream
+        if row.position != position:
+            return f"position {position} is missing: {row.position!r} follows {self._position}"
+        if row.previous_hash != self._hash:
             return f"position {position}: previous_hash is not the hash of the row before"
         if not has_its_hash(row):
             return f"position {position}: the row does not match its hash"
         version = self._versions.get(stream, 0) + 1
-        if row["stream_version"] != version:
-            return f"position {position}: version {row['stream_version']} of stream {stream}, expected {version}"
-        if row["recorded_at"] < self._recorded_at:
+        if row.stream_version != version:
+            return f"position {position}: version {row.stream_version} of stream {stream}, expected {version}"
+        if row.recorded_at < self._recorded_at:
             return f"position {position}: recorded before the row that precedes it"
         return ""

@@ -5,12 +5,15 @@
 
 There is no thread of its own. The first thread that comes leads: it commits what waits, its own request first, and
 then lets the first of the threads that have come meanwhile lead. So a request that finds nobody waits for nobody, and
-requests that come while a transaction is on its way to the disk share the next one. ``log`` appends through it.
+requests that come while a transaction is on its way to the disk share the next one. Threads that have just shared a
+transaction come back at almost the same time, so the first of them waits a moment for the others. ``log`` appends
+through it.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -21,9 +24,9 @@ MOST = 64
 writer's lock waits for so many at most."""
 
 GATHERING_S = 0.003
-"""How long a thread that is to lead waits at most for the threads of the last transaction: about what a commit takes.
-Those threads come back within a tenth of this time if a core is free; without a wait there would be two groups that
-take turns."""
+"""How long a thread that is to lead waits at most for the threads of the last transaction, and how long after that
+transaction it does: about what a commit takes. Those threads come back within a tenth of this time if a core is free;
+without a wait there would be two groups that take turns: the thread that led comes back first, and would be alone."""
 
 
 class _Waiting(Generic[R]):
@@ -61,6 +64,8 @@ class GroupCommit(Generic[R]):
         """Requests of the last transaction, and those that came during it."""
         self._queue: list[_Waiting[R]] = []
         self._led = False
+        self._ended_s = -GATHERING_S
+        """When the last transaction ended, by the monotonic clock."""
 
     def run(self, request: R) -> None:
         """Return when ``commit`` has returned from a call with this request."""
@@ -70,20 +75,21 @@ class GroupCommit(Generic[R]):
             own.leads, self._led = not self._led, True
             if len(self._queue) == self._expected:
                 self._all_back.notify()
-        if not own.leads:
-            try:
+        try:
+            if not own.leads:
                 own.wait()
-            except BaseException:  # an interrupt of the main thread
-                self._withdraw(own)
-                raise
             if own.ended:
                 return
             self._gather()
+        except BaseException:  # an interrupt of the main thread
+            self._withdraw(own)
+            raise
         self._lead(own)
 
     def _gather(self) -> None:
         with self._lock:
-            self._all_back.wait_for(lambda: len(self._queue) >= self._expected, GATHERING_S)
+            if self._expected > 1 and time.monotonic() < self._ended_s + GATHERING_S:
+                self._all_back.wait_for(lambda: len(self._queue) >= self._expected, GATHERING_S)
 
     def _lead(self, own: _Waiting[R]) -> None:
         with self._lock:
@@ -99,6 +105,7 @@ class GroupCommit(Generic[R]):
                 waiting.wake()
         with self._lock:
             self._expected = min(len(group) + len(self._queue), MOST)
+            self._ended_s = time.monotonic()
         self._pass_on([])
 
     def _pass_on(self, again: list[_Waiting[R]]) -> None:

@@ -21,6 +21,7 @@ import functools
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Self
 
@@ -73,17 +74,22 @@ class Journal:
         log: for calls that do not wait for a database that is away.
         bus: connected.
         outages: where the waits of this journal are noted.
+        replicas: on how many NATS servers the log's stream is kept at least.
     """
 
-    def __init__(self, log: EventLog, bus: Bus, outages: Outages | None = None) -> None:
+    def __init__(self, log: EventLog, bus: Bus, outages: Outages | None = None, replicas: int = 1) -> None:
         self.log = log
         self.outages = outages if outages is not None else Outages()
         self._bus = bus
-        self._relay = Relay(log, bus)
+        self._relay = Relay(log, bus, replicas)
         self._appended = asyncio.Event()
         self._fresh: list[Recorded] = []
         """Records that this process has appended since the last relay began."""
         self._task: asyncio.Task[None] | None = None
+        self.handled = 0
+        """Position of the newest record that a follower has handled; 0: none since the start."""
+        self.relayed = 0
+        """Position up to which the stream is known to have the log."""
 
     async def start(self) -> None:
         """Relay now, after each append what was appended, and every ``RELAY_INTERVAL_S`` what the stream lacks."""
@@ -152,6 +158,19 @@ class Journal:
         _follow_time(records)
         return records
 
+    async def follow_time(self, position: int) -> None:
+        """Let this process's time not be behind that of the event at a position, which is read unless it is the base.
+
+        Raises:
+            Corrupt: the event cannot be read back.
+            NewerVersion: a newer version of the program wrote it.
+        """
+        base = self.log.base
+        if base.is_cut and position == base.position:
+            PROCESS_CLOCK.not_before(datetime.fromisoformat(base.recorded_at))
+        else:
+            await self.read(after=position - 1, limit=1)
+
     async def sleep(self, seconds: float) -> None:
         """Sleep until the log has been there for so many seconds without a break, as far as this process knows.
 
@@ -189,20 +208,21 @@ class Journal:
             Corrupt: the log has lost a record that ``handle`` got: it was restored from a backup, or the server that
                 took over after a failure lacks it. Who follows must start anew.
         """
+        self.handled = after
         follower = _Follower(self, self._bus, handle, consumer, after)
         await follower.run()
 
     async def _keep_relaying(self) -> None:
         trouble = ""
         now_s = asyncio.get_running_loop().time
-        looked_s, position, checkpointed = -RELAY_INTERVAL_S, 0, -1
+        looked_s, checkpointed = -RELAY_INTERVAL_S, -1
         while True:
             fresh, self._fresh = sorted(self._fresh, key=lambda record: record.position), []
             self._appended.clear()
             looks = now_s() >= looked_s + RELAY_INTERVAL_S
             looked_s = now_s() if looks else looked_s
             try:
-                position = await (self._relay.keep_up() if looks else self._relay.run(fresh))
+                self.relayed = await (self._relay.keep_up() if looks else self._relay.run(fresh))
                 trouble = ""
             except UnicronError as err:
                 if err.detail != trouble:
@@ -212,10 +232,10 @@ class Journal:
                 async with asyncio.timeout_at(looked_s + RELAY_INTERVAL_S):
                     await self._appended.wait()
             except TimeoutError:
-                if position != checkpointed or trouble:
+                if self.relayed != checkpointed or trouble:
                     with contextlib.suppress(UnicronError):
                         await asyncio.to_thread(self.log.checkpoint)
-                        checkpointed = position
+                        checkpointed = self.relayed
 
 
 def _follow_time(records: Sequence[Recorded]) -> None:
@@ -265,20 +285,23 @@ class _Follower:
     async def _read(self) -> list[Recorded]:
         """Return the next records of the table.
 
-        The record at this position is read with them: it shows that the log is still the one that was followed.
+        The record at this position is read with them: it shows that the log is still the one that was followed. That of
+        the base does not need to be read, whose segment may be elsewhere.
         """
-        first = max(self._position - 1, 0)
-        log = self._journal.log
-        records = await self._journal.outages.outlast(LOG, lambda: log.read(after=first, limit=_READ + 1))
-        if self._position == 0:
+        log, position = self._journal.log, self._position
+        known = int(position not in (0, log.base.position))
+        reading = functools.partial(log.read, after=position - known, limit=_READ + known)
+        records = await self._journal.outages.outlast(LOG, reading)
+        if position == 0:
             return records
-        if not records or self._hash not in ("", records[0].hash):
+        found = log.base.hash if not known else records[0].hash if records else None
+        if found is None or self._hash not in ("", found):
             raise Corrupt(
-                f"the log no longer has the event at position {self._position} as it was read: it was restored from a "
+                f"the log no longer has the event at position {position} as it was read: it was restored from a "
                 "backup, or the server that took over lacks it"
             )
-        self._hash = records[0].hash
-        return records[1:]
+        self._hash = found
+        return records[known:]
 
     async def _take(self, message: Msg) -> None:
         record = decode(message.data)
@@ -295,6 +318,7 @@ class _Follower:
         _follow_time([record])
         await self._handle(record)
         self._position, self._hash = record.position, record.hash
+        self._journal.handled = record.position
 
     async def _next(self) -> Msg | None:
         """Return the next message; None if none came in time or the bus failed."""

@@ -4,6 +4,10 @@
     log.read(after=position)  records in order, a page; read_all() yields every record
     log.verify()              recomputes every hash, position and stream version
 
+Of a log that was cut over (``cutover``) the table begins behind archived segments. Appends go on from there, and
+reading takes positions below from the segments (``archived``). What examines the table itself (``rows``, ``scan``,
+``verify``) begins where it does.
+
 A reader never sees position n + 1 before n: a lock that lasts until the commit covers the choice of positions.
 ``schema`` defines the table and opens the database; ``writing`` has the transaction that appends, ``group`` brings
 together the appends that share one; ``relay`` and ``journal`` bring the records to the services.
@@ -13,29 +17,33 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from datetime import date
-from typing import Any, NamedTuple
+from datetime import date, datetime
+from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
-from sqlalchemy import Connection, func, select
+from sqlalchemy import func, select
 
 from shared.errors import Conflict, Unavailable, UnicronError
-from shared.events import EVENT, Event, Recorded
+from shared.events import Event, Recorded, parsed
+from shared.log.archived import ArchivedRows
+from shared.log.base import base_problem
 from shared.log.chain import FIRST_HASH as FIRST_HASH
 from shared.log.chain import ChainReport
 from shared.log.chain import row_hash as row_hash
 from shared.log.driver_errors import database_errors
 from shared.log.group import GroupCommit
-from shared.log.scan import Row, Scan, record_of
-from shared.log.schema import COLUMNS, TABLE, Database, checkpoint, lacking_guards
+from shared.log.guards import lacking_guards
+from shared.log.reading import BATCH, every_row, page
+from shared.log.scan import Row, Scan, record_of, utc_text
+from shared.log.schema import TABLE, Database, StoredRow, checkpoint
 from shared.log.unreadable import Skipped, unreadable
 from shared.log.writing import Append, draft, transaction, write
 from shared.model import Clock, utc_now
 
-_SCAN_BATCH = 500
-"""Rows fetched at once in a scan: bounds the memory, whatever the size of the log."""
-
 _COLUMNS = TABLE.c
+
+_DAY_LENGTH = len("2024-01-01")
 
 
 class Head(NamedTuple):
@@ -53,6 +61,9 @@ class EventLog:
         url: SQLAlchemy URL.
         read_only: read a live log or a copied file; nothing is created or modified.
         clock: source of ``recorded_at``.
+        segments: folder of the segments before the table; None: the one to which they were archived.
+
+    ``base``: the place behind which the table begins.
 
     Raises:
         NotFound: read-only, and there is no such file.
@@ -61,9 +72,13 @@ class EventLog:
         Unavailable: the database does not answer.
     """
 
-    def __init__(self, url: str, *, read_only: bool = False, clock: Clock = utc_now) -> None:
+    def __init__(
+        self, url: str, *, read_only: bool = False, clock: Clock = utc_now, segments: Path | None = None
+    ) -> None:
         self.url = url
         self._database = Database(url, read_only=read_only)
+        self.base = self._database.base
+        self._archived = ArchivedRows(self.base, segments)
         self._what = f"log {self._database.name}"
         self._clock = clock
         self._read_only = read_only
@@ -113,16 +128,17 @@ class EventLog:
         Raises:
             Corrupt: a record cannot be read back.
             NewerVersion: a newer version of the program wrote a record.
+            Archived: records are in segments that are not there.
         """
         return [recorded(row) for row in self.page(after=after, limit=limit, types=types)]
 
-    def page(self, *, after: int = 0, limit: int = 1000, types: Sequence[str] = ()) -> list[dict[str, Any]]:
+    def page(self, *, after: int = 0, limit: int = 1000, types: Sequence[str] = ()) -> list[StoredRow]:
         """Return the rows after position ``after`` as they are stored; the arguments are those of ``read``."""
-        query = select(TABLE).where(_COLUMNS.position > after).order_by(_COLUMNS.position).limit(limit)
-        if types:
-            query = query.where(_COLUMNS.type.in_(types))
-        with database_errors(self._what), self._database.engine.connect() as connection:
-            return [dict(zip(COLUMNS, row, strict=True)) for row in connection.execute(query)]
+        rows = self._archived.page(after, limit, types)
+        if len(rows) < limit:
+            with database_errors(self._what):
+                rows += page(self._database, max(after, self.base.position), limit - len(rows), types)
+        return rows
 
     def read_all(self) -> Iterator[Recorded]:
         """Yield every record in order, a page at a time; records appended meanwhile are among them.
@@ -139,63 +155,83 @@ class EventLog:
     def last_position(self) -> int:
         """Return the position of the last event; 0 when the log is empty."""
         with database_errors(self._what), self._database.engine.connect() as connection:
-            return int(connection.scalar(select(func.coalesce(func.max(_COLUMNS.position), 0))) or 0)
+            return int(connection.scalar(select(func.max(_COLUMNS.position))) or self.base.position)
+
+    def last_before(self, end: int | datetime) -> int:
+        """Return the last position before another one, or of what was recorded before a time; the base if none is."""
+        within = _COLUMNS.position < end if isinstance(end, int) else _COLUMNS.recorded_at < utc_text(end)
+        with database_errors(self._what), self._database.engine.connect() as connection:
+            found = connection.scalar(select(func.max(_COLUMNS.position)).where(within))
+        return int(found or self.base.position)
 
     def stream_version(self, stream: str) -> int:
         """Return the number of events in the stream."""
         with database_errors(self._what), self._database.engine.connect() as connection:
-            return _stream_version(connection, stream)
+            query = select(func.max(_COLUMNS.stream_version)).where(_COLUMNS.stream == stream)
+            return int(connection.scalar(query) or self.base.versions.get(stream, 0))
 
     def scan(self, scan: Scan | None = None) -> Iterator[Row]:
-        """Yield every row that is there now, in order, checked and read, whatever is wrong with it.
+        """Yield every row of the table that is there now, in order, checked and read, whatever is wrong with it.
 
         Args:
-            scan: gives access to the state of the chain's check after each row.
+            scan: gives access to the state of the chain's check after each row; begins behind ``base``.
 
         Raises:
             Corrupt: the database is damaged.
             Unavailable: the database does not answer.
         """
-        scan = scan or Scan()
-        for row in self.rows():
-            yield scan.next(row)
+        yield from (scan or Scan(self.base)).rows(self.rows())
 
-    def rows(self) -> Generator[dict[str, Any]]:
-        """Yield every row that is there now, in order, as it is stored. Who stops before the end closes the generator.
+    def rows(self) -> Generator[StoredRow]:
+        """Yield every row of the table, in order, as it is stored. Who stops before the end closes the generator.
 
         Raises:
             Corrupt: the database is damaged.
             Unavailable: the database does not answer.
         """
-        with database_errors(self._what), self._database.engine.connect() as connection:
-            # No lower bound, so that a row at a position below 1 is found.
-            query = select(TABLE).order_by(_COLUMNS.position).execution_options(yield_per=_SCAN_BATCH)
-            with connection.execute(query) as result:
-                for row in result:
-                    yield dict(zip(COLUMNS, row, strict=True))
+        with database_errors(self._what):
+            yield from every_row(self._database)
+
+    def archived_rows(self) -> Iterator[StoredRow]:
+        """Yield every row up to the base, in order, from the segments; of a log that was never cut there are none.
+
+        Raises:
+            Archived: a segment is not there.
+            Corrupt: a segment was changed, or is of another log.
+        """
+        return self._archived.rows()
 
     def verify(self) -> ChainReport:
-        """Check every row: position, stream version, hash chain, times, and that the columns agree with the event."""
-        scan, problem = Scan(), ""
+        """Check every row of the table: position, stream version, chain, times, and that columns and event agree."""
+        scan, problem = Scan(self.base), ""
         unknown: list[Skipped] = []
         try:
+            problem = self.base_problem()
             for row in self.scan(scan):
                 problem = problem or row.problem
                 if row.skipped is not None:
                     unknown.append(row.skipped)
         except UnicronError as err:
-            problem = problem or f"position {scan.check.events + 1}: {err.detail}"
-        return ChainReport(scan.check.events, not problem, problem, scan.check.head, unknown)
+            problem = problem or f"position {scan.check.position + 1}: {err.detail}"
+        begins_after = self.base.position
+        events = scan.check.position - begins_after
+        return ChainReport(events, not problem, problem, scan.check.head, unknown, begins_after)
 
     def head(self) -> Head | None:
         """Return the place of the last event; None when the log is empty."""
         query = select(_COLUMNS.position, _COLUMNS.hash, _COLUMNS.recorded_at)
         with database_errors(self._what), self._database.engine.connect() as connection:
             row = connection.execute(query.order_by(_COLUMNS.position.desc()).limit(1)).first()
-        return None if row is None else Head(row.position, row.hash, row.recorded_at)
+        if row is not None:
+            return Head(row.position, row.hash, row.recorded_at)
+        return Head(*self.base[:3]) if self.base.is_cut else None
 
     def hash_at(self, position: int) -> str | None:
         """Return the hash of the event at a position; None if the log has none there."""
+        if self.base.is_cut and position == self.base.position:
+            return self.base.hash
+        if archived := self._archived.page(position - 1, 1):
+            return str(archived[0].hash)
         with database_errors(self._what), self._database.engine.connect() as connection:
             found = connection.scalar(select(_COLUMNS.hash).where(_COLUMNS.position == position))
         return None if found is None else str(found)
@@ -207,23 +243,29 @@ class EventLog:
         ends = select(func.max(_COLUMNS.position)).where(within).group_by(day)
         query = select(_COLUMNS.position, _COLUMNS.hash, _COLUMNS.recorded_at).where(_COLUMNS.position.in_(ends))
         with database_errors(self._what), self._database.engine.connect() as connection:
-            return [Head(*row) for row in connection.execute(query.order_by(_COLUMNS.position))]
+            found = [Head(*row) for row in connection.execute(query.order_by(_COLUMNS.position))]
+        days = {head.recorded_at[:_DAY_LENGTH]: head for head in self._archived_heads(after, before)}
+        return list((days | {head.recorded_at[:_DAY_LENGTH]: head for head in found}).values())
 
     def raw(self, *types: str, after: int = 0) -> Iterator[tuple[int, str, str]]:
         """Yield position, event id and JSON of the events of some types after a position, in order, as stored."""
+        for stored in self._archived.rows(after):
+            if stored.type in types:
+                yield stored.position, stored.event_id, stored.data
         query = select(_COLUMNS.position, _COLUMNS.event_id, _COLUMNS.data).where(_COLUMNS.type.in_(types))
         if after:  # else no lower bound, so that a row at a position below 1 is found
             query = query.where(_COLUMNS.position > after)
         with database_errors(self._what), self._database.engine.connect() as connection:
-            for row in connection.execute(query.order_by(_COLUMNS.position).execution_options(yield_per=_SCAN_BATCH)):
+            for row in connection.execute(query.order_by(_COLUMNS.position).execution_options(yield_per=BATCH)):
                 yield row.position, row.event_id, row.data
 
     def ids(self, *types: str, after: int = 0) -> list[tuple[int, str]]:
         """Return position and event id of the events of some types after a position, in order."""
+        found = [(row.position, row.event_id) for row in self._archived.rows(after) if row.type in types]
         within = _COLUMNS.type.in_(types) & (_COLUMNS.position > after)
         query = select(_COLUMNS.position, _COLUMNS.event_id).where(within).order_by(_COLUMNS.position)
         with database_errors(self._what), self._database.engine.connect() as connection:
-            return [(row.position, row.event_id) for row in connection.execute(query)]
+            return found + [(row.position, row.event_id) for row in connection.execute(query)]
 
     def doubled_ids(self) -> list[tuple[str, int, int]]:
         """Return the event ids that several rows have, with the first and the last of their positions.
@@ -239,7 +281,12 @@ class EventLog:
     def lacking_guards(self) -> list[str]:
         """Return which triggers and constraints the table lacks that refuse changes, in words; empty if it has all."""
         with database_errors(self._what), self._database.engine.connect() as connection:
-            return lacking_guards(connection)
+            return lacking_guards(connection, self.base)
+
+    def base_problem(self) -> str:
+        """Return what is wrong with the base, in words; empty if nothing is."""
+        with database_errors(self._what), self._database.engine.connect() as connection:
+            return base_problem(connection, self.base)
 
     def checkpoint(self) -> None:
         """Bring SQLite's main file up to date if events were appended, so that a copy of that file is nearly complete.
@@ -255,11 +302,17 @@ class EventLog:
         """Close the database. The last process that closes an SQLite log leaves a single file."""
         self._database.close()
 
+    def _archived_heads(self, after: int, before: date) -> Iterator[Head]:
+        """Yield the archived events behind a position and before a day."""
+        for row in self._archived.rows(after):
+            if row.recorded_at < before.isoformat():
+                yield Head(row.position, row.hash, row.recorded_at)
+
     def _commit(self, appends: Sequence[Append]) -> None:
         """Commit some appends together; note in each its rows or its error."""
         try:
             with database_errors(self._what), transaction(self._database) as opened:
-                write(opened, appends, self._clock)
+                write(opened, appends, self._clock, self.base)
         except Unavailable as err:
             for append in appends:
                 append.error = copy.copy(err)  # each is raised in a thread of its own, which adds a traceback to it
@@ -272,12 +325,7 @@ class EventLog:
                     self._commit([append])
 
 
-def _stream_version(connection: Connection, stream: str) -> int:
-    query = select(func.coalesce(func.max(_COLUMNS.stream_version), 0)).where(_COLUMNS.stream == stream)
-    return int(connection.scalar(query) or 0)
-
-
-def recorded(row: Mapping[str, Any]) -> Recorded:
+def recorded(row: StoredRow) -> Recorded:
     """Return the record of a row. The event is read from its JSON, so that appending and reading give equal objects.
 
     Raises:
@@ -285,6 +333,6 @@ def recorded(row: Mapping[str, Any]) -> Recorded:
         NewerVersion: a newer version of the program wrote it.
     """
     try:
-        return record_of(row, EVENT.validate_json(row["data"]))
+        return record_of(row, parsed(row.type, row.data))
     except (ValidationError, ValueError, TypeError) as err:
-        raise unreadable(row["position"], row["data"], err) from err
+        raise unreadable(row.position, row.data, err) from err

@@ -1,5 +1,7 @@
 """The relay: it publishes the rows of the log's table, in order, to a JetStream stream whose sequence is the position.
 
+The stream begins where the table does: at 1, or behind the base of a log that was cut over.
+
 The table is its own outbox. Every service relays. Concurrent relays do no harm, because each message names the sequence
 that it must follow. A stream that lacks rows gets them, a lost stream is rebuilt, and a stream that contradicts the
 table, or that stores nothing any more, is deleted and rebuilt. ``journal`` runs a relay in the background and reads the
@@ -51,6 +53,10 @@ changed. A stream that is deleted or altered meanwhile is found by the next appe
 _BATCH = 256
 """Rows read from the table at once."""
 
+_IN_FLIGHT = 32
+"""Rows that are published at once: the way to the server and back is then little beside what encoding them takes. The
+loop is kept for some milliseconds, and what is not acknowledged yet is some megabytes at most."""
+
 _ENVELOPE_BYTES = 4096
 """Bytes of a message left for subject and headers."""
 
@@ -73,6 +79,10 @@ class _Unusable(Exception):
     """The stream has a message that the table does not have, or takes none."""
 
 
+class _Older(_Unusable):
+    """The stream begins before the table: the log was cut over since it was made."""
+
+
 class _Contradiction(_Unusable):
     """The stream has a message that the table does not have."""
 
@@ -91,11 +101,18 @@ class _Equal(NamedTuple):
 
 
 class Relay:
-    """Publishes the rows that the stream lacks. One for each process; its runs are serialised."""
+    """Publishes the rows that the stream lacks. One for each process; its runs are serialised.
 
-    def __init__(self, log: EventLog, bus: Bus) -> None:
+    Args:
+        log: of which the rows are.
+        bus: connected to the server of the stream.
+        replicas: on how many NATS servers the stream is kept at least.
+    """
+
+    def __init__(self, log: EventLog, bus: Bus, replicas: int = 1) -> None:
         self._log = log
         self._bus = bus
+        self._replicas = replicas
         self._running = asyncio.Lock()
         self._not_taken: tuple[int, float] | None = None
         """The position that the stream did not take at the last attempt, and the time of the first one."""
@@ -135,8 +152,7 @@ class Relay:
                         with cancellation.kept():
                             return await self._compare_and_send(fresh)
                     except _Unusable as err:
-                        what = "contradicts the log" if isinstance(err, _Contradiction) else "stores nothing"
-                        logger.error("stream %s %s (%s): deleted and rebuilt", STREAM, what, err)
+                        _log_unusable(err)
                         with contextlib.suppress(nats.js.errors.NotFoundError):
                             await self._bus.jetstream.delete_stream(STREAM)
             except (TimeoutError, nats.errors.Error, OSError) as err:
@@ -159,14 +175,17 @@ class Relay:
             _Contradiction: the stream is no prefix of the table.
         """
         info = await self._stream()
-        last = info.state.last_seq
-        if last == 0:
-            return 0
-        if info.state.messages != last:
-            raise _Contradiction(f"{info.state.messages} messages up to sequence {last}")
+        base = self._log.base.position
+        first, last = info.state.first_seq, info.state.last_seq
+        if (last, info.state.messages) == (base, 0):
+            return base
+        if first <= base:
+            raise _Older(f"it begins at sequence {first}, the log behind position {base}")
+        if info.state.messages != last - base:
+            raise _Contradiction(f"{info.state.messages} messages up to sequence {last}, behind {base}")
         rows = await asyncio.to_thread(self._log.read, after=last - 1, limit=1)
         if not rows:
-            raise _Contradiction(f"it has {last} messages, the log fewer")
+            raise _Contradiction(f"it has {info.state.messages} messages, the log fewer")
         message = await self._bus.jetstream.get_msg(STREAM, last)
         if _header(message, HASH_HEADER) != rows[0].hash:
             raise _Contradiction(f"sequence {last} is not the event at that position")
@@ -177,14 +196,22 @@ class Relay:
             name=STREAM,
             subjects=[f"{SUBJECT}.>"],
             storage=StorageType.FILE,
+            num_replicas=self._replicas,
             deny_delete=True,
             deny_purge=True,
+            first_seq=self._log.base.position + 1 if self._log.base.is_cut else None,
         )
         try:
-            return await self._bus.jetstream.stream_info(STREAM)
+            info = await self._bus.jetstream.stream_info(STREAM)
         except nats.js.errors.NotFoundError:
             logger.info("stream %s does not exist: building it from the log", STREAM)
             return await self._bus.jetstream.add_stream(config)
+        present = info.config.num_replicas or 1
+        if present >= self._replicas:
+            # Fewer are never made: a service with another setting would only add them again.
+            return info
+        logger.info("stream %s is kept on %d servers, and on %d from now on", STREAM, present, self._replicas)
+        return await self._bus.jetstream.update_stream(info.config.evolve(num_replicas=self._replicas))
 
     async def _send(self, sequence: int) -> int:
         """Publish every row after ``sequence``; return the stream's last sequence."""
@@ -204,14 +231,21 @@ class Relay:
         return True
 
     async def _publish(self, rows: Sequence[Recorded]) -> bool:
-        """Publish rows until one is not the next of the stream, or all are sent; return whether it has taken all."""
-        for row in rows:
-            try:
-                if not await self._publish_row(row):
+        """Publish rows until one is not the next of the stream, or all are sent; return whether it has taken all.
+
+        Several are on their way at a time. The server takes them in the order in which they are sent, and none behind
+        one that it has not taken: each names the sequence that it must follow.
+        """
+        for first in range(0, len(rows), _IN_FLIGHT):
+            part = rows[first : first + _IN_FLIGHT]
+            results = await asyncio.gather(*map(self._publish_row, part), return_exceptions=True)
+            for row, taken in zip(part, results, strict=True):
+                if isinstance(taken, TimeoutError):
+                    self._note_not_taken(row.position)
+                if isinstance(taken, BaseException):
+                    raise taken
+                if not taken:
                     return False
-            except TimeoutError:
-                self._note_not_taken(row.position)
-                raise
         return True
 
     async def _publish_row(self, row: Recorded, *, follows: str = "") -> bool:
@@ -227,7 +261,7 @@ class Relay:
             Header.EXPECTED_STREAM: STREAM,
             HASH_HEADER: row.hash,
         }
-        if follows and row.position > 1:
+        if follows and row.position > self._log.base.position + 1:
             headers[Header.EXPECTED_LAST_MSG_ID] = follows
         try:
             with cancellation.kept():
@@ -260,6 +294,15 @@ class Relay:
         if len(payload) + _ENVELOPE_BYTES > self._bus.max_payload_bytes:
             return b""  # the empty message takes the sequence; followers read the table
         return payload
+
+
+def _log_unusable(err: _Unusable) -> None:
+    """Say why the stream is built anew."""
+    if isinstance(err, _Older):
+        logger.info("stream %s is built anew: %s", STREAM, err)
+        return
+    what = "contradicts the log" if isinstance(err, _Contradiction) else "stores nothing"
+    logger.error("stream %s %s (%s): deleted and rebuilt", STREAM, what, err)
 
 
 def _header(message: RawStreamMsg, name: str) -> str:

@@ -1,6 +1,7 @@
-"""The log's table, its triggers, and the opening of a log database: SQLite or PostgreSQL.
+"""The log's table, and the opening of a log database: SQLite or PostgreSQL.
 
-``log`` reads and writes the rows. Triggers refuse UPDATE, DELETE, TRUNCATE and gaps, whatever program connects.
+``log`` reads and writes the rows. ``guards`` has the triggers that refuse UPDATE, DELETE, TRUNCATE and gaps; ``base``
+where a table begins that was cut over.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 from sqlalchemy import (
@@ -33,7 +35,9 @@ from sqlalchemy.pool import QueuePool
 from sqlmodel import Field, SQLModel
 
 from shared.errors import Corrupt, InvalidInput, NotFound, Unavailable
+from shared.log.base import START, Base, create_base, read_base
 from shared.log.driver_errors import database_errors
+from shared.log.guards import add_guards
 
 APPLICATION_ID = 0x554E4943
 """``UNIC`` in ASCII, in the header of an SQLite file (PRAGMA application_id): marks the file as an event log."""
@@ -87,31 +91,32 @@ class LogRow(SQLModel, table=True):
 
 
 TABLE = LogRow.__table__  # type: ignore[attr-defined]
-COLUMNS = [column.name for column in TABLE.columns]
 
-_SQLITE_TRIGGERS = [
-    """CREATE TRIGGER log_no_update BEFORE UPDATE ON log
-       BEGIN SELECT RAISE(ABORT, 'the event log is append-only: UPDATE refused'); END""",
-    """CREATE TRIGGER log_no_delete BEFORE DELETE ON log
-       BEGIN SELECT RAISE(ABORT, 'the event log is append-only: DELETE refused'); END""",
-    # INSERT OR REPLACE deletes rows without the trigger above. A row passes if it replaces none and leaves no gap.
-    """CREATE TRIGGER log_no_replace BEFORE INSERT ON log
-       WHEN NEW.position IS NOT (SELECT coalesce(max(position), 0) + 1 FROM log)
-         OR EXISTS (SELECT 1 FROM log WHERE event_id = NEW.event_id)
-         OR EXISTS (SELECT 1 FROM log WHERE stream = NEW.stream AND stream_version = NEW.stream_version)
-       BEGIN SELECT RAISE(ABORT, 'the event log is append-only: REPLACE and gaps refused'); END""",
-]
 
-_UNIQUE = [["event_id"], ["stream", "stream_version"]]
+Cell: TypeAlias = Any
+"""A value of a row as it is stored: a text or an integer, as ``LogRow`` says; in a damaged table, anything."""
 
-_POSTGRESQL_TRIGGERS = [
-    """CREATE FUNCTION log_refuse() RETURNS trigger LANGUAGE plpgsql AS
-       $$ BEGIN RAISE EXCEPTION 'the event log is append-only: %% refused', TG_OP; END $$""",
-    """CREATE TRIGGER log_no_change BEFORE UPDATE OR DELETE ON log
-       FOR EACH ROW EXECUTE FUNCTION log_refuse()""",
-    """CREATE TRIGGER log_no_truncate BEFORE TRUNCATE ON log
-       FOR EACH STATEMENT EXECUTE FUNCTION log_refuse()""",
-]
+
+class StoredRow(NamedTuple):
+    """A row of the table as it is stored: the columns of ``LogRow``, in their order."""
+
+    position: Cell
+    event_id: Cell
+    stream: Cell
+    stream_version: Cell
+    type: Cell
+    schema_version: Cell
+    occurred_at: Cell
+    recorded_at: Cell
+    data: Cell
+    previous_hash: Cell
+    hash: Cell
+
+
+COLUMNS = list(StoredRow._fields)
+
+stored_row: Callable[[Iterable[Any]], StoredRow] = functools.partial(tuple.__new__, StoredRow)
+"""Makes a row of values in the order of ``COLUMNS``; called for each row of a log, so no function of Python's."""
 
 
 def begin_write(connection: Connection) -> None:
@@ -127,6 +132,9 @@ class Database:
     Args:
         url: SQLAlchemy URL, ``sqlite:///PATH`` or ``postgresql+psycopg://...``.
         read_only: create and change nothing.
+        begins: the base of a log that is created.
+
+    ``base``: where the table begins.
 
     Raises:
         InvalidInput: not a URL of SQLite or PostgreSQL.
@@ -136,21 +144,25 @@ class Database:
         Unavailable: the database does not answer.
     """
 
-    def __init__(self, url: str, *, read_only: bool) -> None:
+    def __init__(self, url: str, *, read_only: bool, begins: Base = START) -> None:
+        self.base = begins
         self._copies: tempfile.TemporaryDirectory[str] | None = None
-        path = _sqlite_path(url)
+        path = sqlite_path(url)
         self.sqlite = path is not None
         if path is not None:
             self.name = str(path)
             self.engine = self._open_sqlite(path, read_only)
         else:
-            parsed = _postgresql(url)
+            parsed = postgresql_url(url)
             self.name = parsed.database or ""
             self.engine = create_engine(parsed, pool_size=4, pool_pre_ping=True)
         self.writer = self.engine.execution_options(unicron_write=True)
         try:
             with database_errors(f"log {self.name}"):
+                before = _identity(path)
                 self._check_or_create(read_only)
+                if not read_only and before not in (None, _identity(path)):
+                    raise Unavailable(f"log {self.name} was cut over while it was opened; open it again")
         except BaseException:
             self.close()
             raise
@@ -203,8 +215,11 @@ class Database:
 
     def _check_or_create(self, read_only: bool) -> None:
         with self.engine.connect() as connection:
-            if self._check(connection):
-                return
+            found = self._check(connection)
+        if found:
+            if self.sqlite and not read_only:
+                _set_wal(self.engine)  # a cut-over that was killed leaves another mode; else without effect
+            return
         if read_only:
             raise Corrupt(f"{self.name} has no event log")
         if self.sqlite:
@@ -212,7 +227,7 @@ class Database:
         with self.writer.begin() as connection:
             begin_write(connection)
             if not self._check(connection):  # another process may have created the table meanwhile
-                _create(connection)
+                create_log(connection, self.base)
 
     def _check(self, connection: Connection) -> bool:
         """Return whether the database has the log's table.
@@ -225,13 +240,24 @@ class Database:
             names = [column["name"] for column in inspector.get_columns("log")]
             if names != COLUMNS:
                 raise Corrupt(f"{self.name} is not an event log: its table `log` has the columns {', '.join(names)}")
+            if not self.sqlite:  # a cut-over has this lock until its commit: the base is that of the table
+                connection.exec_driver_sql("LOCK TABLE log IN ACCESS SHARE MODE")
+            self.base = read_base(connection)
             return True
         if self.sqlite and (names := inspector.get_table_names()):
             raise Corrupt(f"{self.name} is not an event log: it has the tables {', '.join(names)}")
         return False
 
 
-def _sqlite_path(url: str) -> Path | None:
+def _identity(path: Path | None) -> tuple[int, int] | None:
+    """Return which file is at a path; None if there is none."""
+    if path is None or not path.exists():
+        return None
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def sqlite_path(url: str) -> Path | None:
     """Return the file of an SQLite URL, else None. All after the slashes is the path, with ``?``, ``#`` and ``%``."""
     scheme, separator, path = url.partition(":///")
     if scheme not in ("sqlite", "sqlite+pysqlite") or not separator or path in ("", ":memory:"):
@@ -239,7 +265,12 @@ def _sqlite_path(url: str) -> Path | None:
     return Path(path)
 
 
-def _postgresql(url: str) -> URL:
+def postgresql_url(url: str) -> URL:
+    """Return a URL of PostgreSQL with its driver and limits.
+
+    Raises:
+        InvalidInput: it is no URL of a log, or the driver is not installed.
+    """
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as err:  # ValueError: a port that is no number
@@ -266,7 +297,7 @@ def _sqlite_connect(path: Path, mode: str) -> Callable[[], sqlite3.Connection]:
             uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
         )
         # A damaged text reaches the check of its row, which reports the position; the driver would fail for the batch.
-        connection.text_factory = _text
+        connection.text_factory = text_of
         # FULL: a committed event survives a power failure. In WAL mode this costs one fsync for each commit.
         connection.execute("PRAGMA synchronous=FULL")
         return connection
@@ -274,7 +305,7 @@ def _sqlite_connect(path: Path, mode: str) -> Callable[[], sqlite3.Connection]:
     return connect
 
 
-_text = functools.partial(str, encoding="utf-8", errors="surrogateescape")
+text_of = functools.partial(str, encoding="utf-8", errors="surrogateescape")
 """Makes text of the bytes in a cell. Called for nine cells of each row, so no function of Python's."""
 
 
@@ -308,43 +339,11 @@ def _set_wal(engine: Engine) -> None:
         connection.close()
 
 
-def _create(connection: Connection) -> None:
+def create_log(connection: Connection, base: Base) -> None:
+    """Create the table of a log that begins behind a base, with all that guards it."""
     TABLE.create(connection)
-    sqlite = connection.dialect.name == "sqlite"
-    for statement in _SQLITE_TRIGGERS if sqlite else _POSTGRESQL_TRIGGERS:
-        connection.exec_driver_sql(statement)
-    if sqlite:
+    if base.is_cut:
+        create_base(connection, base)
+    add_guards(connection, base)
+    if connection.dialect.name == "sqlite":
         connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
-
-
-def lacking_guards(connection: Connection) -> list[str]:
-    """Return which triggers and constraints the log's table lacks that refuse changes, in words."""
-    found = _sqlite_guards(connection) if connection.dialect.name == "sqlite" else _postgresql_guards(connection)
-    inspector = inspect(connection)
-    unique = [sorted(item["column_names"]) for item in inspector.get_unique_constraints("log")]
-    found += [f"the constraint that {' and '.join(names)} are unique" for names in _UNIQUE if names not in unique]
-    if inspector.get_pk_constraint("log")["constrained_columns"] != ["position"]:
-        found.append("the primary key position")
-    return found
-
-
-def _sqlite_guards(connection: Connection) -> list[str]:
-    rows = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'log'")
-    present = {name: sql for name, sql in rows}
-    found = []
-    for statement in _SQLITE_TRIGGERS:
-        name = statement.split()[2]
-        if name not in present:
-            found.append(f"the trigger {name}")
-        elif present[name] != statement:
-            found.append(f"the trigger {name} as it was created")
-    return found
-
-
-def _postgresql_guards(connection: Connection) -> list[str]:
-    rows = connection.exec_driver_sql(
-        "SELECT tgname FROM pg_trigger WHERE tgrelid = 'log'::regclass AND NOT tgisinternal AND tgenabled IN ('O', 'A')"
-    )
-    present = {row.tgname for row in rows}
-    names = [statement.split()[2] for statement in _POSTGRESQL_TRIGGERS if statement.startswith("CREATE TRIGGER")]
-    return [f"the trigger {name}" for name in names if name not in present]

@@ -9,18 +9,17 @@ behind it (``shared.log.scan``), with the part that is known.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import from_json
 
 from shared.errors import Corrupt, NewerVersion, UnicronError
-from shared.events import EVENT, Event
+from shared.events import EVENT, EVENT_CLASSES, Event
 from shared.messages import shown
 
 _NEWEST: dict[str, int] = {
-    event.model_fields["type"].default: event.model_fields["schema_version"].default
-    for event in get_args(get_args(Event)[0])
+    event.model_fields["type"].default: event.model_fields["schema_version"].default for event in EVENT_CLASSES
 }
 """Event type -> the newest schema version that this program knows."""
 

@@ -1,7 +1,7 @@
 """The transaction that appends: each append is checked by itself, and those that pass are written together.
 
     with transaction(database) as opened:
-        write(opened, appends, clock)
+        write(opened, appends, clock, database.base)
 
 The transaction has the writer's lock until its commit. The statements are text, and those for SQLite go to its driver:
 an append has several, and SQLAlchemy takes more time for each than SQLite does.
@@ -13,33 +13,42 @@ import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from sqlalchemy import Connection
 
 from shared.errors import Conflict, InvalidInput, VersionConflict
 from shared.events import EVENT, Event
-from shared.log.chain import FIRST_HASH, row_hash
+from shared.log.base import Base
+from shared.log.chain import new_hash
 from shared.log.scan import utc_text
-from shared.log.schema import COLUMNS, Database, begin_write
+from shared.log.schema import COLUMNS, Database, StoredRow, begin_write, stored_row
 from shared.model import Clock
 
-Columns = dict[str, Any]
-"""The columns of one row by name."""
+
+class Draft(NamedTuple):
+    """The columns of a row that follow from its event alone."""
+
+    event_id: str
+    stream: str
+    type: str
+    schema_version: int
+    occurred_at: str
+    data: str
 
 
 @dataclass(eq=False, slots=True)
 class Append:
     """The events of one call of ``EventLog.append``.
 
-    ``drafts``: the columns of each that follow from the event alone. ``expected``: stream -> version that it must have.
+    ``drafts``: of each, before it has a place. ``expected``: stream -> version that it must have.
     ``rows``: once committed, the rows of all events, in the order given. ``error``: why nothing of it was appended.
     """
 
-    drafts: list[Columns]
+    drafts: list[Draft]
     expected: Mapping[str, int]
-    rows: list[Columns] = field(default_factory=list)
+    rows: list[StoredRow] = field(default_factory=list)
     error: Exception | None = None
 
 
@@ -72,7 +81,7 @@ class _Sqlite:
         """Return each stream with its newest version; None if it has no event."""
         return list(self._cursor.execute(self._VERSIONS, (json.dumps(list(streams)),)))
 
-    def insert(self, rows: list[Any]) -> None:
+    def insert(self, rows: list[StoredRow]) -> None:
         """Insert rows."""
         self._cursor.executemany(self._INSERT, rows)
 
@@ -96,8 +105,8 @@ class _Postgresql:
     def versions(self, streams: Iterable[str]) -> list[Any]:
         return list(self._connection.exec_driver_sql(self._VERSIONS, (list(streams),)))
 
-    def insert(self, rows: list[Any]) -> None:
-        self._connection.exec_driver_sql(self._INSERT, rows)
+    def insert(self, rows: list[StoredRow]) -> None:
+        self._connection.exec_driver_sql(self._INSERT, [tuple(row) for row in rows])
 
 
 Transaction = _Sqlite | _Postgresql
@@ -126,8 +135,8 @@ def transaction(database: Database) -> Iterator[Transaction]:
         connection.close()  # back to the pool, which rolls back what was not committed
 
 
-def draft(event: Event) -> Columns:
-    """Return the columns that follow from the event alone.
+def draft(event: Event) -> Draft:
+    """Return the draft of an event.
 
     Raises:
         InvalidInput: the event cannot be stored.
@@ -137,29 +146,24 @@ def draft(event: Event) -> Columns:
         data.encode()
     except ValueError as err:
         raise InvalidInput(f"event {event.event_id} cannot be written as JSON: {err}") from err
-    if "\0" in event.event_id or "\0" in event.stream:
+    stream = event.stream
+    if "\0" in event.event_id or "\0" in stream:
         raise InvalidInput(f"event {event.event_id!r}: a NUL character in its id or stream")
     if event.occurred_at.tzinfo is None:
         raise InvalidInput(f"event {event.event_id}: occurred_at has no time zone")
-    return {
-        "event_id": event.event_id,
-        "stream": event.stream,
-        "type": event.type,
-        "schema_version": event.schema_version,
-        "occurred_at": utc_text(event.occurred_at),
-        "data": data,
-    }
+    return Draft(event.event_id, stream, event.type, event.schema_version, utc_text(event.occurred_at), data)
 
 
-def write(opened: Transaction, appends: Sequence[Append], clock: Clock) -> None:
+def write(opened: Transaction, appends: Sequence[Append], clock: Clock, base: Base) -> None:
     """Write the appends that have no conflict, in order; note the rows of each, or its error.
 
     Args:
         opened: has the writer's lock.
         appends: in the order in which they came.
-        clock: source of ``recorded_at``.
+        clock: source of ``recorded_at``, of which there is one for the transaction.
+        base: behind which the table begins.
     """
-    writer = _Writer(opened, appends, clock)
+    writer = _Writer(opened, appends, clock, base)
     for append in appends:
         append.error = None
         try:
@@ -167,42 +171,42 @@ def write(opened: Transaction, appends: Sequence[Append], clock: Clock) -> None:
         except Conflict as err:
             append.error = err
     if writer.new:
-        opened.insert([tuple(row[name] for name in COLUMNS) for row in writer.new])
+        opened.insert(writer.new)
 
 
 class _Writer:
     """The end of the log in one transaction, as the appends before have left it. ``new``: the rows to insert."""
 
-    def __init__(self, opened: Transaction, appends: Sequence[Append], clock: Clock) -> None:
-        self._clock = clock
-        self.new: list[Columns] = []
+    def __init__(self, opened: Transaction, appends: Sequence[Append], clock: Clock, base: Base) -> None:
+        self.new: list[StoredRow] = []
         drafts = [draft for append in appends for draft in append.drafts]
-        found = opened.known({draft["event_id"] for draft in drafts})
-        self._known: dict[str, Columns] = {row[1]: dict(zip(COLUMNS, row, strict=True)) for row in found}
+        found = map(stored_row, opened.known({draft.event_id for draft in drafts}))
+        self._known: dict[str, StoredRow] = {row.event_id: row for row in found}
         """The rows that have the appends' event ids, by event id."""
-        streams = {draft["stream"] for draft in drafts if draft["event_id"] not in self._known}
+        streams = {draft.stream for draft in drafts if draft.event_id not in self._known}
         streams.update(stream for append in appends for stream in append.expected)
-        self._versions = {stream: version or 0 for stream, version in opened.versions(streams)}
+        found_versions = opened.versions(streams)
+        self._versions = {stream: version or base.versions.get(stream, 0) for stream, version in found_versions}
         last = opened.last()
-        place: tuple[int, str, str] = tuple(last[0]) if last else (0, FIRST_HASH, "")
-        self._position, self._hash, self._recorded_at = place
+        place: tuple[int, str, str] = tuple(last[0]) if last else base[:3]
+        self._position, self._hash, recorded_at = place
+        self._recorded_at = max(utc_text(clock()), recorded_at)  # never falls, whatever the clock does
 
-    def take(self, append: Append) -> list[Columns]:
+    def take(self, append: Append) -> list[StoredRow]:
         """Give the new events of an append their places; return the rows of all of them.
 
         Raises:
             Conflict: an event id is in the log with other content, or a stream has another version; nothing changed.
         """
-        new: dict[str, Columns] = {}
+        new: dict[str, Draft] = {}
         for draft in append.drafts:
-            earlier = self._known.get(draft["event_id"]) or new.setdefault(draft["event_id"], draft)
-            if not _same_event(earlier["data"], draft["data"]):
-                raise Conflict(f"event {draft['event_id']} is in the log with different content")
+            earlier = self._known.get(draft.event_id) or new.setdefault(draft.event_id, draft)
+            if not _same_event(earlier.data, draft.data):
+                raise Conflict(f"event {draft.event_id} is in the log with different content")
         if new:
             self._check_versions(append.expected)
             self._place(new.values())
-            self._known.update(new)
-        return [self._known[draft["event_id"]] for draft in append.drafts]
+        return [self._known[draft.event_id] for draft in append.drafts]
 
     def _check_versions(self, expected: Mapping[str, int]) -> None:
         for stream, version in expected.items():
@@ -214,20 +218,15 @@ class _Writer:
                     actual=actual,
                 )
 
-    def _place(self, drafts: Iterable[Columns]) -> None:
+    def _place(self, drafts: Iterable[Draft]) -> None:
         """Give each draft its position, stream version, time of recording and hashes."""
-        self._recorded_at = max(utc_text(self._clock()), self._recorded_at)  # never falls, whatever the clock does
-        for draft in drafts:
+        for event_id, stream, kind, schema_version, occurred_at, data in drafts:
             self._position += 1
-            self._versions[draft["stream"]] += 1
-            draft.update(
-                position=self._position,
-                stream_version=self._versions[draft["stream"]],
-                recorded_at=self._recorded_at,
-                previous_hash=self._hash,
-            )
-            draft["hash"] = self._hash = row_hash(draft)
-            self.new.append(draft)
+            version = self._versions[stream] = self._versions[stream] + 1
+            place = self._position, event_id, stream, version, kind, schema_version, occurred_at, self._recorded_at
+            self._hash = new_hash(columns := (*place, data, self._hash))
+            self._known[event_id] = row = stored_row((*columns, self._hash))
+            self.new.append(row)
 
 
 def _same_event(recorded: str, appended: str) -> bool:

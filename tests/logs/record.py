@@ -1,7 +1,7 @@
 """Record golden logs: run a commit of this repository on this machine and keep the event logs of its runs.
 
-    .venv/bin/python -P tests/logs/record.py                      # all courses, HEAD
-    .venv/bin/python -P tests/logs/record.py --commit ee7cf67 --course every-event
+    .venv/bin/python -m tests.logs.record                         # all courses, HEAD
+    .venv/bin/python -m tests.logs.record --commit ee7cf67 --course every-event
 
 A course is recorded with the code of ``--commit``, by the interpreter and the packages that run this script. The tree,
 the interpreter and the packages are reached through ``FOLDER``, so that no traceback in a log shows a path of the
@@ -19,29 +19,24 @@ import importlib.util
 import json
 import os
 import shutil
-import signal
 import socket
 import sqlite3
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import httpx
-import psutil
+from tests.logs.kit import Row
+from tests.logs.recorded_stack import WAIT_S, running
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 FOLDER = Path()
 """All that a recording needs: ``src``, ``python``, ``site``, a run directory for each course. ``main`` sets it."""
 
-WAIT_S = 180.0
-"""Longest wait for any one thing: seconds when the machine is idle, minutes when it is busy."""
-
-POLL_S = 0.2
+SHARED_FOLDER = Path("/tmp")
+"""Where runs have their folders, whatever ``TMPDIR`` says: logs show them, and this one is on every machine."""
 
 EVENT_TYPES = frozenset(
     "cluster.configured task.submitted task.stop-requested task.starving task.progressed task.checkpointed "
@@ -75,8 +70,6 @@ for step in run.steps():
         run.optimizer.step()
 '''
 
-Answer = dict[str, Any]
-
 
 def prepare(commit: str) -> Path:
     """Make the tree of a commit and an interpreter for it below ``FOLDER``; return the interpreter."""
@@ -100,151 +93,6 @@ def prepare(commit: str) -> Path:
         raise SystemExit("recording needs nats-server beside the interpreter or on PATH")
     (source / ".venv" / "bin" / "nats-server").symlink_to(server)
     return source / ".venv" / "bin" / "python"
-
-
-class Cluster:
-    """A running ``unicron up``, asked and answered over REST."""
-
-    def __init__(self, stack: psutil.Process, url: str, corpus: Path) -> None:
-        self._stack = stack
-        self._corpus = corpus
-        self._client = httpx.Client(base_url=url, timeout=30.0, trust_env=False)
-
-    def submit(self, name: str, *, steps: int = 40, script: str | None = None, **fields: Any) -> None:
-        """Submit a small GPT, or a script in its place."""
-        spec = {
-            "name": name,
-            "model": {"layers": 2, "hidden": 32, "heads": 4, "sequence_length": 32, "vocabulary": 257},
-            "batch": {"global": 8, "micro": 1},
-            "steps": steps,
-            "data": str(self._corpus),
-            "script": script,
-            "checkpoint": {"every": 50},
-            **fields,
-        }
-        print(f"submits {name}", flush=True)
-        self._client.post("/v1/tasks", json=spec).raise_for_status()
-
-    def stop(self, name: str, **options: Any) -> None:
-        """Ask a task to stop."""
-        print(f"stops {name}", flush=True)
-        self._client.post(f"/v1/tasks/{name}/stop", json=options or None).raise_for_status()
-
-    def refuses(self, name: str) -> None:
-        """Wait until a task has not stopped as asked."""
-        self._until(lambda: bool(self.task(name)["stop_refused"]), f"{name} is not stopped")
-
-    def task(self, name: str) -> Answer:
-        """Return a task as the interface shows it."""
-        answer: Answer = self._client.get(f"/v1/tasks/{name}").raise_for_status().json()
-        return answer
-
-    def reaches(self, name: str, step: int) -> None:
-        """Wait until a task trains and has done some more steps than it has now."""
-        goal = self.task(name)["step"] + step
-        self._until(lambda: self._trains_at(name, goal), f"{name} trains at step {goal}")
-
-    def ends(self, name: str, state: str) -> None:
-        """Wait until a task is in this state."""
-        self._until(lambda: self.task(name)["state"] == state, f"{name} is {state}")
-
-    def waits(self, name: str) -> None:
-        """Wait until a task has no workers."""
-        self._until(lambda: self.task(name)["workers"] == 0, f"{name} has no workers")
-
-    def kill_rank(self, name: str, rank: int) -> None:
-        """Kill one process of a task."""
-        pid = next(r["pid"] for r in self.task(name)["ranks"] if r["rank"] == rank)
-        print(f"kills rank {rank} of {name}", flush=True)
-        os.kill(pid, signal.SIGKILL)
-
-    def lose_node(self, node: str) -> None:
-        """Kill a node's agent and everything it started; the stack starts the agent again after some seconds."""
-        agent = self._agent(node)
-        print(f"kills node {node}", flush=True)
-        for process in [agent, *agent.children(recursive=True)]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        self._until(lambda: not self._usable(node), f"node {node} is lost")
-        self._until(lambda: self._usable(node), f"node {node} is back")
-
-    def ask_node(self, node: str, what: str, state: str) -> None:
-        """Ask something of a node, and wait until the node is in a state."""
-        print(f"{what} {node}", flush=True)
-        self._client.post(f"/v1/nodes/{node}/{what}").raise_for_status()
-        self._until(lambda: self._node(node)["state"] == state, f"node {node} is {state}")
-
-    def replace_agent(self, node: str, end: Callable[[str], None]) -> None:
-        """End a node's agent, and wait until it has another one."""
-        before = self._node(node)["incarnation"]
-        print(f"{end.__name__} of {node}", flush=True)
-        end(node)
-        self._until(lambda: self._node(node)["incarnation"] != before, f"node {node} has another agent")
-        self._until(lambda: self._usable(node), f"node {node} is ready")
-
-    def kill_agent(self, node: str) -> None:
-        """Kill a node's agent, not its supervisor."""
-        os.kill(self._node(node)["agent_pid"], signal.SIGKILL)
-
-    def restart_agent(self, node: str) -> None:
-        """Have a node's agent hand over."""
-        self._client.post(f"/v1/nodes/{node}/agent/restart").raise_for_status()
-
-    def _node(self, node: str) -> Answer:
-        answer: Answer = self._client.get(f"/v1/nodes/{node}").raise_for_status().json()
-        return answer
-
-    def add_node(self, node: str, hardware: str) -> psutil.Popen:
-        """Start a further agent, of another kind of hardware, as the stack starts its own."""
-        agent = self._agent("n0")
-        mine = {"UNICRON_NODE": node, "UNICRON_HARDWARE": hardware, "UNICRON_PARENT_DEATH": "1"}
-        environment = {**agent.environ(), **mine}
-        process = psutil.Popen(agent.cmdline(), env=environment, cwd=agent.cwd())
-        self._until(lambda: self._usable(node), f"node {node} has joined")
-        return process
-
-    def _agent(self, node: str) -> psutil.Process:
-        def serves(process: psutil.Process) -> bool:
-            return process.environ().get("UNICRON_NODE") == node and "agent" in " ".join(process.cmdline())
-
-        return next(process for process in self._stack.children() if serves(process))
-
-    def _usable(self, node: str) -> bool:
-        items = self._client.get("/v1/nodes", params={"limit": 100}).raise_for_status().json()["items"]
-        return any(item["name"] == node and item["state"] == "ready" for item in items)
-
-    def _trains_at(self, name: str, step: int) -> bool:
-        task = self.task(name)
-        return bool(task["step"] >= step and task["state"] in ("running", "succeeded"))
-
-    def _until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not condition():
-            if time.monotonic() > deadline:
-                raise SystemExit(f"waited {WAIT_S:.0f} s in vain: {what}")
-            time.sleep(POLL_S)
-        print(f"  {what}", flush=True)
-
-
-@contextlib.contextmanager
-def running(python: Path, run_dir: Path, **settings: object) -> Iterator[Cluster]:
-    """Start ``unicron up`` with two nodes of two workers; it has stopped when the context ends."""
-    corpus = run_dir / "corpus.txt"
-    run_dir.mkdir(parents=True, exist_ok=True)
-    corpus.write_text("".join(f"Line {i} of a text that a small model may learn.\n" for i in range(4000)))
-    environment = {**os.environ, **{f"UNICRON_{name.upper()}": str(value) for name, value in settings.items()}}
-    arguments: list[str | Path] = ["up", "--run-dir", run_dir, "--port", "0", "--nodes", "2", "--workers-per-node", "2"]
-    command: list[str | Path] = [python, "-P", "-m", "cli.main", *arguments]
-    process = subprocess.Popen(command, env=environment, cwd=run_dir, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        ready = process.stdout.readline().split()
-        if len(ready) != 2 or ready[0] != "ready":
-            raise SystemExit(f"the stack did not start; see {run_dir}/services")
-        yield Cluster(psutil.Process(process.pid), ready[1], corpus)
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(timeout=WAIT_S)
 
 
 def demo(python: Path, run_dir: Path) -> None:
@@ -370,26 +218,28 @@ COURSES: dict[str, Callable[[Path, Path], None]] = {
 }
 
 
-def rows_of(log: Path) -> list[Answer]:
+def rows_of(log: Path) -> list[Row]:
     """Return the rows of a log's table, all columns, in order."""
     with contextlib.closing(sqlite3.connect(f"file:{log}?mode=ro", uri=True)) as connection:
         connection.row_factory = sqlite3.Row
         return [dict(row) for row in connection.execute("SELECT * FROM log ORDER BY position")]
 
 
-def check(course: str, rows: list[Answer]) -> None:
+def check(course: str, rows: list[Row]) -> None:
     """Refuse a log that lacks a type of event, or that shows where and by whom it was recorded."""
     missing = EVENT_TYPES - {row["type"] for row in rows}
     if course == "every-event" and missing:
         raise SystemExit(f"{course}: the log has no {', '.join(sorted(missing))}")
     private = {str(REPOSITORY), str(Path.home()), str(Path(sys.base_prefix).resolve()), socket.gethostname()}
     private |= {f"/{getpass.getuser()}/", str((FOLDER / "site").resolve())}
+    if not FOLDER.is_relative_to(SHARED_FOLDER):
+        private.add(str(FOLDER))
     for row in rows:
         if found := [text for text in sorted(private) if text in row["data"]]:
             raise SystemExit(f"{course}: position {row['position']} shows {', '.join(found)}")
 
 
-def decider_of(rows: list[Answer]) -> int:
+def decider_of(rows: list[Row]) -> int:
     """Return the decider of the newest plan; plans from before the field are of decider 1."""
     plans = [json.loads(row["data"]) for row in rows if row["type"] == "plan.decided"]
     return int(plans[-1].get("decider", 1))
@@ -405,7 +255,7 @@ def main() -> None:
     parser.add_argument("--to", type=Path, default=Path(__file__).parent, help="where the files go")
     arguments = parser.parse_args()
     # A short name: the paths of Unix sockets in it have a limit of 107 bytes.
-    with tempfile.TemporaryDirectory(prefix="golden-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="golden-", dir=SHARED_FOLDER) as temporary:
         FOLDER = arguments.folder or Path(temporary)
         python = prepare(arguments.commit)
         for course in arguments.course or sorted(COURSES):

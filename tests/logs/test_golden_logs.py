@@ -90,15 +90,18 @@ def test_the_monitor_folds_it(records: list[Recorded]) -> None:
     for record in records:
         view = evolve_monitor(view, record.event)
     assert list(view.running()) == list(view.moving()) == []
-    assert view.errors.keys() == {r.event.event_id for r in records if isinstance(r.event, ErrorDetected)}
+    assert view.tasks.keys() | view.ended.keys() == {
+        r.event.task for r in records if isinstance(r.event, TaskSubmitted)
+    }
+    assert view.unanswered == {}
 
 
 def test_the_transition_service_folds_it(records: list[Recorded]) -> None:
     state = TransitionState()
     for record in records:
         state = evolve_transition(state, Logged(record))
-    assert state.ended == {r.event.task for r in records if isinstance(r.event, TaskSubmitted)}
-    assert not any(part.active for part in state.parts.values())
+    assert state.tasks.keys() == {r.event.task for r in records if isinstance(r.event, TaskSubmitted)}
+    assert all(task.settled for task in state.tasks.values())
 
 
 def test_the_api_folds_it(records: list[Recorded]) -> None:

@@ -124,9 +124,11 @@ def test_a_task_whose_state_cannot_move_saves_and_is_read_again_elsewhere() -> N
     assert "its state cannot move" in change.reason
     world.stopped(step=7, path="saved")
     world.complete(plan)
-    target = change_of(world.drained(leaving)).target
-    assert sources(target) == ["checkpoint", "checkpoint"]
+    placed = world.task().change
+    assert placed is not None
+    assert sources(placed.target) == ["checkpoint", "checkpoint"]
     assert leaving not in nodes_of(world)
+    assert world.drained(leaving).changes == []
 
 
 def test_what_has_not_moved_in_time_saves_and_waits() -> None:
@@ -137,10 +139,10 @@ def test_what_has_not_moved_in_time_saves_and_waits() -> None:
     assert plan.supersedes == [moving.plan]
     assert change.action == "pause"
     assert "not gone after 60 s" in change.reason
-    world.complete(plan)
     assert nodes_of(world) == set()
-    world.complete(world.drained("n2"))
+    world.complete(plan)
     assert nodes_of(world) == {"n0", "n1"}
+    assert world.drained("n2").changes == []
 
 
 def test_a_fault_during_a_drain_keeps_the_node_out() -> None:

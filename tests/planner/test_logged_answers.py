@@ -54,4 +54,4 @@ async def test_the_fold_of_a_start_is_that_of_replay(
 
 def test_a_start_on_an_empty_log(tmp_path: Path) -> None:
     with closing(EventLog(f"sqlite:///{tmp_path / 'log.db'}")) as log:
-        assert start_of(log) == (0, 0, 0, {})
+        assert start_of(log) == (0, 0, 0, {}, frozenset())

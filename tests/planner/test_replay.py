@@ -175,6 +175,7 @@ def test_the_command_verifies_a_file(path: Path) -> None:
         "problem": None,
         "problems": [],
         "skipped": [],
+        "begins_after": 0,
     }
     code, output = run("--run-dir", str(path.parent), "--verify")
     assert code == 0

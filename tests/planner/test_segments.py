@@ -23,12 +23,13 @@ from services.planner.segments import SegmentsSource
 from services.planner.what_if_inputs import parse_inputs
 from shared.errors import InvalidInput, NotFound
 from shared.log.anchors import Anchor
-from shared.log.archive import archive, read_rows, segments_in
+from shared.log.archive import archive
 from shared.log.log import EventLog
 from shared.log.scan import Scan
-from shared.log.schema import COLUMNS
+from shared.log.schema import COLUMNS, StoredRow
+from shared.log.segments import read_rows, segments_in
 from shared.model import canonical_json
-from tests.logs.kit import FOLDER, Row, forge, restore
+from tests.logs.kit import FOLDER, forge, restore
 from tests.logs.kit import read_rows as golden_rows
 from tests.planner.test_verification_jobs import Here
 from tests.shared.samples import node_joined
@@ -126,23 +127,24 @@ def test_a_doubled_segment_is_named(folder: Path) -> None:
     assert "position 31 is missing: 1 follows 30" in problems(report)
 
 
-def altered(path: Path, rows: list[Row]) -> None:
+def altered(path: Path, rows: list[StoredRow]) -> None:
     """Write a segment anew with other rows; its manifest stays."""
-    path.write_bytes(gzip.compress("".join(f"{canonical_json(row)}\n" for row in rows).encode(), mtime=0))
+    path.write_bytes(gzip.compress("".join(f"{canonical_json(row._asdict())}\n" for row in rows).encode(), mtime=0))
 
 
 def test_an_altered_segment_is_named(folder: Path) -> None:
     one, two = segments_in(folder / "segments")
     rows = list(read_rows(two))
-    assert [row["position"] for row in rows] == list(range(*CUTS))
-    price = rows[4]["data"].replace('"occurred_at":"2', '"occurred_at":"1')
-    altered(two, [*rows[:4], rows[4] | {"data": price}, *rows[5:]])
+    assert [row.position for row in rows] == list(range(*CUTS))
+    price = rows[4].data.replace('"occurred_at":"2', '"occurred_at":"1')
+    altered(two, [*rows[:4], rows[4]._replace(data=price), *rows[5:]])
     report = judged([one, two], live(folder))
     assert "position 35: the row does not match its hash" in problems(report)
     changed = [what for what in problems(report) if "was changed, or its manifest" in what]
     assert changed[0].startswith(f"positions 31 to 61: {two.name}")
     # With the chain computed anew up to its end: the next part does not continue it.
-    altered(two, forge(ROWS[:61], lambda event: event.update(occurred_at="2020-01-01T00:00:00Z"))[30:])
+    forged_rows = forge(ROWS[:61], lambda event: event.update(occurred_at="2020-01-01T00:00:00Z"))
+    altered(two, [StoredRow(**row) for row in forged_rows[30:]])
     found = problems(judged([one, two], live(folder)))
     assert "position 31: previous_hash is not the hash of the row before" in found
     assert "position 62: previous_hash is not the hash of the row before" in found
@@ -165,7 +167,7 @@ def test_a_segment_that_is_cut_off_or_has_no_manifest_is_named(folder: Path) -> 
 def test_an_id_that_two_segments_have_is_named(folder: Path) -> None:
     one, two = segments_in(folder / "segments")
     rows = list(read_rows(two))
-    altered(two, [*rows[:-1], rows[-1] | {"event_id": ROWS[2]["event_id"]}])
+    altered(two, [*rows[:-1], rows[-1]._replace(event_id=ROWS[2]["event_id"])])
     found = problems(judged([one, two], live(folder)))
     assert f"position 61: event id {ROWS[2]['event_id']} is that of position 3 too" in found
 
@@ -190,9 +192,9 @@ def forged(folder: Path) -> list[Path]:
     segments = segments_in(folder / "segments")
     for path in segments:
         rows = list(read_rows(path))
-        plan = next(index for index, row in enumerate(rows) if row["type"] == "plan.decided")
-        event = json.loads(rows[plan]["data"]) | {"incident": "another"}
-        rows[plan]["data"] = canonical_json(event)
+        plan = next(index for index, row in enumerate(rows) if row.type == "plan.decided")
+        event = json.loads(rows[plan].data) | {"incident": "another"}
+        rows[plan] = rows[plan]._replace(data=canonical_json(event))
         altered(path, rows)
     return segments
 
@@ -229,7 +231,7 @@ def test_each_process_ends_where_the_live_log_ended_at_first(folder: Path) -> No
 
 def test_the_command_verifies_segments_by_several_processes(tmp_path: Path) -> None:
     """Plans of this decider, which are decided again."""
-    rows = golden_rows(FOLDER / "planned-stop-2.jsonl")
+    rows = golden_rows(FOLDER / "planned-stop-3.jsonl")
     with closing(EventLog(f"sqlite:///{restore(rows, tmp_path / 'log.db')}", read_only=True)) as log:
         for cut in (10, 20):
             archive(log, tmp_path / "segments", cut)

@@ -9,24 +9,27 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from datetime import datetime
 from typing import Any
 
 import pytest
 
+from services.planner.decide import DECIDER
 from services.planner.log_start import LogStart
 from services.planner.lookahead import LookAhead
 from services.planner.main import Planner, serve
 from services.planner.replay import verify
 from services.planner.state import State
 from shared.bus import Bus
-from shared.events import ClusterConfigured, Event, NodeJoined, PlanDecided, TaskStarving, TaskSubmitted
+from shared.events import ClusterConfigured, Event, NodeJoined, PlanDecided, StateMoved, TaskStarving, TaskSubmitted
 from shared.log.journal import Journal
 from shared.log.log import EventLog
 from shared.model import utc_now
 from shared.plans import Trigger
 from shared.service import Context
 from shared.settings import Settings
+from tests.logs.kit import FOLDER, read_rows, restore
 from tests.planner.kit import spec
 
 TIMEOUT_S = 10.0
@@ -57,9 +60,11 @@ def plans(log: EventLog) -> list[PlanDecided]:
 
 
 @contextlib.asynccontextmanager
-async def planner(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterator[asyncio.Task[None]]:
+async def planner(
+    settings: Settings, bus: Bus, journal: Journal, context: Context | None = None
+) -> AsyncIterator[asyncio.Task[None]]:
     """The running service; assert that it did not end by itself."""
-    context = Context(settings, bus, journal, asyncio.Event(), "planner")
+    context = context or Context(settings, bus, journal, asyncio.Event(), "planner")
     task = asyncio.create_task(serve(context))
     try:
         yield task
@@ -99,6 +104,23 @@ async def test_each_trigger_gets_one_plan_and_the_log_verifies(
     assert verify(log).ok
 
 
+async def test_decisions_show_in_the_metrics(settings: Settings, bus: Bus, journal: Journal, log: EventLog) -> None:
+    context = Context(settings, bus, journal, asyncio.Event(), "planner")
+    async with planner(settings, bus, journal, context):
+        await journal.append([node("n0"), submission("a")])
+        await until(lambda: len(plans(log)) == 2, journal)
+    counts = [
+        context.registry.get_sample_value("unicron_planner_decision_seconds_count", {"answer": answer})
+        for answer in ("looked up", "solved", "no counts to choose")
+    ]
+    assert sum(count or 0.0 for count in counts) == 2
+    hits, misses = (
+        context.registry.get_sample_value("unicron_planner_look_ahead_total", {"result": result})
+        for result in ("hit", "miss")
+    )
+    assert (hits or 0.0) + (misses or 0.0) >= 1
+
+
 async def test_a_restart_repeats_nothing_and_answers_what_came_meanwhile(
     settings: Settings, bus: Bus, journal: Journal, log: EventLog
 ) -> None:
@@ -114,6 +136,26 @@ async def test_a_restart_repeats_nothing_and_answers_what_came_meanwhile(
     assert sum(isinstance(event, ClusterConfigured) for event in events(log)) == 1
     report = verify(log)
     assert (report.ok, report.verified) == (True, 5)
+
+
+@pytest.mark.parametrize("golden", ["every-event-1", "drained-node-2"])
+async def test_what_an_older_decider_has_passed_over_stays_without_a_plan(
+    settings: Settings, bus: Bus, golden: str
+) -> None:
+    """It does not answer the end of a pause; a plan between its plans would contradict all later ones."""
+    restore(read_rows(FOLDER / f"{golden}.jsonl"), settings.run_dir / "log.db")
+    with closing(EventLog(settings.log_database_url)) as log:
+        before = plans(log)
+        assert any(isinstance(event, StateMoved) and event.phase == "ended" for event in events(log))
+        async with Journal(log, bus) as journal, planner(settings, bus, journal):
+            await journal.append([node("n9")])
+            await until(lambda: plans(log)[-1].cause == "join-n9", journal)
+        records = {record.event.event_id: record for record in log.read_all()}
+        assert plans(log)[: len(before)] == before
+        for plan in plans(log)[len(before) :]:
+            assert plan.decider == DECIDER
+            assert records[plan.cause].position > records[before[-1].event_id].position
+        assert verify(log).ok
 
 
 async def test_a_task_that_waits_too_long_is_logged_once_and_a_restart_does_not_repeat_it(

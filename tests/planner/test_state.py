@@ -70,8 +70,9 @@ def plans(world: World) -> list[str]:
 @pytest.mark.parametrize("seed", range(4))
 def test_settled_tasks_apart_make_no_difference_to_any_plan(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     world = random_course(seed)
-    apart = [task for task in world.state.ended.values() if task.settled]
+    apart = [world.state.find(name) for name in world.state.ended]
     assert apart
+    assert all(task is not None and task.settled for task in apart)
     assert not any(task.settled for task in world.state.tasks.values())
     assert [task.number for task in world.state.tasks.values()] == sorted(t.number for t in world.state.tasks.values())
     monkeypatch.setattr(Task, "settled", False)

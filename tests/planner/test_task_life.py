@@ -67,6 +67,37 @@ def test_a_task_below_its_minimum_is_paused_and_comes_back_from_its_checkpoint()
     assert world.task().members
 
 
+def test_a_task_whose_nodes_come_back_while_it_pauses_is_placed_once_it_has() -> None:
+    """As after a power cut: the nodes join one after the other, and while the task leaves it is given nothing."""
+    world = World()
+    for node in ("n0", "n1"):
+        world.join(node)
+    world.complete(world.submit("a", workers={"min": 4}))
+    pausing = world.lose("n0")
+    assert change_of(pausing).action == "pause"
+    again = world.lose("n1")
+    assert change_of(again).reason == "a worker was lost while it paused"
+    for node in ("n1", "n0"):
+        assert world.join(node).changes == []
+    world.complete(again)
+    change = world.task().change
+    assert change is not None
+    assert (change.action, change.reason) == ("move", "task a has paused; 0 -> 4 workers")
+    assert len(world.task().members) == 4
+
+
+def test_a_task_that_has_paused_and_for_which_there_is_still_no_room_waits() -> None:
+    world = World()
+    for node in ("n0", "n1"):
+        world.join(node)
+    world.complete(world.submit("a", workers={"min": 4}))
+    plans = world.state.plans
+    world.complete(world.lose("n1"))
+    assert world.state.plans == plans + 2
+    assert world.task().queued == "needs at least 4 workers; 2 can be had"
+    assert world.task().members == ()
+
+
 def test_a_finished_task_leaves_its_workers_to_the_other() -> None:
     world = World()
     world.join("n0")

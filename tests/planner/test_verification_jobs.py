@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from cli.replay import replay
-from services.planner import verification_jobs
+from services.planner import verification, verification_jobs
 from services.planner.decide import DECIDER
 from services.planner.log_fold import Fold
 from services.planner.replay import Replayer, Report
@@ -34,6 +34,7 @@ class Here(nullcontext[Any]):
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification_jobs, "ProcessPoolExecutor", Here)
+    monkeypatch.setattr(verification, "SHARED_AT_ONCE", 1)  # the recorded logs are short
 
 
 def two_forged(rows: Rows) -> Rows:

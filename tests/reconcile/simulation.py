@@ -7,6 +7,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hypothesis import HealthCheck, Phase, settings
+
 from shared.errors import Unavailable
 from shared.events import ClusterConfigured, TaskStopRequested, TaskSubmitted
 from shared.signals import Heartbeat, Signal
@@ -16,7 +18,18 @@ from tests.reconcile.services import Detector, Log, Planner, Service, Transition
 from tests.reconcile.virtual import FAILED, Network, now, seconds, watched
 
 Kind = Literal[
-    "exit", "vanish", "hang", "silence", "agent", "restart", "detector", "planner", "transition", "stop", "finish"
+    "exit",
+    "vanish",
+    "hang",
+    "silence",
+    "agent",
+    "restart",
+    "detector",
+    "planner",
+    "transition",
+    "stop",
+    "finish",
+    "submit",
 ]
 
 WORKERS = {"n0": 2, "n1": 1, "n2": 1}
@@ -27,6 +40,18 @@ CALM_S = 3.0
 LIMIT_S = 400.0
 """Within this time after the network has healed everything has settled. A wait for another task's worker takes up to
 140 s with the limits here (``TransitionLimits.wait_s``), and a node may be given up after that."""
+
+
+def courses(number: int) -> settings:
+    """Return the settings of a test of that many courses, the same in each run. A failing one is not made smaller."""
+    return settings(
+        max_examples=number,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.explicit, Phase.generate],
+    )
 
 
 @dataclass(frozen=True)
@@ -49,6 +74,7 @@ class Script:
     delay_s: float = 0.0
     faults: list[ScheduledFault] = field(default_factory=list)
     healed_s: float = 20.0
+    max_restarts: int = 20
 
 
 class Simulation:
@@ -104,8 +130,7 @@ class Simulation:
         for node, workers in WORKERS.items():
             self.cluster.start_agent(node, workers)
         for name, most in (("a", 3), ("b", 2)):
-            task = spec(name, workers={"min": 1, "max": most}, max_restarts=20, checkpoint={"every": 10})
-            self.log.append([TaskSubmitted(event_id=f"submit-{name}", occurred_at=now(), task=name, spec=task)])
+            self._submit(name, most, f"submit-{name}")
         for fault in self.script.faults:
             self._background.append(watched(self._inject(fault)))
         await asyncio.sleep(self.script.healed_s)
@@ -121,6 +146,15 @@ class Simulation:
                 calm_since = seconds()
             if seconds() - calm_since > CALM_S or seconds() > deadline:
                 return unsettled
+
+    def _submit(self, name: str, most_workers: int, event_id: str) -> None:
+        task = spec(
+            name,
+            workers={"min": 1, "max": most_workers},
+            max_restarts=self.script.max_restarts,
+            checkpoint={"every": 10},
+        )
+        self.log.append([TaskSubmitted(event_id=event_id, occurred_at=now(), task=name, spec=task)])
 
     # ---- faults
 
@@ -156,8 +190,17 @@ class Simulation:
                 self.log.append([request])
             case "finish":
                 self.cluster.steps_of[task] = self.cluster.step(task) + 1
+            case "submit" if self._has_ended(task):
+                self.cluster.steps_of[task] = 10**6
+                self._submit(task, 2, f"submit-{fault.at_s}-{task}")
             case _:
                 pass
+
+    def _has_ended(self, name: str) -> bool:
+        """Return whether the newest event of the task's life in the log is its end, as the api has to know."""
+        kinds = [r.event.type for r in self.log.records if r.stream == f"task/{name}"]
+        lives = [kind for kind in kinds if kind in ("task.submitted", "task.finished", "task.failed")]
+        return lives[-1] != "task.submitted"
 
     # ---- whether all has settled
 
@@ -172,7 +215,7 @@ class Simulation:
         if lost := [node.name for node in detector.monitor.state.nodes.values() if node.lost is not None]:
             return f"nodes {lost} are healthy and count as lost"
         for name, task in planner.fold.state.tasks.items():
-            watched, part = detector.monitor.state.tasks[name], mover.state.parts.get(name)
+            watched, part = detector.monitor.state.tasks.get(name), mover.state.task(name).part
             there = self.cluster.processes(name)
             if part is not None and part.active:
                 return f"{name}: the transition service carries out {part.plan}: {sorted(part.runs)}"
@@ -182,6 +225,7 @@ class Simulation:
                 if task.life != "ended" and not task.queued:
                     return f"{name}: {task.life} without workers and without a reason"
                 continue
+            assert watched is not None, "the detector takes it for ended"
             if task.change is not None or watched.change is not None or watched.unanswered:
                 return f"{name}: plan {task.plan} is outstanding: {watched.change}, {watched.unanswered}"
             if there != set(task.members):

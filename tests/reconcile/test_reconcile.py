@@ -9,10 +9,10 @@ configured with two memberships, and no process started twice for one plan, is c
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.reconcile.simulation import Kind, ScheduledFault, Script, Simulation
+from tests.reconcile.simulation import Kind, ScheduledFault, Script, Simulation, courses
 from tests.reconcile.virtual import run
 
 KINDS: list[Kind] = [
@@ -100,14 +100,7 @@ async def unsettled(script: Script) -> str:
 
 
 @pytest.mark.timeout(240)
-@settings(
-    max_examples=30,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.explicit, Phase.generate],
-)
+@courses(30)
 @given(script=SCRIPTS)
 @example(script=LEFT_BY_A_RELEASE)
 @example(script=LEFT_ON_AN_ISOLATED_NODE)

@@ -90,7 +90,8 @@ async def test_a_service_stops_with_a_snapshot_and_starts_from_it(
     name: str, settings: Settings, bus: Bus, journal: Journal, log: EventLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     main, kept = SERVICES[name]
-    settings = recorded(settings, state_snapshot_events=100)
+    # The log has fewer events, so none is written while the service runs, and more than the tenth of it (``AT_STOP``).
+    settings = recorded(settings, state_snapshot_events=1000)
     without = settings.model_copy(update={"state_snapshot_events": 0})
     async with running(main, without, bus, journal):
         pass

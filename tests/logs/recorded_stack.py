@@ -1,0 +1,172 @@
+"""The stack that is recorded: ``unicron up`` of any commit, asked by REST and by the command line alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+WAIT_S = 180.0
+"""Longest wait for any one thing: seconds when the machine is idle, minutes when it is busy."""
+
+POLL_S = 0.2
+
+Answer = dict[str, Any]
+"""What the REST interface answers."""
+
+
+class Cluster:
+    """A running ``unicron up``, asked and answered over REST."""
+
+    def __init__(self, stack: psutil.Process, url: str, corpus: Path) -> None:
+        self._stack = stack
+        self._corpus = corpus
+        self._client = httpx.Client(base_url=url, timeout=30.0, trust_env=False)
+
+    def submit(self, name: str, *, steps: int = 40, script: str | None = None, **fields: Any) -> None:
+        """Submit a small GPT, or a script in its place."""
+        spec = {
+            "name": name,
+            "model": {"layers": 2, "hidden": 32, "heads": 4, "sequence_length": 32, "vocabulary": 257},
+            "batch": {"global": 8, "micro": 1},
+            "steps": steps,
+            "data": str(self._corpus),
+            "script": script,
+            "checkpoint": {"every": 50},
+            **fields,
+        }
+        print(f"submits {name}", flush=True)
+        self._client.post("/v1/tasks", json=spec).raise_for_status()
+
+    def stop(self, name: str, **options: Any) -> None:
+        """Ask a task to stop."""
+        print(f"stops {name}", flush=True)
+        self._client.post(f"/v1/tasks/{name}/stop", json=options or None).raise_for_status()
+
+    def refuses(self, name: str) -> None:
+        """Wait until a task has not stopped as asked."""
+        self._until(lambda: bool(self.task(name)["stop_refused"]), f"{name} is not stopped")
+
+    def task(self, name: str) -> Answer:
+        """Return a task as the interface shows it."""
+        answer: Answer = self._client.get(f"/v1/tasks/{name}").raise_for_status().json()
+        return answer
+
+    def reaches(self, name: str, step: int) -> None:
+        """Wait until a task trains and has done some more steps than it has now."""
+        goal = self.task(name)["step"] + step
+        self._until(lambda: self._trains_at(name, goal), f"{name} trains at step {goal}")
+
+    def ends(self, name: str, state: str) -> None:
+        """Wait until a task is in this state."""
+        self._until(lambda: self.task(name)["state"] == state, f"{name} is {state}")
+
+    def waits(self, name: str) -> None:
+        """Wait until a task has no workers."""
+        self._until(lambda: self.task(name)["workers"] == 0, f"{name} has no workers")
+
+    def kill_rank(self, name: str, rank: int) -> None:
+        """Kill one process of a task."""
+        pid = next(r["pid"] for r in self.task(name)["ranks"] if r["rank"] == rank)
+        print(f"kills rank {rank} of {name}", flush=True)
+        os.kill(pid, signal.SIGKILL)
+
+    def lose_node(self, node: str) -> None:
+        """Kill a node's agent and everything it started; the stack starts the agent again after some seconds."""
+        agent = self._agent(node)
+        print(f"kills node {node}", flush=True)
+        for process in [agent, *agent.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._until(lambda: not self._usable(node), f"node {node} is lost")
+        self._until(lambda: self._usable(node), f"node {node} is back")
+
+    def ask_node(self, node: str, what: str, state: str) -> None:
+        """Ask something of a node, and wait until the node is in a state."""
+        print(f"{what} {node}", flush=True)
+        self._client.post(f"/v1/nodes/{node}/{what}").raise_for_status()
+        self._until(lambda: self._node(node)["state"] == state, f"node {node} is {state}")
+
+    def replace_agent(self, node: str, end: Callable[[str], None]) -> None:
+        """End a node's agent, and wait until it has another one."""
+        before = self._node(node)["incarnation"]
+        print(f"{end.__name__} of {node}", flush=True)
+        end(node)
+        self._until(lambda: self._node(node)["incarnation"] != before, f"node {node} has another agent")
+        self._until(lambda: self._usable(node), f"node {node} is ready")
+
+    def kill_agent(self, node: str) -> None:
+        """Kill a node's agent, not its supervisor."""
+        os.kill(self._node(node)["agent_pid"], signal.SIGKILL)
+
+    def restart_agent(self, node: str) -> None:
+        """Have a node's agent hand over."""
+        self._client.post(f"/v1/nodes/{node}/agent/restart").raise_for_status()
+
+    def _node(self, node: str) -> Answer:
+        answer: Answer = self._client.get(f"/v1/nodes/{node}").raise_for_status().json()
+        return answer
+
+    def add_node(self, node: str, hardware: str) -> psutil.Popen:
+        """Start a further agent, of another kind of hardware, as the stack starts its own."""
+        agent = self._agent("n0")
+        credential = Path(agent.environ()["UNICRON_NATS_CREDENTIAL"])
+        adds = [agent.cmdline()[0], "-P", "-m", "cli.main", "node", "add", node, "--keys", str(credential.parents[1])]
+        subprocess.run(adds, env=agent.environ(), cwd=agent.cwd(), check=True)
+        mine = {"UNICRON_NODE": node, "UNICRON_HARDWARE": hardware, "UNICRON_PARENT_DEATH": "1"}
+        mine["UNICRON_NATS_CREDENTIAL"] = str(credential.with_name(f"{node}.json"))
+        environment = {**agent.environ(), **mine}
+        process = psutil.Popen(agent.cmdline(), env=environment, cwd=agent.cwd())
+        self._until(lambda: self._usable(node), f"node {node} has joined")
+        return process
+
+    def _agent(self, node: str) -> psutil.Process:
+        def serves(process: psutil.Process) -> bool:
+            return process.environ().get("UNICRON_NODE") == node and "agent" in " ".join(process.cmdline())
+
+        return next(process for process in self._stack.children() if serves(process))
+
+    def _usable(self, node: str) -> bool:
+        items = self._client.get("/v1/nodes", params={"limit": 100}).raise_for_status().json()["items"]
+        return any(item["name"] == node and item["state"] == "ready" for item in items)
+
+    def _trains_at(self, name: str, step: int) -> bool:
+        task = self.task(name)
+        return bool(task["step"] >= step and task["state"] in ("running", "succeeded"))
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            if time.monotonic() > deadline:
+                raise SystemExit(f"waited {WAIT_S:.0f} s in vain: {what}")
+            time.sleep(POLL_S)
+        print(f"  {what}", flush=True)
+
+
+@contextlib.contextmanager
+def running(python: Path, run_dir: Path, **settings: object) -> Iterator[Cluster]:
+    """Start ``unicron up`` with two nodes of two workers; it has stopped when the context ends."""
+    corpus = run_dir / "corpus.txt"
+    run_dir.mkdir(parents=True, exist_ok=True)
+    corpus.write_text("".join(f"Line {i} of a text that a small model may learn.\n" for i in range(4000)))
+    environment = {**os.environ, **{f"UNICRON_{name.upper()}": str(value) for name, value in settings.items()}}
+    arguments: list[str | Path] = ["up", "--run-dir", run_dir, "--port", "0", "--nodes", "2", "--workers-per-node", "2"]
+    command: list[str | Path] = [python, "-P", "-m", "cli.main", *arguments]
+    process = subprocess.Popen(command, env=environment, cwd=run_dir, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        ready = process.stdout.readline().split()
+        if len(ready) != 2 or ready[0] != "ready":
+            raise SystemExit(f"the stack did not start; see {run_dir}/services")
+        yield Cluster(psutil.Process(process.pid), ready[1], corpus)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=WAIT_S)
