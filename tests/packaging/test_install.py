@@ -46,7 +46,9 @@ def install(environment: Path, source: Path) -> None:
     # Uncompiled: the commands below import a small part of what is installed.
     python = str(environment / "bin" / "python")
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile"]
-    subprocess.run([*pip, "-c", source / "constraints.txt", source], check=True, timeout=INSTALL_LIMIT_S)
+    subprocess.run(
+        [*pip, "-c", source / "constraints.txt", f"{source}[control,embedded]"], check=True, timeout=INSTALL_LIMIT_S
+    )
     shutil.rmtree(source)
 
 

@@ -1,6 +1,7 @@
 """The real server reads deploy/nats/nats.conf, and the probe talks to it."""
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from shared import credentials
+from shared.bus import Bus
 from shared.identities import node_identity
 from shared.key_directory import KeyDirectory
 from shared.nats_server import MAX_PAYLOAD_BYTES
@@ -37,7 +40,14 @@ def keys(tmp_path: Path) -> KeyDirectory:
 
 @pytest.fixture
 def server(tmp_path: Path, keys: KeyDirectory) -> Iterator[tuple[str, str]]:
-    """The addresses, for clients and for figures, of a server with the shipped configuration.
+    """The addresses, for clients and for figures, of a server with the shipped configuration."""
+    with running(tmp_path) as addresses:
+        yield addresses
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[tuple[str, str]]:
+    """Run a server with the shipped configuration in a folder that has the key directory; give its addresses.
 
     Only address, ports and folder are those of the test: the server has no flag that overrides a configured folder.
     """
@@ -45,15 +55,15 @@ def server(tmp_path: Path, keys: KeyDirectory) -> Iterator[tuple[str, str]]:
     for old, new in {
         '"0.0.0.0:4222"': '"127.0.0.1:-1"',
         '"0.0.0.0:8222"': '"127.0.0.1:-1"',
-        "/data": str(tmp_path / "store"),
+        "/data": str(folder / "store"),
     }.items():
         assert text.count(old) == 1
         text = text.replace(old, new)
-    config = tmp_path / "nats.conf"
-    config.write_text(text + f'ports_file_dir: "{tmp_path}"\n')
+    config = folder / "nats.conf"
+    config.write_text(text + f'ports_file_dir: "{folder}"\n')
     process = subprocess.Popen([SERVER, "--config", config], stderr=subprocess.DEVNULL)
     try:
-        ports = tmp_path / f"nats-server_{process.pid}.ports"
+        ports = folder / f"nats-server_{process.pid}.ports"
         wait_until(lambda: ports.exists() and ports.read_text().endswith("}"), process)
         addresses = json.loads(ports.read_text())
         client, figures = addresses["nats"][0], addresses["monitoring"][0]
@@ -97,6 +107,32 @@ def test_acknowledged_means_on_disk(server: tuple[str, str]) -> None:
     assert variables["jetstream"]["config"]["sync_always"] is True
     assert variables["auth_required"] is True
     assert variables["max_payload"] == MAX_PAYLOAD_BYTES
+
+
+async def test_with_tls_it_finds_its_certificate_where_a_container_has_it(tmp_path: Path, keys: KeyDirectory) -> None:
+    """The operator's key directory is elsewhere, as beside docker-compose.yml; the container's is beside nats.conf."""
+    container = tmp_path / "etc" / "nats"
+    keys.make(["nats://localhost:4222"])
+    keys.certify(["localhost"], datetime.now(UTC), container / "keys")
+    container.mkdir(parents=True)
+    shutil.move(keys.path, container)
+    moved = KeyDirectory(container / "keys")
+    with running(container) as (client, _):
+        credential = credentials.read(moved.credential_file("planner"))
+        assert credential.servers == ["tls://localhost:4222"]
+        url = f"tls://localhost:{client.rpartition(':')[2]}"
+        bus = await Bus.connect(url, credential=credential, name="planner")
+
+        async def answer(_: bytes) -> bytes:
+            return b'{"ready": true}'
+
+        await bus.serve("unicron.health.planner", answer)
+        done = await asyncio.to_thread(probe, url, moved.credential_file("planner"), "planner")
+        assert done.returncode == 0, done.stderr
+        plain = url.replace("tls:", "nats:")
+        done = await asyncio.to_thread(probe, plain, moved.credential_file("planner"), "planner")
+        assert done.returncode == 1, "there is no way in without TLS"
+        await bus.close()
 
 
 def probe(url: str, credential: Path, service: str) -> subprocess.CompletedProcess[str]:

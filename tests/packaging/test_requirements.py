@@ -32,7 +32,8 @@ def test_the_versions_are_those_of_the_constraints(name: str) -> None:
 
 
 def test_the_control_image_has_all_that_it_needs_and_no_more() -> None:
-    asked = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["postgres"]]
+    extras = PROJECT["optional-dependencies"]
+    asked = [*PROJECT["dependencies"], *extras["control"], *extras["postgres"]]
     assert pinned(CONTROL).keys() == needed(map(Requirement, asked)), "make requirements"
     assert pinned(BUILD).keys() == {"setuptools"}
 
