@@ -1,16 +1,17 @@
-"""``unicron agent restart``."""
+"""``unicron agent``: a node's agent, in the foreground; and one that works elsewhere, started again."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote
 
 import typer
 
-from cli.options import Format, NodeName, Output, Server
+from cli.options import Format, NodeName, Output, Server, given
 from cli.output import print_json
-from shared.errors import Conflict
+from shared.errors import Conflict, InvalidInput
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -18,9 +19,38 @@ TIMEOUT_S = 60.0
 """An agent starts in one to two seconds, on a busy machine in ten. It may have to wait for NATS or the detector."""
 
 
-@app.callback()
-def agent() -> None:
-    """Start the agent of a node again; ranks train on."""
+@app.callback(invoke_without_command=True)
+def agent(
+    context: typer.Context,
+    join: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The node's credential, which `unicron node add` has made.")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Worker slots. Default: UNICRON_WORKERS_PER_NODE, the GPUs that are found, or 2."),
+    ] = None,
+    domain: Annotated[
+        str | None, typer.Option(help="Failure domain, such as the rack. Default: UNICRON_DOMAIN or default.")
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder for what the node writes. Default: UNICRON_RUN_DIR or .unicron.")
+    ] = None,
+) -> None:
+    """Run this machine's node agent, or have a node's agent started again.
+
+    With --join FILE this is the agent of the node that FILE is for: its name, where NATS is and whose certificates that
+    has are in there. It runs in the foreground; SIGTERM and Ctrl-C drain the node first.
+    """
+    changes = given(workers_per_node=workers, domain=domain, run_dir=run_dir)
+    if context.invoked_subcommand is not None:
+        if join is not None or changes:
+            raise InvalidInput(f"--join and the options beside it do not go with {context.invoked_subcommand}")
+        return
+    if join is None:
+        raise InvalidInput("--join is needed: FILE, which `unicron node add` has made for this node")
+    from cli.join import run_agent
+
+    run_agent(join, changes)
 
 
 @app.command("restart")

@@ -60,6 +60,10 @@ class Client:
         """Send ``body`` and return the answer."""
         return self._request("POST", path, json=body)
 
+    def delete(self, path: str, params: Params | None = None) -> Any:
+        """Delete what is at ``path``, and return the answer."""
+        return self._request("DELETE", path, params=given(params))
+
     def pages(self, path: str, params: Params | None = None) -> dict[str, Any]:
         """Return a whole list in the form of one page."""
         items: list[Any] = []

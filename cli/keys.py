@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cli.options import Format, KeyPlace, Output, PidFile, key_directory, tell_reload
+from cli.options import Format, KeyPlace, Output, PidFile, checked_node, key_directory, tell_reload
 from cli.output import print_json
-from shared.identities import SERVICES
+from shared.endpoints import check_servers
+from shared.errors import InvalidInput
+from shared.identities import SERVICES, node_identity
 from shared.model import utc_now
-from shared.settings import check_servers
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -28,6 +30,9 @@ def make(
             help="Where services and nodes find NATS, for their credentials: nats://HOST:4222, several with commas."
         ),
     ] = None,
+    node: Annotated[
+        list[str] | None, typer.Option(metavar="NODE", help="A node that is to have a credential, too; repeatable.")
+    ] = None,
     keys: KeyPlace = None,
     pid_file: PidFile = None,
     output: Output = Format.TEXT,
@@ -36,8 +41,9 @@ def make(
 
     What is there stays. After an upgrade this writes the authorization anew, by the table of the new version.
     """
+    nodes = [checked_node(name) for name in node or ()]
     directory = key_directory(keys)
-    directory.make(None if server is None else check_servers(server).split(","))
+    directory.make(None if server is None else check_servers(server).split(","), [node_identity(n) for n in nodes])
     reloaded = tell_reload(directory, pid_file, quiet=True)
     if output is Format.JSON:
         files = {service: str(directory.credential_file(service).resolve()) for service in SERVICES}
@@ -52,6 +58,9 @@ def tls(
         list[str], typer.Argument(metavar="NAME...", help="Host names and addresses under which NATS is reached.")
     ],
     keys: KeyPlace = None,
+    mounted: Annotated[
+        Path | None, typer.Option(help="Where nats-server has the key directory, if not here: in a container.")
+    ] = None,
     output: Output = Format.TEXT,
 ) -> None:
     """Give NATS a certificate, by an authority of the cluster's own, and have all credentials here ask for it.
@@ -60,7 +69,13 @@ def tls(
     names, makes another certificate by the same authority; credentials stay as they are then.
     """
     directory = key_directory(keys)
-    directory.certify(names, utc_now())
+    if mounted is not None and not mounted.is_absolute():
+        problem = "must be an absolute path"
+        raise InvalidInput(
+            f"--mounted: {str(mounted)!r} {problem}",
+            [{"field": "--mounted", "value": str(mounted), "problem": problem}],
+        )
+    directory.certify(names, utc_now(), mounted)
     if output is Format.JSON:
         print_json({"ca": str((directory.path / "ca.pem").resolve()), "names": names})
     else:

@@ -16,9 +16,12 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import typer
-import typer.core
-import typer.main
+try:
+    import typer
+    import typer.core
+    import typer.main
+except ModuleNotFoundError as _missing:
+    raise SystemExit(f"unicron: {_missing.name} is not installed; pip install 'unicron[control]' provides it") from None
 
 from cli.interrupt import INTERRUPTED
 from shared.errors import InvalidInput, UnicronError
@@ -36,15 +39,23 @@ VERBS: dict[str, tuple[str, str]] = {
     "cordon": ("cli.cordon", "Place no new work on a node; what runs there stays."),
     "drain": ("cli.drain", "Empty a node: its tasks move away without a lost step, or save and wait."),
     "return": ("cli.return_node", "Use a cordoned, drained or isolated node again."),
-    "agent": ("cli.agent", "Start the agent of a node again; ranks train on."),
+    "control": ("cli.control", "Run the services of the control plane; Ctrl-C stops them."),
+    "agent": ("cli.agent", "Run this machine's node agent, or have a node's agent started again."),
+    "doctor": ("cli.doctor", "Check this machine before it joins as a node, and say what to do about each finding."),
     "incidents": ("cli.incidents", "List faults and what was done about them."),
     "plan": ("cli.plan", "Look at plans, or make one."),
     "events": ("cli.events", "Print the event log."),
     "cost": ("cli.cost", "Report where worker-seconds went, and what failures cost."),
     "node": ("cli.node", "Give a node the right to use NATS, or take it away."),
     "keys": ("cli.keys", "Make the keys with which services and nodes use NATS."),
+    "open": ("cli.open", "Print a link that lets a browser use the server, with the rights that you have here."),
     "token": ("cli.token", "Make and remove tokens, with which others may use the server."),
     "archive": ("cli.archive", "Write what a log has and a folder of segments has not as one more segment."),
+    "backup": (
+        "cli.backup",
+        "Write the whole log to a folder, while the services run; again: what has been added since.",
+    ),
+    "restore": ("cli.restore", "Make a log of a backup, in an empty database; nothing is overwritten."),
     "replay": ("cli.replay", "Rebuild the state from a log, and check it."),
 }
 """Verb -> its module, and its help in one line, so that listing the verbs imports none of them."""

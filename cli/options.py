@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,13 @@ class Format(StrEnum):
     JSON = "json"
 
 
+class SegmentEnding(StrEnum):
+    """Ending of a segment's file."""
+
+    PLAIN = "jsonl"
+    COMPRESSED = "jsonl.gz"
+
+
 Server = Annotated[
     str | None,
     typer.Option("--server", envvar="UNICRON_SERVER", help="Address of the server. Default: http://127.0.0.1:8642"),
@@ -29,6 +36,13 @@ Output = Annotated[
 ]
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="The task's name.")]
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]
+
+
+LogPlace = Annotated[
+    str | None, typer.Option(help="The log: a .db file or a database's URL. Default: UNICRON_LOG_URL.")
+]
+LogFolder = Annotated[Path | None, typer.Option(help="Folder with the log, where --log is not given.")]
+SegmentFormat = Annotated[SegmentEnding, typer.Option("--format", help="jsonl.gz is compressed.")]
 
 
 def log_url(log: str | None, run_dir: Path | None) -> str:
@@ -51,6 +65,11 @@ PidFile = Annotated[
 ]
 
 
+def given(**options: Any) -> dict[str, Any]:
+    """Return the settings that were given as options: those that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def key_directory(path: Path | None) -> KeyDirectory:
     """Return the key directory that is meant: the one given, or that of the settings."""
     from shared.key_directory import KeyDirectory
@@ -65,3 +84,18 @@ def tell_reload(directory: KeyDirectory, pid_file: Path | None, *, quiet: bool =
     if not found and not quiet:
         print("unicron: no nats-server was found; have it read its configuration again (SIGHUP)", file=sys.stderr)
     return found
+
+
+def checked_node(name: str) -> str:
+    """Return a node's name that was given.
+
+    Raises:
+        InvalidInput: it is none.
+    """
+    from shared.errors import InvalidInput
+    from shared.names import is_name
+
+    if not is_name(name):
+        problem = "must be 1 to 63 lower-case letters, digits and hyphens"
+        raise InvalidInput(f"NODE: {name!r} {problem}", [{"field": "NODE", "value": name, "problem": problem}])
+    return name

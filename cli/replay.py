@@ -16,7 +16,7 @@ from services.planner.replay import Place, Replayer, Report
 from services.planner.what_if import Comparison
 from shared.errors import Corrupt, InvalidInput, NewerVersion
 from shared.log.anchors import Anchor, Defect, parse_anchor
-from shared.log.archive import is_segment, segments_in
+from shared.log.segments import is_segment, segments_in
 from shared.log.signed_heads import anchors_of, read_heads, read_key
 from shared.settings import read_settings
 
@@ -68,8 +68,8 @@ def replay(
 ) -> None:
     """Rebuild the state at a position of a log, verify every plan in it, or ask what if. Needs no server.
 
-    Exit status of --verify: 0 if all is right, 6 if something is wrong, 4 if a newer version of Unicron wrote a part of
-    the log, which was skipped, and nothing else is wrong.
+    Exit status of --verify: 0 if all is right, 6 if something is wrong, 4 if nothing is but not all could be judged: a
+    newer version of Unicron wrote a part, which was skipped, or the log begins behind segments that were not given.
     """
     if what_if is not None and (verify_plans or at is not None):
         raise InvalidInput("--what-if: not with --verify or --at")
@@ -107,7 +107,7 @@ def _what_if(found: Comparison, output: Output) -> None:
 def _verify(report: Report, output: Output) -> None:
     typer.echo(_report_json(report) if output is Output.JSON else _report_text(report))
     if not report.ok:
-        raise typer.Exit(NewerVersion.exit_code if report.sound and report.skipped else Corrupt.exit_code)
+        raise typer.Exit(NewerVersion.exit_code if report.sound else Corrupt.exit_code)
 
 
 def _replayer(parts: Sequence[str], run_dir: Path | None) -> Replayer:
@@ -143,6 +143,10 @@ def _report_text(report: Report) -> str:
         f"{report.older} of an older decider passed its checks",
         f"hash chain: {'intact' if report.chain_ok else 'BROKEN'}, head {report.head}",
     ]
+    if report.begins_after:
+        lines.append(
+            f"begins behind position {report.begins_after}, archived: no plan was judged; give the segments' folder too"
+        )
     lines += [problem.what for problem in report.problems]
     lines += [f"position {m.position}: {m.plan or 'event'}: {m.problem}" for m in report.mismatches]
     lines += [f"skipped: {part.what}" for part in report.skipped]

@@ -12,7 +12,7 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,7 @@ from typing import Self
 import psutil
 
 from cli.child import START_TIMEOUT_S, Child
+from cli.children import SERVICES, STOP_ORDER, Children
 from cli.run_directory import RunDirectory
 from cli.waiting import TimedOut, WaitingClient
 from services.agent.snapshot_folders import node_folder
@@ -43,13 +44,6 @@ RANK_NICE = 5
 """Ranks of several nodes share this machine's cores with the services: these must answer in milliseconds, and a node
 that comes back must not wait for ranks to import what it needs. Five gives ranks a third of a contended core."""
 
-SERVICES = {
-    "detector": "services.detector.main",
-    "planner": "services.planner.main",
-    "transition": "services.transition.main",
-    "api": "services.api.main",
-}
-
 
 class Stack:
     """The whole system on one machine.
@@ -60,6 +54,7 @@ class Stack:
         nodes: number of node agents, named ``n0``, ``n1``, ...
         workers_per_node: worker slots of each.
         environment: further ``UNICRON_*`` settings for all children.
+        tls: whether NATS has TLS, with certificates of an authority of its own.
 
     Raises:
         InvalidInput: a setting in the environment is not allowed, or contradicts another one.
@@ -73,6 +68,7 @@ class Stack:
         nodes: int = 4,
         workers_per_node: int = 2,
         environment: Mapping[str, str] | None = None,
+        tls: bool = False,
     ) -> None:
         self.run_directory = RunDirectory(run_dir)
         self.run_dir = self.run_directory.path
@@ -81,11 +77,8 @@ class Stack:
         self._workers_per_node = workers_per_node
         self._extra = dict(environment or {})
         self._memory_dir = read_settings().memory_dir
-        self.nats = NatsServer(self.run_dir / "nats")
-        self._children: dict[str, Child] = {}
-        self._watchers: set[asyncio.Task[None]] = set()
-        self._stopping = False
-        self._failed: asyncio.Future[str] | None = None
+        self.nats = NatsServer(self.run_dir / "nats", tls=("127.0.0.1",) if tls else ())
+        self._children = Children(self._pause_s)
         self.url = ""
 
     async def __aenter__(self) -> Self:
@@ -109,18 +102,15 @@ class Stack:
             Unavailable: a part did not start.
         """
         self.run_directory.acquire()
-        self._failed = asyncio.get_running_loop().create_future()
         self.nats.keys.make(more=[node_identity(node) for node in self.node_names])
         await self.nats.start()
         for name, module in SERVICES.items():
-            self._children[name] = Child(name, module, self._environment(name), self.run_dir)
+            self._children.add(Child(name, module, self._environment(name), self.run_dir))
         for node in self.node_names:
             # A planned stop of all nodes moves nothing: there is nowhere to move to.
             environment = self._environment(node_identity(node), UNICRON_NODE=node, UNICRON_DRAIN_TIMEOUT_S="0")
-            self._children[node] = Child(node, "services.agent.main", environment, self.run_dir)
-        # The log's first opener creates its table; the others find it.
-        await self._start(self._children["detector"])
-        await self._start_all([child for name, child in self._children.items() if name != "detector"])
+            self._children.add(Child(node, "services.agent.main", environment, self.run_dir))
+        await self._children.start()
         port = (self.run_dir / "services" / "api.port").read_text().strip()
         self.url = f"http://127.0.0.1:{port}"
         # A restarted api must listen where its clients know it.
@@ -129,23 +119,17 @@ class Stack:
 
     async def stop(self) -> None:
         """Stop everything, in order; returns when no child is left."""
-        self._stopping = True
-        for watcher in self._watchers:
-            watcher.cancel()
-        await asyncio.gather(*self._watchers, return_exceptions=True)
-        order = [["transition", "planner"], self.node_names, ["detector"], ["api"]]
-        for names in order:
-            await asyncio.gather(*(self._children[n].end() for n in names if n in self._children))
+        movers, *others = STOP_ORDER
+        await self._children.stop([movers, self.node_names, *others])
         await self.nats.stop()
         for node in self.node_names:
             self._forget_memory(node)  # in place of agents that were killed
         self.run_directory.release()
 
     @property
-    def failed(self) -> asyncio.Future[str]:
+    def failed(self) -> asyncio.Future[UnicronError]:
         """A future that is done, with the reason, when a part keeps ending."""
-        assert self._failed is not None, "not started"
-        return self._failed
+        return self._children.failed
 
     def node_processes(self, node: str) -> list[psutil.Process]:
         """Return the agent of a node and all processes below it, the agent first."""
@@ -175,7 +159,7 @@ class Stack:
 
     async def start_node(self, node: str) -> None:
         """Start a node's agent (again)."""
-        await self._start(self._children[node])
+        await self._children.start_one(node)
 
     def _environment(self, identity: str, **more: str) -> dict[str, str]:
         return {
@@ -191,40 +175,17 @@ class Stack:
             "UNICRON_NATS_URL": self.nats.url,
             CREDENTIAL: str(self.nats.keys.credential_file(identity)),
             "UNICRON_PORT": str(self._port),
+            # One address serves one process; the api has the cluster's metrics at its own.
+            "UNICRON_METRICS_ADDRESS": "",
             "UNICRON_WORKERS_PER_NODE": str(self._workers_per_node),
             **more,
         }
 
-    async def _start_all(self, children: Sequence[Child]) -> None:
-        """Start children side by side; if one fails, the starts of the others are cancelled."""
-        starts = [asyncio.create_task(self._start(child)) for child in children]
-        try:
-            await asyncio.gather(*starts)
-        finally:
-            for start in starts:
-                start.cancel()
-            await asyncio.gather(*starts, return_exceptions=True)
-
-    async def _start(self, child: Child) -> None:
-        watcher = asyncio.create_task(self._watch(child, await child.start()))
-        self._watchers.add(watcher)
-        watcher.add_done_callback(self._watchers.discard)
-
-    async def _watch(self, child: Child, process: asyncio.subprocess.Process) -> None:
-        """Start a child again after an unexpected end; give up on a child that keeps ending."""
-        reason = f"exit code {await process.wait()}"
-        while not (self._stopping or child.expected_end):
-            if (starts := child.recent_starts()) > RESTARTS_PER_MINUTE:
-                if not self.failed.done():
-                    self.failed.set_result(f"{child.name} ended {starts} times in a minute ({reason})")
-                return
-            if child.name in self.node_names:
-                await asyncio.sleep(NODE_RETURN_S)
-            try:
-                await self._start(child)
-                return
-            except Unavailable as err:
-                reason = err.detail  # counts as an end: a child may be killed while it starts
+    def _pause_s(self, child: Child, reason: UnicronError) -> float:
+        """Return how long to wait before a child that has ended is started again; give up on one that keeps ending."""
+        if (starts := child.recent_starts()) > RESTARTS_PER_MINUTE:
+            raise Unavailable(f"{child.name} ended {starts} times in a minute ({reason.detail})")
+        return NODE_RETURN_S if child.name in self.node_names else 0.0
 
     async def _wait_for_nodes(self) -> None:
         """Wait until tasks can be submitted and every node is ready."""

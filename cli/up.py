@@ -3,46 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from cli.foreground import run
 from cli.run_directory import DEMO_MARKER
 from cli.stack import Stack
-from shared.errors import Unavailable
 from shared.settings import Settings
 
 DEFAULT_PORT = Settings.model_fields["port"].default
-
-
-async def _serve(stack: Stack) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    starting = asyncio.create_task(stack.start())
-    stopping = asyncio.create_task(stop.wait())
-    try:
-        await _first(starting, stopping)
-        if starting.done():
-            await starting
-            # From here on the folder contains files that no demo may replace.
-            (stack.run_dir / DEMO_MARKER).unlink(missing_ok=True)
-            print(f"ready {stack.url}", flush=True)
-            await _first(stack.failed, stopping)
-            if stack.failed.done():
-                raise Unavailable(stack.failed.result())
-    finally:
-        starting.cancel()
-        stopping.cancel()
-        await asyncio.gather(starting, stopping, return_exceptions=True)
-        await stack.stop()
-
-
-async def _first(*waits: asyncio.Future[Any]) -> None:
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
 
 
 def up(
@@ -56,4 +27,6 @@ def up(
     Prints one line, ``ready URL``, when it can take tasks. A task that was running when the stack was stopped
     resumes from its newest checkpoint when a stack is started in the same run directory.
     """
-    asyncio.run(_serve(Stack(run_dir, port=port, nodes=nodes, workers_per_node=workers_per_node)))
+    stack = Stack(run_dir, port=port, nodes=nodes, workers_per_node=workers_per_node)
+    # From then on the folder contains files that no demo may replace.
+    asyncio.run(run(stack, lambda: (stack.run_dir / DEMO_MARKER).unlink(missing_ok=True)))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.child import Child
-from shared.errors import Unavailable
+from shared.errors import Conflict
 from tests.nats_server import OpenServer
 from tests.versions.test_log import joined, newer_log
 
@@ -25,8 +25,9 @@ async def test_a_log_of_a_newer_version_is_refused_in_one_sentence(tmp_path: Pat
             "UNICRON_NATS_URL": nats.url,
             "UNICRON_NATS_CREDENTIAL": str(nats.credential_file),
         }
-        with pytest.raises(Unavailable) as refused:
+        with pytest.raises(Conflict) as refused:
             await Child("planner", "services.planner.main", environment, tmp_path).start()
+    assert refused.value.exit_code == 4
     assert refused.value.detail == (
         "planner did not start: newer-version: position 2: event 'task.dreamt', schema version 1: its type is not "
         "known here; a newer version of Unicron has written this log, and is needed to read it"

@@ -45,7 +45,7 @@ def test_every_verb_can_be_loaded_and_takes_output_formats(verb: str) -> None:
         assert sorted(command.commands) == GROUPS[verb]
     for one in command.commands.values() if verb in GROUPS else [command]:
         options = [option for parameter in one.params for option in parameter.opts]
-        assert {"--output", "-o"} <= set(options) or verb == "up"
+        assert {"--output", "-o"} <= set(options) or verb in {"up", "control"}
 
 
 @pytest.mark.parametrize("verb", [v for v in VERBS if v not in {"plan", "up", "demo", "replay"}])

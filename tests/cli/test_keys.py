@@ -40,6 +40,22 @@ def test_from_no_key_to_a_node(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["node", "remove", "n1", "--keys", keys]) == 3
 
 
+def test_the_keys_of_nodes_in_one_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = tmp_path / "keys"
+    place = ("--keys", str(keys), "--server", "nats://n0:4222")
+    assert main(["keys", "make", *place, "--node", "n0", "--node", "N 1"]) == 2
+    assert "'N 1' must be" in capsys.readouterr().err
+    assert not keys.exists()
+    assert main(["keys", "make", *place, "--node", "n0"]) == 0
+    first = credentials.read(keys / "nodes" / "n0.json")
+    assert (
+        main(["keys", "make", "--keys", str(keys), "--server", "nats://n1:4222", "--node", "n0", "--node", "n1"]) == 0
+    )
+    found = [credentials.read(keys / "nodes" / f"{name}.json") for name in ("n0", "n1")]
+    assert [credential.servers for credential in found] == [["nats://n1:4222"]] * 2
+    assert found[0].seed == first.seed
+
+
 async def test_a_running_server_knows_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with NatsServer(tmp_path / "nats") as server:
         place = ("--keys", str(server.keys.path), "-o", "json")
