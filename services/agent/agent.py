@@ -24,7 +24,10 @@ from services.agent.fork_server import Children, Forked
 from services.agent.fork_servers import ForkServers
 from services.agent.heartbeats import Heartbeats
 from services.agent.inheritance import Inheritance
+from services.agent.metrics import AgentMetrics
 from services.agent.node import Node
+from services.agent.oom_kills import OomKills, own_counter
+from services.agent.output_limits import OutputLimits
 from services.agent.probe import ProbeServer
 from services.agent.proc import scheduled
 from services.agent.process import Process
@@ -34,7 +37,7 @@ from services.agent.rank_users import RankUsers
 from services.agent.record import NodeRecord
 from services.agent.self_test import SelfTests
 from services.agent.signals import SignalQueue
-from services.agent.snapshot_folders import SWEEP_INTERVAL_S, SnapshotFolders, node_folder
+from services.agent.snapshot_folders import SnapshotFolders, node_folder
 from services.agent.stores import ID_PREFIX, Stores
 from services.agent.task_files import TaskFiles, last_output
 from services.agent.task_secrets import TaskSecrets
@@ -42,6 +45,7 @@ from shared.bus import Bus
 from shared.changes import Changes
 from shared.clock import PROCESS_CLOCK
 from shared.dropped import DroppedMessages
+from shared.log_lines import ids
 from shared.self_test import SELF_TEST
 from shared.settings import Settings
 from shared.tasks import TaskSpec
@@ -105,9 +109,12 @@ class Agent:
         self._heartbeats = Heartbeats(
             bus, self.node, address, settings, os.getpid(), self._clock, self._dropped.counters, inherited.supervisor
         )
+        self.metrics = AgentMetrics(self.node, self._heartbeats, self._signals, self._clock, self._dropped.counters)
         self._commands = Commands(self.node, self._changes, self, self._note_state, self._dropped, left.replies)
         self._users = users = RankUsers(settings.rank_uids)
         self._files = TaskFiles(settings.run_dir, settings.node, users)
+        self._output_limits = OutputLimits(settings, self._dropped.counters)
+        self._oom_kills = OomKills(self._clock, own_counter())
         self._snapshots = SnapshotFolders(node_folder(settings.memory_dir, settings.run_dir, settings.node), users)
         secrets = TaskSecrets.of_node(settings.secret_directories, separate_users=users.separate)
         self._environment = RankEnvironment(
@@ -147,15 +154,15 @@ class Agent:
         self._heartbeats.hardware = kind = await asyncio.to_thread(hardware.kind, self._settings.hardware)
         self._background.spawn(self._signals.run(), vital=True)
         self._background.spawn(self._heartbeats.run(), vital=True)
-        self._background.spawn(self._sweep_snapshots())
+        self._background.spawn(self._snapshots.keep_sweeping(self.node.tasks, self._clock))
         self._background.spawn(self._record_steps())
+        self._background.spawn(self._output_limits.keep(self.node.processes))
+        self._background.spawn(self._oom_kills.keep())
         with contextlib.closing(self._probes.listener) as listener:
             self._inherited.report_started(self._probes.answer, listener)
-        workers = len(self.node.slots)
+        workers, at = len(self.node.slots), self._address
         logger.info("node %s, incarnation %s, %d workers (%s)", self.node.name, self.incarnation, workers, kind)
-        logger.info(
-            "address %s (%s), stores at %s", self._address.ip, self._address.interface, self._address.store_host
-        )
+        logger.info("address %s (%s), stores at %s", at.ip, at.interface, at.store_host)
 
     async def run(self) -> None:
         """Wait until cancelled, or raise the error that ended a vital part.
@@ -302,18 +309,18 @@ class Agent:
 
     async def _rank_exited(self, process_id: str, exit_code: int) -> None:
         now = self._clock.now()
-        process = self.node.by_id(process_id)
-        if process is None:
+        if (process := self.node.by_id(process_id)) is None:
             self._fork_servers.acknowledge(process_id)
             return
         await self._ranks.read_rest(process)
         output = "" if process.ending else last_output(Path(process.output))
-        signals = self.node.exited(process, exit_code, last_output=output, now=now)
-        forked = self._forked.pop(process_id, None)
-        if forked is not None:
+        oom_killed = self._oom_kills.have_caused(exit_code)
+        signals = self.node.exited(process, exit_code, last_output=output, oom_killed=oom_killed, now=now)
+        if (forked := self._forked.pop(process_id, None)) is not None:
             forked.close()
         if signals:
-            logger.warning("%s (pid %s) of %s exited with %d", process.worker, process.pid, process.task, exit_code)
+            what = f"{process.worker} (pid {process.pid}) of {process.task}"
+            logger.warning("%s exited with %d", what, exit_code, extra=ids(process))
         self._signals.put(signals)
         if (process.finished or process.stopped is not None) and not self.node.of_task(process.task):
             self._snapshots.forget(process.task)
@@ -376,8 +383,7 @@ class Agent:
     async def _replace_fork_server(self) -> None:
         """End the ranks of a lost fork server, report the end of each, and connect to the next fork server."""
         for process in list(self.node.processes()):
-            forked = self._forked.get(process.id)
-            if forked is not None:
+            if (forked := self._forked.get(process.id)) is not None:
                 forked.kill()
                 await asyncio.to_thread(forked.wait, KILLED_TIMEOUT_S)
             await self._rank_exited(process.id, KILLED)
@@ -391,8 +397,3 @@ class Agent:
         while True:
             await asyncio.sleep(self._settings.heartbeat_interval_s)
             self._record()
-
-    async def _sweep_snapshots(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_INTERVAL_S)
-            self._snapshots.sweep({process.task for process in self.node.processes()}, self._clock.seconds())

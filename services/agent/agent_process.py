@@ -58,6 +58,7 @@ async def serve(inherited: Inheritance, hand_over: HandOver, context: Context) -
     admission = Admission(bus, hello, dropped)
     await admission.obtain()
     agent = Agent(settings, bus, found, incarnation, inherited, counters=context.counters)
+    agent.metrics.register(context.registry)
     in_use = False
     try:
         await agent.start()

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from services.agent.node import Node
 from services.agent.process import Process
+from shared.cancellation import cancelled
 from shared.changes import Changes
 from shared.codes import FailureCode
 from shared.commands import (
@@ -37,6 +38,7 @@ from shared.commands import (
 )
 from shared.dropped import DroppedMessages
 from shared.errors import Unavailable, Undecodable
+from shared.log_lines import concerning, ids
 from shared.messages import decode
 from shared.tasks import TaskSpec
 from unicron import protocol
@@ -146,13 +148,11 @@ class Commands:
 
     async def stop(self) -> None:
         """Cancel the commands in progress."""
-        for answer in self._answers.values():
-            answer.cancel()
-        await asyncio.gather(*self._answers.values(), return_exceptions=True)
+        await cancelled(*self._answers.values())
 
     async def _answer(self, command: Command) -> Reply:
-        reply = await self.handle(command)
-        self.replies[command.command_id] = reply
+        with concerning(ids(command)):
+            self.replies[command.command_id] = reply = await self.handle(command)
         if len(self.replies) > REPLIES_RECORDED:
             del self.replies[next(iter(self.replies))]
         self._changed()

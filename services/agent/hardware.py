@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
 
@@ -64,22 +65,53 @@ def device_environment(worker: str, visible: str | None) -> dict[str, str]:
     return {VISIBLE_VARIABLE: listed[index].strip() if index < len(listed) else ""}
 
 
-def device_name() -> str | None:
-    """Return NVML's name of the first device; None without the library, a driver or a device."""
+class Devices(NamedTuple):
+    """The devices of a node, by NVML's names.
+
+    ``driver``: its version. ``problem``: why the driver names no devices; empty also where there is no driver.
+    """
+
+    names: tuple[str, ...] = ()
+    driver: str = ""
+    problem: str = ""
+
+
+def devices() -> Devices:
+    """Ask the driver for the devices; there are none without the library or a driver."""
     try:
         import pynvml
     except ImportError:
-        return None
+        return Devices()
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        return Devices()
     except pynvml.NVMLError as err:
-        logger.warning("the driver names no device: %s", err)
-        return None
+        return Devices(problem=f"the driver cannot be asked: {err}")
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        names = tuple(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
+        return Devices(names, driver=str(pynvml.nvmlSystemGetDriverVersion()))
+    except pynvml.NVMLError as err:
+        return Devices(problem=f"the driver does not name its devices: {err}")
     finally:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
-    return name.decode() if isinstance(name, bytes) else str(name)
+
+
+def device_count(visible: str | None) -> int:
+    """Return how many devices the agent of this node may use.
+
+    Args:
+        visible: the agent's ``CUDA_VISIBLE_DEVICES``; None: it may use all devices of the node.
+    """
+    found = len(devices().names)
+    return found if visible is None else min(found, len([one for one in visible.split(",") if one.strip()]))
+
+
+def device_name() -> str | None:
+    """Return NVML's name of the first device; None where there is none."""
+    found = devices()
+    if found.problem:
+        logger.warning("%s", found.problem)
+    return found.names[0] if found.names else None

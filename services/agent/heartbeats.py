@@ -36,6 +36,8 @@ class Heartbeats:
     Attributes:
         hardware: kind of the node's workers.
         probe: where the agent answers probes; empty before it listens.
+        sequence: number of the newest heartbeat; 0: none yet.
+        published_at_s: when it was published, by the agent's monotonic clock.
     """
 
     def __init__(
@@ -53,7 +55,8 @@ class Heartbeats:
         self._agent_pid, self._counters, self._supervisor = agent_pid, counters, supervisor
         self.hardware = settings.hardware
         self.probe = ""
-        self._sequence = 0
+        self.sequence = 0
+        self.published_at_s: float | None = None
         self._due = asyncio.Event()
         self._published: list[tuple[object, ...]] = []
 
@@ -87,12 +90,12 @@ class Heartbeats:
         self._due.clear()
         workers = self._workers()
         self._published = occupation(workers)
-        self._sequence += 1
+        self.sequence += 1
         heartbeat = Heartbeat(
             node=self._node.name,
             incarnation=self._node.incarnation,
             agent_pid=self._agent_pid,
-            sequence=self._sequence,
+            sequence=self.sequence,
             sent_at=self._clock.now(),
             interval_s=self._settings.heartbeat_interval_s,
             domain=self._settings.domain,
@@ -105,6 +108,7 @@ class Heartbeats:
             counters=dict(self._counters),
         )
         await self._bus.publish(f"{HEARTBEATS}.{self._node.name}", heartbeat.model_dump_json().encode())
+        self.published_at_s = self._clock.seconds()
 
     def _workers(self) -> list[WorkerStatus]:
         """Return the status of every worker, with what the kernel reports about its process."""

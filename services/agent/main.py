@@ -26,7 +26,8 @@ def main(*, agent: Sequence[str] = AGENT, fork_server: Sequence[str] = FORK_SERV
         fork_server: the fork server's command line.
     """
     # The name is needed before the settings are read, whose errors are logged.
-    log_to_stderr(f"supervisor-{node_name()}")
+    node = node_name()
+    log_to_stderr(f"supervisor-{node}", node=node)
     hide_memory()
     if not watch_parent():
         logger.error("the parent is gone")

@@ -6,6 +6,7 @@ Commands and heartbeats read the node's processes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -33,6 +34,9 @@ _CAUSES = frozenset({"communication", "non_finite", protocol.REFUSED})
 _IN_STEP = frozenset({"begun", "compute", "reduce", "update"})
 """Phases in which ``Progress.step`` names the step in progress: one update less has been applied."""
 
+ENDS = EXPECTED, UNEXPECTED = "expected", "unexpected"
+"""Ends of processes: asked for, or with the task done; and all others."""
+
 
 @dataclass(slots=True)
 class Fence:
@@ -50,6 +54,8 @@ class Node:
     incarnation: str
     slots: dict[str, Process | None]
     fences: dict[str, Fence] = field(default_factory=dict)
+    ended: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(ENDS, 0)))
+    """How rank processes have ended -> how many, for metrics; one of ``ENDS``."""
     _processes: int = 0
     _signals: int = 0
 
@@ -92,9 +98,18 @@ class Node:
 
     # ---- processes
 
+    @property
+    def started(self) -> int:
+        """How many processes were put into a slot since the start of the agent."""
+        return self._processes
+
     def processes(self) -> Iterator[Process]:
         """Yield the living processes."""
         return (process for process in self.slots.values() if process is not None)
+
+    def tasks(self) -> set[str]:
+        """Return the tasks that have a living process here."""
+        return {process.task for process in self.processes()}
 
     def of_task(self, task: str) -> list[Process]:
         """Return the living processes of a task."""
@@ -218,9 +233,20 @@ class Node:
                 pass
         return []
 
-    def exited(self, process: Process, exit_code: int, *, last_output: str, now: datetime) -> list[Signal]:
-        """Free the slot of an ended process; return the signal of an end that was neither asked for nor the task's."""
+    def exited(
+        self, process: Process, exit_code: int, *, last_output: str, now: datetime, oom_killed: bool = False
+    ) -> list[Signal]:
+        """Free the slot of an ended process; return the signal of an end that was neither asked for nor the task's.
+
+        Args:
+            process: that has ended.
+            exit_code: its exit status, or the negative number of a signal.
+            last_output: the end of its output.
+            now: the time.
+            oom_killed: whether the kernel had just ended a process of the node for memory.
+        """
         process.exit_code = exit_code
+        self.ended[EXPECTED if process.ending or process.finished else UNEXPECTED] += 1
         if self.slots.get(process.worker) is process:
             self.slots[process.worker] = None
         if process.ending or process.finished:
@@ -231,6 +257,7 @@ class Node:
                 pid=process.pid or 0,
                 exit_code=exit_code,
                 last_output=last_output,
+                oom_killed=oom_killed,
             )
         ]
 

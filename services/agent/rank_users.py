@@ -16,7 +16,7 @@ from pathlib import Path
 from shared.errors import InvalidInput, Unavailable
 from shared.uids import uid_range
 
-_NEEDED = {0: "CAP_CHOWN", 5: "CAP_KILL", 6: "CAP_SETGID", 7: "CAP_SETUID"}
+NEEDED = {0: "CAP_CHOWN", 5: "CAP_KILL", 6: "CAP_SETGID", 7: "CAP_SETUID"}
 """What the supervisor and its children need: bit of the capability (linux/capability.h) -> name. The first gives each
 task its folders, the second ends its processes, the others start them."""
 
@@ -128,8 +128,8 @@ def may_not_switch(euid: int, status: str) -> str:
         status: of the process, as proc(5) shows it.
     """
     have = next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0)
-    missing = [name for bit, name in _NEEDED.items() if not have >> bit & 1]
+    missing = [name for bit, name in NEEDED.items() if not have >> bit & 1]
     if euid == 0 and not missing:
         return ""
     why = f"lacks {', '.join(missing)}" if missing else f"runs as user {euid}"
-    return f"needs an agent that runs as root, with {', '.join(_NEEDED.values())}; this one {why}"
+    return f"needs an agent that runs as root, with {', '.join(NEEDED.values())}; this one {why}"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from shared.bus import Bus
 from shared.changes import Changes
-from shared.dropped import DroppedMessages
+from shared.dropped import SIGNALS_REFUSED, DroppedMessages
 from shared.errors import Unavailable, Undecodable
 from shared.messages import REASON_CHARACTERS
 from shared.model import utc_now
@@ -23,10 +23,6 @@ RETRY_PAUSE_S = 0.1
 
 MAX_WAITING_SIGNALS = 4096
 """Signals kept for a detector that does not answer. Beyond this number the oldest are dropped."""
-
-
-REFUSED_COUNTER = "signals_refused"
-"""Name of the counter of signals that the detector could not read, or that are too large for the bus."""
 
 
 class SignalQueue:
@@ -72,7 +68,7 @@ class SignalQueue:
                 continue
             if answer.startswith(REFUSED):
                 reason = answer.removeprefix(REFUSED).decode(errors="replace").strip()[:REASON_CHARACTERS]
-                self._dropped.note(SIGNALS, Undecodable(reason, kind=signal.kind), counter=REFUSED_COUNTER)
+                self._dropped.note(SIGNALS, Undecodable(reason, kind=signal.kind), counter=SIGNALS_REFUSED)
             # A full queue may have dropped the signal meanwhile.
             if self._waiting and self._waiting[0] is signal:
                 self._waiting.popleft()

@@ -7,15 +7,18 @@ the node leaves. An agent that is started again finds the folder of its predeces
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import logging
 import os
 import shutil
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from services.agent.rank_users import RankUsers
+from shared.clock import SteadyClock
 from shared.errors import Unavailable
 
 logger = logging.getLogger(__name__)
@@ -68,7 +71,12 @@ class SnapshotFolders:
 
     def forget(self, task: str) -> None:
         """Delete the snapshots of a task."""
-        shutil.rmtree(self.of_task(task), ignore_errors=True)
+        folder = self.of_task(task)
+        if self._users.separate:
+            # The agent may have no right to others' files; what is in a folder of its own it may delete.
+            with contextlib.suppress(OSError):
+                os.chown(folder, os.geteuid(), os.getegid(), follow_symlinks=False)
+        shutil.rmtree(folder, ignore_errors=True)
 
     def sweep(self, present: Iterable[str], at_s: float) -> None:
         """Delete the snapshots of tasks that have had no process on this node for ``LINGER_S``.
@@ -78,30 +86,51 @@ class SnapshotFolders:
             at_s: the time on any steady clock.
         """
         here = set(present)
-        found = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
-        self._deserted_s = {task: self._deserted_s.get(task, at_s) for task in found - here}
+        self._deserted_s = {task: self._deserted_s.get(task, at_s) for task in self._present() - here}
         for task, since_s in self._deserted_s.items():
             if at_s - since_s >= LINGER_S:
                 self.forget(task)
 
+    async def keep_sweeping(self, present: Callable[[], Iterable[str]], clock: SteadyClock) -> None:
+        """Sweep every ``SWEEP_INTERVAL_S``, until cancelled. ``present``: returns the tasks with processes here."""
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            self.sweep(present(), clock.seconds())
+
     def close(self) -> None:
         """Delete all snapshots, when the node leaves."""
+        for task in self._present():
+            self.forget(task)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _present(self) -> set[str]:
+        """Return the tasks that have a folder."""
+        return {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
 
 
 def _make(folder: Path, uid: int, mode: int) -> None:
     """Make a folder of a user, or find it.
 
+    Two processes of a task may start on the node at once, and an agent may die in here. So a folder may be found that
+    has not been given to its task yet. Any step may be done twice, also behind the other process's last one: an agent
+    may have no right to change the mode of a folder that it has given away.
+
+    Args:
+        folder: in one that is the agent's, or sticky.
+        uid: of the user: the agent's own, or that of a task.
+        mode: of a folder of the agent's own; a task's is 0700.
+
     Raises:
         OSError: it cannot be made.
         Unavailable: there is one of another user: any user can make one in ``/dev/shm``, before this agent does.
     """
-    try:
+    own = os.geteuid()
+    with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    except FileExistsError:
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid:
-            raise Unavailable(f"{folder} belongs to user {found.st_uid} and not to {uid}: remove it") from None
-        return
-    os.chown(folder, uid, uid)
-    folder.chmod(mode)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (uid, own):
+        raise Unavailable(f"{folder} belongs to user {found.st_uid} and not to {uid}: remove it")
+    if uid == own:
+        folder.chmod(mode)
+    elif found.st_uid == own:
+        os.chown(folder, uid, uid)

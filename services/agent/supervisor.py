@@ -19,11 +19,12 @@ import sys
 from collections.abc import Sequence
 
 from services.agent import inheritance
+from services.agent.credential_source import CredentialSource
 from services.agent.inheritance import ENDING, LINE_BYTES, Inheritance
 from services.agent.record import RecordFile
 from services.agent.restarts import HANDED_OVER, MAX_RESTARTS, WINDOW_S, Restarts
 from shared.errors import NameInUse, Unavailable
-from shared.joining import CREDENTIAL
+from shared.joining import CREDENTIAL, CREDENTIAL_FD
 from shared.parent import PARENT_DEATH_VARIABLE
 from shared.settings import Settings
 from unicron import environment
@@ -39,8 +40,11 @@ FORK_SERVER = (sys.executable, "-P", "-m", "unicron.forkserver")
 FORK_SERVER_END_S = 2.0
 """How long a fork server that was asked to end may take; it then is killed."""
 
-_SECRET_VARIABLES = (CREDENTIAL, "UNICRON_LOG_URL")
+_SECRET_VARIABLES = frozenset({CREDENTIAL, CREDENTIAL_FD, "UNICRON_LOG_URL"})
 """Removed from the environment of training processes, because these run the user's code."""
+
+_OWN_VARIABLES = frozenset({PARENT_DEATH_VARIABLE, CREDENTIAL, CREDENTIAL_FD})
+"""Not passed on to the agent, which gets a descriptor of its own."""
 
 _FINAL = frozenset({0, NameInUse.exit_code})
 """Exit statuses of an agent that is not started again: it was asked to end, or its name belongs to another one."""
@@ -50,7 +54,7 @@ class Supervisor:
     """Keeps one agent and one fork server running.
 
     Args:
-        settings: ``node``, ``run_dir``, ``orphan_grace_s``.
+        settings: ``node``, ``run_dir``, ``orphan_grace_s``, ``nats_credential``, ``nats_credential_fd``.
         agent: the agent's command line, to which arguments are added.
         fork_server: the fork server's.
     """
@@ -59,6 +63,7 @@ class Supervisor:
         self, settings: Settings, *, agent: Sequence[str] = AGENT, fork_server: Sequence[str] = FORK_SERVER
     ) -> None:
         self._settings, self._agent_command, self._fork_server_command = settings, agent, fork_server
+        self._credential = CredentialSource(settings)
         supervisor = inheritance.new_id()
         self._fork_servers = inheritance.listener(f"unicron-{supervisor}-fork-server")
         self._reports, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -119,14 +124,15 @@ class Supervisor:
                 return 0 if self._ending.is_set() else 1
 
     async def _start_agent(self) -> asyncio.subprocess.Process:
-        variables = {name: value for name, value in os.environ.items() if name != PARENT_DEATH_VARIABLE}
+        variables = {name: value for name, value in os.environ.items() if name not in _OWN_VARIABLES}
+        credential = self._credential.open()
         return await asyncio.create_subprocess_exec(
             *self._agent_command,
             *inheritance.arguments(self._inherited, os.getpid()),
             stdin=asyncio.subprocess.DEVNULL,
-            pass_fds=inheritance.descriptors(self._inherited),
+            pass_fds=[*inheritance.descriptors(self._inherited), credential],
             start_new_session=True,  # Ctrl-C reaches the supervisor alone, which passes it on
-            env=variables,
+            env=variables | {CREDENTIAL_FD: str(credential)},
         )
 
     def _ask_to_end(self, number: signal.Signals) -> None:
@@ -209,6 +215,7 @@ class Supervisor:
 
     def _close(self) -> None:
         self._take_probes(None)
+        self._credential.close()
         self._inherited.record.close()
         for owned in (self._reports, self._inherited.reports, self._inherited.ranks, self._fork_servers):
             if owned is not None:

@@ -8,7 +8,9 @@ from typing import Any
 
 from services.detector import checkpoint_failures, isolation
 from services.detector.faults import SERVICE
-from services.detector.state import DetectorState, Isolation, MonitoredNode, MonitoredTask, Occurrence
+from services.detector.known_errors import KnownError
+from services.detector.link_state import Isolation
+from services.detector.state import DetectorState, MonitoredNode, MonitoredTask
 from shared.events import (
     ErrorDetected,
     EventBase,
@@ -42,11 +44,24 @@ def evolve(state: DetectorState, event: EventBase) -> DetectorState:
     fold = _FOLDS.get(type(event))
     if fold is not None:
         fold(state, event)
+        for name in _touched(state, event):
+            state.settle(name)
     return state
 
 
+def _touched(state: DetectorState, event: EventBase) -> list[str]:
+    """Return the tasks of which this event may have been the last that was outstanding."""
+    if isinstance(event, PlanDecided):
+        return list(state.tasks)
+    task = getattr(event, "task", None)
+    return [task] if task is not None else []
+
+
 def _task(state: DetectorState, name: str) -> MonitoredTask:
-    return state.tasks.setdefault(name, MonitoredTask(name=name, max_restarts=DEFAULT_MAX_RESTARTS))
+    task = state.recall(name)
+    if task is None:
+        task = state.tasks[name] = MonitoredTask(name=name, max_restarts=DEFAULT_MAX_RESTARTS)
+    return task
 
 
 def _node_joined(state: DetectorState, event: NodeJoined) -> None:
@@ -111,7 +126,8 @@ def _node_returned(state: DetectorState, event: NodeReturned) -> None:
 
 def _submitted(state: DetectorState, event: TaskSubmitted) -> None:
     """Add a task. Of an ended task with the same name, only the generations and the recorded results stay."""
-    old = state.tasks.get(event.task)
+    old = state.recall(event.task)
+    state.tasks.pop(event.task, None)  # the order is that of the submissions
     state.tasks[event.task] = MonitoredTask(
         name=event.task,
         max_restarts=event.spec.max_restarts,
@@ -176,8 +192,8 @@ def _leave(task: MonitoredTask, *, ended: bool) -> None:
 
 
 def _error(state: DetectorState, event: ErrorDetected) -> None:
-    state.errors[event.event_id] = event
     evidence = Evidence.read(event.evidence)
+    known = state.unanswered[event.event_id] = KnownError.of(event, evidence.failure)
     _note_breaks(state, event, evidence)
     if event.kind in _OF_NODES and event.node is not None and event.escalates is None:
         _leave_out(state, event, event.node, evidence)
@@ -193,8 +209,8 @@ def _error(state: DetectorState, event: ErrorDetected) -> None:
     generation = event.generation if event.generation is not None else task.generation
     if event.worker is not None:
         task.cover(event.worker, generation)
-    if evidence.failure is not None:
-        task.occurrences.append(Occurrence(evidence.failure, event.detected_at, generation))
+    task.recorded[event.event_id] = generation
+    task.failures.add(known, generation, task.max_restarts)
 
 
 def _await_answer(task: MonitoredTask, event_id: str) -> None:
@@ -209,6 +225,8 @@ def _note_breaks(state: DetectorState, event: ErrorDetected, evidence: Evidence)
         times = state.breaks.setdefault(pair, [])
         if event.detected_at not in times:
             times.append(event.detected_at)
+    for pair in list(state.breaks) if evidence.pairs else ():
+        isolation.forget_breaks(state, pair, event.detected_at)
 
 
 def _leave_out(state: DetectorState, event: ErrorDetected, name: str, evidence: Evidence) -> None:
@@ -223,7 +241,7 @@ def _leave_out(state: DetectorState, event: ErrorDetected, name: str, evidence: 
 
 
 def _planned(state: DetectorState, event: PlanDecided) -> None:
-    state.plan_causes[event.plan] = event.cause
+    cause = state.answered(event.cause)
     for node in state.nodes.values():
         if node.draining is not None and node.draining.event_id == event.cause:
             node.planned = True
@@ -231,14 +249,13 @@ def _planned(state: DetectorState, event: PlanDecided) -> None:
         task.unanswered.discard(event.cause)
     for change in event.changes:
         task = _task(state, change.task)
-        task.plan = event.plan
+        task.plan, task.cause = event.plan, cause
         task.suspicion = task.failed_transition = task.inquiry = None
         numbers = [change.from_generation, *(stage.generation for stage in change.stages)]
         task.highest_generation = max([task.highest_generation, *numbers])
         idle = change.action == "none" and change.interrupted is None and not (change.hold or change.release)
         task.change = None if idle else change
-        # Signals of older generations are dropped from here on, so their events need not be known again.
-        task.recorded = {event_id: of for event_id, of in task.recorded.items() if of >= task.generation}
+        task.forget_older_generations()
         for worker in change.failed:
             task.cover(worker, change.from_generation)
 

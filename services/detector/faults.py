@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from services.detector.error_classes import ErrorClass, class_of, class_of_exit
+from services.detector.known_errors import KnownError
 from services.detector.state import DetectorState, MonitoredNode, MonitoredTask, Suspicion
 from shared.codes import FailureCode
 from shared.events import ErrorDetected, Event, StateMoved, TaskFailed, derived_id
@@ -107,9 +109,10 @@ def of_exit(exited: ProcessExited, suspects: list[RankRaised]) -> Fault:
         suspects: the ranks of the same generation whose collectives broke before the exit was known.
     """
     name = exit_name(exited.exit_code)
+    found = class_of_exit(name, exited.last_output, oom_killed=exited.oom_killed)
     return Fault(
         cause=exited.signal_id,
-        kind=ErrorKind.PROCESS_EXIT,
+        kind=_kind(found, ErrorKind.PROCESS_EXIT),
         error=name,
         # The peers of a dead process may notice its end before its parent does.
         occurred_at=min([exited.occurred_at, *(s.occurred_at for s in suspects)]),
@@ -125,15 +128,17 @@ def of_exit(exited: ProcessExited, suspects: list[RankRaised]) -> Fault:
             "pid": exited.pid,
             "last_output": exited.last_output,
             "broken_sockets_of": [s.worker for s in suspects],
+            **_classified(found),
         },
     )
 
 
 def of_exception(raised: RankRaised) -> Fault:
     """Return the fault of a rank that raised."""
+    found = class_of(f"{raised.error}: {raised.detail}")
     return Fault(
         cause=raised.signal_id,
-        kind=ErrorKind.NON_FINITE if raised.cause == "non_finite" else ErrorKind.EXCEPTION,
+        kind=ErrorKind.NON_FINITE if raised.cause == "non_finite" else _kind(found, ErrorKind.EXCEPTION),
         error=raised.error,
         occurred_at=raised.occurred_at,
         generation=raised.generation,
@@ -142,8 +147,22 @@ def of_exception(raised: RankRaised) -> Fault:
         node=raised.node,
         rank=raised.rank,
         traceback=raised.traceback,
-        evidence={"error": raised.error, "detail": raised.detail, "traceback": raised.traceback},
+        evidence={
+            "error": raised.error,
+            "detail": raised.detail,
+            "traceback": raised.traceback,
+            **_classified(found),
+        },
     )
+
+
+def _kind(found: ErrorClass | None, otherwise: ErrorKind) -> ErrorKind:
+    return ErrorKind.DEVICE if found is not None and found.is_device else otherwise
+
+
+def _classified(found: ErrorClass | None) -> dict[str, str]:
+    """Return the entries of the evidence for a class of errors."""
+    return {"class": found.name, "advice": found.advice} if found is not None else {}
 
 
 def of_broken_sockets(task: MonitoredTask, suspicion: Suspicion) -> Fault:
@@ -170,9 +189,9 @@ def of_broken_sockets(task: MonitoredTask, suspicion: Suspicion) -> Fault:
     )
 
 
-def of_transition(state: DetectorState, task: MonitoredTask, moved: StateMoved) -> Fault:
-    """Return the fault of a plan that could not be carried out."""
-    original = state.cause_of(moved.plan)
+def of_transition(task: MonitoredTask, moved: StateMoved) -> Fault:
+    """Return the fault of a task's newest plan, which could not be carried out."""
+    original = task.cause
     worker = moved.failed_workers[0] if moved.failed_workers else None
     # The rank that was the first to report broken sockets is not to blame for them.
     blamed = original if original is not None and original.kind is not ErrorKind.CONNECTION else None
@@ -194,22 +213,22 @@ def of_transition(state: DetectorState, task: MonitoredTask, moved: StateMoved) 
     )
 
 
-def _failed_answer_to(original: ErrorDetected | None) -> str:
+def _failed_answer_to(original: KnownError | None) -> str:
     """Return what a plan that failed was to answer: the kind of an error, or ``start`` for a plan of another cause.
 
     Where the answer to a failed plan fails as well, it is the same failure again.
     """
     if original is None:
         return "start"
-    if original.kind is ErrorKind.TRANSITION_FAILED and (key := Evidence.read(original.evidence).failure):
-        return key.split("/")[1]  # of ``Fault.key``
+    if original.kind is ErrorKind.TRANSITION_FAILED and original.failure:
+        return original.failure.split("/")[1]  # of ``Fault.key``
     return original.kind.value
 
 
 # ---- events
 
 
-def judge(state: DetectorState, task: MonitoredTask, fault: Fault, *, window_s: float, now: datetime) -> Event:
+def judge(task: MonitoredTask, fault: Fault, *, window_s: float, now: datetime) -> Event:
     """Return the event of a task's fault: an error, or the end of the task.
 
     The same failure at the same step more than ``max_restarts`` times within ``window_s`` ends the task: the task has
@@ -218,20 +237,19 @@ def judge(state: DetectorState, task: MonitoredTask, fault: Fault, *, window_s: 
     collectives of which no link is the cause, once they have been retried ``max_restarts`` times at any steps.
     """
     # Ranks that fail alike in one generation are one occurrence.
-    earlier = {
-        o.generation
-        for o in task.occurrences
-        if o.key == fault.key and o.generation != fault.generation and (now - o.at).total_seconds() <= window_s
-    }
-    repeated = any(o.key == fault.key for o in task.occurrences)
+    times = 1 + task.failures.times(fault.key, window_s=window_s, now=now, without=fault.generation)
+    repeated = task.failures.repeats(fault.key)
     event_id = derived_id(fault.cause, SERVICE, f"{task.name}/{fault.kind.value}")
-    if len(earlier) + 1 > task.max_restarts:
-        return _failed_too_often(state, task, fault, len(earlier) + 1, now=now, event_id=event_id)
-    original = None if repeated else _failed_response(state, task, fault)
+    if times > task.max_restarts:
+        return _failed_too_often(task, fault, times, now=now, event_id=event_id)
+    original = None if repeated else _failed_response(task, fault)
     severity = SEVERITY[fault.kind]
     if original is not None:
         severity = max(severity, original.severity.escalated(), key=_badness)
-    elif severity is Severity.SEV3 and (original := _failed_retries(state, task, window_s=window_s, now=now)):
+    elif severity is Severity.SEV3 and (
+        original := task.failures.newest_retry(task.max_restarts, window_s=window_s, now=now)
+    ):
+        # The same failure at the same step ends the task. One that goes on between two would be retried for ever.
         severity, fault = Severity.SEV2, replace(fault, node=None, worker=None, rank=None)
     return ErrorDetected(
         event_id=event_id,
@@ -247,17 +265,15 @@ def judge(state: DetectorState, task: MonitoredTask, fault: Fault, *, window_s: 
         rank=fault.rank,
         generation=fault.generation,
         step=fault.step,
-        evidence={**fault.evidence, **Evidence(failure=fault.key).mapping(occurrences=len(earlier) + 1)},
+        evidence={**fault.evidence, **Evidence(failure=fault.key).mapping(occurrences=times)},
         escalates=original.event_id if original is not None else None,
     )
 
 
-def escalation(
-    state: DetectorState, task: MonitoredTask, moved: StateMoved, fault: Fault, *, window_s: float, now: datetime
-) -> Event:
-    """Return the event of a plan that could not be carried out. ``fault``: from ``of_transition``."""
-    original = state.cause_of(moved.plan)
-    event = judge(state, task, fault, window_s=window_s, now=now)
+def escalation(task: MonitoredTask, moved: StateMoved, fault: Fault, *, window_s: float, now: datetime) -> Event:
+    """Return the event of a task's newest plan, which could not be carried out. ``fault``: from ``of_transition``."""
+    original = task.cause
+    event = judge(task, fault, window_s=window_s, now=now)
     if isinstance(event, TaskFailed) or original is None:
         return event
     if moved.code is FailureCode.RELEASED:
@@ -331,7 +347,7 @@ def lost_ranks(state: DetectorState, node: MonitoredNode) -> dict[str, LostRanks
     return lost
 
 
-def _failed_response(state: DetectorState, task: MonitoredTask, fault: Fault) -> ErrorDetected | None:
+def _failed_response(task: MonitoredTask, fault: Fault) -> KnownError | None:
     """Return the error whose retry or restart has failed with this fault; None if the fault is another matter.
 
     A process that a new plan for the cluster starts on another node fails for the first time: it is restarted there
@@ -339,33 +355,11 @@ def _failed_response(state: DetectorState, task: MonitoredTask, fault: Fault) ->
     """
     if task.change is None or fault.worker not in task.change.prepare:
         return None
-    original = state.cause_of(task.plan)
+    original = task.cause
     return original if original is not None and original.severity is not Severity.SEV1 else None
 
 
-def _failed_retries(
-    state: DetectorState, task: MonitoredTask, *, window_s: float, now: datetime
-) -> ErrorDetected | None:
-    """Return the newest error of broken collectives that was retried, if there have been too many; else None.
-
-    The same failure at the same step ends the task. A task that goes on between two failures would be retried for ever.
-    """
-    retried = [
-        error
-        for error in state.errors.values()
-        if error.task == task.name
-        and SEVERITY[error.kind] is Severity.SEV3
-        and (now - error.detected_at).total_seconds() <= window_s
-    ]
-    return retried[-1] if len({error.generation for error in retried}) >= max(1, task.max_restarts) else None
-
-
-def _failed_too_often(
-    state: DetectorState, task: MonitoredTask, fault: Fault, times: int, *, now: datetime, event_id: str
-) -> TaskFailed:
-    earlier = [
-        e for e in state.errors.values() if e.task == task.name and Evidence.read(e.evidence).failure == fault.key
-    ]
+def _failed_too_often(task: MonitoredTask, fault: Fault, times: int, *, now: datetime, event_id: str) -> TaskFailed:
     what = f"{fault.kind.value} ({fault.error}) at step {fault.step}"
     error = last_line(fault.traceback)
     return TaskFailed(
@@ -376,7 +370,7 @@ def _failed_too_often(
         step=fault.step,
         reason=f"{what} happened {times} times; max_restarts is {task.max_restarts}{f': {error}' if error else ''}",
         traceback=fault.traceback,
-        incident=earlier[-1].incident if earlier else "",
+        incident=task.failures.incident(fault.key),
     )
 
 

@@ -75,9 +75,9 @@ class Incidents:
                 task.failed_transition = None
                 self.decision.add(self.state, status_events.stop_refused(task, moved, self.now))
                 continue
-            fault = self._after_inquiry(task, faults.of_transition(self.state, task, moved))
+            fault = self._after_inquiry(task, faults.of_transition(task, moved))
             if fault is not None:
-                event = faults.escalation(self.state, task, moved, fault, window_s=self.window_s, now=self.now)
+                event = faults.escalation(task, moved, fault, window_s=self.window_s, now=self.now)
                 task.failed_transition = None
                 self.decision.add(self.state, event)
 
@@ -91,10 +91,10 @@ class Incidents:
             return
         evidence = {**fault.evidence, "ranks": self._ranks(task), "mean_step_s": task.mean_step_s()}
         full = replace(fault, evidence=evidence)
-        event = faults.judge(self.state, task, full, window_s=self.window_s, now=self.now)
+        event = faults.judge(task, full, window_s=self.window_s, now=self.now)
         # A stall that its plan did not end is found again, with the same id and another duration. The log refuses
         # another content under a known id.
-        if event.event_id not in self.state.errors:
+        if event.event_id not in task.recorded:
             self.decision.add(self.state, event)
 
     def broken_sockets(self, task: MonitoredTask) -> bool:

@@ -12,9 +12,10 @@ from datetime import datetime
 
 from services.detector import probing
 from services.detector.faults import METHOD, SERVICE, Fault, lost_ranks
+from services.detector.link_state import Isolation
 from services.detector.pairs import Pair
 from services.detector.probing import ProbeQuestion
-from services.detector.state import DetectorState, Isolation, MonitoredNode
+from services.detector.state import DetectorState, MonitoredNode
 from shared.events import ErrorDetected, derived_id
 from shared.evidence import Evidence
 from shared.probes import Outcome
@@ -82,6 +83,13 @@ def need(state: DetectorState) -> dict[str, float]:
 def breaks(state: DetectorState, pair: Pair, now: datetime) -> int:
     """Return how many breaks of a pair are remembered."""
     return sum((now - at).total_seconds() <= MEMORY_S for at in state.breaks.get(pair, ()))
+
+
+def forget_breaks(state: DetectorState, pair: Pair, now: datetime) -> None:
+    """Leave out the breaks of a pair that are not remembered any more."""
+    state.breaks[pair] = [at for at in state.breaks[pair] if (now - at).total_seconds() <= MEMORY_S]
+    if not state.breaks[pair]:
+        del state.breaks[pair]
 
 
 def return_after_s(state: DetectorState, pairs: Collection[Pair], now: datetime, *, further: int = 0) -> float:

@@ -49,9 +49,8 @@ def requests(state: DetectorState, node: MonitoredNode, stale: Mapping[str, list
     node.cleaned_at = now
     found = []
     for name, workers in stale.items():
-        task = state.tasks.get(name)
         # Not the generation of the newest plan: a pause has none, and the node may have seen one before it.
-        found.append(Clean(node.name, name, task.highest_generation if task is not None else 0, workers))
+        found.append(Clean(node.name, name, state.highest_generation(name), workers))
     return found
 
 
@@ -83,5 +82,9 @@ def _is_leftover(state: DetectorState, status: WorkerStatus) -> bool:
 
     A task that the log does not know, as after the restore of an old backup, is left to the operator.
     """
-    task = state.tasks.get(status.task) if status.task is not None else None
-    return task is not None and not task.unanswered and status.worker not in task.concerned()
+    if status.task is None:
+        return False
+    task = state.tasks.get(status.task)
+    if task is None:
+        return status.task in state.ended
+    return not task.unanswered and status.worker not in task.concerned()

@@ -14,13 +14,15 @@ import logging
 import re
 import uuid
 from collections.abc import Callable
-from typing import Any
+
+from prometheus_client import CollectorRegistry
 
 from services.detector import silence
 from services.detector.admission import Ask, Liveness
 from services.detector.decide import DetectorLimits, Monitor
 from services.detector.decision import Decision, Revoke
 from services.detector.leftovers import Clean
+from services.detector.metrics import DetectorMetrics
 from services.detector.probing import DETECTOR, ProbeQuestion
 from services.detector.stalls import StallLimits
 from services.detector.state import DetectorState
@@ -28,6 +30,7 @@ from services.detector.state_snapshot import KEPT
 from shared import probes
 from shared.admission import ALIVE, HELLO, HELLO_MESSAGE, INCARNATION, REVOKED, Answer, Revocation
 from shared.bus import Bus
+from shared.cancellation import cancelled
 from shared.changes import Changes
 from shared.clock import PROCESS_CLOCK
 from shared.commands import LEFTOVERS, REPLY, ReleaseTask
@@ -37,6 +40,7 @@ from shared.errors import NoReceiver, Unavailable, Undecodable, UnicronError
 from shared.events import Recorded
 from shared.log.journal import Journal
 from shared.log.own_events import OwnEvents
+from shared.log_lines import concerning, ids
 from shared.messages import decode
 from shared.network import network_stack
 from shared.probes import PROBE, PROBE_REPLY, Outcome, ProbeRequest
@@ -77,6 +81,7 @@ class DetectorService:
         journal: of the log.
         counters: numbers by name that the service reports with its health.
         keeper: of its state snapshots; None: it has none.
+        registry: of the process's metrics; None: nobody reads them.
     """
 
     def __init__(
@@ -86,9 +91,9 @@ class DetectorService:
         journal: Journal,
         counters: dict[str, int] | None = None,
         keeper: StateKeeper[DetectorState] | None = None,
+        registry: CollectorRegistry | None = None,
     ) -> None:
-        self._bus, self._journal, self._settings = bus, journal, settings
-        self._keeper = keeper
+        self._bus, self._journal, self._settings, self._keeper = bus, journal, settings, keeper
         self._dropped = DroppedMessages(counters if counters is not None else {})
         self._clock = PROCESS_CLOCK
         limits = DetectorLimits(
@@ -106,11 +111,11 @@ class DetectorService:
             ),
         )
         self.monitor = Monitor(limits=limits, started_at=self._clock.now(), network=network_stack())
+        self._metrics = DetectorMetrics(registry or CollectorRegistry(), lambda: self.monitor.state, self._clock.now)
         self._one_input = asyncio.Lock()
         self._own = OwnEvents()
-        self._last = 0
         self._folded = asyncio.Event()
-        self._position = 0
+        self._last = self._position = 0
         self._moved_on = Changes()
         self._fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._requests: set[asyncio.Task[None]] = set()
@@ -139,9 +144,9 @@ class DetectorService:
             try:
                 await asyncio.gather(following, ticking, self._fatal)
             finally:
-                await _end(ticking)
+                await cancelled(ticking)
         finally:
-            await _end(following, *self._requests)
+            await cancelled(following, *self._requests)
 
     # ---- inputs
 
@@ -155,7 +160,7 @@ class DetectorService:
             if following.done():
                 await following
         finally:
-            await _end(waiting)
+            await cancelled(waiting)
 
     async def _record(self, record: Recorded) -> None:
         async with self._one_input:
@@ -180,7 +185,9 @@ class DetectorService:
         except Undecodable as err:
             self._drop(subject, err)
             return refusal(err.detail)
-        return await self._take(received(signal, received_at))
+        self._metrics.signalled(signal.kind)
+        with concerning(ids(signal)):
+            return await self._take(received(signal, received_at))
 
     async def _take(self, signal: Signal) -> bytes:
         """Decide on a signal; return the reply.
@@ -225,6 +232,7 @@ class DetectorService:
         except Undecodable as err:
             self._drop(subject, err)
             return
+        self._metrics.heard()
         async with self._one_input:
             await self._carry_out(self.monitor.heartbeat(heartbeat, received_at))
 
@@ -290,7 +298,7 @@ class DetectorService:
             self._own.add(decision.events)
             await self._append(decision)
             for event in decision.events:
-                logger.info("%s %s", event.type, event.stream)
+                logger.info("%s %s", event.type, event.stream, extra=ids(event))
         for note in decision.notes:
             logger.warning("%s", note)
         for revoke in decision.revokes:
@@ -359,7 +367,7 @@ class DetectorService:
             answer = await self._bus.request(subject, command.model_dump_json().encode(), timeout_s=CLEAN_TIMEOUT_S)
             reply = decode(REPLY, answer)
         except Unavailable as err:
-            logger.warning("node %s is back and not clean yet: %s", clean.node, err.detail)
+            logger.warning("node %s is back and not clean yet: %s", clean.node, err.detail, extra=ids(clean))
             return
         except Undecodable as err:
             self._dropped.note(subject, err)
@@ -370,16 +378,11 @@ class DetectorService:
             )
 
 
-async def _end(*tasks: asyncio.Task[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
 async def serve(context: Context) -> None:
     """Run the detector until cancelled."""
     async with StateKeeper(context, KEPT) as keeper:
-        service = DetectorService(context.settings, context.bus, context.journal, context.counters, keeper)
+        settings, bus, journal = context.settings, context.bus, context.journal
+        service = DetectorService(settings, bus, journal, context.counters, keeper, context.registry)
         await service.run(context.ready)
 
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from services.detector.state import DetectorState, ProbeResult
+from services.detector.link_state import ProbeResult
+from services.detector.state import DetectorState
 from shared.probes import PROBE_TIMEOUT_S, Outcome, ProbeTarget
 
 DETECTOR = "@detector"

@@ -11,14 +11,16 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from statistics import pstdev
 
+from services.detector.known_errors import FailureHistory, KnownError
+from services.detector.link_state import Inquiry, Isolation, ProbeResult
 from services.detector.pairs import Pair
 from services.detector.stalls import STOPPED
 from shared.admission import Hello
-from shared.events import ErrorDetected, NodeDraining, StateMoved
+from shared.events import NodeDraining, StateMoved
 from shared.plans import Layout, Member, Stage, TaskChange
-from shared.probes import Outcome
 from shared.signals import Heartbeat, RankRaised, WorkerStatus
 from shared.state_codec import PairMap, Unlogged
+from shared.tasks import DEFAULT_MAX_RESTARTS
 
 RECENT_STEPS = 32
 """Step durations kept for the mean and the median: enough to be steady, few enough to follow a real change."""
@@ -121,28 +123,6 @@ class Admitted:
     at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
-    """What a witness found out about a node (``probing.py``). ``outcome``: None if it found nothing out.
-
-    ``round_trip_s``: between the two; None if it is not known.
-    """
-
-    outcome: Outcome | None
-    asked_at: datetime
-    answered_at: datetime
-    round_trip_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Occurrence:
-    """One occurrence of a failure. ``key``: the failure's kind, error and step. ``at``: when it was detected."""
-
-    key: str
-    at: datetime
-    generation: int
-
-
 @dataclass(slots=True)
 class Suspicion:
     """Ranks of one generation whose collectives broke, while no cause is known. ``at``: the first signal."""
@@ -150,46 +130,6 @@ class Suspicion:
     generation: int
     at: datetime
     signals: list[RankRaised]
-
-
-@dataclass(frozen=True, slots=True)
-class Inquiry:
-    """Probes among the nodes of a task, put before a fault is judged that a link may have caused (``links.py``).
-
-    Attributes:
-        since: when its first round was asked.
-        asked_at: when the present round was asked.
-        asked: (witness, node) of the probes of the present round.
-        answered: the same, of the rounds before.
-        waiting: the pairs of the further rounds (``rounds.py``).
-        suspects: the pairs that an inquiry just before this one found broken.
-    """
-
-    since: datetime
-    asked_at: datetime
-    asked: frozenset[tuple[str, str]] = frozenset()
-    answered: frozenset[tuple[str, str]] = frozenset()
-    waiting: tuple[Pair, ...] = ()
-    suspects: frozenset[Pair] = frozenset()
-
-
-@dataclass(slots=True)
-class Isolation:
-    """A node that is left out because of a broken link, until its links work again (``isolation.py``).
-
-    Attributes:
-        error: id of the error event that isolated it.
-        since: when.
-        return_after_s: for how long its links must work before it returns, seconds.
-        asked_at: when it was last asked to probe the others. This and the next are not in the log.
-        whole_since: node -> since when every probe of that node has got through.
-    """
-
-    error: str
-    since: datetime
-    return_after_s: float
-    asked_at: datetime | None = None
-    whole_since: dict[str, datetime] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -206,15 +146,17 @@ class MonitoredTask:
         layout: of that stage.
         has_trained: whether any stage has resumed since the task was submitted.
         plan: id of the newest plan that changes the task.
+        cause: the error that this plan answers; None if it answers another kind of event.
         change: the part of that plan that is still to be done; None if nothing is.
         ended: the task has finished, stopped or failed.
         step: updates applied.
         covered: worker -> the generation up to which a failure of the worker belongs to a known incident.
-        occurrences: the failures of the task so far.
+        failures: how the task has failed so far.
         unanswered: ids of the events (errors, nodes that left) that concern the task and no plan has answered yet.
         failed_transition: the event that the outstanding plan could not be carried out, until an error event follows.
         suspicion: broken collectives without a known cause.
-        recorded: event id -> generation of the checkpoints, stops and results that the log has.
+        recorded: event id -> generation of the checkpoints, stops, results and errors that the log has and that may be
+            found again.
         checkpoint_failures: kinds of the failures of checkpoints that the log has since the last one that was written.
         setup_s: the longest time that its ranks have taken to join a generation, seconds.
         durations_s: durations of the recent steps of this generation, seconds.
@@ -242,11 +184,12 @@ class MonitoredTask:
     layout: Layout | None = None
     has_trained: bool = False
     plan: str | None = None
+    cause: KnownError | None = None
     change: TaskChange | None = None
     ended: bool = False
     step: int = 0
     covered: dict[str, int] = field(default_factory=dict)
-    occurrences: list[Occurrence] = field(default_factory=list)
+    failures: FailureHistory = field(default_factory=FailureHistory)
     unanswered: set[str] = field(default_factory=set)
     failed_transition: StateMoved | None = None
     suspicion: Suspicion | None = None
@@ -270,6 +213,10 @@ class MonitoredTask:
     round_trip_s: float = 0.0
     _concerned: Unlogged[tuple[TaskChange, frozenset[str]] | None] = field(default=None, compare=False, repr=False)
     """The plan's change that ``concerned`` was computed for last, and the workers."""
+
+    def forget_older_generations(self) -> None:
+        """Leave out the recorded events that cannot be found again: faults and signals of older generations."""
+        self.recorded = {event_id: of for event_id, of in self.recorded.items() if of >= self.generation}
 
     def cover(self, worker: str, generation: int) -> None:
         """Note that failures of the worker up to this generation belong to a known incident."""
@@ -321,27 +268,39 @@ class MonitoredTask:
         return pstdev(self.durations_s) if self.durations_s else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class EndedTask:
+    """What stays of a task that has ended and has nothing left to do: agents may still report its processes.
+
+    The attributes are those of ``MonitoredTask``. A task that is submitted again under the name goes on from them.
+    """
+
+    generation: int
+    highest_generation: int
+    recorded: dict[str, int]
+
+
 @dataclass(slots=True)
 class DetectorState:
     """Everything that the detector decides from.
 
     Attributes:
         nodes: by name.
-        tasks: by name.
-        plan_causes: plan id -> id of the event that the plan answers.
-        errors: error events by id.
+        tasks: by name, without those in ``ended``.
+        ended: tasks that have ended, and of which no plan and no answer is outstanding, by name.
+        unanswered: errors that no plan has answered yet, by id, in the order of the log.
         joins: ids of the join events. Each incarnation of an agent joins once, and once after each loss.
         admitted: admitted agents that have not joined yet, by node. Not in the log.
         isolated: nodes that are left out because of a broken link.
-        breaks: when each pair of nodes was found broken.
+        breaks: when each pair of nodes was found broken, as long as it is remembered.
         probes: (witness, node) -> the answer to the newest question. Not in the log.
         cut_off_since: since when no node is heard, and none is known to be lost. Not in the log.
     """
 
     nodes: dict[str, MonitoredNode] = field(default_factory=dict)
     tasks: dict[str, MonitoredTask] = field(default_factory=dict)
-    plan_causes: dict[str, str] = field(default_factory=dict)
-    errors: dict[str, ErrorDetected] = field(default_factory=dict)
+    ended: dict[str, EndedTask] = field(default_factory=dict)
+    unanswered: dict[str, KnownError] = field(default_factory=dict)
     joins: set[str] = field(default_factory=set)
     admitted: dict[str, Admitted] = field(default_factory=dict)
     isolated: dict[str, Isolation] = field(default_factory=dict)
@@ -349,9 +308,41 @@ class DetectorState:
     probes: PairMap[tuple[str, str], ProbeResult] = field(default_factory=dict)
     cut_off_since: datetime | None = None
 
-    def cause_of(self, plan: str | None) -> ErrorDetected | None:
-        """Return the error that a plan answers; None if the plan is unknown or answers another kind of event."""
-        return self.errors.get(self.plan_causes.get(plan, "")) if plan is not None else None
+    def highest_generation(self, name: str) -> int:
+        """Return the highest generation of a task that any plan has named; 0 if the log does not have the task."""
+        task = self.tasks.get(name) or self.ended.get(name)
+        return task.highest_generation if task is not None else 0
+
+    def answered(self, cause: str) -> KnownError | None:
+        """Return the error that a plan answers, which is unanswered no more; None if its cause is no error.
+
+        The planner answers in the order of the log: errors before this one are not answered any more either.
+        """
+        error = self.unanswered.get(cause)
+        while error is not None and cause in self.unanswered:
+            del self.unanswered[next(iter(self.unanswered))]
+        return error
+
+    def settle(self, name: str) -> None:
+        """Keep little of a task that has ended and has nothing left to do."""
+        task = self.tasks.get(name)
+        if task is not None and task.ended and task.change is None and not task.unanswered:
+            del self.tasks[name]
+            self.ended[name] = EndedTask(task.generation, task.highest_generation, task.recorded)
+
+    def recall(self, name: str) -> MonitoredTask | None:
+        """Return a task, again as one of ``tasks`` if it had ended; None if the log does not have it."""
+        ended = self.ended.pop(name, None)
+        if ended is not None:
+            self.tasks[name] = MonitoredTask(
+                name=name,
+                max_restarts=DEFAULT_MAX_RESTARTS,
+                generation=ended.generation,
+                highest_generation=ended.highest_generation,
+                recorded=ended.recorded,
+                ended=True,
+            )
+        return self.tasks.get(name)
 
     def status(self, worker: str) -> WorkerStatus | None:
         """Return the newest status of a worker."""

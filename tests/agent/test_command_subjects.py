@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from services.agent.agent import Agent
 from shared.bus import Bus
 from shared.codes import FailureCode
@@ -12,6 +14,11 @@ from tests.versions.kit import COMMAND_SAMPLES
 
 async def test_the_detector_has_processes_ended_and_nothing_else(agent: Agent, driver: Driver, bus: Bus) -> None:
     pids = await train(driver)
+    # What all commands have, and workers, without a kind: it is no release either.
+    nameless = {"command_id": "nameless", "plan": "p9", "task": "gpt", "generation": 9, "workers": ["n0/0"]}
+    answer = await bus.request(f"{LEFTOVERS}.n0", json.dumps(nameless).encode(), timeout_s=WAIT_S)
+    assert Reply.model_validate_json(answer).code is FailureCode.UNDECODABLE
+    assert all(alive(pid) for pid in pids.values())
     for command in COMMAND_SAMPLES:
         answer = await bus.request(f"{LEFTOVERS}.n0", command.model_dump_json(by_alias=True).encode(), timeout_s=WAIT_S)
         reply = Reply.model_validate_json(answer)

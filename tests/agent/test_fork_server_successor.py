@@ -21,12 +21,15 @@ from tests.agent.kit import STAND_IN, WAIT_S
 
 
 class Connection:
-    """An agent's connection to the fork server."""
+    """An agent's connection to the fork server: to the name of its socket, or one that another process has made."""
 
-    def __init__(self, name: str) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
+    def __init__(self, server: bytes | socket.socket) -> None:
+        if isinstance(server, socket.socket):
+            self._socket = server
+        else:
+            self._socket = socket.socket(socket.AF_UNIX)
+            self._socket.connect(server)
         self._socket.settimeout(WAIT_S)
-        self._socket.connect(name)
         self._lines = self._socket.makefile("rb")
 
     def ask(self, **request: Any) -> None:
@@ -137,28 +140,37 @@ def test_the_server_and_its_children_end_on_sigterm(listener: socket.socket, tmp
 
 
 def test_the_server_ends_with_its_parent(listener: socket.socket, tmp_path: Path) -> None:
+    """It serves a connection of its parent's, and none of another process."""
     program = (
-        "import os, subprocess, sys, time;"
-        "server = subprocess.Popen([*sys.argv[2:], '--parent', str(os.getpid())], pass_fds=[int(sys.argv[1])]);"
-        "print(server.pid, flush=True); time.sleep(3600)"
+        "import os, socket, subprocess, sys, time;"
+        "listener, ours = (socket.socket(fileno=int(number)) for number in sys.argv[1:3]);"
+        "command = [*sys.argv[3:], '--parent', str(os.getpid())];"
+        "server = subprocess.Popen(command, pass_fds=[listener.fileno()]);"
+        "agent = socket.socket(socket.AF_UNIX); agent.connect(listener.getsockname());"
+        "socket.send_fds(ours, [str(server.pid).encode()], [agent.fileno()]); time.sleep(3600)"
     )
+    ours, theirs = socket.socketpair()
     number = str(listener.fileno())
     parent = subprocess.Popen(
-        [sys.executable, "-c", program, number, *STAND_IN, "--fd", number],
-        pass_fds=[listener.fileno()],
-        stdout=subprocess.PIPE,
+        [sys.executable, "-c", program, number, str(theirs.fileno()), *STAND_IN, "--fd", number],
+        pass_fds=[listener.fileno(), theirs.fileno()],
     )
-    assert parent.stdout is not None
-    server_pid = int(parent.stdout.readline())
-    agent = Connection(listener.getsockname())
+    ours.settimeout(WAIT_S)
+    text, [descriptor], _, _ = socket.recv_fds(ours, 100, 1)
+    server_pid = int(text)
+    stranger = Connection(listener.getsockname())
+    with pytest.raises(json.JSONDecodeError):
+        stranger.event()
+    stranger.close()
+    agent = Connection(socket.socket(fileno=descriptor))
     agent.greeting()
     pid = start(agent, "a", tmp_path / "output")
     parent.kill()
     assert ended(server_pid)
     assert ended(pid)
     parent.wait()
-    parent.stdout.close()
-    agent.close()
+    for one in (ours, theirs, agent):
+        one.close()
 
 
 def test_a_server_whose_parent_has_ended_does_not_start(listener: socket.socket) -> None:

@@ -167,6 +167,7 @@ def test_an_unexpected_end_is_signalled_with_the_last_output() -> None:
     [signal] = made.exited(process, -9, last_output="Killed", now=NOW)
     assert isinstance(signal, ProcessExited)
     assert (signal.exit_code, signal.pid, signal.rank, signal.last_output) == (-9, 7, 1, "Killed")
+    assert not signal.oom_killed
     assert made.slots["n0/1"] is None
     with pytest.raises(KeyError):
         made.start("gpt", "n0/9", 1)

@@ -7,6 +7,8 @@ import contextlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,6 +159,107 @@ def test_memory_that_another_user_has_made_is_not_used(tmp_path: Path) -> None:
     os.chown(folders.folder, 12345, 12345)
     with pytest.raises(Unavailable, match="belongs to user 12345"):
         folders.make("gpt")
+
+
+MINIMAL = "-all,+chown,+kill,+setgid,+setuid"
+"""The rights of a container's agent (docs/security.md)."""
+
+COPIES = """
+import logging, os, pathlib, subprocess, sys
+from services.agent.rank_users import RankUsers, may_not_switch
+from services.agent.snapshot_folders import SnapshotFolders
+
+logging.basicConfig()
+assert not may_not_switch(os.geteuid(), pathlib.Path("/proc/self/status").read_text())
+users = RankUsers(sys.argv[1])
+folders = SnapshotFolders(pathlib.Path(sys.argv[2]), users)
+for task in ("gpt", "bert"):
+    folders.make(task)
+    uid = users.uid(task)
+    copy = [sys.executable, "-c", "import sys; open(sys.argv[1], 'w').close()", str(folders.of_task(task) / "copy")]
+    subprocess.run(copy, user=uid, group=uid, extra_groups=[], check=True)
+try:
+    os.listdir(folders.of_task("gpt"))
+    print("too many rights")
+except PermissionError:
+    pass
+folders.forget("gpt")
+print(sorted(os.listdir(folders.folder)))
+folders.close()
+print(folders.folder.exists())
+"""
+
+
+AT_ONCE = """
+import itertools, logging, os, pathlib, sys
+from services.agent.rank_users import RankUsers
+from services.agent.snapshot_folders import SnapshotFolders
+
+logging.basicConfig()
+users, top = RankUsers(sys.argv[1]), pathlib.Path(sys.argv[2])
+top.mkdir()
+
+
+def interrupt(name, folders, awaited):
+    call = getattr(os, name)
+
+    def interrupted(path, *arguments, **named):
+        try:
+            return call(path, *arguments, **named)
+        finally:
+            if path == awaited:
+                setattr(os, name, call)
+                folders.make("gpt")
+
+    setattr(os, name, interrupted)
+    folders.make("gpt")
+    setattr(os, name, call)
+
+
+for name, which in itertools.product(("mkdir", "stat", "chmod", "chown"), ("node", "task")):
+    folders = SnapshotFolders(top / f"{name}-{which}", users)
+    interrupt(name, folders, folders.folder if which == "node" else folders.of_task("gpt"))
+    found = [path.stat() for path in (folders.folder, folders.of_task("gpt"))]
+    if [(one.st_uid, oct(one.st_mode & 0o7777)) for one in found] != [(0, "0o711"), (users.uid("gpt"), "0o700")]:
+        print(name, which, found)
+"""
+"""A second process of the task starts behind each step of the first one's."""
+
+
+def with_few_rights(program: str, folder: Path) -> tuple[str, str]:
+    """Run a program as root with the rights of a container's agent; return what it writes."""
+    command = [*readable.WRAPPER, "setpriv", "--bounding-set", MINIMAL, sys.executable, "-P", "-c", program, UIDS]
+    environment = {"PYTHONPATH": str(readable.ROOT), "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        [*command, str(folder)], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout, done.stderr
+
+
+needs_setpriv = pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv (util-linux) takes the rights away")
+
+
+@needs_root
+@needs_setpriv
+def test_copies_are_deleted_without_a_right_to_the_files_of_others(run_dir: Path) -> None:
+    """They would use up the memory of a container, whose root has few rights."""
+    assert with_few_rights(COPIES, run_dir / "node") == ("['bert']\nFalse\n", "")
+
+
+@needs_root
+@needs_setpriv
+def test_two_processes_of_a_task_start_at_once(run_dir: Path) -> None:
+    """Neither takes a folder that the other one is making for somebody else's, nor goes without snapshots."""
+    assert with_few_rights(AT_ONCE, run_dir / "memory") == ("", "")
+
+
+@needs_root
+def test_a_folder_that_an_agent_made_before_it_died_is_given_to_the_task(tmp_path: Path) -> None:
+    users = RankUsers(UIDS)
+    folders = SnapshotFolders(tmp_path / "node", users)
+    folders.of_task("gpt").mkdir(parents=True)
+    folders.make("gpt")
+    assert folders.of_task("gpt").stat().st_uid == users.uid("gpt")
 
 
 def test_a_task_has_the_same_user_on_every_node() -> None:

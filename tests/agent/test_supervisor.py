@@ -221,6 +221,22 @@ async def test_a_fork_server_that_ends_takes_its_ranks_with_it_and_is_replaced(
     assert ear.heartbeats[-1].agent_pid == agent
 
 
+async def test_only_an_agent_turns_to_the_fork_server(node: Program, bus: Bus, ear: Ear) -> None:
+    """A rank has the same user, where ``rank_uids`` is not set; it is no child of the supervisor, like this process."""
+    driver = Driver(bus)
+    ranks = await train(driver)
+    command = psutil.Process(ear.heartbeats[-1].agent_pid).cmdline()
+    name = command[command.index("--fork-servers") + 1]
+    reader, writer = await asyncio.open_unix_connection(f"\0{name}")
+    async with asyncio.timeout(WAIT_S):
+        assert await reader.read() == b"", "not even a greeting"
+    writer.close()
+    # The agent's own connection is as it was: it learns of an end, and has another process forked.
+    os.kill(ranks["n0/0"], signal.SIGKILL)
+    await ear.until(lambda: "process-exited" in ear.kinds())
+    assert (await driver.prepare(2, ["n0/0"])).ok
+
+
 async def test_an_agent_that_never_worked_is_not_started_again(settings: Settings, tmp_path: Path) -> None:
     nowhere = {"UNICRON_NATS_URL": "nats://127.0.0.1:1", "UNICRON_CONNECT_TIMEOUT_S": "0.1"}
     async with running(settings, "n0", tmp_path / "agent.log", environment=nowhere) as program:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from services.detector.main import DetectorService
 from shared.bus import Bus
@@ -44,11 +45,15 @@ class LogWatch:
 
 @contextlib.asynccontextmanager
 async def watching(
-    settings: Settings, bus: Bus, journal: Journal, counters: dict[str, int] | None = None
+    settings: Settings,
+    bus: Bus,
+    journal: Journal,
+    counters: dict[str, int] | None = None,
+    registry: CollectorRegistry | None = None,
 ) -> AsyncIterator[LogWatch]:
     """A running detector."""
     ready = asyncio.Event()
-    running = asyncio.create_task(DetectorService(settings, bus, journal, counters).run(ready.set))
+    running = asyncio.create_task(DetectorService(settings, bus, journal, counters, None, registry).run(ready.set))
     waiting = asyncio.create_task(ready.wait())
     await asyncio.wait({waiting, running}, return_when=asyncio.FIRST_COMPLETED)
     assert ready.is_set(), running.exception()

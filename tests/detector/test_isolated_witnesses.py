@@ -6,8 +6,8 @@ import pytest
 
 from services.detector import isolation, links
 from services.detector.faults import Fault
+from services.detector.link_state import Inquiry
 from services.detector.probing import ProbeQuestion
-from services.detector.state import Inquiry
 from shared.events import NodeReturned, TaskFailed
 from shared.probes import Outcome, ProbeTarget
 from shared.severities import ErrorKind

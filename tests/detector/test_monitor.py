@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from services.agent import ending_processes
 from services.agent.agent import Agent
@@ -29,7 +30,7 @@ from shared.signals import HEARTBEATS, SIGNALS, Heartbeat, ProcessExited, RankCh
 from shared.tasks import parse_spec
 from tests.agent.kit import SPEC, WAIT_S, Driver, stage
 from tests.agent.program import running
-from tests.detector.conftest import STALL_S, LogWatch, watching
+from tests.detector.conftest import STALL_S, LogWatch, patient, watching
 from tests.detector.kit import moved, plan
 from tests.nats_server import OpenServer
 
@@ -321,3 +322,21 @@ async def test_a_repeated_signal_of_a_node_whose_clock_is_ahead_is_answered(
                 assert await own.request(f"{SIGNALS}.n0", data, timeout_s=40) == b"+"
         await own.close()  # its subscriptions end with the connection
     assert len(of([r.event for r in journal.log.read()], TaskCheckpointed)) == 1
+
+
+async def test_what_is_heard_shows_in_the_metrics(
+    settings: Settings, bus: Bus, journal: Journal, agent: Agent, driver: Driver
+) -> None:
+    registry = CollectorRegistry()
+
+    def value(name: str, **labels: str) -> float:
+        return registry.get_sample_value(name, labels) or 0.0
+
+    async with watching(patient(settings), bus, journal, registry=registry) as watch:
+        pids = await train(journal, driver)
+        os.kill(pids["n0/1"], signal.SIGKILL)
+        await watch.until(lambda events: bool(of(events, ErrorDetected)))
+        assert value("unicron_heartbeats_received_total") >= 1
+        assert value("unicron_signals_received_total", kind="process-exited") == 1
+        assert 0.0 <= value("unicron_heartbeat_age_seconds", node="n0") < WAIT_S
+        assert registry.get_sample_value("unicron_control_plane_cut_off") == 0

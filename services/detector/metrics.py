@@ -1,0 +1,56 @@
+"""Metrics of the detector: the heartbeats that it hears, and the signals that it takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import datetime
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
+
+from services.detector.state import DetectorState
+from shared.metrics import StateMetrics, counter, gauge
+from shared.model import Clock
+
+
+class DetectorMetrics:
+    """Takes note of what is received.
+
+    Args:
+        registry: of the process.
+        state: returns the detector's state.
+        clock: the detector's.
+    """
+
+    def __init__(self, registry: CollectorRegistry, state: Callable[[], DetectorState], clock: Clock) -> None:
+        self._state, self._clock = state, clock
+        self._heartbeats = 0
+        self._signals: Counter[str] = Counter()
+        registry.register(StateMetrics(self._read))
+
+    def heard(self) -> None:
+        """Take note of a heartbeat."""
+        self._heartbeats += 1
+
+    def signalled(self, kind: str) -> None:
+        """Take note of a signal."""
+        self._signals[kind] += 1
+
+    def _read(self) -> Iterator[Metric]:
+        yield counter("unicron_heartbeats_received_total", "Heartbeats of all nodes.", self._heartbeats)
+        signals = {(kind,): float(count) for kind, count in self._signals.items()}
+        yield counter("unicron_signals_received_total", "Signals of agents.", signals, "kind")
+        yield gauge("unicron_heartbeat_age_seconds", "Time since a node was heard.", self._ages(), "node")
+        cut_off = float(self._state().cut_off_since is not None)
+        yield gauge("unicron_control_plane_cut_off", "Whether no node is heard and none is known to be lost.", cut_off)
+
+    def _ages(self) -> dict[tuple[str, ...], float]:
+        """Return for how long each node that takes part has been silent, in seconds."""
+        now = self._clock()
+
+        def age_s(at: datetime) -> float:
+            return max(0.0, (now - at).total_seconds())
+
+        nodes = self._state().nodes.values()
+        return {(node.name,): age_s(node.heard_at) for node in nodes if node.present and node.heard_at is not None}
