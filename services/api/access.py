@@ -1,7 +1,8 @@
 """Who sends a request, and what they may do.
 
 Over loopback the gateway knows the user at the other end (``services.api.socket_owners``): its own user and root may do
-everything and need no token. Everybody else needs one (``shared.tokens``), in the header ``Authorization: Bearer``.
+everything and need no token. Everybody else needs one (``shared.tokens``), in the header ``Authorization: Bearer``; a
+browser has the cookie of a session instead (``services.api.browser_sessions``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from fastapi import Depends, Request
 from starlette import types
 from starlette.datastructures import Headers
 
+from services.api.browser_sessions import Bearer, BrowserSessions, cookie_of
+from services.api.http_policy import CrossOrigin
+from services.api.methods import CHANGES
 from services.api.problems import RETRY_AFTER_S, TEMPORARY, problem_response
 from services.api.request_rates import RequestRates, peer_of
 from services.api.socket_owners import end, uid_of
@@ -26,15 +30,32 @@ from shared.tokens import Scope, Token
 OPEN = frozenset({"/healthz", "/readyz"})
 """Paths for probes, which have no credentials."""
 
+LINKS = "/open/"
+"""What the paths of links begin with, whose credential is the rest of the path (``services.api.routers.browser``)."""
+
 ROOT_UID = 0
 
 
 @dataclass(frozen=True)
 class Actor:
-    """Who sends a request. ``name``: as the log and tasks have it, ``uid/<uid>`` or ``token/<name>``."""
+    """Who sends a request.
+
+    Attributes:
+        name: as the log and tasks have it, ``uid/<uid>`` or ``token/<name>``.
+        scope: what they may do.
+        token_sha256: of the token, with one.
+        in_session: whether a browser's session says so.
+    """
 
     name: str
     scope: Scope
+    token_sha256: str = ""
+    in_session: bool = False
+
+    @property
+    def bearer(self) -> Bearer:
+        """The same, for links and sessions."""
+        return Bearer(name=self.name, scope=self.scope, token_sha256=self.token_sha256)
 
     def require(self, scope: Scope) -> None:
         """Refuse what the actor may not do.
@@ -74,6 +95,17 @@ class TokenFile:
         Raises:
             Corrupt, Unavailable: the file cannot be used; then nobody is let in by a token.
         """
+        return tokens.find(self._present(), given)
+
+    def by_digest(self, sha256: str) -> Token | None:
+        """Return the token with this digest; None: there is none any more.
+
+        Raises:
+            Corrupt, Unavailable: as ``find``.
+        """
+        return next((token for token in self._present() if token.sha256 == sha256), None)
+
+    def _present(self) -> list[Token]:
         try:
             status = self._path.stat()
             now = (status.st_mtime_ns, status.st_ino)
@@ -82,7 +114,7 @@ class TokenFile:
         if now != self._seen:
             self._tokens = tokens.read(self._path)
             self._seen = now
-        return tokens.find(self._tokens, given)
+        return self._tokens
 
 
 class Access:
@@ -91,18 +123,24 @@ class Access:
     Args:
         app: what answers.
         token_file: where tokens are.
+        sessions: of browsers.
         requests_per_s: of one peer, in the long run; 0: any number.
     """
 
-    def __init__(self, app: types.ASGIApp, token_file: Path, requests_per_s: float = 0.0) -> None:
-        self._app, self._tokens = app, TokenFile(token_file)
+    def __init__(
+        self, app: types.ASGIApp, token_file: Path, sessions: BrowserSessions, requests_per_s: float = 0.0
+    ) -> None:
+        self._app, self._tokens, self._sessions = app, TokenFile(token_file), sessions
         self._rates = RequestRates(requests_per_s)
 
     async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
         """Pass the request on with its actor, or refuse it."""
         if scope["type"] == "http" and scope["path"] not in OPEN:
             try:
-                scope.setdefault("state", {})["actor"] = self._admitted(scope)
+                if scope["path"].startswith(LINKS):
+                    self._count(scope)
+                else:
+                    scope.setdefault("state", {})["actor"] = self._admitted(scope)
             except UnicronError as err:
                 headers = {"WWW-Authenticate": "Bearer"} if err.status == Unauthenticated.status else {}
                 if err.status in TEMPORARY:
@@ -113,15 +151,18 @@ class Access:
 
     def _admitted(self, scope: types.Scope) -> Actor:
         """Return the actor, whose request is counted; those of nobody are counted by their address."""
-        at_s = time.monotonic()
         try:
             actor = self._actor(scope)
         except UnicronError:
-            client = scope.get("client")
-            self._rates.admit(peer_of(client[0]) if client is not None else "", at_s)
+            self._count(scope)
             raise
-        self._rates.admit(actor.name, at_s)
+        self._rates.admit(actor.name, time.monotonic())
         return actor
+
+    def _count(self, scope: types.Scope) -> None:
+        """Count a request of nobody by its address."""
+        client = scope.get("client")
+        self._rates.admit(peer_of(client[0]) if client is not None else "", time.monotonic())
 
     def _actor(self, scope: types.Scope) -> Actor:
         scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
@@ -129,12 +170,42 @@ class Access:
             token = self._tokens.find(given.strip()) if scheme.lower() == "bearer" else None
             if token is None:
                 raise Unauthenticated("the token is not known; `unicron token list` shows those that are")
-            return Actor(f"token/{token.name}", token.scope)
+            return _bearer_of(token)
+        cookie = cookie_of(scope)
+        if cookie and (actor := self._in_session(cookie)) is not None:
+            _check_own_page(scope)
+            return actor
         uid = _uid(scope)
         if uid in (os.getuid(), ROOT_UID):
             return Actor(f"uid/{uid}", Scope.OPERATE)
+        if cookie:
+            raise Unauthenticated("the browser's session has ended: `unicron open` makes a link to another one")
         who = "requests from other machines" if uid is None else f"requests of uid {uid}"
         raise Unauthenticated(f"{who} need a token: `unicron token add NAME` makes one, UNICRON_TOKEN has it sent")
+
+    def _in_session(self, cookie: str) -> Actor | None:
+        """Return whose session a cookie has; None: it has ended, or the token that it came from is not there."""
+        bearer = self._sessions.find(cookie)
+        if bearer is None:
+            return None
+        if not bearer.token_sha256:
+            return Actor(bearer.name, bearer.scope, in_session=True)
+        token = self._tokens.by_digest(bearer.token_sha256)
+        return None if token is None else _bearer_of(token, in_session=True)
+
+
+def _bearer_of(token: Token, *, in_session: bool = False) -> Actor:
+    return Actor(f"token/{token.name}", token.scope, token.sha256, in_session)
+
+
+def _check_own_page(scope: types.Scope) -> None:
+    """Refuse a change that a browser sends without saying from which page; ``HttpPolicy`` has refused other sites'.
+
+    Raises:
+        CrossOrigin: there is no ``Origin``, which browsers send with every change.
+    """
+    if scope["method"] in CHANGES and "origin" not in Headers(scope=scope):
+        raise CrossOrigin("a change in a browser's session needs the header Origin, which browsers send")
 
 
 def _uid(scope: types.Scope) -> int | None:

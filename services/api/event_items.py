@@ -7,7 +7,7 @@ can have neither is not parsed into its model and written again: its text is tak
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, get_args
 
@@ -16,13 +16,14 @@ from pydantic_core import from_json, to_json
 
 from services.api.models import EventRecord
 from services.api.times import iso
-from shared.events import Event, Recorded
+from shared.events import EVENT_CLASSES, Recorded
 from shared.log.log import recorded
+from shared.log.schema import StoredRow
 
 
 def _kinds() -> Iterator[tuple[str, tuple[int, frozenset[str]]]]:
     """Yield the event types without an inner model, each with its schema version and its fields."""
-    for kind in get_args(get_args(Event)[0]):
+    for kind in EVENT_CLASSES:
         fields = kind.model_fields
         if not any(_has_model(field.annotation) for field in fields.values()):
             yield fields["type"].default, (fields["schema_version"].default, frozenset(fields))
@@ -39,7 +40,7 @@ _FLAT = dict(_kinds())
 _PLACE = ("position", "stream", "stream_version", "type", "previous_hash", "hash")
 
 
-def event_json(row: Mapping[str, Any]) -> str:
+def event_json(row: StoredRow) -> str:
     """Return the JSON of ``EventRecord`` for a row of the log.
 
     Raises:
@@ -48,23 +49,23 @@ def event_json(row: Mapping[str, Any]) -> str:
     """
     try:
         plain = _is_plain(row)
-        at = iso(datetime.fromisoformat(row["recorded_at"]))
+        at = iso(datetime.fromisoformat(row.recorded_at))
     except (ValueError, TypeError):
         plain = False  # the record says what is wrong with it
     if not plain:
         return show(recorded(row)).model_dump_json()
-    place = {name: row[name] for name in _PLACE}
-    return f'{to_json({**place, "recorded_at": at})[:-1].decode()},"event":{row["data"]}}}'
+    place = {name: getattr(row, name) for name in _PLACE}
+    return f'{to_json({**place, "recorded_at": at})[:-1].decode()},"event":{row.data}}}'
 
 
-def _is_plain(row: Mapping[str, Any]) -> bool:
+def _is_plain(row: StoredRow) -> bool:
     """Return whether the interface shows the event as it is stored: all of its fields, and no others, are there."""
-    known = _FLAT.get(row["type"])
+    known = _FLAT.get(row.type)
     if known is None:
         return False
-    event = from_json(row["data"])
+    event = from_json(row.data)
     # A code that is not known here is shown as another one (``shared.codes``).
-    return (event["schema_version"], event.keys()) == known and event["type"] == row["type"] and not event.get("code")
+    return (event["schema_version"], event.keys()) == known and event["type"] == row.type and not event.get("code")
 
 
 def show(record: Recorded) -> EventRecord:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from services.api.store import Store
+from services.api.store import Observe, Store, ignored
 from shared.errors import Unavailable
 from shared.events import Recorded
 from shared.log.journal import Journal
@@ -25,10 +25,16 @@ _BATCH = 500
 
 
 class Feed:
-    """Folds records as they are appended. ``position``: of the last folded one; ``closed``: streams are to end."""
+    """Folds records as they are appended. ``position``: of the last folded one; ``closed``: streams are to end.
 
-    def __init__(self, store: Store, journal: Journal) -> None:
-        self._store = store
+    Args:
+        store: the projections.
+        journal: of the log.
+        observe: called with each batch that was folded, except where the projections are built from position 0.
+    """
+
+    def __init__(self, store: Store, journal: Journal, observe: Observe = ignored) -> None:
+        self._store, self._observe = store, observe
         self._journal = journal
         self._changed = asyncio.Condition()
         self.position = 0
@@ -39,27 +45,27 @@ class Feed:
         log = self._journal.log
         self.position, head = await self._journal.outages.outlast(PROJECTIONS, self._store.head)
         if self.position:
-            last = await self._journal.outages.outlast(LOG, lambda: log.read(after=self.position - 1, limit=1))
-            if not last or last[0].hash != head:
+            if await self._journal.outages.outlast(LOG, lambda: log.hash_at(self.position)) != head:
                 logger.warning("the projections belong to another log: folding from the start")
                 await self._journal.outages.outlast(PROJECTIONS, self._store.reset)
                 self.position = 0
+        observe = self._observe if self.position else ignored
         while records := await self._journal.outages.outlast(LOG, lambda: log.read(after=self.position, limit=_BATCH)):
-            self.position = await self._folded(records)
+            self.position = await self._folded(records, observe)
 
     async def follow(self) -> None:
         """Fold every further record; runs until cancelled."""
         await self._journal.follow(self._fold, consumer="api", after=self.position)
 
     async def _fold(self, recorded: Recorded) -> None:
-        position = await self._folded([recorded])
+        position = await self._folded([recorded], self._observe)
         async with self._changed:
             self.position = position
             self._changed.notify_all()
 
-    async def _folded(self, records: Sequence[Recorded]) -> int:
+    async def _folded(self, records: Sequence[Recorded], observe: Observe) -> int:
         """Fold records, which has no effect a second time, and return the position."""
-        return await self._journal.outages.outlast(PROJECTIONS, lambda: self._store.fold(records))
+        return await self._journal.outages.outlast(PROJECTIONS, lambda: self._store.fold(records, observe))
 
     async def wait_beyond(self, position: int, *, timeout_s: float) -> bool:
         """Wait until a record behind ``position`` has been folded, or the feed is closed; False after the time-out."""

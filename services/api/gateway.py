@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request, Response
+from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
 from services.api.access import Actor
 from services.api.allowed_paths import check_paths, directories
+from services.api.browser_sessions import BrowserSessions
 from services.api.computations import Computations
 from services.api.feed import Feed
 from services.api.live import Live
@@ -39,6 +41,7 @@ from shared.bus import Bus
 from shared.errors import Conflict, InvalidInput, Unavailable
 from shared.events import Event, Recorded, TaskStopRequested, TaskSubmitted, derived_id
 from shared.log.journal import Journal
+from shared.metrics import new_registry
 from shared.model import utc_now
 from shared.names import is_name
 from shared.node_files import PATH_CHARACTERS
@@ -71,12 +74,15 @@ class Gateway:
     store: Store
     feed: Feed
     live: Live
+    registry: CollectorRegistry = field(default_factory=new_registry)
     computations: Computations = field(default_factory=Computations)
     own_files: OwnFiles = field(init=False)
     """Files of tasks on this machine."""
+    sessions: BrowserSessions = field(init=False)
 
     def __post_init__(self) -> None:
         self.own_files = OwnFiles(self.settings.run_dir)
+        self.sessions = BrowserSessions(self.settings.run_dir / "browser-sessions.json")
 
     def node_files(self, node: str) -> NodeFiles:
         """Return the files of tasks on a node."""

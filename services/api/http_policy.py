@@ -8,8 +8,6 @@ send only the content types of forms and plain text.
 
 from __future__ import annotations
 
-import ipaddress
-import socket
 from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
@@ -20,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.api.methods import CHANGES, allowed_methods, answer_head
 from services.api.problems import problem_response
 from shared.errors import InvalidInput, UnicronError
+from shared.http_hosts import KnownHosts
 
 CONTENT_TYPES = ("application/json", "application/yaml", "application/x-yaml")
 """Of bodies. A browser asks the server for permission before it sends one of them for another site."""
@@ -68,8 +67,7 @@ class HttpPolicy:
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str], routes: Sequence[BaseRoute]) -> None:
         self._app = app
-        own = {"localhost", socket.gethostname(), socket.getfqdn()}
-        self._hosts = {host.lower() for host in (*own, *hosts)}
+        self._hosts = KnownHosts(hosts)
         self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,39 +93,31 @@ class HttpPolicy:
         headers = Headers(scope=scope)
         self._check_host(headers.get("host", ""))
         if scope["method"] in CHANGES:
-            _check_origin(headers)
+            _check_origin(headers, scope.get("scheme", "http"))
             _check_content_type(headers)
 
     def _check_host(self, given: str) -> None:
-        name = _hostname(given)
-        if name not in self._hosts and not _is_address(name):
+        if not self._hosts.includes(given):
             raise WrongHost(
                 f"Host: {given[:200]!r} is no name of this server: use its address or "
-                f"{', '.join(sorted(self._hosts))}, or add the name to UNICRON_ALLOWED_HOSTS"
+                f"{', '.join(sorted(self._hosts.names))}, or add the name to UNICRON_ALLOWED_HOSTS"
             )
 
 
-def _hostname(given: str) -> str:
-    """Return the name or address in a ``Host`` header, in lower case; empty: it has none."""
-    try:
-        return urlsplit(f"//{given}").hostname or ""
-    except ValueError:  # brackets that do not match
-        return ""
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _check_origin(headers: Headers) -> None:
+def _check_origin(headers: Headers, scheme: str) -> None:
     origin = headers.get("origin")
-    own = origin is None or (urlsplit(origin).netloc == headers.get("host") and origin != "null")
+    own = origin is None or _is_own(origin, headers.get("host", ""), scheme)
     if not own or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         raise CrossOrigin(f"a page of another site ({(origin or 'not named')[:200]}) may not change anything here")
+
+
+def _is_own(origin: str, host: str, scheme: str) -> bool:
+    """Return whether an origin is this server's. With TLS in a proxy only the page's scheme is ``https``."""
+    try:
+        page = urlsplit(origin)
+    except ValueError:  # brackets that do not match
+        return False
+    return origin != "null" and page.netloc == host and page.scheme in ("https", scheme)
 
 
 def _check_content_type(headers: Headers) -> None:

@@ -55,7 +55,16 @@ class _Tail:
     def __init__(self, task: str, file: OutputFile) -> None:
         self._task, self._generation, self._worker = task, file.generation, file.worker
         self._offset = 0
+        self._listed_bytes = 0
         self._rest = b""
+
+    def listed(self, file: OutputFile) -> list[Line]:
+        """Take note of the file's size in a listing; begin anew if the file was emptied, and return a line about it."""
+        emptied, self._listed_bytes = file.size_bytes < self._listed_bytes, file.size_bytes
+        if not emptied:
+            return []
+        self._offset = 0
+        return [*self.last(), self._note("the output before this is left out: over the limit")]
 
     def is_behind(self, file: OutputFile) -> bool:
         """Return whether the file has more than was read."""
@@ -67,19 +76,33 @@ class _Tail:
         Raises:
             Unavailable: the source does not answer.
         """
-        request = ReadOutput(task=self._task, generation=self._generation, worker=self._worker, offset=self._offset)
+        request = ReadOutput(
+            task=self._task, generation=self._generation, worker=self._worker, offset=self._offset, skips=True
+        )
         try:
-            _, data = await source.ask(request)
+            reply, data = await source.ask(request)
         except NotFound:
             return None  # it was removed
         if not data:
             return None
+        skipped = [] if reply.offset is None else self._skip_to(reply.offset)
         self._offset += len(data)
         *whole, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
             whole.append(self._rest)
             self._rest = b""
-        return [self._line(line) for line in whole]
+        return [*skipped, *(self._line(line) for line in whole)]
+
+    def _skip_to(self, offset: int) -> list[Line]:
+        """Go on from an offset; return what there is to say about the bytes before it, which are left out."""
+        skipped_bytes = offset - self._offset
+        if skipped_bytes <= 0:
+            return []
+        self._offset = offset
+        return [*self.last(), self._note(f"{skipped_bytes} bytes of output are left out: over the limit")]
+
+    def _note(self, text: str) -> Line:
+        return Line(self._generation, self._worker, f"unicron: {text}")
 
     def last(self) -> list[Line]:
         """Return the text after the last end of line, as a line; none if there is no such text."""
@@ -142,6 +165,8 @@ class OutputReader:
             failed = None
             for found in self._search.files:
                 tail = self._tails.setdefault(found.file.key, _Tail(self._task, found.file))
+                for line in tail.listed(found.file):
+                    yield line
                 try:
                     while tail.is_behind(found.file) and (lines := await tail.more(found.source)) is not None:
                         for line in lines:

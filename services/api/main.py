@@ -11,9 +11,7 @@ import asyncio
 import contextlib
 import functools
 import os
-import socket
 import sys
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,16 +23,35 @@ from fastapi.responses import RedirectResponse
 from services.api import openapi, problems
 from services.api.access import Access
 from services.api.feed import PROJECTIONS, Feed
+from services.api.fold_metrics import FoldMetrics
 from services.api.gateway import Gateway
 from services.api.http_policy import HttpPolicy
+from services.api.incident_notices import IncidentNotices
 from services.api.live import Live
-from services.api.routers import costs, events, health, incidents, log, nodes, planning, plans, results, tasks
+from services.api.request_metrics import RequestMetrics
+from services.api.routers import (
+    browser,
+    costs,
+    events,
+    health,
+    incidents,
+    log,
+    metrics,
+    nodes,
+    planning,
+    plans,
+    results,
+    tasks,
+)
 from services.api.routers.parameters import refuse_unknown
 from services.api.signed_heads import SignedHeads
 from services.api.socket_owners import end
 from services.api.store import Store
+from services.api.webhook_metrics import WebhookMetrics
 from shared import tokens
-from shared.errors import InvalidInput, Unavailable
+from shared.cancellation import cancelled
+from shared.errors import InvalidInput
+from shared.http_server import HttpServer, listen
 from shared.reachability import REACHABILITY
 from shared.service import Context, run
 from shared.settings import Settings
@@ -43,11 +60,9 @@ from shared.signals import HEARTBEATS
 _SHUTDOWN_S = 2
 """Requests under way when the process is asked to end are given this long; streams are ended at once."""
 
-_BACKLOG = 256
-"""Connections that the kernel keeps for the server until it accepts them."""
-
 ROUTERS = tuple(
-    module.router for module in (tasks, results, nodes, incidents, plans, planning, events, log, costs, health)
+    module.router
+    for module in (tasks, results, nodes, incidents, plans, planning, events, log, costs, browser, health, metrics)
 )
 
 
@@ -70,8 +85,14 @@ def create_app(gateway: Gateway) -> FastAPI:
     app = application()
     app.state.gateway = gateway
     settings = gateway.settings
-    app.add_middleware(Access, token_file=settings.token_file, requests_per_s=settings.requests_per_s)
+    app.add_middleware(
+        Access,
+        token_file=settings.token_file,
+        sessions=gateway.sessions,
+        requests_per_s=settings.requests_per_s,
+    )
     app.add_middleware(HttpPolicy, hosts=gateway.settings.allowed_host_names, routes=app.routes)
+    app.add_middleware(RequestMetrics, registry=gateway.registry)
 
     @app.get("/", include_in_schema=False)
     async def root() -> RedirectResponse:
@@ -86,46 +107,10 @@ def _installed() -> bool:
     return False
 
 
-class _Server(uvicorn.Server):
-    """Uvicorn with an event that is set once it listens; signals stay with the service."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listens = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen, and set ``listens``."""
-        await super().startup(sockets=sockets)
-        self.listens.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Install no signal handlers."""
-        yield
-
-
 def projections_url(settings: Settings) -> str:
     """Return where the projections are: beside an SQLite log, or in the log's PostgreSQL (tables ``api_*``)."""
     url = settings.log_database_url
     return f"sqlite:///{settings.run_dir.resolve() / 'projections.db'}" if url.startswith("sqlite") else url
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Its connections send each part of an answer at once.
-
-    asyncio asks for that (TCP_NODELAY) only where a socket names its protocol, which those of ``create_server`` do not.
-    An answer's body then waited for the client to acknowledge its head, 40 ms on Linux.
-
-    Raises:
-        Unavailable: the address is in use, or is none of this machine.
-    """
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as err:
-        raise Unavailable(f"cannot listen on {host}:{port}: {err.strerror or err}") from err
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections that it accepts inherit it
-    return listening
 
 
 def check_exposure(settings: Settings) -> None:
@@ -176,15 +161,18 @@ async def serve(context: Context) -> None:
     settings = context.settings
     check_exposure(settings)
     heads = SignedHeads(settings, context.journal.log)
+    notices = IncidentNotices(settings, WebhookMetrics(context.registry))
     opening = functools.partial(Store, projections_url(settings))
     limit_s = settings.connect_timeout_s
     store = await context.journal.outages.outlast(PROJECTIONS, opening, limit_s=limit_s, starting=True)
-    feed, live = Feed(store, context.journal), Live(context.counters)
+    feed = Feed(store, context.journal, FoldMetrics(context.registry).folded)
+    live = Live(context.counters)
     try:
         await feed.catch_up()
         await context.bus.subscribe(f"{HEARTBEATS}.*", live.hear)
         await context.bus.subscribe(REACHABILITY, live.hear_detector)
-        app = create_app(Gateway(settings, context.bus, context.journal, store, feed, live))
+        gateway = Gateway(settings, context.bus, context.journal, store, feed, live, context.registry)
+        app = create_app(gateway)
         listening = listen(settings.host, settings.port)
         config = uvicorn.Config(
             app,
@@ -197,10 +185,11 @@ async def serve(context: Context) -> None:
             ssl_certfile=settings.tls_certificate,
             ssl_keyfile=settings.tls_key,
         )
-        server = _Server(config)
+        server = HttpServer(config)
         following = asyncio.create_task(feed.follow(), name="feed")
         serving = asyncio.create_task(server.serve(sockets=[listening]), name="http")
         signing = asyncio.create_task(heads.keep_signing(), name="signed-heads")
+        sending = asyncio.create_task(notices.keep_sending(gateway), name="webhook")
         try:
             await _first(asyncio.create_task(server.listens.wait()), serving, following)
             write_port(settings.run_dir, listening.getsockname()[1])
@@ -210,9 +199,7 @@ async def serve(context: Context) -> None:
             await feed.close()
             server.should_exit = True
             await asyncio.wait({serving})
-            following.cancel()
-            signing.cancel()
-            await asyncio.wait({following, signing})
+            await cancelled(following, signing, sending)
     finally:
         await asyncio.to_thread(store.close)
 

@@ -10,6 +10,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 CHANGES = ("DELETE", "PATCH", "POST", "PUT")
 """Methods that change something."""
 
+HEAD_ONLY = "head_only"
+"""Name in a request's state, where it is set: GET stands for HEAD, and must not use anything up."""
+
 
 def allowed_methods(routes: Iterable[BaseRoute], scope: Scope) -> str:
     """Return the methods of a request's path, as in the header ``Allow``; empty: there is no such path."""
@@ -39,4 +42,4 @@ async def answer_head(app: ASGIApp, scope: Scope, receive: Receive, send: Send) 
     async def receiving() -> Message:
         return {"type": "http.disconnect"} if begun else await receive()
 
-    await app({**scope, "method": "GET"}, receiving, sending)
+    await app({**scope, "method": "GET", "state": {**scope.get("state", {}), HEAD_ONLY: True}}, receiving, sending)

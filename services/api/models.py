@@ -251,3 +251,16 @@ class Readiness(BaseModel):
 
     ready: bool
     checks: list[Check]
+
+
+class BrowserLink(BaseModel):
+    """A link that begins a browser's session. ``path``: on this server; who has it can open it, once."""
+
+    path: str
+    expires_at: Time
+
+
+class EndedSessions(BaseModel):
+    """Answer to the request to end sessions. ``ended``: how many there were."""
+
+    ended: int

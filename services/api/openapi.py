@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from services.api.browser_sessions import COOKIE
 from services.api.models import DrainRequest, NodeRequest, StopOptions
 from services.api.problems import Problem
 from services.api.routers.bodies import REFERENCE
@@ -26,6 +27,11 @@ BODIES = (DrainRequest, NodeRequest, StandaloneProblem, StopOptions, TaskSpec)
 _DESCRIPTION = """\
 Errors are problem documents (RFC 9457) with a stable `code`. Unknown query parameters are refused. `HEAD` and `OPTIONS`
 are answered on every path. Over loopback the server's own user needs no token."""
+
+_COOKIE = (
+    "A browser has it from a link that `unicron open` prints. `-PORT` follows the name where the host has a port, and "
+    "`__Host-` precedes it with TLS. Changes need the header `Origin`."
+)
 
 
 def install(app: FastAPI) -> None:
@@ -50,9 +56,12 @@ def document(app: FastAPI) -> dict[str, Any]:
     schemas = components.setdefault("schemas", {})
     schemas |= {f"{name}-Input": schema for name, schema in bodies["$defs"].items()} | problem["$defs"]
     components["schemas"] = dict(sorted(schemas.items()))
-    components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    components["securitySchemes"] = {
+        "token": {"type": "http", "scheme": "bearer"},
+        "session": {"type": "apiKey", "in": "cookie", "name": COOKIE, "description": _COOKIE},
+    }
     for path, operation in _operations(made):
-        operation["security"] = [{"token": []}, {}] if path.startswith("/v1/") else []
+        operation["security"] = [{"token": []}, {"session": []}, {}] if path.startswith("/v1/") else []
     return made
 
 

@@ -23,6 +23,7 @@ _TRIGGERS = {
     Trigger.TASK_SUBMITTED: "a task that was submitted",
     Trigger.STOP_REQUESTED: "the request to stop a task",
     Trigger.STOP_REFUSED: "a task that was not stopped, since its state could not be saved",
+    Trigger.TASK_PAUSED: "a task whose state is saved, and that waits for workers",
     Trigger.TASK_STARVING: "a task that has waited too long for workers",
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event, select, text
@@ -31,6 +31,13 @@ _BUSY_TIMEOUT_MS = 10_000
 """How long SQLite waits for another process's lock; the fold's transactions take milliseconds."""
 
 _WHAT = "projections"
+
+Observe = Callable[[Batch], None]
+"""Takes note of what a batch has changed."""
+
+
+def ignored(_: Batch) -> None:
+    """Take no note of a batch."""
 
 
 class Store:
@@ -61,12 +68,15 @@ class Store:
             self._create()
 
     def _create(self) -> None:
-        """Make the tables; those of another version of the fold are dropped and folded again from the log."""
+        """Make the tables; those of another version of the fold are dropped and folded again from the log.
+
+        Tables into which nothing was folded do not say of which version they are: they are made anew, too.
+        """
         metadata = Tables.metadata
         metadata.create_all(self._engine, tables=[table_of(PositionRow)])
         with self._engine.connect() as connection:
             version = connection.scalar(select(table_of(PositionRow).c.schema_version))
-        if version is not None and version != SCHEMA_VERSION:
+        if version != SCHEMA_VERSION:
             self.reset()
         metadata.create_all(self._engine)
 
@@ -86,10 +96,14 @@ class Store:
         with database_errors(_WHAT), self._engine.connect() as connection:
             return _head(connection)
 
-    def fold(self, records: Sequence[Recorded]) -> int:
+    def fold(self, records: Sequence[Recorded], observe: Observe = ignored) -> int:
         """Fold records into the tables and save the position, in one transaction; return the position.
 
         Records at or below the saved position are skipped, so a repeated delivery has no effect.
+
+        Args:
+            records: of the log.
+            observe: called with the batch once it is committed.
         """
         with database_errors(_WHAT), self._folding:
             try:
@@ -98,6 +112,7 @@ class Store:
             except BaseException:
                 self._batch.forget()
                 raise
+            observe(self._batch)
             self._batch.end()
             return self._folded
 

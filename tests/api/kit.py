@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from fastapi import FastAPI
 
 from services.api.cost_models import Costs, Counterfactual, IncidentCost
 from services.api.costs import Account, Day, Period, report
@@ -348,8 +349,15 @@ def offline_gateway(run_dir: Path, records: Sequence[Recorded] = ()) -> Iterator
 
 def client_of(gateway: Gateway) -> httpx.AsyncClient:
     """Return a client of the application over a gateway, without a socket between them: it has a token."""
-    transport = httpx.ASGITransport(create_app(gateway), raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=bearer(gateway.settings))
+    return client_of_app(create_app(gateway), headers=bearer(gateway.settings))
+
+
+def client_of_app(
+    app: FastAPI, *, headers: dict[str, str] | None = None, base_url: str = "http://localhost"
+) -> httpx.AsyncClient:
+    """Return a client of an application, without a socket between them."""
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url=base_url, headers=headers)
 
 
 def bearer(settings: Settings, scope: Scope = Scope.OPERATE) -> dict[str, str]:

@@ -28,14 +28,15 @@ from shared import tokens
 from shared.bus import Bus
 from shared.errors import Conflict, Corrupt, Forbidden, InvalidInput, NotFound, Unavailable
 from shared.events import TaskStopRequested, TaskSubmitted
+from shared.http_server import listen
 from shared.log.journal import Journal
 from shared.model import utc_now
 from shared.settings import Settings
 from shared.tokens import Scope
 from tests.api.kit import Server, bearer, client_of, offline_gateway, serving, spec_dict
 
-ANYBODY = frozenset({"/v1/plan/solve"})
-"""Paths whose POST changes nothing."""
+ANYBODY = frozenset({"/v1/plan/solve", "/v1/browser-links", "/v1/browser-sessions"})
+"""Paths that change nothing, or nothing but the browsers' sessions of whoever asks."""
 
 NOBODY_UID = 65534
 
@@ -258,7 +259,7 @@ async def test_with_a_certificate_it_speaks_https(
 
 
 def test_answers_are_sent_at_once() -> None:
-    with main.listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+    with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
         accepted, _ = listening.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -19,19 +19,20 @@ from shared.errors import Corrupt, NewerVersion
 from shared.events import Event
 from shared.log.chain import FIRST_HASH
 from shared.log.log import EventLog, recorded
+from shared.log.schema import StoredRow
 from shared.log.writing import draft
 from shared.tasks import ENDED
 from tests.api.test_any_history import events
 from tests.logs.kit import GOLDEN, read_rows, restore
 
 
-def row_of(event: Event, **changes: Any) -> dict[str, Any]:
+def row_of(event: Event, **changes: Any) -> StoredRow:
     """Return the row of an event; ``changes``: of its columns."""
     place = {"position": 7, "stream_version": 3, "recorded_at": "2025-03-01T12:00:00.000001+00:00"}
-    return {**draft(event), **place, "previous_hash": FIRST_HASH, "hash": "1" * 64, **changes}
+    return StoredRow(**draft(event)._asdict() | place | {"previous_hash": FIRST_HASH, "hash": "1" * 64} | changes)
 
 
-def shown(row: dict[str, Any]) -> Any:
+def shown(row: StoredRow) -> Any:
     return json.loads(show(recorded(row)).model_dump_json())
 
 
@@ -44,7 +45,7 @@ def test_an_event_is_shown_as_its_model_shows_it(event: Event) -> None:
 
 @pytest.mark.parametrize("log", GOLDEN, ids=lambda path: path.stem)
 def test_events_of_old_logs_are_shown_as_their_models_show_them(log: Path) -> None:
-    rows = read_rows(log)
+    rows = [StoredRow(**row) for row in read_rows(log)]
     assert [json.loads(event_json(row)) for row in rows] == [shown(row) for row in rows]
 
 
@@ -54,7 +55,7 @@ def test_an_event_without_a_field_that_has_a_default_shows_the_default(event: Ev
     kind = type(event)
     optional = sorted(name for name, field in kind.model_fields.items() if not field.is_required())
     left_out = data.draw(st.sampled_from([name for name in optional if name not in ("type", "schema_version")] or [""]))
-    stored = json.loads(draft(event)["data"])
+    stored = json.loads(draft(event).data)
     stored.pop(left_out, None)
     row = row_of(event, data=json.dumps(stored))
     assert json.loads(event_json(row)) == shown(row)
@@ -63,7 +64,7 @@ def test_an_event_without_a_field_that_has_a_default_shows_the_default(event: Ev
 @settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.too_slow])
 @given(events)
 def test_an_event_that_is_not_known_is_refused(event: Event) -> None:
-    stored = json.loads(draft(event)["data"])
+    stored = json.loads(draft(event).data)
     with pytest.raises(NewerVersion):
         event_json(row_of(event, data=json.dumps({**stored, "new": 1})))
     with pytest.raises(NewerVersion):

@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 
 from services.api.gateway import Gateway
 from services.api.main import ROUTERS
-from shared.signals import Heartbeat, WorkerStatus
+from shared.signals import HEARTBEATS, Heartbeat, WorkerStatus
 from tests.api.kit import Story, client_of, offline_gateway
 
 
@@ -50,6 +50,16 @@ def gateway(story: Story, tmp_path: Path) -> Iterator[Gateway]:
     with offline_gateway(tmp_path, story.records) as gateway:
         gateway.live.add(heartbeat(1))
         yield gateway
+
+
+async def test_a_heartbeat_counts_for_the_node_that_has_sent_it_and_for_no_other(gateway: Gateway) -> None:
+    """NATS vouches for the subject: a stolen credential of n9 publishes to it whatever it likes."""
+    forged = heartbeat(2).model_copy(update={"sequence": 1 << 40})
+    await gateway.live.hear(f"{HEARTBEATS}.n9", forged.model_dump_json().encode())
+    assert gateway.live.state().heartbeats["n0"].sequence == 1
+    assert gateway.live.dropped.counters == {"wrong_sender": 1}
+    await gateway.live.hear(f"{HEARTBEATS}.n0", heartbeat(2).model_dump_json().encode())
+    assert gateway.live.state().heartbeats["n0"].sequence == 2
 
 
 @pytest.mark.parametrize("path", ["/v1/tasks/gpt", "/v1/tasks"])

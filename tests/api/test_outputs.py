@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.agent.output_limits import OutputLimits
 from services.api import logs
 from services.api.node_files import NodeFiles
 from shared.bus import Bus
@@ -188,3 +190,48 @@ async def test_a_link_out_of_the_tasks_folder_is_not_followed(healed: Server, no
     (output / "1-n0-0.log").unlink()
     (output / "1-n0-0.log").symlink_to(secret)
     assert [line for line in await text(healed) if "n0/0" in line] == ["unicron: output of n0/0 is not on n0 any more"]
+
+
+KEPT = "\n".join(["kept"] * 2000) + "\n"
+
+
+def flood(path: Path) -> int:
+    """Append a megabyte of lines, and free the beginning of the file as an agent does; return where data begin."""
+    limits = OutputLimits(Settings(rank_output_bytes=8 * len(KEPT)), {})
+    with path.open("ab") as file:
+        file.write(b"old\n" * (1 << 18))
+        file.write(KEPT.encode())
+    assert limits._look({"p": path}) > 1 << 19
+    with path.open("rb") as file:
+        return os.lseek(file.fileno(), 0, os.SEEK_DATA)
+
+
+async def test_output_beyond_the_limit_is_left_out_and_that_is_said(healed: Server, nodes: NodeMachines) -> None:
+    path = write_output(nodes.run_dir("n1"), TASK, "3-n1-1", b"")
+    begins = flood(path)
+    lines = await text(healed, rank=3)
+    assert lines[:2] == ["first of n1/1", f"unicron: {begins} bytes of output are left out: over the limit"]
+    assert "\0" not in "".join(lines)
+    assert lines[-2000:] == ["kept"] * 2000
+
+
+async def test_following_goes_on_where_output_was_left_out(
+    healed: Server, nodes: NodeMachines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "POLL_S", 0.02)
+    path = write_output(nodes.run_dir("n1"), TASK, "3-n1-1", b"early\n")
+    async with asyncio.timeout(60), healed.http.stream("GET", f"/v1/tasks/{TASK}/logs?rank=3&follow=true") as answer:
+        lines = answer.aiter_lines()
+        while await anext(lines) != "early":
+            pass
+        left_out = flood(path) - len("early\n")
+        assert await anext(lines) == f"unicron: {left_out} bytes of output are left out: over the limit"
+        while (line := await anext(lines)) != "kept":
+            assert line in ("old", "ld", "d", "")
+        path.write_bytes(b"")
+        with path.open("ab") as file:
+            file.write(b"anew\n")
+        found = [line]
+        while found[-1] != "anew":
+            found.append(await anext(lines))
+        assert found[-2:] == ["unicron: the output before this is left out: over the limit", "anew"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 from sqlmodel import Session, create_engine
 
 from services.api.store import Store
@@ -87,6 +87,23 @@ def test_tables_of_another_version_are_made_anew(url: str, story: Story) -> None
     engine.dispose()
     store = Store(url)
     assert (store.position(), page(store, TASKS)) == (0, [])
+    store.close()
+
+
+def test_tables_that_were_reset_before_an_upgrade_are_made_anew(url: str, story: Story) -> None:
+    """A process that ends between the reset and the first fold leaves tables without a version."""
+    story.running()
+    store = Store(url)
+    store.fold(story.records)
+    store.reset()
+    store.close()
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE api_nodes RENAME COLUMN document TO of_another_version"))
+    engine.dispose()
+    store = Store(url)
+    assert store.fold(story.records) == len(story.records)
+    assert {view.name: view for view in page(store, NODES)} == story.views().nodes
     store.close()
 
 

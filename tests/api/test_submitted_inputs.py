@@ -70,6 +70,7 @@ async def test_a_vocabulary_too_small_for_a_text_is_refused(api: Server, tmp_pat
         ({"a_bin": b"x", "a_idx": b""}, {"data": "a.bin"}, "data", "a.idx is no index"),
         ({}, {"script": "a.py"}, "script", "there is no such file on n0"),
         ({"a_py": b"def f(:\n"}, {"script": "a.py"}, "script", "not a Python file (SyntaxError: "),
+        ({"a_py": b"root:x:hunter2:/root\n"}, {"script": "a.py"}, "script", "not a Python file (SyntaxError: "),
         ({"a_py": b"x = '\0'\n"}, {"script": "a.py"}, "script", "not a Python file ("),
     ],
 )
@@ -88,6 +89,7 @@ async def test_files_that_no_rank_could_use_are_refused(
     assert spec[field].startswith(error["value"].removesuffix("..."))
     assert len(error["value"]) >= min(len(spec[field]), MOST_ECHOED)
     assert problem in error["problem"]
+    assert "hunter2" not in str(answer), "it may be any file"
     assert submissions(api) == []
 
 

@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from services.api.event_items import event_json
 from services.api.gateway import Api, Gateway, as_json
 from services.api.models import EventRecord, Page
-from services.api.routers.parameters import MAX_LIMIT, PROBLEMS, Limit, page_json
+from services.api.routers.parameters import MAX_LIMIT, NAMED, PROBLEMS, Limit, page_json
 from shared.errors import Unavailable
 
 router = APIRouter(prefix="/v1/events", tags=["events"], responses=PROBLEMS)
@@ -27,7 +27,8 @@ After = Annotated[int | None, Query(ge=0, lt=2**63, description="only events beh
 
 
 _LISTED: dict[int | str, dict[str, Any]] = {
-    200: {"model": Page[EventRecord], "content": {"text/event-stream": {"schema": {"type": "string"}}}}
+    200: {"model": Page[EventRecord], "content": {"text/event-stream": {"schema": {"type": "string"}}}},
+    **NAMED,
 }
 
 _POSITION_DIGITS = 18
@@ -43,11 +44,16 @@ async def events(
     follow: Annotated[bool, Query(description="server-sent events, without end")] = False,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """List events in log order; with ``follow=true`` stream them as they are appended."""
+    """List events in log order; with ``follow=true`` stream them as they are appended.
+
+    Events that were archived come from their segments; where these are not at hand the answer is 404, ``archived``.
+    """
     start = cursor if cursor is not None else after or 0
     if follow:
         if last_event_id is not None and last_event_id.isdecimal() and len(last_event_id) <= _POSITION_DIGITS:
             start = max(start, int(last_event_id))
+        if start < api.journal.log.base.position:  # a stream that has begun cannot say that the segments are away
+            await asyncio.to_thread(api.journal.log.page, after=start, limit=1)
         return StreamingResponse(_stream(api, start), media_type="text/event-stream")
     return await asyncio.to_thread(_page, api, start, limit)
 
@@ -55,7 +61,7 @@ async def events(
 def _page(api: Gateway, after: int, limit: int) -> Response:
     rows = api.journal.log.page(after=after, limit=limit + 1)
     items = [event_json(row) for row in rows[:limit]]
-    return as_json(page_json(items, [row["position"] for row in rows], limit))
+    return as_json(page_json(items, [row.position for row in rows], limit))
 
 
 async def _stream(api: Gateway, position: int) -> AsyncIterator[str]:
@@ -69,7 +75,7 @@ async def _stream(api: Gateway, position: int) -> AsyncIterator[str]:
             await asyncio.sleep(RETRY_S)
             continue
         for row in rows:
-            position = row["position"]
-            yield f"id: {position}\nevent: {row['type']}\ndata: {event_json(row)}\n\n"
+            position = row.position
+            yield f"id: {position}\nevent: {row.type}\ndata: {event_json(row)}\n\n"
         if not rows and not await api.feed.wait_beyond(position, timeout_s=KEEP_ALIVE_S):
             yield ": keep-alive\n\n"

@@ -1,0 +1,106 @@
+"""Metrics of the cluster: what the projections and the heartbeats say when they are asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from prometheus_client.metrics_core import Metric
+
+from services.api import present
+from services.api.accounts import Accounts
+from services.api.costs import categories
+from services.api.ledger import CATEGORIES
+from services.api.live import LiveState
+from services.api.models import Task
+from services.api.readers import ViewReader
+from services.api.settlement import ALL, no_amounts
+from services.api.tables import INCIDENTS, NODES, SPANS, TASKS
+from services.api.views import ClusterView, IncidentView, NodeState, NodeView, TaskView
+from shared.metrics import Samples, gauge
+from shared.severities import Severity
+from shared.tasks import ENDED, TaskState
+
+PRESENT = tuple(sorted(state.value for state in TaskState if state not in ENDED))
+"""States of tasks that have not ended. The series of a task leave with its end."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the projections have at one position. ``worker_s``: allocated worker-seconds by kind of time."""
+
+    tasks: Sequence[TaskView]
+    nodes: Sequence[NodeView]
+    open_incidents: Sequence[IncidentView]
+    cluster: ClusterView
+    healthy_flop_per_s: float
+    worker_s: dict[str, float]
+
+
+def read_facts(views: ViewReader, cluster: ClusterView, now: datetime) -> Facts:
+    """Read what the metrics are made of. The time it takes does not grow with the history."""
+    healthy = views.get(SPANS, cluster.healthy) if cluster.healthy else None
+    whole = Accounts(views, now).account(limit=1).sums[ALL].get("", no_amounts())
+    return Facts(
+        tasks=views.page(TASKS, states=PRESENT),
+        nodes=views.known(NODES, lambda: views.page(NODES)),
+        open_incidents=views.page(INCIDENTS, states=["open"]),
+        cluster=cluster,
+        healthy_flop_per_s=sum(healthy.waf.values()) if healthy is not None else 0.0,
+        worker_s=categories(whole),
+    )
+
+
+def cluster_metrics(facts: Facts, live: LiveState) -> Iterator[Metric]:
+    """Yield the metrics of the cluster, its tasks and its costs."""
+    tasks = [present.task(view, live) for view in facts.tasks]
+    yield from _incidents(facts.open_incidents)
+    yield from _nodes(facts.nodes, live, tasks)
+    yield from _tasks(tasks)
+    waf = sum(task.waf_flop_per_s for task in tasks)
+    yield gauge("unicron_waf_flop_per_second", "Weighted model FLOP/s that all tasks achieve.", waf)
+    text = "The same of the best plan for these tasks on all allocated workers."
+    yield gauge("unicron_waf_healthy_flop_per_second", text, facts.healthy_flop_per_s)
+    kinds: Samples = {(kind,): facts.worker_s[kind] for kind in dict.fromkeys(CATEGORIES.values())}
+    text = "Allocated worker-seconds so far, by what they went into. Later events may move some to another kind."
+    yield gauge("unicron_worker_seconds", text, kinds, "kind")
+    price: Samples = {(facts.cluster.currency,): facts.cluster.price_per_worker_hour}
+    yield gauge("unicron_worker_hour_price", "Price of a worker for an hour.", price, "currency")
+
+
+def _incidents(found: Iterable[IncidentView]) -> Iterator[Metric]:
+    counts = Counter(view.severity for view in found)
+    values: Samples = {(severity.value,): float(counts[severity]) for severity in Severity}
+    yield gauge("unicron_incidents_open", "Incidents whose tasks are not back at planned strength.", values, "severity")
+
+
+def _nodes(nodes: Sequence[NodeView], live: LiveState, tasks: Sequence[Task]) -> Iterator[Metric]:
+    counts: Counter[str] = Counter(present.node_state(view, live) for view in nodes)
+    states = [*(state.value for state in NodeState), present.UNREACHABLE]
+    yield gauge("unicron_nodes", "Nodes.", {(state,): float(counts[state]) for state in states}, "state")
+    allocated = sum(len(view.workers) for view in nodes if view.allocated_since is not None)
+    yield gauge("unicron_workers_allocated", "Workers that cost money.", allocated)
+    yield gauge("unicron_workers_used", "Workers that train a task.", sum(task.workers for task in tasks))
+
+
+def _tasks(tasks: Sequence[Task]) -> Iterator[Metric]:
+    counts = Counter(task.state.value for task in tasks)
+    by_state = {(name,): float(counts[name]) for name in PRESENT}
+    yield gauge("unicron_tasks", "Tasks that have not ended.", by_state, "state")
+    for name, text, values in (
+        ("unicron_task_workers", "Workers of a task.", {task.name: float(task.workers) for task in tasks}),
+        ("unicron_task_steps", "Updates that a task has applied.", {task.name: float(task.step) for task in tasks}),
+        (
+            "unicron_task_step_seconds",
+            "Duration of a task's recent steps.",
+            {task.name: task.step_s for task in tasks if task.step_s is not None},
+        ),
+        (
+            "unicron_task_waf_flop_per_second",
+            "Weighted model FLOP/s that a task achieves.",
+            {task.name: task.waf_flop_per_s for task in tasks},
+        ),
+    ):
+        yield gauge(name, text, {(task,): value for task, value in values.items()}, "task")

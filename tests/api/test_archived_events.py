@@ -1,0 +1,42 @@
+"""The events of a log that was cut over: those that were archived come from their segments."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from shared.bus import Bus
+from shared.log.archive import archive
+from shared.log.archived import verified_base
+from shared.log.cutover import cut
+from shared.log.journal import Journal
+from shared.log.log import EventLog
+from shared.settings import Settings
+from tests.api.kit import Story, serving
+
+
+async def test_archived_events_are_served_from_segments_or_said_to_be_away(
+    settings: Settings, bus: Bus, story: Story, tmp_path: Path
+) -> None:
+    events = [record.event for record in story.running().log.read_all()]
+    url, folder = settings.log_database_url, tmp_path / "segments"
+    with closing(EventLog(url)) as log:
+        for event in events:
+            log.append([event])
+        archive(log, folder, 5)
+    cut(url, verified_base(folder, 4))
+    with closing(EventLog(url)) as log:
+        async with Journal(log, bus) as journal, serving(settings, bus, journal) as server:
+            page = (await server.http.get("/v1/events", params={"limit": 1000})).json()
+            assert [item["position"] for item in page["items"]] == list(range(1, len(events) + 1))
+            assert (await server.http.get("/v1/tasks/gpt")).json()["state"] == "running"
+    folder.rename(tmp_path / "away")
+    with closing(EventLog(url)) as log:
+        async with Journal(log, bus) as journal, serving(settings, bus, journal) as server:
+            assert (await server.http.get("/v1/tasks/gpt")).json()["state"] == "running"  # projections were kept
+            behind = (await server.http.get("/v1/events", params={"after": 4})).json()["items"]
+            assert [item["position"] for item in behind] == list(range(5, len(events) + 1))
+            for query in ("after=3", "follow=true&after=3"):
+                answer = await server.http.get(f"/v1/events?{query}")
+                assert (answer.status_code, answer.json()["code"]) == (404, "archived")
+                assert "UNICRON_LOG_SEGMENTS" in answer.json()["detail"]
