@@ -50,7 +50,7 @@ from typing import Any, NoReturn
 from unicron import environment
 from unicron import output as process_output
 from unicron.fork_requests import error_detail, read_request
-from unicron.processes import become, end_with_parent, kill_group, peer_uid, redirect
+from unicron.processes import become, belongs_to, end_with_parent, kill_group, peer, redirect
 
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     # Set before torch and numpy are imported: their thread pools do not survive a fork.
@@ -70,12 +70,14 @@ STORE_BACKLOG = 1024
 class ForkServer:
     """The loop of the server: it handles requests, reports events and reaps children."""
 
-    def __init__(self, agents: socket.socket) -> None:
+    def __init__(self, agents: socket.socket, supervisor: int | None = None) -> None:
         """Prepare the server.
 
         Args:
             agents: the socket on which node agents connect, or one that is connected to the only agent.
+            supervisor: pid of the process whose children may connect, besides itself; None: any process of the user.
         """
+        self._supervisor = supervisor
         listens = bool(agents.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
         self._listener = agents if listens else None
         self._agent = None if listens else agents
@@ -134,7 +136,9 @@ class ForkServer:
         """Turn to the agent that connects; the one before has ended."""
         assert self._listener is not None
         connection, _ = self._listener.accept()
-        if peer_uid(connection) != os.geteuid():
+        pid, uid = peer(connection)
+        # A rank may have the same user. It is this server's child, and never the supervisor's.
+        if uid != os.geteuid() or (self._supervisor is not None and not belongs_to(pid, self._supervisor)):
             connection.close()
             return
         self._drop_agent()
@@ -382,7 +386,7 @@ def main() -> int:
         print(f"unicron.forkserver: {threads} threads after preloading; forked processes may deadlock", file=sys.stderr)
     # Ctrl-C reaches the program that the user started, which ends this server.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return ForkServer(agents).run()
+    return ForkServer(agents, options.parent).run()
 
 
 if __name__ == "__main__":

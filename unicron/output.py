@@ -12,8 +12,8 @@ import os
 import sys
 from typing import Any
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-"""Errors of a write for which there is no room: a full file system, a quota."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a write for which there is no room: a full file system, a quota, a file that cannot be larger."""
 
 
 class LenientOutput(io.RawIOBase):

@@ -46,11 +46,31 @@ def become(uid: int) -> None:
     libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
-def peer_uid(connection: socket.socket) -> int:
-    """Return the user id of the process at the other end of a Unix socket."""
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """Return the process at the other end of a Unix socket, as it was when it connected: its pid and its user id."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, _ = _CREDENTIALS.unpack(data)
-    return int(uid)
+    pid, uid, _ = _CREDENTIALS.unpack(data)
+    return int(pid), int(uid)
+
+
+def belongs_to(pid: int, parent: int) -> bool:
+    """Return whether a process is a child of another one, or that one itself; False for one that has ended.
+
+    Where ``/proc`` does not show other processes (``hidepid``), every living process counts as one.
+    """
+    if pid == parent:
+        return True
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            # The name of the program, in brackets, may contain anything.
+            return int(file.read().rpartition(")")[2].split()[1]) == parent
+    except OSError:
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def kill_group(pid: int) -> None:

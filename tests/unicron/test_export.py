@@ -39,3 +39,18 @@ async def test_a_gated_model_is_exported_whole(tmp_path: Path, spec_file: SpecFi
     assert whole.keys() == split.keys()
     for name, value in whole.items():
         assert torch.allclose(value, split[name], atol=1e-5), name
+
+
+async def test_a_result_can_be_read_like_any_file_of_the_process(tmp_path: Path, spec_file: SpecFile) -> None:
+    """Where tasks have users of their own, the agent that serves it is another user."""
+    spec = spec_file(steps=1)
+    async with agent(tmp_path / "run") as a:
+        await a.fork("one", spec)
+        await a.configure({"one": "initial"})
+        result = Path((await a.finished(1)).parameters_path)
+    (other := tmp_path / "other").touch()
+    assert mode_of(result) == mode_of(other)
+
+
+def mode_of(path: Path) -> int:
+    return path.stat().st_mode

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from unicron import environment
 from unicron.errors import NonFiniteValue
-from unicron.gradients import fixed_point, reduction
+from unicron.gradients import fixed_point
 from unicron.gradients.accumulators import Accumulator, InPlaceAccumulator, SeparateAccumulator
 from unicron.gradients.buckets import bucket_slices
 from unicron.gradients.exchange import Exchange
@@ -333,42 +333,3 @@ def test_an_exchange_can_break_and_be_repeated(make: Make, kept: int) -> None:
 def test_exact_sums_leave_room_for_each_rank_that_exchanges() -> None:
     with pytest.raises(ValueError, match="adds up to 4096 micro-batches"):
         FixedPointAccumulator(buffers(), micro_batches=4097, exchanges=EXCHANGES)
-
-
-class Sent:
-    """A collective under way."""
-
-    def __init__(self, bucket: int) -> None:
-        self.bucket = bucket
-
-
-@pytest.mark.parametrize("fails", range(3))
-def test_collectives_under_way_behind_one_that_breaks_are_reported(fails: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of them may never end, and the group must not be destroyed before them."""
-    sent: list[Sent] = []
-    waited: list[int] = []
-    done: list[int] = []
-
-    def all_reduce(total: torch.Tensor, **options: object) -> Sent:
-        sent.append(Sent(len(sent)))
-        return sent[-1]
-
-    def wait(work: Sent) -> None:
-        waited.append(work.bucket)
-        if work.bucket == fails:
-            raise RuntimeError("broken")
-
-    class Pair:
-        def size(self) -> int:
-            return 2
-
-    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
-    left: list[object] = []
-    sums = InPlaceAccumulator(buffers())
-    with pytest.raises(RuntimeError, match="broken"):
-        reduction.reduce(
-            sums, 0, Pair(), wait, before=lambda bucket: None, done=done.append, broken=left.extend, in_flight=3
-        )
-    assert (waited, done) == ([*range(fails + 1)], [*range(1, fails + 1)])
-    assert left == sent[fails + 1 :]
-    assert len(left) == min(2, sums.buckets - fails - 1)

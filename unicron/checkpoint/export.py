@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,10 @@ def export(model: Any, path: Path) -> None:
     if dist.get_rank() == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.partial")
+        partial.touch()
+        mode = stat.S_IMODE(partial.stat().st_mode)
         save_file({k: v.contiguous() for k, v in full.items()}, str(partial))
+        partial.chmod(mode)  # from 0600, safetensors' own: the agent reads it, which may be another user
         os.replace(partial, path)
 
 

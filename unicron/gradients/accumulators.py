@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
@@ -98,6 +99,9 @@ class Accumulator(ABC):
     def load(self, bucket: int) -> torch.Tensor:
         """Return a copy of a bucket's sum (or total), to be reduced."""
 
+    def reuse(self, copy: torch.Tensor) -> None:  # noqa: B027 # most make new copies
+        """Take back the memory of a copy that ``load`` has returned, for a later one; nothing reads or writes it."""
+
     @abstractmethod
     def store(self, bucket: int, total: torch.Tensor) -> None:
         """Replace a bucket's sum by the total over all ranks."""
@@ -133,6 +137,8 @@ class InPlaceAccumulator(Accumulator):
         self.bytes_per_element = self._dtype.itemsize
         super().__init__(tensors, exchanges)
         self._set_aside: list[torch.Tensor] = []
+        self._spare: dict[int, list[torch.Tensor]] = defaultdict(list)
+        """Memory for copies, by their elements. Fresh memory would be mapped page by page in every step."""
         self._in_place = [
             ExchangeInPlace([tensors[i].view(-1) for i in one.tensors], one.group, self._dtype) for one in exchanges
         ]
@@ -177,13 +183,19 @@ class InPlaceAccumulator(Accumulator):
         """Return a copy of a bucket."""
         if bucket < len(self._set_aside):
             return self._set_aside[bucket].clone()
-        copy = torch.cat([buffer.to(self._dtype) for buffer in self.buffers[bucket]])
+        parts = [buffer.to(self._dtype) for buffer in self.buffers[bucket]]
+        spare = self._spare[sum(part.numel() for part in parts)]
+        copy = torch.cat(parts, out=spare.pop()) if spare else torch.cat(parts)
         offset, exchanged = 0, self._before_exchanges()
         for tensor, start, stop in self.slices[bucket] if exchanged else ():
             if tensor in exchanged:
                 copy[offset : offset + stop - start].copy_(exchanged[tensor][start:stop])
             offset += stop - start
         return copy
+
+    def reuse(self, copy: torch.Tensor) -> None:
+        """Take back the memory of a copy."""
+        self._spare[copy.numel()].append(copy)
 
     def store(self, bucket: int, total: torch.Tensor) -> None:
         """Write a total into the buffers."""

@@ -18,7 +18,7 @@ from unicron.gradients.precision import Precision
 from unicron.gradients.shards import ShardReduction
 from unicron.gradients.spans import memory_order
 from unicron.megatron.bucket_groups import overlaps_reduction
-from unicron.megatron.model import model_chunks, parameters
+from unicron.megatron.model import model_chunks
 from unicron.megatron.optimizer import is_distributed, torch_optimizers
 from unicron.megatron.partial_gradients import partial_parameters, tensor_group
 from unicron.megatron.tied_embedding import separate_output_weight, tied_group, tied_weight
@@ -41,6 +41,7 @@ class GradientBuffers:
         chunk_of = {id(p): number for number, chunk in enumerate(model_chunks(model)) for p in chunk.parameters()}
         self._chunks = [chunk_of[id(parameter)] for parameter in self._trained]
         self._plain = [(p, t) for p, t in zip(self._trained, self.tensors, strict=True) if p.grad is t]
+        self._of_megatron = [parameter for parameter in self._trained if hasattr(parameter, "main_grad")]
         for one in (*model_chunks(model), optimizer, *torch_optimizers(optimizer)):
             for name in ("zero_grad", "zero_grad_buffer"):
                 if hasattr(one, name):
@@ -111,9 +112,8 @@ class GradientBuffers:
 
     def release(self) -> None:
         """Drop what Megatron's optimizer leaves in ``.grad``: a backward pass would add to it once more."""
-        for parameter in parameters(self._model):
-            if hasattr(parameter, "main_grad"):
-                parameter.grad = None
+        for parameter in self._of_megatron:
+            parameter.grad = None
 
 
 def _buffer(parameter: torch.nn.Parameter) -> torch.Tensor:

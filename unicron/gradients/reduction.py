@@ -104,6 +104,7 @@ class Reduction:
             bucket, total, work = self._sent.popleft()
             wait(work)
             self._accumulator.store(bucket, total)
+            self._accumulator.reuse(total)
         self.stored += 1
         self._done(self.stored)
 

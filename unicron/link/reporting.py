@@ -59,9 +59,7 @@ def report(link: AgentLink, error: BaseException, *, step: int, starting: bool =
         step: the step that it was raised in, counted from 1; 0: before there was a step.
         starting: whether the process has not joined a generation yet.
     """
-    if isinstance(error, SyntaxError):
-        # The line that is not Python: a script may be any file by mistake, and others may read tracebacks.
-        error.text = None
+    _forget_lines(error)
     text = "".join(traceback.format_exception(error))
     print(text, file=sys.stderr, flush=True)
     link.send(
@@ -75,6 +73,20 @@ def report(link: AgentLink, error: BaseException, *, step: int, starting: bool =
             traceback=text[-TRACEBACK_CHARACTERS:],
         )
     )
+
+
+def _forget_lines(error: BaseException) -> None:
+    """Drop the lines that are not Python: a script may be any file by mistake, and others may read tracebacks."""
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, SyntaxError):
+            one.text = None
+        left += [one.__cause__, one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ())]
 
 
 def forget_frames(error: BaseException) -> None:
