@@ -5,6 +5,8 @@
 #   make test-e2e              the other tests from end to end: whole stacks, the installed command, the examples: minutes
 #   make check                 style, types and the direction of imports
 #   make test-cluster          on several machines made of namespaces, with a network that fails; needs root
+#   make test-containers       docker-compose.yml with podman: images, a task, faults; needs root (tests/containers/README.md)
+#   make test-slurm            deploy/slurm/unicron.sbatch in a Slurm cluster: faults, a requeue; needs root (tests/slurm/README.md)
 #   make test-slow             tests of more than a minute each
 #   make test-parity           every fault in every layout, each followed by every change: up to half an hour
 #   make mutants               mutants of the pure cores against their tests: about an hour
@@ -30,7 +32,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: install demo test test-e2e mutants test-cluster test-slow test-parity test-no-false-alarm fuzz check audit notices requirements openapi format clean
+.PHONY: install demo test test-e2e mutants test-cluster test-containers test-slurm test-slow test-parity test-no-false-alarm fuzz check audit notices requirements openapi format clean
 
 install: $(STAMP)
 
@@ -40,7 +42,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt torch==2.13.0 setuptools
-	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[train,dev]'
+	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[agent,control,embedded,fast,train,dev]'
 	touch $(STAMP)
 
 demo: install
@@ -51,7 +53,7 @@ demo: install
 # the main job (marker short), `make test-e2e` and `make test-cluster` have the others.
 test: install
 	$(PYTEST) -n 3 --dist worksteal --durations 15 --ignore tests/cluster --ignore tests/e2e \
-		-m "not e2e and not cluster and not slow and not soak and not parity and not fuzz"
+		-m "not e2e and not cluster and not containers and not slurm and not slow and not soak and not parity and not fuzz"
 	$(PYTEST) -n 2 --dist loadfile --durations 15 -m "short" tests/cluster tests/e2e
 
 test-e2e: install
@@ -59,6 +61,14 @@ test-e2e: install
 
 test-cluster: install
 	$(PYTEST) --durations 15 -m cluster tests/cluster
+
+# podman-compose is in none of the other installations.
+test-containers: install
+	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[containers]'
+	$(PYTEST) -s -m containers tests/containers
+
+test-slurm: install
+	$(PYTEST) -s -m slurm tests/slurm
 
 # Exit status 5: there is no such test.
 test-slow: install
@@ -100,11 +110,11 @@ LOCK := CUSTOM_COMPILE_COMMAND="make requirements" $(BIN)/pip-compile --quiet --
 requirements: install
 	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[audit]'
 	echo setuptools | $(LOCK) --output-file deploy/requirements-build.txt -
-	$(LOCK) --extra postgres --output-file deploy/requirements-control.txt pyproject.toml
+	$(LOCK) --extra control --extra postgres --output-file deploy/requirements-control.txt pyproject.toml
 
 # THIRD-PARTY-NOTICES.md, from the metadata of what the extras install; a test compares it with constraints.txt.
 notices: install
-	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[train,s3,gcs,postgres]'
+	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[agent,control,embedded,fast,train,s3,gcs,postgres]'
 	$(BIN)/python -m tests.packaging.notices
 
 # The description of the REST API in the repository; a test compares it with the application's.

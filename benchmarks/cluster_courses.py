@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from cli.stack import SERVICES
+from cli.children import SERVICES
 from cli.waiting import Record
 from shared.errors import NameInUse, UnreachableAddress
 from shared.signals import ProcessExited

@@ -9,7 +9,7 @@ The log is made by the real planner (``benchmarks.log_course``: its mix and its 
     lists       every list is asked for at random places, all together a hundred times a second, whether answers come or
                 not; a latency counts from the time at which the request was due
 
-The service is the real one, over a bus of its own. That has to have the whole log before the lists are measured.
+The service is the real one, over a bus of its own, which has the whole log before the service is started.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import random
 import sys
 import tempfile
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,13 +30,11 @@ import psutil
 
 from benchmarks.log_course import SEED, prepare
 from benchmarks.report import Report, at_least, run
+from benchmarks.stream import fill
 from cli.child import Child
 from services.api.store import Store
-from shared import credentials
-from shared.bus import Bus
 from shared.errors import Unavailable
 from shared.log.log import EventLog
-from shared.log.relay import STREAM
 from shared.nats_server import NatsServer
 
 REQUESTS_PER_S = 100
@@ -51,8 +49,6 @@ _BATCH = 500
 """As the service folds while it catches up."""
 _TIMEOUT_S = 60.0
 """Of a request: far above any bound."""
-_RELAYED_S = 1800.0
-"""The bus takes some thousand events a second."""
 
 LISTS = {
     "tasks": "/v1/tasks",
@@ -103,7 +99,9 @@ def catch_up(run_dir: Path, report: Report) -> int:
 async def measure_service(run_dir: Path, events: int, seconds: float, report: Report) -> None:
     """Start the service, and ask it for its lists."""
     async with AsyncExitStack() as stack:
-        nats = await stack.enter_async_context(NatsServer(run_dir / "nats"))
+        # In memory: a million messages are not to wait for the disk.
+        store = stack.enter_context(tempfile.TemporaryDirectory(prefix="unicron-history-", dir="/dev/shm"))
+        nats = await stack.enter_async_context(NatsServer(Path(store)))
         (run_dir / "services").mkdir(exist_ok=True)
         environment = {
             **os.environ,
@@ -112,27 +110,15 @@ async def measure_service(run_dir: Path, events: int, seconds: float, report: Re
             "UNICRON_NATS_CREDENTIAL": str(nats.keys.credential_file("api")),
             "UNICRON_PORT": "0",
         }
+        log = stack.enter_context(closing(EventLog(f"sqlite:///{run_dir / 'log.db'}", read_only=True)))
+        await fill(nats, log)
         child = Child("api", "services.api.main", environment, run_dir)
         stack.push_async_callback(child.end)
-        await child.start()
-        bus = await Bus.connect(
-            nats.url, credential=credentials.read(nats.keys.credential_file("planner")), name="benchmark"
-        )
-        stack.push_async_callback(bus.close)
-        await _relayed(bus, events)
-        await child.end()
         began = time.perf_counter()
         process = await child.start()
         report.at_most("ready after a restart, s", round(time.perf_counter() - began, 2), MOST_READY_S)
         port = int((run_dir / "services" / "api.port").read_text())
         await _lists(f"http://127.0.0.1:{port}", psutil.Process(process.pid), events, seconds, report)
-
-
-async def _relayed(bus: Bus, events: int) -> None:
-    """Wait until the bus has the whole log."""
-    async with asyncio.timeout(_RELAYED_S):
-        while (await bus.jetstream.stream_info(STREAM)).state.last_seq < events:  # noqa: ASYNC110 - it tells nobody
-            await asyncio.sleep(0.5)
 
 
 async def _lists(url: str, process: psutil.Process, events: int, seconds: float, report: Report) -> None:

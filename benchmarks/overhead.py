@@ -44,6 +44,7 @@ AGENT_CORES, CONTROL_PLANE_CORES = 0.02, 0.08
 LAYOUTS: dict[str, dict[str, Any]] = {
     "dp2": {},
     "dp2-overlap": {"distributed_optimizer": True, "overlap": True},
+    "dp2-all-reduce-overlap": {"overlap": True},
     "tp2-sequence": {"tensor": 2, "sequence_parallel": True},
     "pp2-interleaved": {"pipeline": 2, "interleave": 2, "micro_batches": 4},
 }

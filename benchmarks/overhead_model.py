@@ -38,10 +38,16 @@ class Workload:
     sequence_parallel: bool = False
     distributed_optimizer: bool = False
     overlap: bool = False
-    """Whether gradients are reduced beside the last backward pass, and parameters gathered beside the next forward."""
+    """Whether gradients are reduced beside the last backward pass and, where the optimizer is distributed, parameters
+    gathered beside the next forward."""
     bucket: int = 200_000
     """Gradients in one of Megatron's buckets where reductions overlap: five buckets of the small model. Megatron's
     default is 40 million."""
+
+    @property
+    def gathers(self) -> bool:
+        """Whether parameters are gathered beside the forward pass."""
+        return self.overlap and self.distributed_optimizer
 
     @property
     def all_micro_batches(self) -> int:
@@ -82,7 +88,7 @@ def build(work: Workload, tensor: int, pipeline: int) -> tuple[Any, Any]:
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=work.overlap,
-        overlap_param_gather=work.overlap,
+        overlap_param_gather=work.gathers,
         use_distributed_optimizer=work.distributed_optimizer,
         bucket_size=work.bucket if work.overlap else None,
     )
@@ -96,7 +102,7 @@ def build(work: Workload, tensor: int, pipeline: int) -> tuple[Any, Any]:
             lr=1e-4,
             clip_grad=1.0,
             use_distributed_optimizer=work.distributed_optimizer,
-            overlap_param_gather=work.overlap,
+            overlap_param_gather=work.gathers,
         ),
         chunks,
         use_gloo_process_groups=False,
@@ -190,7 +196,9 @@ def stock(work: Workload) -> tuple[Any, Any]:
     config = (model[0] if isinstance(model, list) else model).config
     config.finalize_model_grads_func = finalize_model_grads
     if work.overlap:
-        config.no_sync_func, config.param_sync_func = model.no_sync, model.start_param_sync
+        config.no_sync_func = model.no_sync
+    if work.gathers:
+        config.param_sync_func = model.start_param_sync
     return model, optimizer
 
 

@@ -26,24 +26,17 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from nats import connect
 
 from benchmarks.log_course import prepare
 from benchmarks.report import Report, at_least, run
-from shared import credentials
-from shared.bus import Bus
+from benchmarks.stream import fill
 from shared.errors import Unavailable
 from shared.log.log import EventLog
-from shared.log.relay import HASH_HEADER, SUBJECT, Relay, encode
-from shared.log.state_snapshots import records
 from shared.nats_server import NatsServer
 
 SERVICES = ("detector", "planner", "transition")
 
 MOST_READY_S = 5.0
-
-_UNANSWERED = 500
-"""Messages to the stream without an answer from the server."""
 
 _PATIENCE_S = "50"
 """``UNICRON_NODE_TIMEOUT_S``: nobody sends heartbeats here, and no event about that is to come into the log."""
@@ -64,7 +57,7 @@ async def measure(run_dir: Path, report: Report, *, only_with: bool) -> None:
         log = stack.enter_context(closing(EventLog(f"sqlite:///{run_dir / 'log.db'}")))
         last = log.last_position()
         began = time.perf_counter()
-        await _fill(nats, log, Path(store))
+        await fill(nats, log)
         report.line("stream", events=last, wall_s=round(time.perf_counter() - began, 1))
         for service in SERVICES:
             environment = _environment(service, run_dir, nats)
@@ -88,32 +81,6 @@ def _environment(service: str, run_dir: Path, nats: NatsServer) -> dict[str, str
         "UNICRON_NATS_CREDENTIAL": str(nats.keys.credential_file(service)),
         "UNICRON_NODE_TIMEOUT_S": _PATIENCE_S,
     }
-
-
-async def _fill(nats: NatsServer, log: EventLog, folder: Path) -> None:
-    """Give the stream the whole log, as relays do, but without an answer to each message."""
-    credential = credentials.read(nats.keys.credential_file("planner"))
-    bus = await Bus.connect(nats.url, credential=credential, name="benchmark")
-    try:
-        with closing(EventLog(f"sqlite:///{folder / 'empty.db'}")) as empty:
-            await Relay(empty, bus).run()  # makes the stream
-        client = await connect(nats.url, nkeys_seed_str=credential.seed)
-        try:
-            for record in records(log, 0):
-                headers = {"Nats-Msg-Id": record.hash, HASH_HEADER: record.hash}
-                subject = f"{SUBJECT}.{record.event.type}"
-                if record.position % _UNANSWERED == 0:  # the server drops what it has no room for
-                    await bus.jetstream.publish(subject, encode(record), headers=dict(headers))
-                else:
-                    await client.publish(subject, encode(record), headers=headers)
-                if record.position % _UNANSWERED == _UNANSWERED - 1:
-                    await client.flush()
-            await client.flush()
-        finally:
-            await client.close()
-        await Relay(log, bus).run()
-    finally:
-        await bus.close()
 
 
 async def _ready(service: str, environment: Mapping[str, str]) -> dict[str, Any]:

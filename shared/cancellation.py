@@ -1,7 +1,8 @@
 """Cancellation of asyncio tasks where a library loses or forges it (nats-py on Python 3.11).
 
 ``kept`` restores a cancellation that a library has swallowed, ``foreign`` tells the cancellation of an awaited future
-from that of the task itself, and ``end`` cancels a task until it is done. ``shared.bus`` and ``shared.log`` use them
+from that of the task itself, ``end`` cancels a task until it is done, and ``cancelled`` tasks that
+clean up. ``shared.bus`` and ``shared.log`` use them
 around calls of nats-py.
 """
 
@@ -54,6 +55,13 @@ def foreign() -> Iterator[None]:
         if task is not None and task.cancelling() == before:
             raise Foreign from err
         raise
+
+
+async def cancelled(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks once and wait for them. Their exceptions are not raised here."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def end(task: asyncio.Task[Any]) -> None:

@@ -10,11 +10,12 @@ class Changes:
     """Wakes the tasks that wait for a condition on some state, whenever that state changes."""
 
     def __init__(self) -> None:
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], None] = {}
+        """In the order in which they began to wait: they are woken in it."""
 
     def notify(self) -> None:
         """Have every waiting task evaluate its predicate again. To be called after each change of the state."""
-        waiters, self._waiters = self._waiters, set()
+        waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -23,8 +24,8 @@ class Changes:
         """Return when ``predicate()`` is true. An exception of the predicate ends the wait and is raised."""
         while not predicate():
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.add(waiter)
+            self._waiters[waiter] = None
             try:
                 await waiter
             finally:
-                self._waiters.discard(waiter)
+                self._waiters.pop(waiter, None)

@@ -144,11 +144,18 @@ class ReleaseTask(CommandBase):
     all_workers: bool = False
 
 
+def _with_kind(value: Any) -> Any:
+    """Refuse a command without a kind, as ``COMMAND`` does: any other one would be read as a release."""
+    if isinstance(value, dict) and "kind" not in value:
+        raise ValueError("kind: is needed")
+    return value
+
+
 Command = Annotated[
     Prepare | HoldTask | DrainTask | OpenStore | ConfigureTask | StopTask | ReleaseTask, Field(discriminator="kind")
 ]
 COMMAND: TypeAdapter[Command] = TypeAdapter(Command)
-RELEASE: TypeAdapter[ReleaseTask] = TypeAdapter(ReleaseTask)
+RELEASE: TypeAdapter[ReleaseTask] = TypeAdapter(Annotated[ReleaseTask, BeforeValidator(_with_kind)])
 CommandAdapter = TypeAdapter[Any]
 """Reads commands: of all kinds, or of one."""
 

@@ -19,6 +19,9 @@ from shared.errors import InvalidInput, Unavailable
 from shared.identities import Identity
 from shared.model import Model
 
+MOST_BYTES = 1 << 20
+"""Of a file: certificates of many authorities have a tenth of that."""
+
 _SEED_BYTES = 32
 """Of an Ed25519 key."""
 
@@ -65,13 +68,34 @@ def read(path: Path) -> Credential:
         InvalidInput: it cannot be read, or is no credential; the message does not repeat what is in it.
     """
     try:
-        return Credential.model_validate_json(path.read_bytes(), extra="ignore")
+        return _parse(path.read_bytes(), str(path))
     except OSError as err:
         raise InvalidInput(f"credential {path}: {err.strerror or err}") from err
+
+
+def read_descriptor(descriptor: int) -> Credential:
+    """Return the credential in an open file, which no child of this process gets from now on.
+
+    Reads from the beginning wherever the descriptor stands, so it can be done again, also by another process that has
+    the same descriptor.
+
+    Raises:
+        InvalidInput: it cannot be read, or is no credential; as ``read``.
+    """
+    try:
+        os.set_inheritable(descriptor, False)
+        return _parse(os.pread(descriptor, MOST_BYTES, 0), f"descriptor {descriptor}")
+    except OSError as err:
+        raise InvalidInput(f"credential in descriptor {descriptor}: {err.strerror or err}") from err
+
+
+def _parse(data: bytes, source: str) -> Credential:
+    try:
+        return Credential.model_validate_json(data, extra="ignore")
     except ValidationError as err:
         found = err.errors(include_url=False, include_input=False, include_context=False)[0]
         field = ".".join(str(part) for part in found["loc"])
-        raise InvalidInput(f"{path} is no credential: {field + ': ' if field else ''}{found['msg']}") from err
+        raise InvalidInput(f"{source} is no credential: {field + ': ' if field else ''}{found['msg']}") from err
 
 
 def write(path: Path, credential: Credential) -> None:

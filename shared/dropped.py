@@ -15,6 +15,15 @@ logger = logging.getLogger(__name__)
 COUNTER = "undecodable"
 """Name of the counter."""
 
+WRONG_SENDER = "wrong_sender"
+"""Name of the counter of messages that name another node than their subject (``shared.senders``)."""
+
+SIGNALS_REFUSED = "signals_refused"
+"""Name of an agent's counter of signals that the detector could not read, or that are too large for the bus."""
+
+REASONS = (COUNTER, WRONG_SENDER, SIGNALS_REFUSED)
+"""All of these counters: why messages were dropped."""
+
 MAX_LINES = 256
 """Sources and kinds that are told apart. What names itself at random fills neither memory nor log."""
 

@@ -7,6 +7,7 @@
         Undecodable         a message that is not readable here     422, exit 2
         UnreachableAddress  peers cannot reach a node's address     422, exit 2
       NotFound              no such task, plan, ...                 404, exit 3
+        Archived            events that are in no segment here      404, exit 3
       Conflict              name in use, wrong state, run dir taken 409, exit 4
         Fenced              older generation                        409, exit 4
         NameInUse           a living agent has the node's name      409, exit 4
@@ -105,6 +106,12 @@ class NotFound(UnicronError):
     code = "not-found"
     status = 404
     exit_code = 3
+
+
+class Archived(NotFound):
+    """Events were archived, and their segments are not where this program looks for them."""
+
+    code = "archived"
 
 
 class Conflict(UnicronError):

@@ -9,10 +9,11 @@ so handling a cause twice appends its effect once. Events of older schema versio
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from shared.codes import ReceivedCode
 from shared.event_base import ClusterEvent, TaskEvent
@@ -281,10 +282,9 @@ class StateMoved(ClusterEvent):
     failed_workers: list[str] = Field(default_factory=list)
     detail: str = ""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _upcast(cls, data: Any) -> Any:
-        return upcast(data) if isinstance(data, dict) else data
+
+def _upcast(data: Any) -> Any:
+    return upcast(data) if isinstance(data, dict) else data
 
 
 Event = Annotated[
@@ -308,10 +308,44 @@ Event = Annotated[
     | NodeLeft
     | ErrorDetected
     | PlanDecided
-    | StateMoved,
+    | Annotated[StateMoved, BeforeValidator(_upcast)],
     Field(discriminator="type"),
 ]
 EVENT: TypeAdapter[Event] = TypeAdapter(Event)
+
+EVENT_CLASSES: tuple[type[Event], ...] = tuple(
+    getattr(kind, "__origin__", kind) for kind in get_args(get_args(Event)[0])
+)
+"""The classes of all events."""
+
+_PARSERS: Mapping[str, Callable[[str], Event]] = {
+    kind.model_fields["type"].default: kind.__pydantic_validator__.validate_json for kind in EVENT_CLASSES
+}
+"""Event type -> the parser of its present schema alone."""
+
+
+def parsed(kind: object, text: str) -> Event:
+    """Return the event in a text, as ``EVENT.validate_json`` does; faster where its type is known beforehand.
+
+    Nothing has to be found out then, and an event of the present schema need not be upcast. Any other text, and any
+    that is wrong, goes to ``EVENT``.
+
+    Args:
+        kind: the type that the event is said to have.
+        text: the event as JSON.
+
+    Raises:
+        ValidationError: it is no event.
+        ValueError, TypeError: it is no text.
+    """
+    if isinstance(kind, str) and (parse := _PARSERS.get(kind)) is not None:
+        try:
+            event = parse(text)
+            if "type" in event.model_fields_set:  # else the text does not say its type
+                return event
+        except ValidationError:
+            pass
+    return EVENT.validate_json(text)
 
 
 class Recorded(Model):

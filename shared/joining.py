@@ -8,13 +8,17 @@ from typing import Any
 
 from shared import credentials
 from shared.credentials import Credential
+from shared.endpoints import check_servers
 from shared.errors import InvalidInput
 from shared.identities import SERVICES, node_of
 from shared.names import host_label
-from shared.settings import Settings, check_servers
+from shared.settings import Settings
 
 CREDENTIAL = "UNICRON_NATS_CREDENTIAL"
 """Variable of the setting ``nats_credential``."""
+
+CREDENTIAL_FD = "UNICRON_NATS_CREDENTIAL_FD"
+"""Variable of the setting ``nats_credential_fd``."""
 
 
 def credential_of(settings: Settings) -> Credential:
@@ -23,9 +27,12 @@ def credential_of(settings: Settings) -> Credential:
     Raises:
         InvalidInput: they name none, or a file cannot be used.
     """
-    if settings.nats_credential is None:
+    if settings.nats_credential_fd is not None:
+        found = credentials.read_descriptor(settings.nats_credential_fd)
+    elif settings.nats_credential is not None:
+        found = credentials.read(settings.nats_credential)
+    else:
         raise _refused("nats_credential", None, "is needed: the file that `unicron node add` or `unicron keys` made")
-    found = credentials.read(settings.nats_credential)
     if settings.nats_ca_file is None:
         return found
     try:
@@ -71,11 +78,13 @@ def node_name() -> str:
     """Return the name of this machine's node before the settings are read: errors in them are logged under it."""
     if given := os.environ.get("UNICRON_NODE"):
         return given
-    if path := os.environ.get(CREDENTIAL):
-        try:
+    try:
+        if descriptor := os.environ.get(CREDENTIAL_FD):
+            return node_of(credentials.read_descriptor(int(descriptor)).identity) or host_label()
+        if path := os.environ.get(CREDENTIAL):
             return node_of(credentials.read(Path(path)).identity) or host_label()
-        except InvalidInput:
-            pass  # reported when the settings are used
+    except (InvalidInput, ValueError):
+        pass  # reported when the settings are used
     return host_label()
 
 

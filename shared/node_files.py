@@ -63,7 +63,10 @@ class ListOutput(Message):
 
 
 class ReadOutput(Message):
-    """Read the output of one process."""
+    """Read the output of one process.
+
+    ``skips``: whether the reply may begin behind ``offset``, where what was there is left out (``FilesReply.offset``).
+    """
 
     kind: Literal["read-output"] = "read-output"
     task: Name
@@ -71,6 +74,7 @@ class ReadOutput(Message):
     worker: WorkerName
     offset: Offset
     limit: Limit = CHUNK_BYTES
+    skips: bool = False
 
 
 class DescribeResult(Message):
@@ -129,9 +133,9 @@ class FilesReply(Message):
     """The reply to a request.
 
     ``code``: of a failed one, that of the exception (``shared.errors``); ``detail``: why, for people. ``files``,
-    ``more``: of a listing, and whether there are further ones. ``size_bytes``: of the file. ``version``: another one
-    once the file was changed. ``sha256``: digest of the file in hexadecimal, empty while it is not known. ``problems``:
-    of inputs.
+    ``more``: of a listing, and whether there are further ones. ``size_bytes``: of the file. ``offset``: where the bytes
+    begin that were read; None: where it was asked for. ``version``: another one once the file was changed. ``sha256``:
+    digest of the file in hexadecimal, empty while it is not known. ``problems``: of inputs.
     """
 
     ok: bool = True
@@ -140,6 +144,7 @@ class FilesReply(Message):
     files: Annotated[list[OutputFile], Field(max_length=LIST_LIMIT)] = Field(default_factory=list)
     more: bool = False
     size_bytes: Integer = 0
+    offset: Integer | None = None
     version: str = ""
     sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     problems: Annotated[list[InputProblem], Field(max_length=LIST_LIMIT)] = Field(default_factory=list)

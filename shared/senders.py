@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from shared.dropped import COUNTER
+from shared.dropped import COUNTER, WRONG_SENDER
 from shared.errors import Undecodable
 from shared.messages import shown
-
-WRONG_SENDER = "wrong_sender"
-"""Name of the counter of messages that name another node than their subject."""
 
 
 class WrongSender(Undecodable):

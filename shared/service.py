@@ -9,20 +9,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import logging
 import os
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
 from pydantic import Field, TypeAdapter
 
-from shared import common_time
+from shared import cancellation, common_time, metrics
 from shared.bus import Bus
 from shared.clock import PROCESS_CLOCK
 from shared.credentials import Credential
 from shared.dropped import DroppedMessages
+from shared.endpoints import listening
 from shared.errors import Unavailable, UnicronError
 from shared.joining import check_identity, credential_of, joined
 from shared.log_lines import log_to_stderr
@@ -76,7 +80,7 @@ class Context:
     """What a service gets from the frame.
 
     ``opened``: the journal, if the process opens one. ``stop``: set when the process was asked to end; ``ending``: what
-    that does. ``counters``: numbers by name that the service reports with its health.
+    that does. ``counters``: numbers by name that the service reports with its health. ``registry``: its metrics.
     """
 
     settings: Settings
@@ -88,6 +92,10 @@ class Context:
     outages: Outages = field(default_factory=Outages)
     is_ready: bool = field(default=False, init=False)
     counters: dict[str, int] = field(default_factory=dict, init=False)
+    registry: CollectorRegistry = field(default_factory=metrics.new_registry, init=False)
+
+    def __post_init__(self) -> None:
+        self.registry.register(metrics.StateMetrics(self._metrics))
 
     @property
     def journal(self) -> Journal:
@@ -101,8 +109,13 @@ class Context:
         return self.opened
 
     def ready(self) -> None:
-        """Report that the service works from now on: with a line ``ready`` on stdout, and in its health."""
+        """Report that the service works from now on: with a line ``ready`` on stdout, and in its health.
+
+        What the process has loaded by then stays for as long as it lives. Frozen, it is not visited by the garbage
+        collector, which otherwise stops the process for a tenth of a second or more each time it visits everything.
+        """
         if not self.is_ready:
+            gc.freeze()
             self.is_ready = True
             print("ready", flush=True)
 
@@ -111,6 +124,28 @@ class Context:
         detail = self.outages.detail or ("" if self.is_ready else "starting")
         health = Health(name=self.name, pid=os.getpid(), ready=not detail, detail=detail, counters=self.counters)
         return health.model_dump_json().encode()
+
+    def _metrics(self) -> Iterator[Metric]:
+        """Yield the metrics that every service and agent has."""
+        yield metrics.gauge(
+            "unicron_build_info", "1, with the version.", {(self.name, metrics.version()): 1.0}, "service", "version"
+        )
+        ready = float(self.is_ready and not self.outages.detail)
+        yield metrics.gauge("unicron_ready", "Whether the process works.", {(self.name,): ready}, "service")
+        yield from metrics.dropped(self.counters, self.name)
+        connected, reconnects = float(self.bus.connected), float(self.bus.reconnects)
+        yield metrics.gauge("unicron_bus_connected", "Whether NATS is reached.", {(self.name,): connected}, "service")
+        text = "Connections to NATS after the first."
+        yield metrics.counter("unicron_bus_reconnects_total", text, {(self.name,): reconnects}, "service")
+        if self.opened is not None:
+            yield from self._log_metrics(self.opened)
+
+    def _log_metrics(self, journal: Journal) -> Iterator[Metric]:
+        handled, relayed = {(self.name,): float(journal.handled)}, {(self.name,): float(journal.relayed)}
+        text = "Position of the log up to which the process has handled it."
+        yield metrics.gauge("unicron_log_handled_position", text, handled, "service")
+        text = "Position up to which the process knows that the log's stream has it."
+        yield metrics.gauge("unicron_log_relayed_position", text, relayed, "service")
 
 
 Main = Callable[[Context], Coroutine[Any, Any, None]]
@@ -124,7 +159,7 @@ def run(name: str, main: Main, *, journal: bool = True) -> int:
         main: the service's own work. SIGTERM and SIGINT set ``Context.stop`` and cancel it (``Ending``).
         journal: whether the process opens the event log (node agents do not).
     """
-    log_to_stderr(name)
+    log_to_stderr(name, node="" if journal else name.removeprefix(AGENT))
     hide_memory()
     if not watch_parent():
         logger.error("the parent is gone")
@@ -182,6 +217,12 @@ async def _work(
         stack.push_async_callback(bus.close)
         context = Context(settings, bus, None, stop, name, ending)
         bus.dropped = DroppedMessages(context.counters)
+        if (address := listening(settings.metrics_address)) is not None:
+            # Most processes need no HTTP server, and an agent starts faster without one.
+            from shared.metrics_server import keep_serving
+
+            serving = keep_serving(context.registry, *address, settings.allowed_host_names)
+            stack.push_async_callback(cancellation.cancelled, asyncio.create_task(serving, name="metrics"))
         await bus.serve(f"{HEALTH}.{name}", context.health)
         if with_journal:
             # Node agents have no journal, and start in two thirds of the time without SQLAlchemy.
@@ -189,10 +230,11 @@ async def _work(
             from shared.log.log import EventLog
 
             await common_time.join(bus, PROCESS_CLOCK)
-            opening = functools.partial(EventLog, settings.log_database_url)
+            opening = functools.partial(EventLog, settings.log_database_url, segments=settings.log_segments)
             log = await context.outages.outlast(LOG, opening, limit_s=limit_s, starting=True)
             stack.callback(log.close)
-            context.opened = await stack.enter_async_context(Journal(log, bus, context.outages))
+            journal = Journal(log, bus, context.outages, settings.log_stream_replicas)
+            context.opened = await stack.enter_async_context(journal)
         await _until_done(main(context), bus)
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from shared.endpoints import check_servers, listening
 from shared.errors import InvalidInput
 from shared.names import Label, Name, host_label
 from shared.tasks import CHECKPOINT_URL
@@ -111,6 +111,9 @@ class Settings(BaseSettings):
     Where it is not set, the servers that the credential names count."""
     nats_credential: Path | None = None
     """File with which this process proves to NATS who it is (``shared.credentials``)."""
+    nats_credential_fd: int | None = Field(default=None, ge=3)
+    """Descriptor of the same, opened by whoever started this process; it counts before ``nats_credential``. The user of
+    this process then needs no right to the file. Each supervisor passes the credential to its agents in this way."""
     nats_ca_file: Path | None = None
     """Certificates (PEM) of those who vouch for the NATS servers (``tls://``); none: those in the credential, or else
     the system's."""
@@ -122,6 +125,13 @@ class Settings(BaseSettings):
     failing over, which takes half a minute; after this time it ends, so that a wrong address shows."""
     log_url: str = ""
     """SQLAlchemy URL of the log; empty: SQLite at ``<run_dir>/log.db``."""
+    log_segments: Path | None = None
+    """Folder of the segments of a log that was cut over (docs/log.md); none: the folder to which it was archived."""
+
+    log_stream_replicas: int = Field(default=1, ge=1, le=5)
+    """On how many servers of a NATS cluster the log's stream is kept; JetStream allows five. A stream that has fewer
+    gets more; one that has more keeps them. The stream can be rebuilt from the table, so this decides whether the
+    services wait while one NATS server is away, and not whether events are lost."""
 
     state_snapshot_events: int = Field(default=10_000, ge=0)
     """After how many events detector, planner and transition each write their state to ``<run_dir>/state-snapshots``,
@@ -166,7 +176,18 @@ class Settings(BaseSettings):
     """Directories on this node, separated by commas, below which the secrets of tasks are. Empty: any file that the
     agent can read; with ``rank_uids``, none. The agent reads it."""
     server: str = "http://127.0.0.1:8642"
-    """Address of the API for the CLI."""
+    """Address of the API for the CLI, and in the links of notices."""
+    webhook_url: str = Field(default="", pattern=r"^$|^https?://[^/\s]+\S*$")
+    """Where the api sends a notice of each incident (docs/monitoring.md). Empty: nowhere."""
+    webhook_secret_file: Path | None = None
+    """File with the secret by which notices are signed: ``whsec_`` and the base64 of 24 bytes or more."""
+
+    log_format: Literal["text", "json"] = "text"
+    """Log lines for people, or as JSON with the ids of task and incident (``shared.log_lines``)."""
+    metrics_address: str = ""
+    """Where this process serves its metrics (``/metrics``, docs/monitoring.md): ``HOST:PORT``, or ``PORT`` of the
+    loopback address. Empty: nowhere. Each process on a machine needs a port of its own. The api has them at its own
+    address."""
 
     node: Name = Field(default_factory=host_label, validate_default=False)
     """Name of this node: 1 to 63 lower-case letters, digits and hyphens, like the name of a task. Default: the host
@@ -186,6 +207,13 @@ class Settings(BaseSettings):
     follows from the task's name, and under the group of the same number. The agent then has to be root. A large range
     (``1000000000-1999999999``) keeps two tasks from having the same. Empty: they run as the agent's user, and can do
     what it can."""
+
+    rank_output_bytes: int = Field(default=64 << 20, ge=0)
+    """How much of a rank's output stays on its node, in bytes: at least the newest half of it. A rank prints some lines
+    a step, so this is weeks of them, and what a loop of errors prints in seconds. 0: all. The agent reads it."""
+    rank_output_files: int = Field(default=8, ge=0)
+    """Of how many processes of a worker, the newest, the output of one task stays on its node: those of the incidents
+    that are still looked into. 0: of all. The agent reads it."""
 
     heartbeat_interval_s: Seconds = 0.25
     """Four heartbeats a second cost four small messages; the interval bounds how late a lost node is noticed."""
@@ -256,6 +284,15 @@ class Settings(BaseSettings):
         except InvalidInput as err:
             raise PydanticCustomError("nats-url", "{text}", {"text": err.detail}) from err
 
+    @field_validator("metrics_address")
+    @classmethod
+    def _check_metrics_address(cls, value: str) -> str:
+        try:
+            listening(value)
+        except InvalidInput as err:
+            raise PydanticCustomError("listening", "{text}", {"text": err.detail}) from err
+        return value
+
     @field_validator("rank_uids")
     @classmethod
     def _check_rank_uids(cls, value: str) -> str:
@@ -325,28 +362,6 @@ def read_settings(**given: Any) -> Settings:
 
 def _directories(text: str) -> list[Path]:
     return [Path(path) for part in text.split(",") if (path := part.strip())]
-
-
-def check_servers(text: str) -> str:
-    """Return the URLs of NATS servers in a text, separated by commas.
-
-    Raises:
-        InvalidInput: one is no such URL, or some have TLS and others have not: a client verifies all of them or none.
-    """
-    servers = [server.strip() for server in text.split(",")]
-    if wrong := [server for server in servers if not _is_nats_url(server)]:
-        raise InvalidInput(f"{wrong[0]!r} is not nats://HOST:PORT or tls://HOST:PORT; several are separated by commas")
-    if len({urlsplit(server).scheme for server in servers}) > 1:
-        raise InvalidInput("some servers are nats:// and others are tls://; all have to be of one kind")
-    return ",".join(servers)
-
-
-def _is_nats_url(text: str) -> bool:
-    try:
-        url = urlsplit(text)
-        return url.scheme in ("nats", "tls") and bool(url.hostname) and url.port != 0
-    except ValueError:  # a port that is no number
-        return False
 
 
 def _problems(item: Any) -> list[dict[str, Any]]:

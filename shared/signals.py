@@ -90,13 +90,15 @@ class RankSignal(SignalBase):
 class ProcessExited(RankSignal):
     """A rank's process ended unexpectedly. ``exit_code``: the exit status, or the negative number of a signal.
 
-    ``last_output``: the end of the process's output, for the reader of the incident.
+    ``last_output``: the end of the process's output, for the reader of the incident. ``oom_killed``: whether the kernel
+    had just ended a process of the node because memory was used up.
     """
 
     kind: Literal["process-exited"] = "process-exited"
     pid: Integer
     exit_code: Integer
     last_output: str = ""
+    oom_killed: bool = False
 
 
 class RankRaised(RankSignal):

@@ -51,13 +51,15 @@ class StateCodec(Generic[S]):
     def __init__(self, kind: type[S]) -> None:
         self._adapter: TypeAdapter[S] = TypeAdapter(kind)
 
-    def dump(self, state: S) -> bytes:
-        """Return the text of a state.
+    def dump(self, state: S, *, defaults: bool = True) -> bytes:
+        """Return the text of a state. ``defaults``: also fields that have their default, which makes it no other state.
 
         Raises:
             pydantic_core.PydanticSerializationError: a value has another type than its annotation.
         """
-        return self._adapter.dump_json(state, by_alias=False, warnings="error", context=_STATE)
+        return self._adapter.dump_json(
+            state, by_alias=False, warnings="error", context=_STATE, exclude_defaults=not defaults
+        )
 
     def load(self, text: bytes) -> S:
         """Return the state that ``dump`` has written.

@@ -48,6 +48,9 @@ _RESULT = Path("result", "parameters.safetensors")
 DIGEST_SLICE_S = 0.5
 """How long one request computes a digest: below every time-out of a request. The next request goes on from there."""
 
+_READS = 3
+"""How often output is read, at most, while the agent frees it meanwhile: it does so every quarter of a second."""
+
 _DIGEST_BLOCK_BYTES = 1 << 20
 """How much is read at a time for a digest: a millisecond's work."""
 
@@ -88,7 +91,7 @@ class TaskFolders:
                 return FilesReply(files=files[:LIST_LIMIT], more=len(files) > LIST_LIMIT), b""
             case ReadOutput():
                 name = f"{request.generation}-{request.worker.replace('/', '-')}.log"
-                return self._read(request.task, Path("output", name), request)
+                return self._read(request.task, Path("output", name), request, skips=request.skips)
             case DescribeResult():
                 return self._describe(request), b""
             case ReadResult():
@@ -104,10 +107,17 @@ class TaskFolders:
         except OSError:
             return []  # the task has no process here
 
-    def _read(self, task: str, path: Path, request: ReadOutput | ReadResult) -> tuple[FilesReply, bytes]:
+    def _read(
+        self, task: str, path: Path, request: ReadOutput | ReadResult, *, skips: bool = False
+    ) -> tuple[FilesReply, bytes]:
         with self._opened(task, path) as (descriptor, status):
-            data = os.pread(descriptor, request.limit, request.offset)
-        return FilesReply(size_bytes=status.st_size, version=_version(status)), data
+            offset, data = request.offset, b""
+            for _ in range(_READS):
+                offset = _data_from(descriptor, offset) if skips else offset
+                data = os.pread(descriptor, request.limit, offset)
+                if not skips or _data_from(descriptor, offset) == offset:
+                    break  # or else the agent has freed meanwhile what was to be read
+        return FilesReply(size_bytes=status.st_size, offset=offset, version=_version(status)), data
 
     def _describe(self, request: DescribeResult) -> FilesReply:
         path = _result_path(request.generation)
@@ -167,6 +177,14 @@ class TaskFolders:
             raise Unavailable(f"{path} of task {task!r} cannot be read: {err.strerror or err}") from err
         finally:
             os.close(descriptor)
+
+
+def _data_from(descriptor: int, offset: int) -> int:
+    """Return where the first data of a file from an offset on are; agents make holes (``services.agent``)."""
+    try:
+        return os.lseek(descriptor, offset, os.SEEK_DATA)
+    except OSError:
+        return offset  # there are none, or the file system knows no holes
 
 
 def _output_file(entry: os.DirEntry[str], nodes: set[str]) -> OutputFile | None:

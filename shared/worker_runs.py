@@ -105,15 +105,16 @@ def full_members(value: Any) -> Any:
         return value
     if not all(isinstance(group, Mapping) and isinstance(group.get("workers"), str) for group in value):
         return value
-    placed: list[tuple[str, Any]] = []
+    members: list[dict[str, Any]] = []
     for group in value:
-        placed += [(worker, group.get("source")) for worker in workers_of(group["workers"])]
-        if len(placed) > MAX_WORKERS:
+        source = group.get("source")
+        members += [
+            {"rank": rank, "worker": worker, "node": worker.rpartition("/")[0], "source": source}
+            for rank, worker in enumerate(workers_of(group["workers"]), start=len(members))
+        ]
+        if len(members) > MAX_WORKERS:
             raise ValueError(f"more than {MAX_WORKERS} members")
-    return [
-        {"rank": rank, "worker": worker, "node": worker.rpartition("/")[0], "source": source}
-        for rank, (worker, source) in enumerate(placed)
-    ]
+    return members
 
 
 def short_change(change: dict[str, Any]) -> dict[str, Any]:

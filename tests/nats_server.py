@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from shared import credentials
@@ -22,8 +23,11 @@ def rights_of(identity: str) -> Rights | None:
 class OpenServer(NatsServer):
     """A server whose key directory has the tests' identity."""
 
-    def __init__(self, directory: Path, *, port: int = 0, keys: KeyDirectory | None = None) -> None:
-        super().__init__(directory, port=port, keys=keys or KeyDirectory(directory.resolve() / "keys", rights_of))
+    def __init__(
+        self, directory: Path, *, port: int = 0, keys: KeyDirectory | None = None, tls: Sequence[str] = ()
+    ) -> None:
+        own = keys or KeyDirectory(directory.resolve() / "keys", rights_of)
+        super().__init__(directory, port=port, keys=own, tls=tls)
         self.keys.make(more=[TEST])
 
     @property

@@ -58,7 +58,7 @@ def decide(state: State, at: datetime) -> tuple[State, list[Effect]]:
     while progress:
         progress = False
         # Again while anything changes: another task's part may wait for what one part has released.
-        for task in sorted(state.parts):
+        for task in sorted(state.tasks):
             after, new = _advance(state, task, at)
             progress = progress or after is not state
             state = after
@@ -69,8 +69,8 @@ def decide(state: State, at: datetime) -> tuple[State, list[Effect]]:
 
 def _advance(state: State, task: str, at: datetime) -> tuple[State, list[Effect]]:
     """Take one step of a task's part; return the same state if there is none to take."""
-    part = state.parts[task]
-    if not part.active:
+    part = state.task(task).part
+    if part is None or not part.active:
         return state, []
     failure = _new_failure(state, part)
     if failure is not None:
@@ -128,7 +128,7 @@ def _continue_prepare(state: State, part: Part, run: PhaseRun) -> tuple[State, l
     if new:
         run = replace(run, outstanding={**run.outstanding, **{s.command.command_id: s for s in new}})
         starting = {w for send in new for w in send.workers}
-        occupied = state.occupied.get(part.task, frozenset()) | starting
+        occupied = state.task(part.task).occupied | starting
         state = state.with_leaving(part.task, drop=starting)
         return state.with_part(part.with_run(Phase.PREPARE, run)).with_occupied(part.task, occupied), list(new)
     if TimerName.WAIT not in part.timers and not is_preparing(part) and state.alive(unready(part)):
@@ -172,7 +172,7 @@ def _new_failure(state: State, part: Part) -> Failure | None:
             return Failure(phase, FailureCode.NODE_LOST, f"members on {nodes}", lost)
     if part.failures:
         return None
-    if part.change.prepare and part.task not in state.specs:
+    if part.change.prepare and state.task(part.task).spec is None:
         return Failure(Phase.PREPARE, FailureCode.UNKNOWN_TASK, "its specification is not in the log", ())
     if TimerName.WAIT in part.fired and (waiting := not_yet_free(state, part, unready(part))):
         return Failure(Phase.PREPARE, FailureCode.OCCUPIED, f"never released: {', '.join(waiting)}", ())

@@ -55,7 +55,7 @@ def evolve(state: State, event: Input) -> State:
         case Replied():
             return _replied(state, event)
         case TimerFired(plan=plan, task=task, name=name):
-            part = state.parts.get(task)
+            part = state.task(task).part
             if part is None or part.plan != plan or not part.active:
                 return state
             return state.with_part(replace(part, fired=part.fired | {name}))
@@ -63,7 +63,7 @@ def evolve(state: State, event: Input) -> State:
 
 def fold_moved(state: State, event: StateMoved) -> State:
     """Fold a state-moved event. One of a superseded plan, or one that was folded before, changes nothing."""
-    part = state.parts.get(event.task)
+    part = state.task(event.task).part
     if part is None or part.plan != event.plan or event.phase in part.moved:
         return state
     state = _moved_step(state, event)
@@ -73,7 +73,7 @@ def fold_moved(state: State, event: StateMoved) -> State:
             # They have not stopped: the task trains on.
             state = state.with_leaving(event.task, drop=to_stop(part))
         return state.with_part(part.ended(Outcome.FAILED))
-    occupied = state.occupied.get(event.task, frozenset())
+    occupied = state.task(event.task).occupied
     for phase in Phase:
         if moved_phase(part, phase) == event.phase:
             part = replace(part, done=part.done | before(phase) | {phase})
@@ -107,11 +107,11 @@ def _logged(state: State, event: Event) -> State:
         case TaskProgressed(task=task, step=step) | TaskCheckpointed(task=task, step=step):
             return state.with_step(task, step)
         case TaskStopRequested(task=task, lose_steps=True):
-            return replace(state, may_lose=state.may_lose | {task})
+            return state.with_task(task, replace(state.tasks[task], may_lose=True)) if task in state.tasks else state
         case TaskFinished() | TaskFailed():
             return _task_ended(state, event.task)
         case TaskStopped():
-            return _task_ended(_saved(state, event.task), event.task)
+            return _task_ended(_saved(state, event.task), event.task, stopped=True)
         case ErrorDetected():
             if event.task is not None and event.step is not None:
                 state = state.with_step(event.task, event.step)
@@ -135,49 +135,46 @@ def _logged(state: State, event: Event) -> State:
 
 def _planned(state: State, plan: PlanDecided, change: TaskChange) -> State:
     """Give the task a part of the plan, in place of the part that it has."""
-    task = change.task
+    name = change.task
+    task = state.task(name)
     generations = [stage.generation for stage in change.stages]
-    generation = max([*generations, change.from_generation, state.generations.get(task, 0)])
+    generation = max([*generations, change.from_generation, task.generation])
     part = Part(plan=plan.plan, incident=plan.incident, change=change, generation=generation)
-    gone = tuple(sorted(state.leaving.get(task, frozenset()) & set(change.survivors)))
+    gone = tuple(sorted(task.leaving & set(change.survivors)))
     if gone:
         detail = f"an earlier plan released {', '.join(gone)}"
         part = part.with_failure(Failure(Phase.HOLD, FailureCode.RELEASED, detail, gone))
     alive = state.alive([*change.survivors, *change.failed, *change.release])
-    state = replace(state, generations={**state.generations, task: generation})
-    return state.with_part(part).with_occupied(task, state.occupied.get(task, frozenset()) | alive)
+    state = state.with_task(name, replace(task, generation=generation))
+    return state.with_part(part).with_occupied(name, task.occupied | alive)
 
 
 def _moved_step(state: State, event: StateMoved) -> State:
     if event.phase in ("resumed", "restored"):
         # Not the maximum: the task may have gone back to an older step, and computes the steps since then again.
-        return replace(state, steps={**state.steps, event.task: event.step})
+        return state.with_task(event.task, replace(state.task(event.task), step=event.step))
     return state.with_step(event.task, event.step)
 
 
 def _submitted(state: State, event: TaskSubmitted) -> State:
-    task = event.task
-    part = state.parts.get(task)
-    if part is None or not part.active:
+    task = replace(state.task(event.task), spec=event.spec, step=event.step, ended=False, may_lose=False)
+    if task.part is None or not task.part.active:
         # A task that reuses the name of an ended one starts without processes.
-        state = state.with_occupied(task, ()).with_leaving(task, drop=state.leaving.get(task, ()))
-    specs, steps = {**state.specs, task: event.spec}, {**state.steps, task: event.step}
-    ended, may_lose = state.ended - {task}, state.may_lose - {task}
-    return replace(state, specs=specs, steps=steps, ended=ended, may_lose=may_lose)
+        task = replace(task, occupied=frozenset(), leaving=frozenset())
+    return state.with_task(event.task, task)
 
 
-def _task_ended(state: State, task: str) -> State:
-    """Fold the end of a task. Its part is superseded, unless the plan itself ends the task."""
-    state = replace(state, ended=state.ended | {task})
-    part = state.parts.get(task)
-    if part is None or not part.active or part.change.action in ENDINGS:
-        return state
-    return state.with_part(part.ended(Outcome.SUPERSEDED))
+def _task_ended(state: State, name: str, *, stopped: bool = False) -> State:
+    """Fold the end of a task, or of a pause. Its part is superseded, unless the plan itself ends the task."""
+    part = state.task(name).part
+    if part is not None and part.active and part.change.action not in ENDINGS:
+        state = state.with_part(part.ended(Outcome.SUPERSEDED))
+    return state.with_ended(name, paused=stopped and part is not None and part.change.action == "pause")
 
 
 def _saved(state: State, task: str) -> State:
     """Fold that the log says where the task's state was saved."""
-    part = state.parts.get(task)
+    part = state.task(task).part
     return state if part is None or not part.active else state.with_part(replace(part, saved=True))
 
 
@@ -211,7 +208,7 @@ def _node_returned(state: State, event: NodeReturned) -> State:
 def _node_lost(state: State, node: str) -> State:
     """Fold a node that is lost or has left: its processes are gone, and nobody waits for its replies."""
     state = _vacated(replace(state, lost=state.lost | {node}), node)
-    for part in state.parts.values():
+    for part in state.parts():
         gone = [cid for cid, send in part.outstanding().items() if send.node == node]
         if not gone:
             continue
@@ -223,16 +220,18 @@ def _node_lost(state: State, node: str) -> State:
 
 def _vacated(state: State, node: str) -> State:
     """Return the state in which no task occupies a worker of the node."""
-    for task, workers in state.occupied.items():
-        state = state.with_occupied(task, (w for w in workers if node_of(w) != node))
-    return state
+    tasks = {
+        name: replace(task, occupied=frozenset(w for w in task.occupied if node_of(w) != node))
+        for name, task in state.tasks.items()
+    }
+    return replace(state, tasks=tasks)
 
 
 # ---- replies
 
 
 def _replied(state: State, event: Replied) -> State:
-    for part in state.parts.values():
+    for part in state.parts():
         for phase, run in part.runs.items():
             if event.command_id in run.outstanding:
                 return _phase_replied(state, part, phase, event)
@@ -264,7 +263,7 @@ def _phase_done(state: State, part: Part, phase: Phase, workers: Iterable[str]) 
     if phase is Phase.PREPARE:
         return state.with_part(replace(part, ready=part.ready | set(workers)))
     if phase in (Phase.FREE, Phase.RELEASE, Phase.STOP):
-        return state.with_occupied(part.task, state.occupied.get(part.task, frozenset()) - set(workers))
+        return state.with_occupied(part.task, state.task(part.task).occupied - set(workers))
     return state
 
 

@@ -14,6 +14,7 @@ from datetime import datetime
 
 from services.transition.decide import decide
 from services.transition.evolve import evolve
+from services.transition.metrics import TransitionMetrics
 from services.transition.state import (
     Append,
     Cancel,
@@ -34,6 +35,7 @@ from shared.dropped import DroppedMessages
 from shared.errors import Unavailable, Undecodable
 from shared.events import Recorded
 from shared.log.own_events import OwnEvents
+from shared.log_lines import concerning, ids
 from shared.messages import decode
 from shared.model import Clock, utc_now
 from shared.service import Context, run
@@ -80,6 +82,7 @@ class Transition:
         self._requests: dict[str, asyncio.Task[None]] = {}
         """Command id -> the task that waits for the reply."""
         self._own = OwnEvents()
+        self._metrics = TransitionMetrics(context.registry, lambda: self._state)
 
     async def run(self) -> None:
         """Fold the log, continue the unfinished parts, and serve until cancelled.
@@ -150,14 +153,25 @@ class Transition:
 
         Outages of the bus do not count towards the time-out: no agent can reply then, and all nodes would be blamed.
         """
+        part = self._state.task(send.command.task).part
+        incident = part.incident if part is not None and part.plan == send.command.plan else None
+        with concerning(ids(send.command, node=send.node, incident=incident)):
+            await self._replied(send)
+
+    async def _replied(self, send: Send) -> None:
         command_id = send.command.command_id
         logger.info("%s of %s to %s", send.command.kind, send.command.task, send.node)
         reply: Reply | None = None
+        began_s = asyncio.get_running_loop().time()
+        self._metrics.sent(send.command)
         try:
             async with asyncio.timeout(send.timeout_s) as limit:
                 reply = await self._reply(send, limit)
         except TimeoutError:
             logger.warning("%s of %s: no reply from %s", send.command.kind, send.command.task, send.node)
+        finally:
+            self._metrics.ended(send.command)
+        self._metrics.replied(send.command, reply, asyncio.get_running_loop().time() - began_s)
         if reply is not None and not reply.ok and reply.code is not FailureCode.FENCED:
             logger.warning("%s of %s at %s: %s %s", send.command.kind, send.command.task, send.node, reply.code, reply)
         await self._inputs.put(Replied(command_id, reply, self._clock()))

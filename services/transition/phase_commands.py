@@ -55,7 +55,7 @@ def commands(state: State, part: Part, phase: Phase) -> list[Send]:
 
 def prepare_commands(state: State, part: Part) -> list[Send]:
     """Return ``Prepare`` for each worker that is free now and whose ``Prepare`` was not sent yet."""
-    spec = state.specs.get(part.task)
+    spec = state.task(part.task).spec
     waiting = unready(part) - preparing(part)
     if spec is None or not waiting:
         return []
@@ -115,7 +115,7 @@ def _drain(state: State, part: Part, phase: Phase) -> list[Send]:
 
 def _stop(state: State, part: Part, phase: Phase) -> list[Send]:
     # A pause makes room for other tasks in any case: it cannot be refused.
-    lose = part.task in state.may_lose or part.change.action == "pause"
+    lose = state.task(part.task).may_lose or part.change.action == "pause"
     return _per_node(
         state, part, phase, to_stop(part), lambda base, mine: StopTask(**base, workers=mine, lose_steps=lose)
     )
@@ -145,7 +145,7 @@ def _configure(state: State, part: Part, phase: Phase) -> list[Send]:
     store = run.replies[-1]
 
     def build(base: dict[str, Any], _: list[str]) -> Command:
-        fault_step = state.steps.get(part.task, 0)
+        fault_step = state.task(part.task).step
         return ConfigureTask(**base, stage=stage, store_host=store.host, store_port=store.port, fault_step=fault_step)
 
     return _per_node(state, part, phase, members(stage), build, salt=f"{store.host}:{store.port}")

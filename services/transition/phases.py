@@ -122,7 +122,7 @@ def to_release(state: State, part: Part) -> list[str]:
     example one that a superseded plan has started. Such a process would otherwise occupy its worker for ever.
     """
     change = part.change
-    occupied = state.occupied.get(part.task, frozenset())
+    occupied = state.task(part.task).occupied
     if change.action in ENDINGS:
         return sorted({*occupied, *change.survivors, *change.failed, *change.release})
     return sorted({*change.release} | (occupied - kept(part) - {*change.failed, *change.prepare}))

@@ -2,12 +2,15 @@
 
 Plain Python solves small problems, and a process that has only small problems never loads numba. The first larger
 problem loads numba, which takes about a second, and compiles the kernels, which takes tens of seconds once for each
-version and kind of processor: the result is kept in ``cache_directory``.
+version and kind of processor: the result is kept in ``cache_directory``. Without numba (extra ``fast``) plain Python
+solves large problems too, 20 to 110 times slower (docs/planner.md).
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import logging
 import os
 import tempfile
 import threading
@@ -17,6 +20,8 @@ from types import FunctionType, SimpleNamespace
 from typing import Any
 
 from shared.planning.kernels import arrays, objective, optimum, relaxation, search
+
+logger = logging.getLogger(__name__)
 
 PLAIN_WORK = 20_000
 """Items times workers up to which plain Python solves a problem, in some tens of ms, while nothing is compiled."""
@@ -30,10 +35,22 @@ plain = SimpleNamespace(**_sources)
 
 
 def namespace(work: int) -> Any:
-    """Return the kernels for a problem of this work: plain Python for a small one while nothing is compiled."""
+    """Return the kernels for a problem of this work: plain Python for a small one while nothing is compiled.
+
+    For a large one, too, where numba is not installed.
+    """
     if work <= PLAIN_WORK and _compiled.cache_info().currsize == 0:
         return plain
-    return compiled()
+    return compiled() if _can_compile() else plain
+
+
+@cache
+def _can_compile() -> bool:
+    """Return whether numba is installed; say so once if it is not."""
+    if importlib.util.find_spec("numba") is not None:
+        return True
+    logger.warning("numba is not installed: large problems are solved slowly; pip install 'unicron[fast]' provides it")
+    return False
 
 
 def compiled() -> Any:

@@ -72,7 +72,7 @@ class Bed:
                 number,
                 self.network,
                 folder / name,
-                hosts=_hosts(name, numbers),
+                hosts=hosts_file(name, numbers),
                 hostname=f"{name}.{DOMAIN}",
                 memory_bytes=memory_bytes,
                 disk_bytes=disk_bytes,
@@ -182,7 +182,7 @@ class Bed:
         return found[0].read_bytes()
 
 
-def _hosts(name: str, numbers: Mapping[str, int]) -> str:
+def hosts_file(name: str, numbers: Mapping[str, int]) -> str:
     """Return a machine's hosts file as Debian's installer writes it: its own name has a loopback address."""
     others = "".join(f"198.51.100.{number} {other}\n" for other, number in numbers.items() if other != name)
     return f"127.0.0.1 localhost\n127.0.1.1 {name}.{DOMAIN} {name}\n{others}"

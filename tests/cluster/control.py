@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import httpx
 
-from cli.stack import SERVICES
+from cli.children import SERVICES
 from shared.identities import node_identity
 from shared.key_directory import KeyDirectory
 from shared.log.log import EventLog
@@ -70,7 +70,7 @@ class Control:
 
     def start(self) -> None:
         """Start everything but NATS, which is to run; return when all is ready and the API can be reached."""
-        self._make_database_cluster()
+        self.make_database_cluster()
         self.start_postgres()
         self._make_log_database()
         # The log's first opener creates its table; the others find it.
@@ -79,6 +79,10 @@ class Control:
             self._begin_service(name)
         for name in SERVICES:
             self._wait_service(name)
+        self.start_relay()
+
+    def start_relay(self) -> None:
+        """Let the test reach the API."""
         command = [sys.executable, relay.__file__, API_SOCKET, "127.0.0.1", str(API_PORT)]
         self.machine.wait_for_line(self.machine.start(command, output="relay.log"), "ready", START_S)
 
@@ -193,12 +197,14 @@ class Control:
         """Return the log, opened by the test for reading."""
         return EventLog(f"postgresql+psycopg://postgres@/unicron?host={self.machine.path(DISK)}", read_only=True)
 
-    def _make_database_cluster(self) -> None:
+    def make_database_cluster(self) -> None:
+        """Make an empty PostgreSQL, whose socket is on the machine's disk."""
         command = [str(self._binaries / "initdb"), "-D", POSTGRES, "-U", "postgres", "--encoding=UTF8", "--no-sync"]
         trust = ["--auth-local=trust", "--auth-host=scram-sha-256"]
         self.machine.run([*command, *trust], output="initdb.log", not_root=True)
         with (self.machine.path(POSTGRES) / "pg_hba.conf").open("a") as rules:
-            rules.write("host unicron unicron 198.51.100.0/24 scram-sha-256\n")
+            for clients in ("127.0.0.1/32", "198.51.100.0/24"):
+                rules.write(f"host unicron unicron {clients} scram-sha-256\n")
 
     def _make_log_database(self) -> None:
         script = ["sh", str(ROOT / "deploy" / "postgres" / "10-unicron.sh")]

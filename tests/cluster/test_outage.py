@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.stack import SERVICES
+from cli.children import SERVICES
 from shared.events import ErrorDetected
 from tests.cluster.bed import Bed
 from tests.cluster.control import until

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.stack import SERVICES
+from cli.children import SERVICES
 from shared.errors import NameInUse
 from tests.cluster.bed import Bed
 from tests.cluster.recorded import Recorded

@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,55 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.e2e.kit import Client, Pace, Record, processes_of, small_task
+from tests.e2e.by_hand import UNICRON, cli, events, start, stop, until_gone
+from tests.e2e.kit import Client, Pace, processes_of, small_task
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
-
-UNICRON = [str(Path(sys.executable).parent / "unicron")]
-
-
-def cli(*arguments: str, server: str, code: int = 0) -> str:
-    """Run the command line; return what it printed."""
-    done = subprocess.run(
-        [*UNICRON, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "UNICRON_SERVER": server},
-        check=False,
-    )
-    assert done.returncode == code, (arguments, done.returncode, done.stdout, done.stderr)
-    return done.stdout
-
-
-def start(run_dir: Path) -> tuple[subprocess.Popen[str], str]:
-    """Start ``unicron up`` and wait until it is ready."""
-    run_dir.parent.mkdir(parents=True, exist_ok=True)
-    process = subprocess.Popen(
-        [*UNICRON, "up", "--run-dir", str(run_dir), "--port", "0", "--nodes", "1", "--workers-per-node", "2"],
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    with process.stdout:
-        line = process.stdout.readline()
-    assert line.startswith("ready http://127.0.0.1:"), line
-    return process, line.split()[1]
-
-
-def events(url: str) -> list[Record]:
-    """Return the records of the log."""
-    with Client(url) as client:
-        return client.items("/v1/events")
-
-
-def until_gone(run_dir: Path, limit_s: float = 20.0) -> None:
-    """Wait until no process of the run directory is left."""
-    deadline = time.monotonic() + limit_s
-    while left := processes_of(run_dir):
-        assert time.monotonic() < deadline, f"left: {left}"
-        time.sleep(0.1)
 
 
 @pytest.fixture
@@ -73,13 +26,6 @@ def run_dir(tmp_path: Path) -> Iterator[Path]:
     yield path
     for pid in processes_of(path):
         os.kill(pid, signal.SIGKILL)
-
-
-def stop(process: subprocess.Popen[str], run_dir: Path) -> None:
-    """Press Ctrl-C: ``unicron up`` ends well, and no process is left."""
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=30) == 0
-    until_gone(run_dir, 1.0)
 
 
 def by_hand(run_dir: Path, url: str, spec: Path, corpus: Path) -> None:

@@ -17,7 +17,7 @@ from shared.settings import Settings
 from tests.api.kit import Story, serving
 from tests.fuzz.http_course import course
 
-THERE = {"name": ["n0"], "incident": ["i1"], "plan": ["start", "p1"]}
+THERE = {"name": ["n0"], "incident": ["i1"], "plan": ["start", "p1"], "code": ["opened-before"]}
 
 EXAMPLES = 4
 """Of each operation and way: seconds of processor time in all."""

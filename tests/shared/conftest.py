@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -31,6 +32,19 @@ def postgres_server() -> Iterator[str]:
 @pytest.fixture
 def postgres_url(postgres_server: str) -> Iterator[str]:
     """URL of an empty schema."""
+    with _schema(postgres_server) as url:
+        yield url
+
+
+@pytest.fixture
+def other_postgres_url(postgres_server: str) -> Iterator[str]:
+    """URL of another empty schema."""
+    with _schema(postgres_server) as url:
+        yield url
+
+
+@contextmanager
+def _schema(postgres_server: str) -> Iterator[str]:
     schema = f"test_{uuid.uuid4().hex}"
     dsn = make_url(postgres_server).set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(dsn, autocommit=True) as connection:

@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import Conflict, Corrupt, InvalidInput, NotFound
-from shared.log.archive import archive, file_sha256, manifest_of, read_rows, segments_in
+from shared.log.archive import archive
 from shared.log.log import FIRST_HASH, EventLog
-from shared.log.schema import COLUMNS
+from shared.log.schema import COLUMNS, StoredRow
+from shared.log.segments import file_sha256, manifest_of, read_rows, segments_in
 from tests.shared.samples import node_joined
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -38,7 +38,7 @@ def log(log_url: str) -> Iterator[EventLog]:
     found.close()
 
 
-def stored(folder: Path) -> list[dict[str, Any]]:
+def stored(folder: Path) -> list[StoredRow]:
     return [row for path in segments_in(folder) for row in read_rows(path)]
 
 
@@ -48,7 +48,7 @@ def test_segments_follow_one_another_and_have_the_rows_of_the_table(log: EventLo
     first = archive(log, folder, 6, ending)
     assert first is not None
     assert (first.first_position, first.last_position, first.events) == (1, 5, 5)
-    assert (first.previous_hash, first.head) == (FIRST_HASH, rows[4]["hash"])
+    assert (first.previous_hash, first.head) == (FIRST_HASH, rows[4].hash)
     assert archive(log, folder, 6, ending) is None
     assert archive(log, folder, 3, ending) is None
     second = archive(log, folder, 100, ending)
@@ -63,9 +63,8 @@ def test_segments_follow_one_another_and_have_the_rows_of_the_table(log: EventLo
             manifest.size_bytes,
         )
         text = gzip.decompress(path.read_bytes()) if ending.endswith(".gz") else path.read_bytes()
-        assert [json.loads(line) for line in text.splitlines()] == rows[manifest.first_position - 1 :][
-            : manifest.events
-        ]
+        part = rows[manifest.first_position - 1 : manifest.last_position]
+        assert [json.loads(line) for line in text.splitlines()] == [row._asdict() for row in part]
     assert sorted(os.listdir(folder)) == sorted(
         name for path in segments_in(folder) for name in (path.name, f"{path.name}.manifest.json")
     )
@@ -189,7 +188,7 @@ def test_a_damaged_file_ends_with_a_sentence(
     path.write_bytes(data[:cut] + noise + data[cut + len(noise) :][: len(data) - cut - 1])
     with suppress(Corrupt):
         for found in read_rows(path):
-            assert found.keys() == row.keys()
+            assert found._asdict().keys() == row.keys()
 
 
 def test_a_file_that_is_not_there_is_not_found(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import itertools
 import json
 import logging
 from pathlib import Path
@@ -12,10 +11,8 @@ from pathlib import Path
 import nkeys
 import pytest
 
-from shared import credentials
-from shared.bus import Bus, refused_pauses_s
-from shared.credentials import new_seed
-from shared.errors import AccessDenied, NoReceiver, Unavailable
+from shared.bus import Bus
+from shared.errors import NoReceiver, Unavailable
 from tests.nats_server import OpenServer
 
 LIMIT_S = 30.0
@@ -163,14 +160,6 @@ async def test_an_answer_that_went_with_the_connection_is_not_waited_for(bus: Bu
     await other.close()
 
 
-async def test_a_wrong_key(nats: OpenServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused at once, and not waited for like a server that is away."""
-    monkeypatch.setattr("shared.bus.CONNECT_TIMEOUT_S", 1e6)
-    wrong = nats.credential.model_copy(update={"seed": new_seed()})
-    with pytest.raises(AccessDenied, match="Authorization Violation"):
-        await Bus.connect(nats.url, credential=wrong, name="test")
-
-
 async def test_of_several_servers_the_next_one_that_answers_is_taken(tmp_path: Path) -> None:
     one = OpenServer(tmp_path / "one")
     two = OpenServer(tmp_path / "two", keys=one.keys)
@@ -215,58 +204,6 @@ async def test_a_server_that_starts_late(tmp_path: Path) -> None:
     assert bus.connected
     await bus.close()
     await server.stop()
-
-
-async def test_a_key_that_is_refused_is_an_outage_until_it_is_accepted_again(tmp_path: Path) -> None:
-    """As where an operator mends a mistake. New credentials come with a restart of the process."""
-    async with OpenServer(tmp_path) as server:
-        bus = await Bus.connect(server.url, credential=server.credential, name="test")
-        await bus.serve("echo", _echo)
-        server.refuse()
-        async with asyncio.timeout(LIMIT_S):
-            while bus.trouble == "" or "Authorization Violation" not in bus.trouble:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        assert bus.trouble.startswith("access-denied: the NATS server refuses the credential")
-        assert not bus.closed
-        another = credentials.read(server.keys.credential_file("planner"))
-        with pytest.raises(AccessDenied, match="access-denied"):
-            await bus.request("echo", b"", timeout_s=0.1)
-        other = await Bus.connect(server.url, credential=another, name="other")
-        with pytest.raises(AccessDenied):
-            await Bus.connect(server.url, credential=server.credential, name="who starts now")
-        await other.close()
-        waiting = asyncio.create_task(bus.wait_connected())
-        await bus.publish("test", b"kept until the connection is back")
-        server.accept()
-        async with asyncio.timeout(LIMIT_S):
-            await waiting
-        assert bus.trouble == ""
-        other = await Bus.connect(server.url, credential=server.credential, name="other")
-        assert await other.request("echo", b"x", timeout_s=LIMIT_S) == b"x"
-        await other.close()
-        await bus.close()
-
-
-async def test_closing_while_a_server_refuses_does_not_wait_for_the_next_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shared.bus.refused_pauses_s", lambda: itertools.repeat(3600.0))
-    async with OpenServer(tmp_path) as server:
-        bus = await Bus.connect(server.url, credential=server.credential, name="test")
-        server.refuse()
-        async with asyncio.timeout(LIMIT_S):
-            while "Authorization Violation" not in bus.trouble:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            await bus.close()
-        assert bus.closed
-    await asyncio.sleep(0)
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-def test_pauses_after_refusals_grow_up_to_a_limit() -> None:
-    pauses_s = list(itertools.islice(refused_pauses_s(), 8))
-    for pause_s, least_s in zip(pauses_s, [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0], strict=True):
-        assert least_s <= pause_s <= least_s + 0.1 + 1e-9
 
 
 async def test_closing_while_reconnecting_leaves_nothing_running(

@@ -144,6 +144,22 @@ def test_a_node_has_its_name_and_servers_from_its_credential(
         joined(settings, credential_of(settings))
 
 
+def test_a_credential_in_a_descriptor_counts_before_a_file(keys: KeyDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("UNICRON_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("UNICRON_NATS_CREDENTIAL", str(keys.credential_file("planner")))
+    with keys.add_node("n7").open() as file:
+        os.set_inheritable(file.fileno(), True)
+        monkeypatch.setenv("UNICRON_NATS_CREDENTIAL_FD", str(file.fileno()))
+        for _ in range(2):  # from the beginning each time
+            assert node_name() == "n7"
+            assert credential_of(read_settings()).identity == "node/n7"
+        assert not os.get_inheritable(file.fileno())
+    with pytest.raises(InvalidInput, match="Bad file descriptor"):
+        credential_of(read_settings())
+    assert node_name() != "n7"
+
+
 def test_a_process_without_a_credential_is_refused_by_the_name_of_the_setting() -> None:
     with pytest.raises(InvalidInput, match="UNICRON_NATS_CREDENTIAL"):
         credential_of(read_settings(nats_credential=None))

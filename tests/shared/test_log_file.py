@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import shutil
 import signal
@@ -22,8 +23,10 @@ from hypothesis import strategies as st
 
 from shared.errors import Conflict, Corrupt, NotFound
 from shared.events import Event
+from shared.log import reading
 from shared.log.log import EventLog, row_hash
-from shared.log.schema import COLUMNS
+from shared.log.scan import Scan
+from shared.log.schema import COLUMNS, StoredRow
 from tests.shared.samples import events, node_joined, plan
 
 ROOT = Path(__file__).parents[2]
@@ -164,6 +167,43 @@ def test_a_chain_computed_anew_does_not_hide_nonsense(path: Path, column: str, v
     log.close()
     assert (report.ok, report.events) == (False, 5)
     assert problem in report.problem
+
+
+def test_a_text_that_does_not_say_its_type_is_no_event(path: Path) -> None:
+    with tampered(path) as connection:
+        connection.execute("UPDATE log SET data = json_remove(data, '$.type')")
+    log = open_log(path)
+    assert [row.record for row in log.scan()] == [None] * 6
+    with pytest.raises(Corrupt, match=r"position 1: .*not an event"):
+        log.read()
+    log.close()
+
+
+@pytest.mark.parametrize("position", range(1, 7))
+def test_a_text_that_is_not_unicode_is_in_its_row_alone(
+    path: Path, position: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "BATCH", 2)
+    with tampered(path) as connection:
+        connection.execute("UPDATE log SET data = CAST(x'ff' AS TEXT) WHERE position = ?", (position,))
+    log = open_log(path)
+    assert [(row.position, row.data == "\udcff") for row in log.rows()] == [(at, at == position) for at in range(1, 7)]
+    assert [row.position for row in log.scan() if row.problem] == [position]
+    log.close()
+
+
+def test_rows_before_an_error_of_the_database_are_scanned(path: Path) -> None:
+    log = open_log(path)
+
+    def stored() -> Iterator[StoredRow]:
+        yield from itertools.islice(log.rows(), 3)
+        raise Corrupt("damaged")
+
+    rows = Scan().rows(stored())
+    assert [next(rows).position for _ in range(3)] == [1, 2, 3]
+    with pytest.raises(Corrupt, match="damaged"):
+        next(rows)
+    log.close()
 
 
 def test_replace_is_refused(path: Path) -> None:

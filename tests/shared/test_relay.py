@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import nats.errors
@@ -15,6 +17,9 @@ from nats.js.api import Header, RawStreamMsg, StreamConfig
 from shared.bus import Bus
 from shared.errors import Unavailable
 from shared.log import relay as relays
+from shared.log.archive import archive
+from shared.log.archived import verified_base
+from shared.log.cutover import cut
 from shared.log.log import EventLog
 from shared.log.relay import HASH_HEADER, STREAM, SUBJECT, Relay, decode, encode
 from tests.nats_server import OpenServer
@@ -185,6 +190,51 @@ async def test_a_stream_that_stores_nothing_any_more_is_rebuilt(
     await assert_equal(bus, log)
 
 
+async def test_many_rows_are_on_their_way_at_a_time(log: EventLog, bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way, most = 0, 0
+    publish = JetStreamContext.publish
+
+    async def counted(context: JetStreamContext, *arguments: Any, **options: Any) -> Any:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        try:
+            return await publish(context, *arguments, **options)
+        finally:
+            under_way -= 1
+
+    monkeypatch.setattr(JetStreamContext, "publish", counted)
+    log.append([node_joined(number) for number in range(1, 101)])
+    assert await Relay(log, bus).run() == 100
+    assert 10 < most < 100
+    await assert_equal(bus, log)
+
+
+@pytest.mark.parametrize("lost", ["message", "acknowledgement"])
+async def test_what_is_lost_among_many_rows_is_published_again(
+    log: EventLog, bus: Bus, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    publish = JetStreamContext.publish
+    losing = [True]
+
+    async def losing_once(context: JetStreamContext, *arguments: Any, **options: Any) -> Any:
+        if options["headers"][Header.EXPECTED_LAST_SEQUENCE] == "6" and losing:
+            losing.clear()
+            if lost == "acknowledgement":
+                await publish(context, *arguments, **options)
+            raise nats.errors.TimeoutError
+        return await publish(context, *arguments, **options)
+
+    monkeypatch.setattr(JetStreamContext, "publish", losing_once)
+    log.append([node_joined(number) for number in range(1, 21)])
+    relay = Relay(log, bus)
+    with pytest.raises(Unavailable):
+        await relay.run()
+    assert (await bus.jetstream.stream_info(STREAM)).state.last_seq == (6 if lost == "message" else 20)
+    assert await relay.run() == 20
+    await assert_equal(bus, log)
+
+
 async def test_what_was_just_appended_takes_no_comparison(
     log: EventLog, bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,3 +318,37 @@ async def test_keeping_up_compares_on_a_new_connection_and_after_a_while(
     await bus.jetstream.delete_stream(STREAM)
     assert await relay.keep_up() == 1
     await assert_equal(bus, log)
+
+
+async def test_the_stream_of_a_cut_log_begins_behind_its_base(bus: Bus, tmp_path: Path) -> None:
+    url, folder = f"sqlite:///{tmp_path / 'cut.db'}", tmp_path / "segments"
+    with closing(EventLog(url)) as log:
+        log.append([node_joined(number) for number in range(1, 9)])
+        assert await Relay(log, bus).run() == 8
+        archive(log, folder, 6)
+    cut(url, verified_base(folder, 5))
+    with closing(EventLog(url)) as log:
+        relay = Relay(log, bus)
+        assert await relay.run() == 8  # the stream that began at 1 is made anew
+        await assert_begins_at(6, bus, log)
+        assert await relay.run(log.append([node_joined(9)])) == 9
+        await bus.jetstream.delete_stream(STREAM)
+        assert await relay.run(log.append([node_joined(10)])) == 10
+        await assert_begins_at(6, bus, log)
+        archive(log, folder, 11)
+    cut(url, verified_base(folder, 10))
+    with closing(EventLog(url)) as log:
+        relay = Relay(log, bus)
+        assert [await relay.run(), await relay.run()] == [10, 10]
+        state = (await bus.jetstream.stream_info(STREAM)).state
+        assert (state.messages, state.last_seq) == (0, 10)
+        assert await relay.run(log.append([node_joined(11)])) == 11
+        await assert_begins_at(11, bus, log)
+
+
+async def assert_begins_at(first: int, bus: Bus, log: EventLog) -> None:
+    """Assert that the stream has the events from a position on."""
+    state = (await bus.jetstream.stream_info(STREAM)).state
+    assert (state.first_seq, state.messages) == (first, log.last_position() - first + 1)
+    held = [await bus.jetstream.get_msg(STREAM, sequence) for sequence in range(first, state.last_seq + 1)]
+    assert [decode(message.data or b"") for message in held] == log.read(after=first - 1)

@@ -25,7 +25,7 @@ from tests.shared.samples import event_id
 ROOT = Path(__file__).parents[2]
 
 _SERVICE = """
-import asyncio, sys
+import asyncio, gc, sys
 from shared.errors import Conflict
 from shared.service import run
 from tests.shared.samples import node_joined
@@ -47,6 +47,8 @@ async def main(context):
         await context.journal.append([node_joined(1)])
     context.ready()
     context.ready()
+    if how == "frozen":
+        print(gc.get_freeze_count() > len(gc.get_objects()), flush=True)
     try:
         await asyncio.Event().wait()
     finally:
@@ -111,6 +113,11 @@ async def test_a_service_runs_until_it_is_stopped(
     assert [record.event.event_id for record in log.read()] == [event_id(1)]
     log.close()
     assert (await bus.jetstream.stream_info("UNICRON_LOG")).state.last_seq == 1
+
+
+async def test_what_a_service_has_loaded_at_its_start_is_not_collected_again_and_again(start: Start) -> None:
+    async with start("frozen") as process:
+        assert [await line(process), await line(process)] == ["ready", "True"]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -17,43 +16,16 @@ from shared.certificates import issue, new_authority
 from shared.credentials import Credential
 from shared.errors import Corrupt, InvalidInput
 from shared.key_directory import KeyDirectory
-from shared.nats_client import tls_context
 from tests.nats_server import OpenServer
 
 LIMIT_S = 40.0
 
 
-class TlsServer(OpenServer):
-    """A server with TLS, on loopback."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        self.keys.make(["nats://localhost:4222"])
-        self.keys.certify(["localhost"], datetime.now(UTC))
-
-    @property
-    def url(self) -> str:
-        return f"tls://localhost:{self.port}"
-
-    def _write_config(self) -> Path:
-        path = super()._write_config()
-        path.write_text(path.read_text() + 'include "keys/tls.conf"\n')
-        return path
-
-    async def _healthy(self) -> None:
-        ports = self.directory / f"nats-server_{self.pid}.ports"
-        async with asyncio.timeout(LIMIT_S):
-            while not (ports.exists() and ports.read_text().endswith("}")):  # noqa: ASYNC110 - written by the server
-                await asyncio.sleep(0.01)
-            self.port = int(json.loads(ports.read_text())["nats"][0].rpartition(":")[2])
-            context = tls_context((self.keys.path / "ca.pem").read_text())
-            while True:
-                with contextlib.suppress(OSError):
-                    reader, writer = await asyncio.open_connection("localhost", self.port, ssl=context)
-                    greeting = await reader.readline()
-                    writer.close()
-                    if json.loads(greeting.removeprefix(b"INFO ")).get("jetstream"):
-                        return
+def tls_server(directory: Path) -> OpenServer:
+    """Return a server with TLS, on loopback."""
+    server = OpenServer(directory, tls=("localhost",))
+    server.keys.make(["nats://localhost:4222"])
+    return server
 
 
 async def fails(url: str, credential: Credential, failed: Callable[[], bool]) -> None:
@@ -74,7 +46,7 @@ async def echo(data: bytes) -> bytes:
 
 
 async def test_messages_go_through_and_the_connection_comes_back(tmp_path: Path) -> None:
-    async with TlsServer(tmp_path) as server:
+    async with tls_server(tmp_path) as server:
         assert server.credential.servers == ["tls://localhost:4222"]
         bus = await Bus.connect(server.url, credential=server.credential, name="test")
         other = await Bus.connect(server.url, credential=server.credential, name="other")
@@ -94,7 +66,7 @@ async def test_a_server_for_which_another_authority_vouches_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     stranger = new_authority(datetime.now(UTC)).certificate
-    async with TlsServer(tmp_path) as server:
+    async with tls_server(tmp_path) as server:
         for ca in (stranger, ""):
             credential = server.credential.model_copy(update={"ca": ca})
             caplog.clear()
@@ -102,13 +74,13 @@ async def test_a_server_for_which_another_authority_vouches_is_refused(
 
 
 async def test_a_server_with_another_name_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with TlsServer(tmp_path) as server:
+    async with tls_server(tmp_path) as server:
         url = server.url.replace("localhost", "127.0.0.1")
         await fails(url, server.credential, lambda: "IP address mismatch" in caplog.text)
 
 
 async def test_a_client_without_tls_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with TlsServer(tmp_path) as server:
+    async with tls_server(tmp_path) as server:
         url = server.url.replace("tls://", "nats://")
         await fails(url, server.credential, lambda: "bus test: " in caplog.text)
 

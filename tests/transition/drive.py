@@ -184,15 +184,19 @@ class Drive:
 
     def _outcomes(self, before: State) -> None:
         """Record the outcome of each part. A part must end once."""
-        for task, old in before.parts.items():
-            new = self.state.parts[task]
+        parts = {part.task: part for part in self.state.parts()}
+        for old in before.parts():
+            new = parts.get(old.task)
+            if new is None:
+                assert not old.active, "forgotten"
+                continue
             replaced = new.plan != old.plan
             if old.active and (replaced or not new.active):
                 ended = Outcome.SUPERSEDED if replaced else new.outcome
-                assert self.outcomes.setdefault((old.plan, task), ended) is ended
-        for task, new in self.state.parts.items():
-            if not new.active and (new.plan, task) not in self.outcomes:
-                self.outcomes[new.plan, task] = new.outcome
+                assert self.outcomes.setdefault((old.plan, old.task), ended) is ended
+        for new in parts.values():
+            if not new.active and (new.plan, new.task) not in self.outcomes:
+                self.outcomes[new.plan, new.task] = new.outcome
 
     def plan(self, name: str, *changes: TaskChange, incident: str | None = None) -> list[Effect]:
         for one in changes:

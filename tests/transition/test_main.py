@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import logging
 import os
 import signal
 import sys
@@ -19,6 +21,7 @@ from shared.commands import COMMAND, COMMANDS, Command, Reply
 from shared.events import ErrorDetected, Event, PlanDecided, Recorded, StateMoved, TaskSubmitted
 from shared.log.journal import Journal
 from shared.log.log import EventLog
+from shared.log_lines import JsonLines
 from shared.model import utc_now
 from shared.plans import Response, TaskChange, Trigger
 from shared.service import Context
@@ -118,12 +121,12 @@ async def watch(journal: Journal) -> AsyncIterator[Watch]:
 
 
 @contextlib.asynccontextmanager
-async def running(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterator[None]:
-    """Run the service for the length of the block, and then cancel it."""
+async def running(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterator[Context]:
+    """Run the service for the length of the block, and then cancel it; give its context."""
     context = Context(settings, bus, journal, asyncio.Event(), "transition")
     task = asyncio.create_task(Transition(context).run())
     try:
-        yield
+        yield context
     finally:
         if task.done():
             task.result()
@@ -183,6 +186,42 @@ async def test_plan_is_executed_over_the_bus(
     assert moved[-1].durations_s["prepare"] >= moved[1].durations_s["configure"]
     spec_sent = next(c for _, c in agents.commands if c.kind == "prepare").spec
     assert spec_sent == spec("a")
+
+
+async def test_commands_show_in_the_metrics(
+    settings: Settings, bus: Bus, journal: Journal, agents: Agents, watch: Watch
+) -> None:
+    await agents.start(*NODES)
+    hold = agents.hold_back("hold")
+    async with running(settings, bus, journal) as context:
+
+        def value(name: str, **labels: str) -> float | None:
+            return context.registry.get_sample_value(name, labels)
+
+        await journal.append([submitted(), restart_plan()])
+        await agents.until(lambda: agents.count("hold") == 2)
+        assert value("unicron_commands_in_flight", kind="hold") == 2
+        assert value("unicron_transition_tasks_changing") == 1
+        hold.set()
+        await watch.until("restored")
+        assert value("unicron_commands_in_flight", kind="hold") == 0
+        assert value("unicron_command_seconds_count", kind="hold") == 2
+        assert value("unicron_commands_failed_total", kind="hold", code="fenced") is None
+
+
+async def test_lines_about_commands_have_the_incident(
+    settings: Settings, bus: Bus, journal: Journal, agents: Agents, watch: Watch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    caplog.handler.setFormatter(JsonLines("transition", {}))
+    await agents.start(*NODES)
+    async with running(settings, bus, journal):
+        await journal.append([submitted(), restart_plan().model_copy(update={"incident": "i1"})])
+        await watch.until("restored")
+    lines = [json.loads(text) for text in caplog.text.splitlines()]
+    sent = [one for one in lines if one["message"].startswith("hold of a to")]
+    assert [(one["task"], one["plan"], one["incident"]) for one in sent] == [("a", "p", "i1")] * 2
+    assert {one["node"] for one in sent} == {"n0", "n1"}
 
 
 async def test_command_is_sent_again_to_an_agent_that_comes_late(
