@@ -4,7 +4,7 @@ An event is a fact that a decision used or made. Telemetry (heartbeats, single s
 here summarise it. The id of an event that follows from another event is derived from that event's id (``derived_id``),
 so handling a cause twice appends its effect once. Events of older schema versions are upcast when they are parsed
 (``shared.upcast``). ``shared.log`` stores events; every service folds them. ``event_base.py`` has what all events have,
-``node_events.py`` the events of nodes; both are imported from here.
+``node_events.py`` the events of nodes and ``observed_events.py`` those of observations; all are imported from here.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from shared.node_events import NodeDraining as NodeDraining
 from shared.node_events import NodeJoined as NodeJoined
 from shared.node_events import NodeLeft as NodeLeft
 from shared.node_events import NodeReturned as NodeReturned
+from shared.observed_events import AnomalyObserved as AnomalyObserved
+from shared.observed_events import FaultInjected as FaultInjected
+from shared.observed_events import WorkerSlowed as WorkerSlowed
 from shared.plans import LoggedTable, Problem, Response, Solution, TaskChange, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec
@@ -306,6 +309,9 @@ Event = Annotated[
     | NodeDrained
     | NodeReturned
     | NodeLeft
+    | WorkerSlowed
+    | AnomalyObserved
+    | FaultInjected
     | ErrorDetected
     | PlanDecided
     | Annotated[StateMoved, BeforeValidator(_upcast)],

@@ -34,6 +34,7 @@ class Trigger(StrEnum):
     NODE_DRAINED = "node-drained"
     NODE_RETURNED = "node-returned"
     TASK_PAUSED = "task-paused"
+    WORKER_SLOWED = "worker-slowed"
 
 
 class Response(StrEnum):

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from shared.codes import FailureCode
 from shared.events import (
+    AnomalyObserved,
     ErrorDetected,
     Event,
+    FaultInjected,
     NodeAdopted,
     NodeCordoned,
     NodeDrained,
@@ -27,6 +29,7 @@ from shared.events import (
     TaskStopRefused,
     TaskStopRequested,
     TaskSubmitted,
+    WorkerSlowed,
 )
 from shared.plans import Problem, Response, Solution, TaskProblem, Term, Trigger
 from shared.severities import ErrorKind, Method, Severity
@@ -197,4 +200,32 @@ events: st.SearchStrategy[Event] = st.one_of(
     ),
     st.builds(NodeReturned, event_id=_ids, occurred_at=_times, node=_names, incarnation=_text),
     st.builds(NodeLeft, event_id=_ids, occurred_at=_times, node=_names, incarnation=_text, reason=_text),
+    st.builds(
+        WorkerSlowed,
+        event_id=_ids,
+        occurred_at=_times,
+        node=_names,
+        worker=_names.map("{}/0".format),
+        slowdown=st.floats(1.0, 1e6),
+        task=_names,
+        generation=_counts,
+        rank=st.none() | _counts,
+        step=_counts,
+        evidence=st.dictionaries(_text, _json, max_size=4),
+    ),
+    st.builds(
+        AnomalyObserved,
+        event_id=_ids,
+        occurred_at=_times,
+        task=_names,
+        kind=st.sampled_from(["loss-spike", "throughput-regression", "slow-link"]),
+        generation=_counts,
+        step=_counts,
+        value=_finite,
+        expected=_finite,
+        detected_at=_times,
+        ended=st.booleans(),
+        evidence=st.dictionaries(_text, _json, max_size=4),
+    ),
+    st.builds(FaultInjected, event_id=_ids, occurred_at=_times, fault=_text, task=_names, rank=_counts, actor=_text),
 )
