@@ -96,8 +96,9 @@ DEFAULTS: dict[str, float] = {
     BUCKET_BYTES: 32 << 20,
     # The latency of a round (below 1 ms) is small beside the transfer of 64 MiB; two such buffers fit beside any state.
     ROUND_BYTES: 64 << 20,
-    # Short beside the interval of heartbeats (0.25 s), which are all that the agent passes progress on with.
-    PROGRESS_INTERVAL_S: 0.05,
+    # Half the interval of heartbeats (0.25 s), which are all that the agent passes progress on with; and with it a rank
+    # that waits for a peer has said so before the peer may be taken for hanging (0.5 s, ``hang_floor_s``).
+    PROGRESS_INTERVAL_S: 0.125,
     RANK_NICE: 0,
 }
 """Values of the numeric variables where the environment does not set them."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import NamedTuple
 
 NS_PER_S = 1e9
 """``/proc/<pid>/schedstat`` counts nanoseconds."""
+
+
+_MOST_BYTES = 4096
+"""More than ``stat`` and ``schedstat`` have: 52 numbers, and a command of at most 64 characters."""
 
 
 def process_state(pid: int) -> str | None:
@@ -15,11 +19,26 @@ def process_state(pid: int) -> str | None:
     The letter is the third field of ``/proc/<pid>/stat``: R runs or is ready, S and D sleep, T is stopped, Z has ended.
     """
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        stat = _read(f"/proc/{pid}/stat")
     except OSError:
         return None
     # The second field is the command in parentheses. A command may contain parentheses, spaces and broken characters.
-    return stat.rpartition(")")[2].split()[0]
+    return stat.rpartition(b")")[2].split()[0].decode()
+
+
+def _read(path: str) -> bytes:
+    """Return the content of a small file of the kernel.
+
+    Without ``pathlib`` and without a buffer: such reads were a third of the agent's processor time.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, _MOST_BYTES)
+    finally:
+        os.close(descriptor)
 
 
 class Scheduled(NamedTuple):
@@ -38,7 +57,7 @@ def scheduled(pid: int | None) -> Scheduled | None:
         None if there is no such process, or the kernel does not count (CONFIG_SCHED_INFO).
     """
     try:
-        ran_ns, waited_ns, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+        ran_ns, waited_ns, _ = _read(f"/proc/{pid}/schedstat").split()
     except (OSError, ValueError):
         return None
     return Scheduled(int(ran_ns) / NS_PER_S, int(waited_ns) / NS_PER_S)
