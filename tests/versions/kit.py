@@ -13,7 +13,15 @@ from shared.commands import ConfigureTask, OpenStore, Prepare, ReleaseTask, Repl
 from shared.departure import Departure, DepartureAnswer
 from shared.model import Model
 from shared.self_test import SelfTest, SelfTestResult
-from shared.signals import Heartbeat, ProcessExited, RankCheckpointed, RankFinished, RankRaised, WorkerStatus
+from shared.signals import (
+    DeviceFailed,
+    Heartbeat,
+    ProcessExited,
+    RankCheckpointed,
+    RankFinished,
+    RankRaised,
+    WorkerStatus,
+)
 from shared.tasks import parse_spec
 from tests.agent.kit import SPEC, stage
 
@@ -40,7 +48,11 @@ SIGNAL_SAMPLES: list[Model] = [
     RankRaised(**about_rank(), cause="exception", error="ValueError", detail="bad", traceback="Traceback ..."),
     RankCheckpointed(**about_rank(), path="/c"),
     RankFinished(**about_rank(), samples_sha256="abc", parameters_path="/p", loss=1.0),
-]
+    DeviceFailed(
+        signal_id="s2", node="n0", incarnation="i", occurred_at=NOW, fault="xid-79", device=0, uuid="GPU-0",
+        workers=["n0/0"], readings={"temperature_c": 50},
+    ),
+]  # fmt: skip
 
 COMMAND_SAMPLES: list[Model] = [
     Prepare(command_id="c1", plan="p", task="gpt", generation=1, workers=["n0/0"], spec=parse_spec(SPEC)),
