@@ -1,8 +1,8 @@
 """The agent's watch over the devices of its node: NVML's events, and its counters at an interval.
 
-A thread waits for events, so that a fault is reported within milliseconds and nothing is polled for it. The thread hands
-over what it finds to the event loop, which counts, logs and signals it (``DeviceFailed``); the detector decides. A node
-without a driver has nothing to watch, and says so once.
+A thread waits for events, so that a fault is reported within milliseconds and nothing is polled for it. The thread
+hands over what it finds to the event loop, which counts, logs and signals it (``DeviceFailed``); the detector decides.
+A node without a driver has nothing to watch, and says so once.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 READ_INTERVAL_S = 5.0
 """Interval of the readings. Faults come as events; what only counters say (a row that could not be remapped, heat, a
-device that is gone without an Xid) lasts, and nobody acts on it within seconds. A reading takes some milliseconds of the
-driver for each device."""
+device that is gone without an Xid) lasts, and nobody acts on it within seconds. A reading takes some milliseconds of
+the driver for each device."""
 
 WAIT_MS = 250
 """For how long the thread waits for an event at most before it looks whether it is to end. An event ends the wait."""
@@ -236,7 +236,7 @@ class DeviceWatch:
         self._put([signal])
 
     def workers_of(self, device: int, instance: int | None = None) -> list[str]:
-        """Return the workers of a device. ``instance``: only those of this GPU instance (MIG), or of the whole device."""
+        """Return the workers of a device, or those of a GPU instance of it (MIG) and of the whole device."""
         return sorted(
             worker
             for worker, (index, part) in self._places.items()

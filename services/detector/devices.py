@@ -1,8 +1,8 @@
 """Faults of devices, as their node's agent reports them: what follows from each. Pure.
 
-``shared.device_faults`` has the severity. SEV1 isolates the node; it is used again once a user returns it, or with a new
-agent (``isolation.may_return``). SEV2 has the processes on the device's workers started again. Anything else is recorded
-by the agent alone.
+``shared.device_faults`` has the severity. SEV1 isolates the node; it is used again once a user returns it, or with a
+new agent (``isolation.may_return``). SEV2 has the processes on the device's workers started again. Anything else is
+recorded by the agent alone.
 
 A rank may meet the fault as well, as an exception or as the end of its process, and one fault may have several codes.
 Whatever comes first is the incident. What comes while that incident is not over adds nothing, but for a worse severity,
@@ -25,8 +25,8 @@ from shared.severities import ErrorKind, Severity
 from shared.signals import DeviceFailed
 
 MOST_EARLY = 16
-"""Signals kept of a node that has not joined yet: all that an agent sends about the devices of one machine at its start.
-An agent looks at its devices before its first heartbeat."""
+"""Signals kept of a node that has not joined yet: all that an agent sends about the devices of one machine at its
+start. An agent looks at its devices before its first heartbeat."""
 
 
 def failed(incidents: Incidents, signal: DeviceFailed) -> None:
