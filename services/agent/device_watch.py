@@ -159,16 +159,19 @@ class DeviceWatch:
 
     def _watch(self, driver: Driver, reporting: bool) -> None:
         """Wait for events, and read counters when they are due, until the end."""
-        read_at_s = self._clock.seconds()
+        read_at_s, listened_at_s = self._clock.seconds(), -self._read_interval_s
         while not self._stopping.is_set():
             happened = False
             if reporting:
                 try:
                     happened = self._take_event(driver.wait(WAIT_MS))
                 except OSError as err:
-                    # A device that is lost makes the wait fail; its reading says which one it is.
+                    # A device that is lost makes the wait fail; its reading says which one it is. The others are
+                    # listened to again, at once the first time: then at the interval, should the wait fail again.
                     logger.warning("the driver cannot wait for events: %s", err)
-                    reporting, happened = False, True
+                    again = self._clock.seconds() - listened_at_s >= self._read_interval_s
+                    reporting, happened = again and bool(driver.listen(self.devices)), True
+                    listened_at_s = self._clock.seconds()
             else:
                 self._stopping.wait(WAIT_MS / 1000)
             overdue = self._clock.seconds() - read_at_s >= self._read_interval_s

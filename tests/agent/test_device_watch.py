@@ -141,11 +141,10 @@ async def test_heat_and_throttling_are_no_faults_and_are_shown(tmp_path: Path) -
 
 async def test_links_that_lose_data_are_shown(tmp_path: Path) -> None:
     nvml = RecordedNvml(tmp_path / "nvml")
-    async with watched(nvml, read_interval_s=0.05) as found:
-        nvml.answer(device__0__field__38="8")
-        async with asyncio.timeout(WAIT_S):
-            while not found.watch.statuses():
-                await asyncio.sleep(0.01)  # readings notify nobody
+    async with watched(nvml) as found:
+        nvml.answer(device__0__field__38="8", device__0__remap_failure="1")
+        nvml.push(154)
+        await found.until("row-remap-failure")  # of the same reading
         assert found.watch.statuses()[0].notes == ["5 NVLink errors since the agent started"]
 
 
