@@ -176,9 +176,7 @@ async def test_a_node_without_a_driver_says_so_once(caplog: pytest.LogCaptureFix
     assert caplog.text.count("no devices are watched: there is no NVIDIA driver") == 1
 
 
-async def test_an_event_of_a_mig_instance_concerns_its_workers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_event_of_a_mig_instance_concerns_its_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(hardware.VISIBLE_VARIABLE, "MIG-a,MIG-b")
     nvml = RecordedNvml(tmp_path / "nvml")
     nvml.answer(**{"mig__MIG-a": "0 1", "mig__MIG-b": "0 2"})

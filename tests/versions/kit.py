@@ -15,6 +15,7 @@ from shared.model import Model
 from shared.self_test import SelfTest, SelfTestResult
 from shared.signals import (
     DeviceFailed,
+    DeviceStatus,
     Heartbeat,
     ProcessExited,
     RankCheckpointed,
@@ -39,7 +40,8 @@ def heartbeat(sequence: int = 1, **fields: Any) -> Heartbeat:
         progress_age_s=0.1, step_s=0.5, steps_timed=3, loss=2.0,
     )  # fmt: skip
     ordinary = {"node": "n0", "incarnation": "i", "agent_pid": 1, "sequence": sequence, "sent_at": NOW}
-    rest = {"interval_s": 0.25, "workers": [status, WorkerStatus(worker="n0/1")]}
+    device = DeviceStatus(device=0, uuid="GPU-0", notes=["hot"], faults={"xid-31": 1})
+    rest = {"interval_s": 0.25, "workers": [status, WorkerStatus(worker="n0/1")], "devices": [device]}
     return Heartbeat.model_validate({**ordinary, **rest, **fields})
 
 
@@ -110,7 +112,7 @@ def exchanged(document: Any, path: tuple[Any, ...], value: Any, *, missing: bool
     return changed
 
 
-_MAPPINGS = ("spec", "phases", "deal", "counters", "addresses")
+_MAPPINGS = ("spec", "phases", "deal", "counters", "readings", "faults", "addresses")
 """Fields whose keys are data, and the specification, which is read strictly."""
 
 
