@@ -91,7 +91,7 @@ async def test_a_storm_of_one_xid_is_counted_and_signalled_rarely(tmp_path: Path
 
 async def test_a_lost_device_makes_the_wait_fail_and_is_named_and_the_others_are_watched_on(tmp_path: Path) -> None:
     nvml = RecordedNvml(tmp_path / "nvml", devices=2)
-    async with watched(nvml, read_interval_s=0.1) as found:
+    async with watched(nvml) as found:
         nvml.answer(device__1__error=str(pynvml.NVML_ERROR_GPU_IS_LOST))
         nvml.fail(pynvml.NVML_ERROR_GPU_IS_LOST)
         [signal] = await found.until("gpu-lost")
@@ -121,7 +121,7 @@ async def test_what_lasts_is_signalled_at_the_start_and_once(tmp_path: Path) -> 
         assert "row could not be remapped" in await found.watch.problem()
         nvml.answer(device__0__remap_failure="0")
         assert await found.watch.problem() == ""
-    assert [signal.fault for signal in found.signals].count("row-remap-failure") == 1
+    assert found.watch.faults == {(0, "row-remap-failure"): 1, (0, "xid-31"): 1, (0, "xid-79"): 1}
 
 
 async def test_heat_and_throttling_are_no_faults_and_are_shown(tmp_path: Path) -> None:
