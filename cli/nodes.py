@@ -28,3 +28,6 @@ def nodes(server: Server = None, output: Output = Format.TEXT) -> None:
     for node in page["items"]:
         if node["reason"]:
             print(f"{node['name']} is {node['state']}: {node['reason']}")
+        for device in node.get("devices", []):
+            faults = [f"{fault} {count} times" for fault, count in device["faults"].items()]
+            print(f"{node['name']}, device {device['device']}: {', '.join([*faults, *device['notes']])}")

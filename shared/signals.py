@@ -148,8 +148,36 @@ class RankFinished(RankSignal):
     loss: float | None
 
 
+class DeviceFailed(SignalBase):
+    """A device of the node reports a fault; it concerns no task by itself.
+
+    ``fault``: its name (``shared.device_faults``), ``xid-79`` or a condition such as ``gpu-lost``. ``device``: NVML's
+    index. ``uuid``, ``name``: NVML's; empty where the driver does not say. ``workers``: those of the device; of a part
+    of it (MIG), if the fault is of that part. ``readings``: what NVML said of the device last before it.
+    ``injected``: whether a user asked for it, and no device has failed.
+    """
+
+    kind: Literal["device-failed"] = "device-failed"
+    fault: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
+    device: Integer
+    uuid: Label = ""
+    name: Label = ""
+    workers: list[WorkerName] = Field(default_factory=list)
+    readings: dict[Label, Integer] = Field(default_factory=dict)
+    injected: bool = False
+
+    @model_validator(mode="after")
+    def _own_workers(self) -> Self:
+        if strangers := [worker for worker in self.workers if not worker.startswith(f"{self.node}/")]:
+            raise ValueError(f"workers: {strangers[0]} is not of node {self.node}")
+        return self
+
+
+RankSignals = ProcessExited | RankRaised | RankCheckpointed | RankCheckpointFailed | RankStopped | RankFinished
+"""The signals about one rank."""
+
 Signal = Annotated[
-    ProcessExited | RankRaised | RankCheckpointed | RankCheckpointFailed | RankStopped | RankFinished,
+    RankSignals | DeviceFailed,
     Field(discriminator="kind"),
 ]
 SIGNAL: TypeAdapter[Signal] = TypeAdapter(Signal)
@@ -201,6 +229,19 @@ class WorkerStatus(Model):
     process_state: str | None = None
 
 
+class DeviceStatus(Model):
+    """What is to be said of a device, of which heartbeats list those with something to say.
+
+    ``device``: NVML's index. ``notes``: what is unusual and breaks nothing: why its clocks are reduced, a temperature,
+    a remapping that waits for a reset. ``faults``: how often each fault has come since the agent started, by name.
+    """
+
+    device: Integer
+    uuid: Label = ""
+    notes: list[Label] = Field(default_factory=list)
+    faults: dict[Label, Integer] = Field(default_factory=dict)
+
+
 class Heartbeat(Message):
     """The sign of life of a node.
 
@@ -208,7 +249,7 @@ class Heartbeat(Message):
     failure domain of the node (rack, zone). ``hardware``: kind of the node's workers. ``addresses``, ``network``: as in
     ``shared.admission.Hello``. ``counters``: the agent's numbers by name (``shared.dropped``). ``probe``: where the
     agent answers probes (``shared.probes``), as ``ip:port``; empty from an agent of an older version.
-    ``supervisor``: as in ``shared.admission.Hello``.
+    ``supervisor``: as in ``shared.admission.Hello``. ``devices``: those of which there is something to say.
     """
 
     node: Name
@@ -225,6 +266,7 @@ class Heartbeat(Message):
     supervisor: Label = ""
     workers: list[WorkerStatus]
     counters: dict[str, Integer] = Field(default_factory=dict)
+    devices: list[DeviceStatus] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _own_workers(self) -> Self:

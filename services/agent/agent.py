@@ -19,6 +19,7 @@ from services.agent.address import NodeAddress
 from services.agent.background import Background
 from services.agent.commands import Commands
 from services.agent.departure import Leaving
+from services.agent.device_watch import DeviceWatch
 from services.agent.file_server import FileServer
 from services.agent.fork_server import Children, Forked
 from services.agent.fork_servers import ForkServers
@@ -55,16 +56,6 @@ logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 5.0
 """All ranks together get this long to end when the node leaves. The end of the fork server ends the others."""
-
-KILLED_TIMEOUT_S = 1.0
-"""How long the agent waits for the end of a killed rank whose fork server has ended."""
-
-KILLED = -9
-"""Exit code of a rank that ended together with its fork server."""
-
-ATTACH_S = 1.0
-"""How long an agent waits for the ranks of its predecessor before it is seen: they attach within milliseconds. A rank
-that is stopped does not."""
 
 
 class Agent:
@@ -105,11 +96,15 @@ class Agent:
         self._changes = Changes()
         self._signals = SignalQueue(bus, self._dropped)
         self._signals.put([signal.model_copy(update={"incarnation": incarnation}) for signal in left.signals])
+        self.devices = DeviceWatch(settings.node, incarnation, list(self.node.slots), self._signals.put, self._clock)
         self._leaving = Leaving(bus, self._signals, settings.node, incarnation)
         self._heartbeats = Heartbeats(
             bus, self.node, address, settings, os.getpid(), self._clock, self._dropped.counters, inherited.supervisor
         )
-        self.metrics = AgentMetrics(self.node, self._heartbeats, self._signals, self._clock, self._dropped.counters)
+        self._heartbeats.devices = self.devices.statuses
+        self.metrics = AgentMetrics(
+            self.node, self._heartbeats, self._signals, self._clock, self._dropped.counters, self.devices
+        )
         self._commands = Commands(self.node, self._changes, self, self._note_state, self._dropped, left.replies)
         self._users = users = RankUsers(settings.rank_uids)
         self._files = TaskFiles(settings.run_dir, settings.node, users)
@@ -135,7 +130,9 @@ class Agent:
         self._probes = ProbeServer(bus, settings.node, incarnation, address.ip, self._dropped)
         self._stores = Stores(address.store_host, address.store_ip, self._files, users, self._fork_servers.current)
         folders = [settings.run_dir.resolve() / "nodes" / settings.node, settings.memory_dir]
-        self._self_tests = SelfTests(self.node, address.store_ip, folders, self._fork_servers.current, self._dropped)
+        self._self_tests = SelfTests(
+            self.node, address.store_ip, folders, self._fork_servers.current, self._dropped, self.devices.problem
+        )
         self._background = Background()
         self._stopping = False
         self._successor = False
@@ -151,6 +148,7 @@ class Agent:
         await self._file_server.start()
         self._heartbeats.probe = await self._probes.start()
         await self._bus.serve(f"{SELF_TEST}.{self._settings.node}", self._self_tests.serve)
+        await self.devices.start()
         self._heartbeats.hardware = kind = await asyncio.to_thread(hardware.kind, self._settings.hardware)
         self._background.spawn(self._signals.run(), vital=True)
         self._background.spawn(self._heartbeats.run(), vital=True)
@@ -210,6 +208,7 @@ class Agent:
     async def _close(self) -> None:
         """Stop all parts."""
         await self._fork_servers.stop()
+        await self.devices.stop()
         await self._background.stop()
         await self._ranks.stop()
         self._file_server.stop()
@@ -363,7 +362,7 @@ class Agent:
         for process in found.never_forked:
             self.node.slots[process.worker] = None
         for process in found.gone:
-            self._background.spawn(self._rank_exited(process.id, KILLED))
+            self._background.spawn(self._rank_exited(process.id, ending_processes.KILLED))
         for process_id, pid in found.unwanted.items():
             logger.warning("process %s (pid %d) is not wanted any more", process_id, pid)
             with contextlib.closing(Forked(pid)) as forked:
@@ -373,7 +372,7 @@ class Agent:
         if found.running:
             logger.info("took over %d rank processes", len(found.running))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ATTACH_S):
+            async with asyncio.timeout(succession.ATTACH_S):
                 await self._changes.until(lambda: all(p.attached for p in self.node.processes()))
 
     def _fork_server_lost(self) -> None:
@@ -385,8 +384,8 @@ class Agent:
         for process in list(self.node.processes()):
             if (forked := self._forked.get(process.id)) is not None:
                 forked.kill()
-                await asyncio.to_thread(forked.wait, KILLED_TIMEOUT_S)
-            await self._rank_exited(process.id, KILLED)
+                await asyncio.to_thread(forked.wait, ending_processes.KILLED_TIMEOUT_S)
+            await self._rank_exited(process.id, ending_processes.KILLED)
         self._stores.close_all()
         await self._fork_servers.reconnect()
 

@@ -16,6 +16,12 @@ QUIT_GRACE_S = 0.5
 FINISH_GRACE_S = 5.0
 """The same for a rank that has finished its task: the rank flushes its output and leaves its process group."""
 
+KILLED = -9
+"""Exit code of a rank that ended together with its fork server."""
+
+KILLED_TIMEOUT_S = 1.0
+"""How long the end of a killed rank is waited for whose fork server has ended."""
+
 
 async def end(
     processes: Sequence[Process],

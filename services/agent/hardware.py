@@ -6,10 +6,11 @@ driver gives the device.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 from typing import NamedTuple
+
+from services.agent import nvml
 
 logger = logging.getLogger(__name__)
 
@@ -78,25 +79,16 @@ class Devices(NamedTuple):
 
 def devices() -> Devices:
     """Ask the driver for the devices; there are none without the library or a driver."""
+    driver, problem = nvml.connect()
+    if driver is None:
+        return Devices(problem=f"the driver cannot be asked: {problem}" if problem else "")
     try:
-        import pynvml
-    except ImportError:
-        return Devices()
-    try:
-        pynvml.nvmlInit()
-    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
-        return Devices()
-    except pynvml.NVMLError as err:
-        return Devices(problem=f"the driver cannot be asked: {err}")
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        names = tuple(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
-        return Devices(names, driver=str(pynvml.nvmlSystemGetDriverVersion()))
-    except pynvml.NVMLError as err:
-        return Devices(problem=f"the driver does not name its devices: {err}")
+        found = driver.devices()
+        if unnamed := [device.index for device in found if not device.name]:
+            return Devices(problem=f"the driver does not name its devices: {unnamed[0]} is lost, or gives no answer")
+        return Devices(tuple(device.name for device in found), driver=driver.version)
     finally:
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
+        driver.close()
 
 
 def device_count(visible: str | None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from services.agent.address import NodeAddress
 from services.agent.node import Node
@@ -13,7 +13,7 @@ from shared.bus import Bus
 from shared.clock import SteadyClock
 from shared.errors import Unavailable
 from shared.settings import Settings
-from shared.signals import HEARTBEATS, Heartbeat, WorkerStatus
+from shared.signals import HEARTBEATS, DeviceStatus, Heartbeat, WorkerStatus
 
 PAUSE_S = 0.1
 """A heartbeat that is late by more than this shows that the agent itself did not run. The ranks are not charged with
@@ -36,6 +36,7 @@ class Heartbeats:
     Attributes:
         hardware: kind of the node's workers.
         probe: where the agent answers probes; empty before it listens.
+        devices: returns the devices of which there is something to say.
         sequence: number of the newest heartbeat; 0: none yet.
         published_at_s: when it was published, by the agent's monotonic clock.
     """
@@ -55,6 +56,7 @@ class Heartbeats:
         self._agent_pid, self._counters, self._supervisor = agent_pid, counters, supervisor
         self.hardware = settings.hardware
         self.probe = ""
+        self.devices: Callable[[], list[DeviceStatus]] = list
         self.sequence = 0
         self.published_at_s: float | None = None
         self._due = asyncio.Event()
@@ -106,6 +108,7 @@ class Heartbeats:
             supervisor=self._supervisor,
             workers=workers,
             counters=dict(self._counters),
+            devices=self.devices(),
         )
         await self._bus.publish(f"{HEARTBEATS}.{self._node.name}", heartbeat.model_dump_json().encode())
         self.published_at_s = self._clock.seconds()

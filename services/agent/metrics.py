@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
+from services.agent.device_metrics import device_metrics
+from services.agent.device_watch import DeviceWatch
 from services.agent.heartbeats import Heartbeats
 from services.agent.node import Node
 from services.agent.output_limits import LEFT_OUT
@@ -25,6 +27,7 @@ class AgentMetrics:
         signals: of the agent.
         clock: of the agent.
         counters: of the agent.
+        devices: of the agent.
     """
 
     def __init__(
@@ -34,7 +37,9 @@ class AgentMetrics:
         signals: SignalQueue,
         clock: SteadyClock,
         counters: Mapping[str, int],
+        devices: DeviceWatch,
     ) -> None:
+        self._devices = devices
         self._node, self._heartbeats, self._signals = node, heartbeats, signals
         self._now_s, self._counters = clock.seconds, counters
 
@@ -66,3 +71,4 @@ class AgentMetrics:
             yield gauge("unicron_agent_heartbeat_age_seconds", text, max(0.0, self._now_s() - at_s))
         yield counter("unicron_agent_heartbeats_total", "Heartbeats published.", self._heartbeats.sequence)
         yield gauge("unicron_agent_signals_waiting", "Signals without an answer.", len(self._signals.waiting))
+        yield from device_metrics(self._devices)

@@ -33,6 +33,7 @@ class SelfTests:
         folders: where ranks write; each must take a file.
         server: returns the fork server, once one runs.
         dropped: counts requests that cannot be read.
+        devices: returns which device cannot be used; empty: all can.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class SelfTests:
         folders: list[Path],
         server: Callable[[], Awaitable[ForkServer]],
         dropped: DroppedMessages,
+        devices: Callable[[], Awaitable[str]],
     ) -> None:
+        self._devices = devices
         self._node, self._ip, self._folders, self._server, self._dropped = node, ip, folders, server, dropped
 
     async def serve(self, data: bytes) -> bytes:
@@ -63,6 +66,8 @@ class SelfTests:
         processes = list(self._node.processes())
         if request.empty and processes:
             return f"{processes[0].worker} still has a process of task {processes[0].task} (pid {processes[0].pid})"
+        if problem := await self._devices():
+            return problem
         for folder in self._folders:
             if problem := await asyncio.to_thread(_write_problem, folder):
                 return problem

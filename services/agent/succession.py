@@ -8,6 +8,10 @@ from services.agent.fork_server import Children
 from services.agent.process import Process
 from services.agent.record import NodeRecord, StoreRecord
 
+ATTACH_S = 1.0
+"""How long an agent waits for the ranks of its predecessor before it is seen: they attach within milliseconds. A rank
+that is stopped does not."""
+
 
 @dataclass(slots=True)
 class Found:

@@ -177,6 +177,18 @@ class NodeWorker(BaseModel):
     state: str
 
 
+class NodeDevice(BaseModel):
+    """A device of a node. ``device``: NVML's index. ``notes``: what is unusual and breaks nothing, in words.
+
+    ``faults``: how often each fault has come since the agent started: Xid codes (``xid-79``) and conditions.
+    """
+
+    device: int
+    uuid: str
+    notes: list[str]
+    faults: dict[str, int]
+
+
 ShownNodeState = NodeState | Literal["unreachable"]
 """State of a node: that of the log, or ``unreachable``: takes part by the log, and is not heard by the detector now."""
 
@@ -184,7 +196,7 @@ ShownNodeState = NodeState | Literal["unreachable"]
 class Node(BaseModel):
     """A node. ``reason``: of a state other than ready. ``recorded_state``: that of the log, also while it is silent.
 
-    ``incarnation``: of its agent, new for every start of one.
+    ``incarnation``: of its agent, new for every start of one. ``devices``: those of which there is something to say.
     """
 
     name: str
@@ -197,6 +209,7 @@ class Node(BaseModel):
     workers: list[NodeWorker]
     joined_at: Time
     last_heartbeat_at: Time | None
+    devices: list[NodeDevice] = Field(default_factory=list)
 
 
 class NodeRequest(BaseModel):

@@ -10,6 +10,7 @@ from services.api.models import (
     CheckpointFailure,
     IncidentFacts,
     Node,
+    NodeDevice,
     NodeWorker,
     PlanSummary,
     Rank,
@@ -120,6 +121,7 @@ def node(view: NodeView, live: LiveState, tasks: list[TaskView]) -> Node:
         status = live.worker(worker) if view.state in AGENT_LIVES else None
         workers.append(_worker(worker, view, status, assigned.get(worker)))
     state, reason = _node_state(view, live.reachability)
+    heartbeat = live.heartbeats.get(view.name) if view.state not in AWAY else None
     return Node(
         name=view.name,
         state=state,
@@ -131,6 +133,7 @@ def node(view: NodeView, live: LiveState, tasks: list[TaskView]) -> Node:
         workers=workers,
         joined_at=view.joined_at,
         last_heartbeat_at=live.last_heartbeat_at(view.name),
+        devices=[] if heartbeat is None else [NodeDevice(**one.model_dump()) for one in heartbeat.devices],
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from services.detector import (
     absences,
     admission,
+    devices,
     drains,
     faults,
     hangs,
@@ -37,7 +38,7 @@ from shared.admission import Answer, Hello
 from shared.departure import Departure, DepartureAnswer
 from shared.events import Event
 from shared.probes import Outcome
-from shared.signals import RECONNECT_GRACE_S, Heartbeat, ProcessExited, RankRaised, Signal
+from shared.signals import RECONNECT_GRACE_S, DeviceFailed, Heartbeat, ProcessExited, RankRaised, Signal
 
 ECHO_TIMEOUT_S = 0.5
 """The detector sends itself a message over NATS with every tick (0.1 s). While none arrives for this time, the bus or
@@ -113,11 +114,16 @@ class Monitor:
     def signal(self, signal: Signal, now: datetime) -> Decision:
         """Take a signal of an agent."""
         decision = Decision()
-        task = self.state.tasks.get(signal.task)
         node = self.state.nodes.get(signal.node)
-        if task is None or (node is not None and not node.present and node.incarnation == signal.incarnation):
+        if node is not None and not node.present and node.incarnation == signal.incarnation:
             return decision
         if node is not None and signal.incarnation in node.past:
+            return decision
+        if isinstance(signal, DeviceFailed):
+            devices.failed(self._incidents(decision, now), signal)
+            return decision
+        task = self.state.tasks.get(signal.task)
+        if task is None:
             return decision
         match signal:
             case ProcessExited():
@@ -179,6 +185,7 @@ class Monitor:
         node.receive(heartbeat, now)
         if node.present:
             decision.cleans += leftovers.requests(self.state, node, leftovers.find(self.state, node, now), now)
+            devices.joined(self._incidents(decision, now), node.name)
         for status in heartbeat.workers:
             decision.add(self.state, status_events.of_rank(self.state, status, self.limits.progress_interval_s, now))
         return decision
@@ -232,11 +239,12 @@ class Monitor:
 
     def _enter(self, decision: Decision, node: MonitoredNode | None, heartbeat: Heartbeat, now: datetime) -> bool:
         """Take the first heartbeat of an agent; return whether the agent is its node's from now on."""
+        successor = node is not None and admission.is_successor(node, heartbeat.supervisor)
         # Two agents that took turns as the newest one would append each other's loss for ever.
         if not admission.may_join(self.state, heartbeat):
             decision.revokes.append(Revoke(heartbeat.node, heartbeat.incarnation))
             return False
-        if node is not None and admission.is_successor(node, heartbeat.supervisor):
+        if node is not None and successor:
             if node.present:
                 self.state.admitted.pop(heartbeat.node, None)
                 decision.add(self.state, status_events.node_adopted(node, heartbeat, now))
@@ -246,7 +254,7 @@ class Monitor:
                 return False
         elif node is not None and node.present:
             self._lose(decision, node, now, "a new incarnation of the agent")
-        if not isolation.may_return(self.state, heartbeat.node):
+        if not isolation.may_return(self.state, heartbeat.node, new_agent=not successor):
             return False
         self.state.admitted.pop(heartbeat.node, None)
         decision.add(self.state, status_events.node_joined(heartbeat, heartbeat.incarnation, now))

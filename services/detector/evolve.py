@@ -34,7 +34,7 @@ from shared.events import (
 )
 from shared.evidence import Evidence
 from shared.plans import Stage
-from shared.severities import ErrorKind
+from shared.severities import ErrorKind, Method, Severity
 from shared.signals import RECONNECT_GRACE_S
 from shared.tasks import DEFAULT_MAX_RESTARTS
 
@@ -67,6 +67,7 @@ def _task(state: DetectorState, name: str) -> MonitoredTask:
 def _node_joined(state: DetectorState, event: NodeJoined) -> None:
     state.joins.add(event.event_id)
     state.isolated.pop(event.node, None)
+    state.withheld.pop(event.node, None)
     known = state.nodes.get(event.node)
     same = known is not None and known.incarnation == event.incarnation
     past = known.past | {known.incarnation} if known is not None else frozenset()
@@ -122,6 +123,7 @@ def _node_returned(state: DetectorState, event: NodeReturned) -> None:
     if node is not None and node.incarnation == event.incarnation:
         node.draining, node.planned, node.drained = None, False, False
         state.isolated.pop(event.node, None)
+        state.withheld.pop(event.node, None)
 
 
 def _submitted(state: DetectorState, event: TaskSubmitted) -> None:
@@ -195,7 +197,10 @@ def _error(state: DetectorState, event: ErrorDetected) -> None:
     evidence = Evidence.read(event.evidence)
     known = state.unanswered[event.event_id] = KnownError.of(event, evidence.failure)
     _note_breaks(state, event, evidence)
-    if event.kind in _OF_NODES and event.node is not None and event.escalates is None:
+    by_device = event.kind is ErrorKind.DEVICE and event.method is Method.DEVICE
+    if by_device and event.severity is Severity.SEV1 and event.node is not None:
+        state.withheld[event.node] = event.event_id
+    if event.node is not None and _is_of_node(event):
         _leave_out(state, event, event.node, evidence)
         for name, part in evidence.tasks.items():
             task = _task(state, name)
@@ -209,8 +214,17 @@ def _error(state: DetectorState, event: ErrorDetected) -> None:
     generation = event.generation if event.generation is not None else task.generation
     if event.worker is not None:
         task.cover(event.worker, generation)
+    for worker in evidence.workers if by_device else ():
+        task.cover(worker, generation)
     task.recorded[event.event_id] = generation
     task.failures.add(known, generation, task.max_restarts)
+
+
+def _is_of_node(event: ErrorDetected) -> bool:
+    """Return whether an error concerns all tasks of its node. An escalation has the kind of the error before."""
+    if event.kind is ErrorKind.DEVICE:
+        return event.task is None
+    return event.kind in _OF_NODES and event.escalates is None
 
 
 def _await_answer(task: MonitoredTask, event_id: str) -> None:
@@ -236,7 +250,7 @@ def _leave_out(state: DetectorState, event: ErrorDetected, name: str, evidence: 
         state.isolated[name] = Isolation(event.event_id, event.detected_at, after_s)
         return
     node = state.nodes.get(name)
-    if node is not None and evidence.incarnation in (None, node.incarnation):
+    if event.kind is ErrorKind.NODE_LOST and node is not None and evidence.incarnation in (None, node.incarnation):
         node.lost, node.unreachable_since = event.event_id, None
 
 

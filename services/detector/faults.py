@@ -59,6 +59,7 @@ class Fault:
         stalled_s: for how long ranks have stood still; None if the fault is no stall.
         in_setup: whether they stand still while they join a generation.
         certain: whether it is a fault in any case, and not only if a link is found broken.
+        severity: of a first occurrence, where it does not follow from the kind.
     """
 
     cause: str
@@ -76,6 +77,7 @@ class Fault:
     stalled_s: float | None = None
     in_setup: bool = False
     certain: bool = True
+    severity: Severity | None = None
 
     @property
     def key(self) -> str:
@@ -243,7 +245,7 @@ def judge(task: MonitoredTask, fault: Fault, *, window_s: float, now: datetime) 
     if times > task.max_restarts:
         return _failed_too_often(task, fault, times, now=now, event_id=event_id)
     original = None if repeated else _failed_response(task, fault)
-    severity = SEVERITY[fault.kind]
+    severity = fault.severity or SEVERITY[fault.kind]
     if original is not None:
         severity = max(severity, original.severity.escalated(), key=_badness)
     elif severity is Severity.SEV3 and (

@@ -18,7 +18,7 @@ from services.detector.stalls import STOPPED
 from shared.admission import Hello
 from shared.events import NodeDraining, StateMoved
 from shared.plans import Layout, Member, Stage, TaskChange
-from shared.signals import Heartbeat, RankRaised, WorkerStatus
+from shared.signals import DeviceFailed, Heartbeat, RankRaised, WorkerStatus
 from shared.state_codec import PairMap, Unlogged
 from shared.tasks import DEFAULT_MAX_RESTARTS
 
@@ -292,6 +292,8 @@ class DetectorState:
         joins: ids of the join events. Each incarnation of an agent joins once, and once after each loss.
         admitted: admitted agents that have not joined yet, by node. Not in the log.
         isolated: nodes that are left out because of a broken link.
+        withheld: nodes that are isolated because of a device -> id of the error event. Links have no part in it.
+        early_devices: reports on devices by agents that have not joined yet, by node. Not in the log.
         breaks: when each pair of nodes was found broken, as long as it is remembered.
         probes: (witness, node) -> the answer to the newest question. Not in the log.
         cut_off_since: since when no node is heard, and none is known to be lost. Not in the log.
@@ -304,6 +306,8 @@ class DetectorState:
     joins: set[str] = field(default_factory=set)
     admitted: dict[str, Admitted] = field(default_factory=dict)
     isolated: dict[str, Isolation] = field(default_factory=dict)
+    withheld: dict[str, str] = field(default_factory=dict)
+    early_devices: Unlogged[dict[str, list[DeviceFailed]]] = field(default_factory=dict)
     breaks: PairMap[Pair, list[datetime]] = field(default_factory=dict)
     probes: PairMap[tuple[str, str], ProbeResult] = field(default_factory=dict)
     cut_off_since: datetime | None = None

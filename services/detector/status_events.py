@@ -28,8 +28,8 @@ from shared.signals import (
     RankCheckpointed,
     RankCheckpointFailed,
     RankFinished,
+    RankSignals,
     RankStopped,
-    Signal,
     WorkerStatus,
 )
 
@@ -141,7 +141,7 @@ def stop_refused(task: MonitoredTask, moved: StateMoved, now: datetime) -> TaskS
     )
 
 
-def of_signal(task: MonitoredTask, signal: Signal, now: datetime) -> Event | None:
+def of_signal(task: MonitoredTask, signal: RankSignals, now: datetime) -> Event | None:
     """Return the event of a signalled checkpoint, stop or result; None for other signals.
 
     None also for the failure of a checkpoint of a kind that the log has already.

@@ -20,7 +20,7 @@ from shared.changes import Changes
 from shared.commands import COMMANDS, Reply
 from shared.plans import Layout, Member, Stage
 from shared.settings import Settings
-from shared.signals import SIGNAL, Heartbeat, Signal
+from shared.signals import SIGNAL, Heartbeat
 
 STAND_IN = (sys.executable, "-m", "tests.agent.stand_in")
 """The command line of a fork server whose ranks train nothing."""
@@ -68,7 +68,7 @@ class Ear:
 
     bus: Bus
     changes: Changes = field(default_factory=Changes)
-    signals: list[Signal] = field(default_factory=list)
+    signals: list[Any] = field(default_factory=list)
     heartbeats: list[Heartbeat] = field(default_factory=list)
     answering: bool = True
 

@@ -17,6 +17,7 @@ from shared.log.journal import Journal
 from shared.reachability import REACHABILITY, STALE_S, Reachability, Unreachable
 from shared.settings import Settings
 from tests.api.kit import Server, serving, until
+from tests.versions.kit import heartbeat
 
 SINCE = datetime(2025, 3, 1, 13, 5, tzinfo=UTC)
 
@@ -138,3 +139,16 @@ async def test_a_message_that_cannot_be_read_is_counted() -> None:
     live = Live()
     await live.hear_detector(REACHABILITY, b'{"unreachable": 3}')
     assert live.dropped.counters == {"undecodable": 1}
+
+
+async def test_a_node_shows_what_its_devices_report_as_long_as_it_has_an_agent() -> None:
+    live = Live()
+    devices = [{"device": 3, "uuid": "GPU-3", "notes": ["92 C, slows down at 90 C"], "faults": {"xid-31": 2}}]
+    live.add(heartbeat(node="n1", workers=[], devices=devices))
+    view = NodeView(
+        name="n1", position=1, version=1, incarnation="n1", agent_pid=1, domain="d", workers=[], joined_at=SINCE
+    )
+    [device] = present.node(view, live.state(), []).devices
+    assert device.model_dump() == devices[0]
+    lost = view.model_copy(update={"state": NodeState.LOST})
+    assert present.node(lost, live.state(), []).devices == []

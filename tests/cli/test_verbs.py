@@ -33,9 +33,11 @@ from shared.events import (
 from shared.log.journal import Journal
 from shared.self_test import SELF_TEST, SelfTestResult
 from shared.settings import Settings
+from shared.signals import HEARTBEATS, DeviceStatus
 from tests.api.kit import Server, Story, serving, spec_dict, until
 from tests.api.node_machines import NodeMachines
 from tests.cli.conftest import Unicron, call_unicron, end, start_unicron
+from tests.versions.kit import heartbeat
 
 NOWHERE = "http://127.0.0.1:9"
 """An address at which no server listens."""
@@ -255,6 +257,19 @@ async def test_text_and_json_of_every_verb(healed: Server) -> None:
     assert (text.out, text.err) == ("n0/0 | hello\n", "unicron: output of n1/1 is on n1, which does not answer\n")
     as_json = await call_unicron("logs", "gpt", "--rank", "0", "-o", "json", server=healed.url)
     assert json.loads(as_json.out) == {"worker": "n0/0", "generation": 1, "line": "hello"}
+
+
+async def test_nodes_says_what_their_devices_report(healed: Server, bus: Bus) -> None:
+    device = DeviceStatus(device=3, notes=["92 C, slows down at 90 C"], faults={"xid-31": 2})
+    beat = heartbeat(node="n1", workers=[], devices=[device])
+    await bus.publish(f"{HEARTBEATS}.n1", beat.model_dump_json().encode())
+
+    async def heard() -> bool:
+        return bool((await healed.http.get("/v1/nodes/n1")).json()["devices"])
+
+    await until(heard)
+    shown = await call_unicron("nodes", server=healed.url)
+    assert shown.out.splitlines()[-1] == "n1, device 3: xid-31 2 times, 92 C, slows down at 90 C"
 
 
 async def test_the_cost_of_a_window_by_node_and_by_day_is_a_table_and_csv(healed: Server) -> None:

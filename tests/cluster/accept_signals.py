@@ -23,7 +23,7 @@ async def accept(url: str, credential: str) -> None:
 
     async def answer(message: Msg) -> None:
         signal = SIGNAL.validate_json(message.data)
-        print(signal.kind, signal.worker, flush=True)
+        print(signal.kind, getattr(signal, "worker", ""), flush=True)
         await message.respond(ACCEPTED)
 
     client = await nats.connect(url, nkeys_seed_str=credentials.read(Path(credential)).seed)

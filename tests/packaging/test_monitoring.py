@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from services.agent.device_watch import DeviceWatch
 from services.agent.heartbeats import Heartbeats
 from services.agent.metrics import AgentMetrics
 from services.agent.node import ENDS, Node
@@ -66,7 +67,8 @@ def families(settings: Settings, bus: Bus) -> Iterable[Metric]:
     node = Node.create("n0", "one", 2)
     heartbeats = Heartbeats(bus, node, missing, settings, 1, missing, {}, "")
     heartbeats.published_at_s = 0.0
-    AgentMetrics(node, heartbeats, SignalQueue(bus, DroppedMessages({})), PROCESS_CLOCK, {}).register(registry)
+    watch = DeviceWatch("n0", "one", list(node.slots), missing, PROCESS_CLOCK)
+    AgentMetrics(node, heartbeats, SignalQueue(bus, DroppedMessages({})), PROCESS_CLOCK, {}, watch).register(registry)
     return registry.collect()
 
 

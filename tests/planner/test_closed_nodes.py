@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shared.plans import Response, Trigger
-from shared.severities import Severity
+from shared.severities import ErrorKind, Severity
 from tests.planner.kit import World, change_of, running, sources, workers
 
 
@@ -172,6 +172,20 @@ def test_an_isolated_node_is_used_again() -> None:
     plan = world.put_back("n1")
     assert change_of(plan).prepare == ["n1/0"]
     assert world.state.nodes["n1"].usable
+
+
+def test_a_failed_device_takes_its_node_also_while_the_restart_of_a_process_there_is_under_way() -> None:
+    """The error of the device names no task; it escalates that of the process."""
+    world = running(3, 1)
+    restart = world.exit("n1/0")
+    first = world.records[-2].event.event_id
+    plan = world.error(ErrorKind.DEVICE, node="n1", escalates=first)
+    assert (plan.response, plan.supersedes) == (Response.RECONFIGURE, [restart.plan])
+    world.complete(plan)
+    assert nodes_of(world) == {"n0", "n2"}
+    assert world.state.incidents["n1"] == 1
+    world.complete(world.put_back("n1"))
+    assert nodes_of(world) == {"n0", "n1", "n2"}
 
 
 @pytest.mark.parametrize("go", [World.lose, World.leave])

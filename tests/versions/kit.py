@@ -13,7 +13,16 @@ from shared.commands import ConfigureTask, OpenStore, Prepare, ReleaseTask, Repl
 from shared.departure import Departure, DepartureAnswer
 from shared.model import Model
 from shared.self_test import SelfTest, SelfTestResult
-from shared.signals import Heartbeat, ProcessExited, RankCheckpointed, RankFinished, RankRaised, WorkerStatus
+from shared.signals import (
+    DeviceFailed,
+    DeviceStatus,
+    Heartbeat,
+    ProcessExited,
+    RankCheckpointed,
+    RankFinished,
+    RankRaised,
+    WorkerStatus,
+)
 from shared.tasks import parse_spec
 from tests.agent.kit import SPEC, stage
 
@@ -31,7 +40,8 @@ def heartbeat(sequence: int = 1, **fields: Any) -> Heartbeat:
         progress_age_s=0.1, step_s=0.5, steps_timed=3, loss=2.0,
     )  # fmt: skip
     ordinary = {"node": "n0", "incarnation": "i", "agent_pid": 1, "sequence": sequence, "sent_at": NOW}
-    rest = {"interval_s": 0.25, "workers": [status, WorkerStatus(worker="n0/1")]}
+    device = DeviceStatus(device=0, uuid="GPU-0", notes=["hot"], faults={"xid-31": 1})
+    rest = {"interval_s": 0.25, "workers": [status, WorkerStatus(worker="n0/1")], "devices": [device]}
     return Heartbeat.model_validate({**ordinary, **rest, **fields})
 
 
@@ -40,7 +50,11 @@ SIGNAL_SAMPLES: list[Model] = [
     RankRaised(**about_rank(), cause="exception", error="ValueError", detail="bad", traceback="Traceback ..."),
     RankCheckpointed(**about_rank(), path="/c"),
     RankFinished(**about_rank(), samples_sha256="abc", parameters_path="/p", loss=1.0),
-]
+    DeviceFailed(
+        signal_id="s2", node="n0", incarnation="i", occurred_at=NOW, fault="xid-79", device=0, uuid="GPU-0",
+        workers=["n0/0"], readings={"temperature_c": 50},
+    ),
+]  # fmt: skip
 
 COMMAND_SAMPLES: list[Model] = [
     Prepare(command_id="c1", plan="p", task="gpt", generation=1, workers=["n0/0"], spec=parse_spec(SPEC)),
@@ -98,7 +112,7 @@ def exchanged(document: Any, path: tuple[Any, ...], value: Any, *, missing: bool
     return changed
 
 
-_MAPPINGS = ("spec", "phases", "deal", "counters", "addresses")
+_MAPPINGS = ("spec", "phases", "deal", "counters", "readings", "faults", "addresses")
 """Fields whose keys are data, and the specification, which is read strictly."""
 
 
