@@ -106,6 +106,7 @@ class RankRaised(RankSignal):
 
     ``cause``: exception, communication (a peer's sockets broke), non_finite, or refused (the rank cannot run the task
     as specified; ``unicron.protocol.REFUSED``). A cause that this version does not know is read as ``exception``.
+    ``parameter``, ``micro_batch``: of the cause non_finite, as ``unicron.protocol.Raised`` has them.
     """
 
     kind: Literal["rank-raised"] = "rank-raised"
@@ -116,6 +117,8 @@ class RankRaised(RankSignal):
     error: str
     detail: str
     traceback: str
+    parameter: str = ""
+    micro_batch: Integer | None = None
 
 
 class RankCheckpointed(RankSignal):

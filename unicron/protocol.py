@@ -171,6 +171,10 @@ class Raised(Message):
     """The exception's type name."""
     detail: str
     traceback: str
+    parameter: str = ""
+    """For kind ``non_finite``: the first parameter of the rank's model whose gradient is not finite; empty: unknown."""
+    micro_batch: int | None = None
+    """For kind ``non_finite``: the micro-batch that brought it, where that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

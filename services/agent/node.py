@@ -286,6 +286,8 @@ class Node:
             error=message.error,
             detail=message.detail,
             traceback=message.traceback,
+            parameter=message.parameter,
+            micro_batch=message.micro_batch,
         )
 
     def _checkpointed(self, process: Process, message: protocol.Checkpointed, now: datetime) -> Signal:
@@ -382,8 +384,8 @@ def _refuses_to_start(process: Process, message: protocol.Raised) -> bool:
 
 def _storable(message: protocol.Raised) -> protocol.Raised:
     """Return the message without lone surrogates: an error may quote any text, but UTF-8 cannot encode them."""
-    error, detail, traceback = map(_encodable, (message.error, message.detail, message.traceback))
-    return replace(message, error=error, detail=detail, traceback=traceback)
+    names = ("error", "detail", "traceback", "parameter")
+    return replace(message, **{name: _encodable(getattr(message, name)) for name in names})
 
 
 def _encodable(text: str) -> str:

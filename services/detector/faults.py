@@ -151,9 +151,16 @@ def of_exception(raised: RankRaised) -> Fault:
             "error": raised.error,
             "detail": raised.detail,
             "traceback": raised.traceback,
+            **_first_non_finite(raised),
             **_classified(found),
         },
     )
+
+
+def _first_non_finite(raised: RankRaised) -> dict[str, Any]:
+    """Return the entries of the evidence for where a value first was not finite, as far as the rank knows."""
+    named = {"parameter": raised.parameter or None, "micro_batch": raised.micro_batch}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def _kind(found: ErrorClass | None, otherwise: ErrorKind) -> ErrorKind:
