@@ -22,6 +22,7 @@ this one and ``unicron.environment``.
     CheckpointFailed  a checkpoint could not be written
     Stopped       stopped at a boundary
     StopRefused   the state cannot be saved: trains on
+    Groups        answer to AskGroups          AskGroups  report what the collectives wait for
     Finished      the last step is done        Received   the agent has noted a message
 
 The agent answers each message but ``Hello`` and ``Progress`` with ``Received`` once it would survive the agent's end. A
@@ -36,6 +37,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from unicron.message_fields import UNREADABLE, field_types, read_field
+from unicron.report_messages import AskGroups as AskGroups
+from unicron.report_messages import Groups as Groups
+from unicron.report_messages import Message as Message
 
 VERSION = 2
 """Version of the protocol, sent in ``Hello``: one higher with every change that an older reader would misread. A new
@@ -58,13 +62,6 @@ class ProtocolError(Exception):
     def __init__(self, text: str, name: str = "") -> None:
         super().__init__(text)
         self.name = name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """Base of all messages; ``name`` is the tag on the wire."""
-
-    name: ClassVar[str] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,6 +346,8 @@ _MESSAGES: dict[str, type[Message]] = {
         Quit,
         Incompatible,
         Received,
+        AskGroups,
+        Groups,
     )
 }
 

@@ -234,7 +234,7 @@ class Node:
         return []
 
     def exited(
-        self, process: Process, exit_code: int, *, last_output: str, now: datetime, oom_killed: bool = False
+        self, process: Process, exit_code: int, *, last_output: str, now: datetime, **about: Any
     ) -> list[Signal]:
         """Free the slot of an ended process; return the signal of an end that was neither asked for nor the task's.
 
@@ -243,7 +243,7 @@ class Node:
             exit_code: its exit status, or the negative number of a signal.
             last_output: the end of its output.
             now: the time.
-            oom_killed: whether the kernel had just ended a process of the node for memory.
+            about: what else the signal has: ``stack``, ``oom_killed``.
         """
         process.exit_code = exit_code
         self.ended[EXPECTED if process.ending or process.finished else UNEXPECTED] += 1
@@ -257,7 +257,7 @@ class Node:
                 pid=process.pid or 0,
                 exit_code=exit_code,
                 last_output=last_output,
-                oom_killed=oom_killed,
+                **about,
             )
         ]
 

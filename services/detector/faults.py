@@ -127,6 +127,7 @@ def of_exit(exited: ProcessExited, suspects: list[RankRaised]) -> Fault:
             "exit_code": exited.exit_code,
             "pid": exited.pid,
             "last_output": exited.last_output,
+            **({"stack": exited.stack} if exited.stack else {}),
             "broken_sockets_of": [s.worker for s in suspects],
             **_classified(found),
         },

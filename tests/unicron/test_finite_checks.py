@@ -43,12 +43,16 @@ def compute(state: RankState, k: int, *, loss: float = 1.0) -> None:
     state.commit({k: loss}, {k: [k]})
 
 
+def compute_all(state: RankState) -> None:
+    for k in range(4):
+        compute(state, k)
+    state.finite.sums(state.step_in_progress)
+
+
 def spoilt(state: RankState) -> NonFiniteValue:
     """Compute the step; return the error that it ends with."""
     with pytest.raises(NonFiniteValue) as raised:
-        for k in range(4):
-            compute(state, k)
-        state.finite.sums(state.step_in_progress)
+        compute_all(state)
     return raised.value
 
 
@@ -129,7 +133,9 @@ async def test_sums_that_are_reduced_beside_the_passes_name_the_first_parameter(
     tmp_path: Path, spec_file: SpecFile
 ) -> None:
     """With the distributed optimizer of a stock Megatron loop."""
-    spec = spec_file(script=str(example(tmp_path, *CLIPPED, *STOCK_OVERLAP, *ALL_AT_ONCE, *SPOILS)), exact=False, **FIELDS)
+    spec = spec_file(
+        script=str(example(tmp_path, *CLIPPED, *STOCK_OVERLAP, *ALL_AT_ONCE, *SPOILS)), exact=False, **FIELDS
+    )
     async with agent(tmp_path / "run") as a:
         await asyncio.gather(*(a.fork(worker, spec) for worker in ("w0", "w1")))
         await a.configure({"w0": "initial", "w1": "initial"})
