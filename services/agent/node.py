@@ -384,8 +384,8 @@ def _refuses_to_start(process: Process, message: protocol.Raised) -> bool:
 
 def _storable(message: protocol.Raised) -> protocol.Raised:
     """Return the message without lone surrogates: an error may quote any text, but UTF-8 cannot encode them."""
-    names = ("error", "detail", "traceback", "parameter")
-    return replace(message, **{name: _encodable(getattr(message, name)) for name in names})
+    error, detail, traceback = map(_encodable, (message.error, message.detail, message.traceback))
+    return replace(message, error=error, detail=detail, traceback=traceback, parameter=_encodable(message.parameter))
 
 
 def _encodable(text: str) -> str:

@@ -94,13 +94,12 @@ class Stacks:
     async def _report(self, process: Process, timeout_s: float) -> RankReport:
         pid = process.pid or 0
         state = process_state(pid) or ""
-        about = {"rank": process.rank, "state": state, "waits_in": _waits_in(pid)}
+        report = RankReport(rank=process.rank, state=state, waits_in=_waits_in(pid))
         if state in STOPPED:
-            return RankReport(**about, detail="stopped by a signal: it can write no stack")
+            return report.model_copy(update={"detail": "stopped by a signal: it can write no stack"})
         stack, groups = await asyncio.gather(self._stack(process, timeout_s), self._groups(process, timeout_s))
-        return RankReport(
-            **about, stack=stack, groups=groups, detail="" if stack else f"it wrote no stack within {timeout_s:.2g} s"
-        )
+        detail = "" if stack else f"it wrote no stack within {timeout_s:.2g} s"
+        return report.model_copy(update={"stack": stack, "groups": groups, "detail": detail})
 
     async def _stack(self, process: Process, timeout_s: float) -> str:
         """Have a rank write its stacks; return them once the file grows no more."""
@@ -120,7 +119,8 @@ class Stacks:
 
     async def _groups(self, process: Process, timeout_s: float) -> list[GroupRecord] | None:
         key = process.id, self._requests
-        self._asked[key] = answer = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[list[GroupRecord] | None] = asyncio.get_running_loop().create_future()
+        self._asked[key] = answer
         self._send(process, protocol.AskGroups(request=self._requests))
         try:
             async with asyncio.timeout(timeout_s):

@@ -25,8 +25,8 @@ class Revoke:
 class Decision:
     """The events to append, in order, the requests to agents, and the agents whose name belongs to another one.
 
-    ``probes``: requests to probe; their answers are inputs (``Monitor.probed``). ``stacks``: requests for stacks; so are
-    theirs (``Monitor.stacks_answered``). ``notes``: lines for a person to read.
+    ``probes``: requests to probe; their answers are inputs (``Monitor.probed``). ``stacks``: requests for stacks; their
+    answers too (``Monitor.stacks_answered``). ``notes``: lines for a person to read.
     """
 
     events: list[Event] = field(default_factory=list)

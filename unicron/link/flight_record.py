@@ -33,7 +33,7 @@ def groups() -> list[list[Any]]:
 
 
 def _groups() -> list[list[Any]]:
-    world = dist.distributed_c10d._world
+    world: Any = dist.distributed_c10d._world
     entries = _recorded()
     found: list[list[Any]] = []
     for group, name in list(world.pg_names.items()):
