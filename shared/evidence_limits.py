@@ -21,7 +21,7 @@ STACK_CHARACTERS = 8 * 1024
 """Longest stack of one rank, all its threads together: a training thread has about 20 frames of 100 characters, beside
 it are three or four threads. Longer ones lose their end, which is the outermost frames of the last thread."""
 
-STACKS_CHARACTERS = 128 * 1024
+STACKS_CHARACTERS = 64 * 1024
 """All stacks in one evidence together: equal ones count once. Those of the ranks to blame come first."""
 
 REPORTED_RANKS = 256

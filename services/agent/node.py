@@ -15,6 +15,7 @@ from typing import Any
 from services.agent.proc import Scheduled, starved_s
 from services.agent.process import Process
 from shared.events import derived_id
+from shared.evidence_limits import DETAIL_CHARACTERS, TRACEBACK_CHARACTERS
 from shared.messages import MAX_SECONDS
 from shared.signals import (
     ProcessExited,
@@ -383,9 +384,11 @@ def _refuses_to_start(process: Process, message: protocol.Raised) -> bool:
 
 
 def _storable(message: protocol.Raised) -> protocol.Raised:
-    """Return the message without lone surrogates: an error may quote any text, but UTF-8 cannot encode them."""
-    error, detail, traceback = map(_encodable, (message.error, message.detail, message.traceback))
-    return replace(message, error=error, detail=detail, traceback=traceback, parameter=_encodable(message.parameter))
+    """Return the message cut to its limits, without lone surrogates: an error quotes any text; UTF-8 has none."""
+    error, parameter = _encodable(message.error), _encodable(message.parameter)
+    detail = _encodable(message.detail[:DETAIL_CHARACTERS])
+    traceback = _encodable(message.traceback[-TRACEBACK_CHARACTERS:])
+    return replace(message, error=error, detail=detail, traceback=traceback, parameter=parameter)
 
 
 def _encodable(text: str) -> str:

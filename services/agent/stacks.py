@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from services.agent import stack_text
 from services.agent.node import Node
-from services.agent.proc import process_state
+from services.agent.proc import handles, process_state, waits_in
 from services.agent.process import Process
 from shared.dropped import DroppedMessages
 from shared.errors import Undecodable
@@ -81,7 +81,7 @@ class Stacks:
             asked.set_result(_records(message.groups))
 
     async def _reports(self, request: StacksRequest) -> dict[str, RankReport]:
-        # Only an attached process is certain to have its handler: without one, the signal would end it.
+        # A process that has not attached is not asked: its peers do not wait for it in a collective yet.
         ranks = [
             p
             for p in self._node.of_task(request.task)
@@ -94,7 +94,7 @@ class Stacks:
     async def _report(self, process: Process, timeout_s: float) -> RankReport:
         pid = process.pid or 0
         state = process_state(pid) or ""
-        report = RankReport(rank=process.rank, state=state, waits_in=_waits_in(pid))
+        report = RankReport(rank=process.rank, state=state, waits_in=waits_in(pid)[:200])
         if state in STOPPED:
             return report.model_copy(update={"detail": "stopped by a signal: it can write no stack"})
         stack, groups = await asyncio.gather(self._stack(process, timeout_s), self._groups(process, timeout_s))
@@ -104,6 +104,8 @@ class Stacks:
     async def _stack(self, process: Process, timeout_s: float) -> str:
         """Have a rank write its stacks; return them once the file grows no more."""
         path = self._file(process.task, process.worker)
+        if not handles(process.pid or 0, signal.SIGUSR2):
+            return ""  # a script has taken the handler away: the signal would end the process
         try:
             os.truncate(path, 0)
         except OSError:
@@ -138,15 +140,6 @@ def read(path: Path) -> str:
             return file.read(READ_BYTES).decode(errors="replace")
     except OSError:
         return ""
-
-
-def _waits_in(pid: int) -> str:
-    """Return the function of the kernel in which a process waits; empty if it does not, or the kernel hides it."""
-    try:
-        name = Path(f"/proc/{pid}/wchan").read_text()
-    except OSError:
-        return ""
-    return "" if name == "0" else name[:200]
 
 
 def _records(groups: list[list[Any]]) -> list[GroupRecord] | None:
