@@ -8,7 +8,7 @@ HANG = {
     "stalled_s": 3.04,
     "collectives": [
         {
-            "collective": "gloo:all_reduce",
+            "collective": "gloo:reduce",
             "group": "3",
             "sequence": 9,
             "entered": [0, 2],
