@@ -8,7 +8,7 @@ training has the number of the task's *generation*, and both sides ignore messag
 Ranks outlive their agent, so the two sides may be of different versions. Both ignore fields that they do not know, and
 drop a line that is not readable; the connection stays.
 
-Standard library only, like ``unicron.message_fields``: the node agent imports this module too, and of ``unicron`` only
+Standard library only, like the modules that it imports: the node agent imports this module too, and of ``unicron`` only
 this one and ``unicron.environment``.
 
     rank -> agent                              agent -> rank
