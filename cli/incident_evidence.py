@@ -35,8 +35,8 @@ def paragraphs(evidence: Mapping[str, Any]) -> Iterator[str]:
     if left_out := evidence.get("stacks_left_out"):
         yield f"{text(left_out)} more stacks are left out"
     for name, heading in _TEXTS.items():
-        if isinstance(found := evidence.get(name), str) and found.strip():
-            yield _safe(f"{heading}:\n{found.rstrip()}")
+        if isinstance(lines := evidence.get(name), str) and lines.strip():
+            yield _safe(f"{heading}:\n{lines.rstrip()}")
 
 
 def _collective(found: Mapping[str, Any]) -> str:
