@@ -8,7 +8,7 @@ FATAL = "Fatal Python error: "
 """How the text of a fatal signal begins."""
 
 _CURRENT = "Current thread "
-_AFTER = ("\nExtension modules: ", "\nGarbage-collecting")
+_AFTER = "\nExtension modules: "
 """What follows the threads of a fatal signal, and is long."""
 
 
@@ -22,9 +22,7 @@ def of_fatal_signal(text: str) -> str:
     _, found, fatal = text.rpartition(FATAL)
     if not found:
         return ""
-    for after in _AFTER:
-        fatal = fatal.partition(after)[0]
-    reason, _, threads = fatal.partition("\n")
+    reason, _, threads = fatal.partition(_AFTER)[0].partition("\n")
     return f"{FATAL}{reason}\n{_ordered(threads)}"[:STACK_CHARACTERS]
 
 
