@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import typer
 
+from cli import incident_evidence
 from cli.options import Format, Output, Server
 from cli.output import clock, print_fields, print_json, print_table, seconds_between
 from shared.errors import InvalidInput
@@ -27,7 +28,7 @@ def incidents(
 ) -> None:
     """List faults and what was done about them.
 
-    With INCIDENT: all about one, its cost, and models of what other answers would have cost.
+    With INCIDENT: all about one, its cost, its evidence, and models of what other answers would have cost.
 
     DETECT: seconds from the fault to its detection. RESUME and RESTORE: seconds from the detection to the end of the
     interrupted step, and to planned strength.
@@ -84,8 +85,11 @@ def _print_one(shown: dict[str, Any]) -> None:
             *((name, clock(shown[name])) for name in times),
             *((name, shown[name]) for name in answer),
             *((f"cost.{name}", cost[name]) for name in _COSTS),
+            *incident_evidence.fields(shown["evidence"]),
         ]
     )
+    for paragraph in incident_evidence.paragraphs(shown["evidence"]):
+        print(f"\n{paragraph}")
     failure_s = sum(cost[name] for name in _FAILURE_PARTS)
     rows = [("as it was (from the log)", failure_s, cost["lost_flop"])]
     rows += [(f"{one['answer']} (model)", one["worker_s"], one["lost_flop"]) for one in shown["counterfactuals"]]

@@ -29,6 +29,7 @@ from shared.reachability import ECHO, REACHABILITY
 from shared.self_test import SELF_TEST
 from shared.service import AGENT, HEALTH
 from shared.signals import HEARTBEATS, SIGNALS
+from shared.stacks import STACKS
 
 
 class Rights(NamedTuple):
@@ -64,7 +65,13 @@ def _service(name: str, publish: tuple[str, ...] = (), subscribe: tuple[str, ...
 RIGHTS: Mapping[str, Rights] = {
     "detector": _service(
         "detector",
-        (f"{ALIVE}.*.*", f"{REVOKED}.*.*", f"{PROBE}.*", f"{LEFTOVERS}.*", REACHABILITY, f"{ECHO}.*", f"{_NODES}.>"),
+        (
+            *(f"{prefix}.*.*" for prefix in (ALIVE, REVOKED)),
+            *(f"{prefix}.*" for prefix in (PROBE, STACKS, LEFTOVERS)),
+            REACHABILITY,
+            f"{ECHO}.*",
+            f"{_NODES}.>",
+        ),
         (f"{HEARTBEATS}.*", f"{SIGNALS}.*", f"{HELLO}.*", f"{DEPARTURES}.*", f"{ECHO}.*"),
     ),
     "planner": _service("planner"),
@@ -82,7 +89,7 @@ RIGHTS: Mapping[str, Rights] = {
             f"{inbox_prefix(node_identity(_NODE))}.>",
         ),
         (
-            *(f"{prefix}.{_NODE}" for prefix in (COMMANDS, LEFTOVERS, PROBE, FILES, SELF_TEST, AGENT_RESTART)),
+            *(f"{prefix}.{_NODE}" for prefix in (COMMANDS, LEFTOVERS, PROBE, STACKS, FILES, SELF_TEST, AGENT_RESTART)),
             f"{ALIVE}.{_NODE}.*",
             f"{REVOKED}.{_NODE}.*",
             f"{HEALTH}.{AGENT}{_NODE}",

@@ -91,7 +91,8 @@ class ProcessExited(RankSignal):
     """A rank's process ended unexpectedly. ``exit_code``: the exit status, or the negative number of a signal.
 
     ``last_output``: the end of the process's output, for the reader of the incident. ``oom_killed``: whether the kernel
-    had just ended a process of the node because memory was used up.
+    had just ended a process of the node because memory was used up. ``stack``: the stacks of its threads at the signal
+    that native code ended it with (SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL).
     """
 
     kind: Literal["process-exited"] = "process-exited"
@@ -99,6 +100,7 @@ class ProcessExited(RankSignal):
     exit_code: Integer
     last_output: str = ""
     oom_killed: bool = False
+    stack: str = ""
 
 
 class RankRaised(RankSignal):
@@ -106,6 +108,7 @@ class RankRaised(RankSignal):
 
     ``cause``: exception, communication (a peer's sockets broke), non_finite, or refused (the rank cannot run the task
     as specified; ``unicron.protocol.REFUSED``). A cause that this version does not know is read as ``exception``.
+    ``parameter``, ``micro_batch``: of the cause non_finite, as ``unicron.protocol.Raised`` has them.
     """
 
     kind: Literal["rank-raised"] = "rank-raised"
@@ -116,6 +119,8 @@ class RankRaised(RankSignal):
     error: str
     detail: str
     traceback: str
+    parameter: str = ""
+    micro_batch: Integer | None = None
 
 
 class RankCheckpointed(RankSignal):

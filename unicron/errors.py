@@ -55,7 +55,16 @@ class TornSnapshot(UnicronError):
 
 
 class NonFiniteValue(UnicronError):
-    """A loss or a gradient is not a finite number; the message contains step and micro-batch."""
+    """A loss or a gradient is not a finite number; the message contains the step.
+
+    Attributes:
+        parameter: the first parameter in the model's order whose gradient on this rank is not finite; empty: not known.
+        micro_batch: the micro-batch that brought it; None: several may have.
+    """
+
+    def __init__(self, text: str, *, parameter: str = "", micro_batch: int | None = None) -> None:
+        super().__init__(text)
+        self.parameter, self.micro_batch = parameter, micro_batch
 
 
 class SampleAccountingError(UnicronError):

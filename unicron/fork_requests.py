@@ -32,6 +32,9 @@ def read_request(line: bytes) -> dict[str, Any]:
     for name in ("do", *(_TEXTS.get(do, ()) if isinstance(do, str) else ())):
         if not isinstance(request.get(name), str) or "\0" in request[name]:
             raise ValueError(f"{name} must be text without null bytes")
+    stacks = request.get("stacks")
+    if stacks is not None and (not isinstance(stacks, str) or "\0" in stacks):
+        raise ValueError("stacks must be text without null bytes")
     uid = request.get("uid")
     if uid is not None and (type(uid) is not int or uid < 1):
         raise ValueError("uid must be the number of a user that is not root")

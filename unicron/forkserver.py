@@ -8,7 +8,7 @@ forked child too.
 The server and its node agent exchange JSON lines. The inherited socket ``N`` listens for agents, one after the other,
 or is connected to the only one:
 
-    agent -> server  {"do": "fork", "id", "task", "worker", "spec", "output", "env", "uid"}
+    agent -> server  {"do": "fork", "id", "task", "worker", "spec", "output", "stacks", "env", "uid"}
                      {"do": "store", "id", "host", "output", "uid"}
                      {"do": "acknowledge", "id"}                     (the end of this process need not be said again)
                      {"do": "exit"}
@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import faulthandler
 import gc
 import json
 import os
@@ -50,7 +49,7 @@ from typing import Any, NoReturn
 from unicron import environment
 from unicron import output as process_output
 from unicron.fork_requests import error_detail, read_request
-from unicron.processes import become, belongs_to, end_with_parent, kill_group, peer, redirect
+from unicron.processes import become, belongs_to, end_with_parent, kill_group, peer, redirect, write_stacks
 
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     # Set before torch and numpy are imported: their thread pools do not survive a fork.
@@ -248,14 +247,13 @@ class ForkServer:
         try:
             os.setsid()
             redirect(output)
+            write_stacks(request.get("stacks"))
             if (uid := request.get("uid")) is not None:
                 become(uid)
             if not end_with_parent(self._pid, signal.SIGKILL):
                 os._exit(1)
             process_output.protect()
             self._leave_server()
-            # kill -USR2 writes the Python stack of every thread to the output, to see what a hanging rank does.
-            faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
             os.environ.update(request.get("env") or {})
             code = work()
         except SystemExit as exit_:

@@ -8,7 +8,7 @@ training has the number of the task's *generation*, and both sides ignore messag
 Ranks outlive their agent, so the two sides may be of different versions. Both ignore fields that they do not know, and
 drop a line that is not readable; the connection stays.
 
-Standard library only, like ``unicron.message_fields``: the node agent imports this module too, and of ``unicron`` only
+Standard library only, like the modules that it imports: the node agent imports this module too, and of ``unicron`` only
 this one and ``unicron.environment``.
 
     rank -> agent                              agent -> rank
@@ -22,6 +22,7 @@ this one and ``unicron.environment``.
     CheckpointFailed  a checkpoint could not be written
     Stopped       stopped at a boundary
     StopRefused   the state cannot be saved: trains on
+    Groups        answer to AskGroups          AskGroups  report what the collectives wait for
     Finished      the last step is done        Received   the agent has noted a message
 
 The agent answers each message but ``Hello`` and ``Progress`` with ``Received`` once it would survive the agent's end. A
@@ -36,6 +37,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from unicron.message_fields import UNREADABLE, field_types, read_field
+from unicron.report_messages import AskGroups as AskGroups
+from unicron.report_messages import Groups as Groups
+from unicron.report_messages import Message as Message
 
 VERSION = 2
 """Version of the protocol, sent in ``Hello``: one higher with every change that an older reader would misread. A new
@@ -58,13 +62,6 @@ class ProtocolError(Exception):
     def __init__(self, text: str, name: str = "") -> None:
         super().__init__(text)
         self.name = name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """Base of all messages; ``name`` is the tag on the wire."""
-
-    name: ClassVar[str] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +168,10 @@ class Raised(Message):
     """The exception's type name."""
     detail: str
     traceback: str
+    parameter: str = ""
+    """For kind ``non_finite``: the first parameter of the rank's model whose gradient is not finite; empty: unknown."""
+    micro_batch: int | None = None
+    """For kind ``non_finite``: the micro-batch that brought it, where that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,6 +346,8 @@ _MESSAGES: dict[str, type[Message]] = {
         Quit,
         Incompatible,
         Received,
+        AskGroups,
+        Groups,
     )
 }
 

@@ -235,6 +235,8 @@ class Training:
             if not self._writer.unusable:
                 raise
             raise InvalidSpec(f"{err}; {self._writer.unusable}") from err
+        if self.configure.generation > 1:  # the steps up to here may have failed: see finite_checks
+            self.rank_state.finite.each_until = max(self.rank_state.applied, self.configure.fault_step) + 1
         total = partial(end_of_step.total, wait=self.link.wait)
         self.end_of_step = EndOfStep(self.micro_batches, end_of_step.member(), total)
         # A checkpoint that the last generation was writing is abandoned; the next boundary begins a new one.

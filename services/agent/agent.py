@@ -11,12 +11,13 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 
-from services.agent import command_subjects, ending_processes, hardware, succession
+from services.agent import command_subjects, ending_processes, hardware, stack_text, stacks, succession
 from services.agent.address import NodeAddress
-from services.agent.background import Background
+from services.agent.background import Background, every
 from services.agent.commands import Commands
 from services.agent.departure import Leaving
 from services.agent.device_watch import DeviceWatch
@@ -47,7 +48,6 @@ from shared.changes import Changes
 from shared.clock import PROCESS_CLOCK
 from shared.dropped import DroppedMessages
 from shared.log_lines import ids
-from shared.self_test import SELF_TEST
 from shared.settings import Settings
 from shared.tasks import TaskSpec
 from unicron import protocol
@@ -133,6 +133,7 @@ class Agent:
         self._self_tests = SelfTests(
             self.node, address.store_ip, folders, self._fork_servers.current, self._dropped, self.devices.problem
         )
+        self._stacks = stacks.Stacks(self.node, self._files.stacks, self.send, self._kill, self._dropped)
         self._background = Background()
         self._stopping = False
         self._successor = False
@@ -147,13 +148,14 @@ class Agent:
         await command_subjects.listen(self._bus, self._settings.node, self._commands)
         await self._file_server.start()
         self._heartbeats.probe = await self._probes.start()
-        await self._bus.serve(f"{SELF_TEST}.{self._settings.node}", self._self_tests.serve)
+        await command_subjects.answer_questions(self._bus, self.node.name, self._self_tests, self._stacks)
         await self.devices.start()
         self._heartbeats.hardware = kind = await asyncio.to_thread(hardware.kind, self._settings.hardware)
         self._background.spawn(self._signals.run(), vital=True)
         self._background.spawn(self._heartbeats.run(), vital=True)
         self._background.spawn(self._snapshots.keep_sweeping(self.node.tasks, self._clock))
-        self._background.spawn(self._record_steps())
+        # Where the ranks are: each step would be too often.
+        self._background.spawn(every(self._settings.heartbeat_interval_s, self._record))
         self._background.spawn(self._output_limits.keep(self.node.processes))
         self._background.spawn(self._oom_kills.keep())
         with contextlib.closing(self._probes.listener) as listener:
@@ -236,6 +238,7 @@ class Agent:
                 worker=process.worker,
                 spec=spec_path,
                 output=output,
+                stacks=self._files.stacks(process.task, process.worker),
                 env=await asyncio.to_thread(self._environment.of, process, spec),
                 uid=self._users.uid(process.task),
             )
@@ -285,13 +288,16 @@ class Agent:
     def _quit(self, process: Process) -> None:
         self.send(process, protocol.Quit())
 
-    def _kill(self, process: Process) -> None:
+    def _kill(self, process: Process, number: signal.Signals = signal.SIGKILL) -> None:
         if process.id in self._forked:
-            self._forked[process.id].kill()
+            self._forked[process.id].kill(number)
 
     # ---- messages and ends of processes
 
     def _received(self, process: Process, message: protocol.Message) -> None:
+        if isinstance(message, protocol.Groups):
+            self._stacks.receive(process, message)
+            return
         schedule = scheduled(process.pid) if isinstance(message, protocol.Progress) else None
         at_s, now = self._clock.seconds(), self._clock.now()
         self._signals.put(self.node.receive(process, message, at_s=at_s, now=now, schedule=schedule))
@@ -313,8 +319,9 @@ class Agent:
             return
         await self._ranks.read_rest(process)
         output = "" if process.ending else last_output(Path(process.output))
+        stack = stack_text.of_fatal_signal(stacks.read(self._files.stacks(process.task, process.worker)))
         oom_killed = self._oom_kills.have_caused(exit_code)
-        signals = self.node.exited(process, exit_code, last_output=output, oom_killed=oom_killed, now=now)
+        signals = self.node.exited(process, exit_code, last_output=output, stack=stack, oom_killed=oom_killed, now=now)
         if (forked := self._forked.pop(process_id, None)) is not None:
             forked.close()
         if signals:
@@ -388,11 +395,3 @@ class Agent:
             await self._rank_exited(process.id, ending_processes.KILLED)
         self._stores.close_all()
         await self._fork_servers.reconnect()
-
-    # ---- background work
-
-    async def _record_steps(self) -> None:
-        """Write down where the ranks are: each step would be too often."""
-        while True:
-            await asyncio.sleep(self._settings.heartbeat_interval_s)
-            self._record()

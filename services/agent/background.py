@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -40,3 +40,10 @@ class Background:
             logger.error("background work failed", exc_info=err)
             if vital and not self.broken.done():
                 self.broken.set_result(err)
+
+
+async def every(interval_s: float, do: Callable[[], None]) -> None:
+    """Do something at an interval until cancelled."""
+    while True:
+        await asyncio.sleep(interval_s)
+        do()

@@ -1,15 +1,25 @@
-"""On which subjects an agent takes commands, and which: all of the transition service, releases of the detector."""
+"""On which subjects an agent takes which requests: commands, releases of the detector, self-tests, stacks."""
 
 from __future__ import annotations
 
 import functools
 
 from services.agent.commands import Commands
+from services.agent.self_test import SelfTests
+from services.agent.stacks import Stacks
 from shared.bus import Bus
 from shared.commands import COMMANDS, LEFTOVERS, RELEASE
+from shared.self_test import SELF_TEST
+from shared.stacks import STACKS
 
 
 async def listen(bus: Bus, node: str, commands: Commands) -> None:
     """Take commands for a node from now on."""
     await bus.serve(f"{COMMANDS}.{node}", commands.serve)
     await bus.serve(f"{LEFTOVERS}.{node}", functools.partial(commands.serve, kinds=RELEASE))
+
+
+async def answer_questions(bus: Bus, node: str, self_tests: SelfTests, stacks: Stacks) -> None:
+    """Answer from now on whether a node can run ranks, and what its ranks are doing."""
+    await bus.serve(f"{SELF_TEST}.{node}", self_tests.serve)
+    await bus.serve(f"{STACKS}.{node}", stacks.serve)

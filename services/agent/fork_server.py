@@ -155,14 +155,17 @@ class ForkServer:
         spec: Path,
         output: Path,
         env: dict[str, str],
+        stacks: Path | None = None,
         uid: int | None = None,
     ) -> Forked:
         """Fork a rank process, which runs as the user ``uid``, or as the fork server's.
 
+        The process writes its output to ``output``, and on request its stacks to ``stacks``.
+
         Raises:
             Unavailable: the fork server has ended, or could not fork.
         """
-        paths = {"spec": str(spec), "output": str(output)}
+        paths = {"spec": str(spec), "output": str(output), **({"stacks": str(stacks)} if stacks is not None else {})}
         rank = {"task": task, "worker": worker, **paths, "env": env, **self._user(uid)}
         answer = await self._ask({"do": "fork", "id": process_id, **rank})
         return Forked(answer.pid or 0)

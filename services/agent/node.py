@@ -15,6 +15,7 @@ from typing import Any
 from services.agent.proc import Scheduled, starved_s
 from services.agent.process import Process
 from shared.events import derived_id
+from shared.evidence_limits import DETAIL_CHARACTERS, TRACEBACK_CHARACTERS
 from shared.messages import MAX_SECONDS
 from shared.signals import (
     ProcessExited,
@@ -234,7 +235,7 @@ class Node:
         return []
 
     def exited(
-        self, process: Process, exit_code: int, *, last_output: str, now: datetime, oom_killed: bool = False
+        self, process: Process, exit_code: int, *, last_output: str, now: datetime, **about: Any
     ) -> list[Signal]:
         """Free the slot of an ended process; return the signal of an end that was neither asked for nor the task's.
 
@@ -243,7 +244,7 @@ class Node:
             exit_code: its exit status, or the negative number of a signal.
             last_output: the end of its output.
             now: the time.
-            oom_killed: whether the kernel had just ended a process of the node for memory.
+            about: what else the signal has: ``stack``, ``oom_killed``.
         """
         process.exit_code = exit_code
         self.ended[EXPECTED if process.ending or process.finished else UNEXPECTED] += 1
@@ -257,7 +258,7 @@ class Node:
                 pid=process.pid or 0,
                 exit_code=exit_code,
                 last_output=last_output,
-                oom_killed=oom_killed,
+                **about,
             )
         ]
 
@@ -286,6 +287,8 @@ class Node:
             error=message.error,
             detail=message.detail,
             traceback=message.traceback,
+            parameter=message.parameter,
+            micro_batch=message.micro_batch,
         )
 
     def _checkpointed(self, process: Process, message: protocol.Checkpointed, now: datetime) -> Signal:
@@ -381,9 +384,11 @@ def _refuses_to_start(process: Process, message: protocol.Raised) -> bool:
 
 
 def _storable(message: protocol.Raised) -> protocol.Raised:
-    """Return the message without lone surrogates: an error may quote any text, but UTF-8 cannot encode them."""
-    error, detail, traceback = map(_encodable, (message.error, message.detail, message.traceback))
-    return replace(message, error=error, detail=detail, traceback=traceback)
+    """Return the message cut to its limits, without lone surrogates: an error quotes any text; UTF-8 has none."""
+    error, parameter = _encodable(message.error), _encodable(message.parameter)
+    detail = _encodable(message.detail[:DETAIL_CHARACTERS])
+    traceback = _encodable(message.traceback[-TRACEBACK_CHARACTERS:])
+    return replace(message, error=error, detail=detail, traceback=traceback, parameter=parameter)
 
 
 def _encodable(text: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from pathlib import Path
 from typing import NamedTuple
 
 NS_PER_S = 1e9
@@ -78,3 +80,22 @@ def starved_s(before: Scheduled | None, now: Scheduled | None, elapsed_s: float,
     if state == "R":
         return max(0.0, elapsed_s - (now.ran_s - before.ran_s))
     return max(0.0, now.waited_s - before.waited_s)
+
+
+def handles(pid: int, number: signal.Signals) -> bool:
+    """Return whether a process has a handler for a signal (``SigCgt`` of proc(5)); without one, most end it."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    caught = next((line.partition(":")[2] for line in lines if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def waits_in(pid: int) -> str:
+    """Return the function of the kernel in which a process waits; empty if it does not, or the kernel hides it."""
+    try:
+        name = Path(f"/proc/{pid}/wchan").read_text()
+    except OSError:
+        return ""
+    return "" if name == "0" else name

@@ -2,6 +2,7 @@
 
     <run-dir>/tasks/<task>/spec.json
     <run-dir>/tasks/<task>/output/<generation>-<worker>.log
+    <run-dir>/tasks/<task>/stacks/<worker>.txt
     <run-dir>/tasks/<task>/generation-<g>/
 
 Several nodes may share the run directory. Where tasks have users of their own (``rank_users``), a task's folder belongs
@@ -18,13 +19,11 @@ from pathlib import Path
 
 from services.agent.rank_users import RankUsers
 from shared.errors import Unavailable
+from shared.evidence_limits import LAST_OUTPUT_BYTES
 from shared.tasks import TaskSpec
 
 SHARED_MODE = 0o1770
 """Of the folder of a task that has a user of its own: the sticky bit keeps each owner's files from the other."""
-
-LAST_OUTPUT_BYTES = 4096
-"""How much of an ended process's output goes into the incident: room for a traceback or two."""
 
 
 class TaskFiles:
@@ -55,14 +54,19 @@ class TaskFiles:
         """Return the file for the output of this node's rendezvous store of a generation."""
         return self.folder(task) / "output" / f"{generation}-store-{self._node}.log"
 
+    def stacks(self, task: str, worker: str) -> Path:
+        """Return the file to which the newest process on ``worker`` writes its stacks (``unicron.processes``)."""
+        return self.folder(task) / "stacks" / f"{worker.replace('/', '-')}.txt"
+
     def make_output_folder(self, task: str) -> None:
-        """Make the folder of a task, and the one of its output, which only the agent can write.
+        """Make the folder of a task, and those of its output and its stacks, which only the agent can write.
 
         Raises:
             OSError: a folder cannot be made, or cannot be given to the task.
         """
         folder = self.folder(task)
         (folder / "output").mkdir(parents=True, exist_ok=True)
+        (folder / "stacks").mkdir(mode=0o700, exist_ok=True)
         if (gid := self._users.uid(task)) is not None:
             os.chown(folder, -1, gid)
             os.chmod(folder, SHARED_MODE)

@@ -24,6 +24,7 @@ from services.detector import (
     leftovers,
     probing,
     silence,
+    standstill,
     status_events,
 )
 from services.detector.admission import Ask, Liveness, Patience
@@ -33,12 +34,14 @@ from services.detector.incidents import Incidents
 from services.detector.probing import ProbeQuestion
 from services.detector.silence import SilenceLimits
 from services.detector.stalls import StallLimits
+from services.detector.standstill import StacksQuestion
 from services.detector.state import Admitted, DetectorState, MonitoredNode
 from shared.admission import Answer, Hello
 from shared.departure import Departure, DepartureAnswer
 from shared.events import Event
 from shared.probes import Outcome
 from shared.signals import RECONNECT_GRACE_S, DeviceFailed, Heartbeat, ProcessExited, RankRaised, Signal
+from shared.stacks import StacksReply
 
 ECHO_TIMEOUT_S = 0.5
 """The detector sends itself a message over NATS with every tick (0.1 s). While none arrives for this time, the bus or
@@ -201,6 +204,10 @@ class Monitor:
         probing.take(self.state, question, outcomes, now, round_trips_s)
         return Decision()
 
+    def stacks_answered(self, question: StacksQuestion, reply: StacksReply) -> None:
+        """Take an agent's answer to a request for stacks."""
+        standstill.take(self.state, question, reply)
+
     def tick(self, now: datetime) -> Decision:
         """Find the faults that time shows: silent nodes, vanished and hanging ranks, broken sockets without a cause.
 
@@ -218,6 +225,7 @@ class Monitor:
         decision.probes, decision.notes = found.questions, found.notes
         for lost in found.lost:
             self._lose(decision, lost.node, now, lost.reason, **lost.details)
+        decision.stacks = standstill.suspect(self.state, self.limits.stalls, now)
         incidents = self._incidents(decision, now)
         for task in list(self.state.running()):
             absences.update(self.state, task, now)

@@ -119,7 +119,7 @@ CLASSES = (
         r"double free or corruption|free\(\): invalid|corrupted (size|double-linked)|malloc\(\): ",
         "native code writes where it may not: an extension, or a library of another version",
     ),
-    _of("segfault", r"Segmentation fault", "native code failed; the stack of Python is in the output"),
+    _of("segfault", r"Segmentation fault", "native code failed; the evidence has the Python stacks at that moment"),
     _of("bus-error", r"Bus error", "mapped memory ran out, or a mapped file was cut: often /dev/shm is full"),
     _of(
         "illegal-instruction",

@@ -129,6 +129,7 @@ def of_exit(exited: ProcessExited, suspects: list[RankRaised]) -> Fault:
             "exit_code": exited.exit_code,
             "pid": exited.pid,
             "last_output": exited.last_output,
+            **({"stack": exited.stack} if exited.stack else {}),
             "broken_sockets_of": [s.worker for s in suspects],
             **_classified(found),
         },
@@ -153,9 +154,16 @@ def of_exception(raised: RankRaised) -> Fault:
             "error": raised.error,
             "detail": raised.detail,
             "traceback": raised.traceback,
+            **_first_non_finite(raised),
             **_classified(found),
         },
     )
+
+
+def _first_non_finite(raised: RankRaised) -> dict[str, Any]:
+    """Return the entries of the evidence for where a value first was not finite, as far as the rank knows."""
+    named = {"parameter": raised.parameter or None, "micro_batch": raised.micro_batch}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def _kind(found: ErrorClass | None, otherwise: ErrorKind) -> ErrorKind:

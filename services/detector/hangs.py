@@ -40,8 +40,11 @@ def of_heard(state: DetectorState, task: MonitoredTask, limits: StallLimits) -> 
     """Return the stall of a task's members, without those on unreachable nodes; None if the others make progress."""
     members = [w for w, member in task.members.items() if not _is_unreachable(state, member)]
     own = {w: s for w, s in _own(state, task).items() if w in members}
-    if not members or len(own) < len(members):
-        return None
+    return _of_step(task, own, limits) if members and len(own) == len(members) else None
+
+
+def _of_step(task: MonitoredTask, own: Mapping[str, WorkerStatus], limits: StallLimits) -> Stall | None:
+    """Return the stall of members that train."""
     return stalls.find(
         own,
         mean_s=task.mean_step_s(),
@@ -53,10 +56,59 @@ def of_heard(state: DetectorState, task: MonitoredTask, limits: StallLimits) -> 
     )
 
 
+def suspected(
+    state: DetectorState, task: MonitoredTask, limits: StallLimits, part: float, now: datetime
+) -> tuple[dict[str, WorkerStatus], float] | None:
+    """Return the ranks of a task that may stand still, and for how long they have; None: they make progress.
+
+    Args:
+        state: the detector's.
+        task: running, or with a plan in progress.
+        limits: thresholds.
+        part: of its limit, in which the ranks have made no progress.
+        now: the time.
+    """
+    own = _own(state, task) if task.change is None else _concerned(state, task)
+    stopped_s = part * stalls.stopped_limit_s(task.mean_step_s() or task.previous_mean_s, limits)
+    stands = any(s.process_state in stalls.STOPPED and state.stopped_s(w, now) > stopped_s for w, s in own.items())
+    ages = [age for s in own.values() if (age := stalls.own_age_s(s)) is not None]
+    age_s = min(ages, default=0.0)
+    # Most tasks have just made progress, and no limit is below its floor.
+    if not stands and age_s >= part * limits.hang_floor_s:
+        aged = {worker: _aged(status, 1.0 / part) for worker, status in own.items()}
+        if task.change is None:
+            stands = len(aged) == len(task.members) and _of_step(task, aged, limits) is not None
+        else:
+            stands = (_deaf_to_hold(task, aged, limits) or _of_stage(task, aged, limits)) is not None
+    return (own, age_s) if stands else None
+
+
+def _aged(status: WorkerStatus, factor: float) -> WorkerStatus:
+    """Return a status with ages that are ``factor`` times as long: what exceeds a limit then exceeds a part of it."""
+    ages = {
+        name: value * factor
+        for name in ("progress_age_s", "starved_s", "hold_age_s")
+        if (value := getattr(status, name)) is not None
+    }
+    return status.model_copy(update=ages)
+
+
 def _own(state: DetectorState, task: MonitoredTask) -> dict[str, WorkerStatus]:
     """Return the status of each member that reports to be in the task's present generation."""
     statuses = {w: s for w in task.members if (s := state.status(w)) is not None and s.task == task.name}
     return {w: s for w, s in statuses.items() if s.generation == task.generation}
+
+
+def _concerned(state: DetectorState, task: MonitoredTask) -> dict[str, WorkerStatus]:
+    """Return the status of each worker that the plan in progress concerns, as far as a failure of it would be news."""
+    return {
+        w: s
+        for w in sorted(task.concerned())
+        if (s := state.status(w)) is not None
+        and s.task == task.name
+        and s.generation is not None
+        and task.accepts(w, s.generation)
+    }
 
 
 def _is_unreachable(state: DetectorState, member: Member) -> bool:
@@ -70,14 +122,7 @@ def of_moving(state: DetectorState, task: MonitoredTask, limits: StallLimits, no
     Without the fault, the plan's commands would wait for the rank until they time out, for minutes. Ranks that join for
     long where nothing is known of how long that may take are a fault that is not certain.
     """
-    statuses = {
-        w: s
-        for w in sorted(task.concerned())
-        if (s := state.status(w)) is not None
-        and s.task == task.name
-        and s.generation is not None
-        and task.accepts(w, s.generation)
-    }
+    statuses = _concerned(state, task)
     stall = (
         _stopped(state, task, statuses, limits, now)
         or _deaf_to_hold(task, statuses, limits)

@@ -10,11 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from services.detector import faults, links, status_events
+from services.detector import faults, links, standstill, status_events
 from services.detector.decision import Decision
 from services.detector.faults import Fault
 from services.detector.state import DetectorState, MonitoredTask, Suspicion
 from shared.codes import FailureCode
+from shared.evidence import Evidence
+from shared.severities import ErrorKind
 from shared.signals import ProcessExited, RankRaised
 
 SETTLE_S = 0.25
@@ -23,6 +25,9 @@ of their own only after that."""
 
 _RANK_FIELDS = {"state", "phase", "step", "micro_batch", "setup_parts", "progress_age_s", "process_state", "pid"}
 """What the evidence of a fault contains of each rank's status."""
+
+STANDS_STILL = (ErrorKind.HANG, ErrorKind.COLLECTIVE_TIMEOUT)
+"""Kinds of errors of ranks that stand still, whose evidence says what they do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,9 @@ class Incidents:
         if fault is None:
             return
         evidence = {**fault.evidence, "ranks": self._ranks(task), "mean_step_s": task.mean_step_s()}
+        if fault.kind in STANDS_STILL:
+            known = self.state.standstills.get(task.name)
+            evidence |= standstill.evidence(known, fault.generation, Evidence.read(fault.evidence).workers)
         full = replace(fault, evidence=evidence)
         event = faults.judge(task, full, window_s=self.window_s, now=self.now)
         # A stall that its plan did not end is found again, with the same id and another duration. The log refuses

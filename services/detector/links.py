@@ -31,7 +31,7 @@ from shared.probes import PROBE_TIMEOUT_S, Outcome
 
 ANSWER_S = PROBE_TIMEOUT_S + 1.1
 """How long answers are waited for: the time-out of a probe, the way of question and answer over NATS
-(``services.detector.main.PROBE_REPLY_S``), and a tick."""
+(``services.detector.questions.REPLY_S``), and a tick."""
 
 FRESH_S = 2 * ANSWER_S
 """Age at which an inquiry says nothing about now. While ranks wait on in a slow network, their nodes are asked again at

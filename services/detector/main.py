@@ -17,17 +17,17 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from services.detector import silence
+from services.detector import questions, silence
 from services.detector.admission import Ask, Liveness
 from services.detector.decide import DetectorLimits, Monitor
 from services.detector.decision import Decision, Revoke
 from services.detector.leftovers import Clean
 from services.detector.metrics import DetectorMetrics
-from services.detector.probing import DETECTOR, ProbeQuestion
+from services.detector.probing import ProbeQuestion
 from services.detector.stalls import StallLimits
+from services.detector.standstill import StacksQuestion
 from services.detector.state import DetectorState
 from services.detector.state_snapshot import KEPT
-from shared import probes
 from shared.admission import ALIVE, HELLO, HELLO_MESSAGE, INCARNATION, REVOKED, Answer, Revocation
 from shared.bus import Bus
 from shared.cancellation import cancelled
@@ -43,7 +43,6 @@ from shared.log.own_events import OwnEvents
 from shared.log_lines import concerning, ids
 from shared.messages import decode
 from shared.network import network_stack
-from shared.probes import PROBE, PROBE_REPLY, Outcome, ProbeRequest
 from shared.reachability import ECHO, PUBLISHED_EVERY_S, REACHABILITY, Reachability
 from shared.senders import check_sender, counter_of
 from shared.service import Context, run
@@ -62,11 +61,6 @@ CLEAN_TIMEOUT_S = 5.0
 ALIVE_TIMEOUT_S = 0.5
 """Time-out of the question whether an agent lives. An agent answers within milliseconds; without an answer the new
 agent asks again."""
-
-PROBE_REPLY_S = 1.0
-"""Time for a request to probe and for its reply, beside the probe's own time-out: a round trip with a delay of 0.2 s in
-each direction, and the repetition of a segment that was lost. With less, a witness in such a network that waits for the
-whole time-out of a probe would answer too late, and could never say that a node is silent."""
 
 CONSUMER = "detector"
 """Name of the detector's consumer of the log's stream."""
@@ -304,7 +298,7 @@ class DetectorService:
         for revoke in decision.revokes:
             await self._revoke(revoke)
         requests = [self._clean(clean) for clean in decision.cleans] + [self._probe(one) for one in decision.probes]
-        for request in requests:
+        for request in requests + [self._ask_stacks(one) for one in decision.stacks]:
             task = asyncio.create_task(request)
             self._requests.add(task)
             task.add_done_callback(self._requests.discard)
@@ -330,28 +324,16 @@ class DetectorService:
 
     async def _probe(self, question: ProbeQuestion) -> None:
         """Have a question answered, by this process or by an agent, and decide on the answer."""
-        round_trips_s: dict[str, float] = {}
-        if question.witness == DETECTOR:
-            outcomes = await probes.probe(question.peers, question.timeout_s)
-        else:
-            outcomes, round_trips_s = await self._ask_witness(question)
+        outcomes, round_trips_s = await questions.probe(self._bus, question, self._dropped)
         async with self._one_input:
             await self._carry_out(self.monitor.probed(question, outcomes, self._clock.now(), round_trips_s))
 
-    async def _ask_witness(self, question: ProbeQuestion) -> tuple[dict[str, Outcome], dict[str, float]]:
-        """Return what an agent found out, and the round trips in seconds; nothing if it does not answer."""
-        subject = f"{PROBE}.{question.witness}"
-        request = ProbeRequest(peers=dict(question.peers), timeout_s=question.timeout_s)
-        limit_s = question.timeout_s + PROBE_REPLY_S
-        try:
-            answer = await self._bus.request(subject, request.model_dump_json().encode(), timeout_s=limit_s)
-            reply = decode(PROBE_REPLY, answer)
-        except Unavailable:
-            return {}, {}
-        except Undecodable as err:
-            self._dropped.note(subject, err)
-            return {}, {}
-        return reply.known(), reply.round_trips_s
+    async def _ask_stacks(self, question: StacksQuestion) -> None:
+        """Have a node's ranks report what they do."""
+        reply = await questions.stacks(self._bus, question, self._dropped)
+        if reply is not None:
+            async with self._one_input:
+                self.monitor.stacks_answered(question, reply)
 
     async def _clean(self, clean: Clean) -> None:
         """Send a request to end left-behind ranks. A node that does not do it is asked again later."""

@@ -19,6 +19,7 @@ from shared.admission import Hello
 from shared.events import NodeDraining, StateMoved
 from shared.plans import Layout, Member, Stage, TaskChange
 from shared.signals import DeviceFailed, Heartbeat, RankRaised, WorkerStatus
+from shared.stacks import RankReport
 from shared.state_codec import PairMap, Unlogged
 from shared.tasks import DEFAULT_MAX_RESTARTS
 
@@ -130,6 +131,21 @@ class Suspicion:
     generation: int
     at: datetime
     signals: list[RankRaised]
+
+
+@dataclass(slots=True)
+class Standstill:
+    """What is known of a task that seems to stand still (``standstill.py``).
+
+    Attributes:
+        generation: of its ranks.
+        asked_at: when their nodes were asked last what they do.
+        reports: worker -> the newest answer.
+    """
+
+    generation: int
+    asked_at: datetime
+    reports: dict[str, RankReport] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -297,6 +313,7 @@ class DetectorState:
         breaks: when each pair of nodes was found broken, as long as it is remembered.
         probes: (witness, node) -> the answer to the newest question. Not in the log.
         cut_off_since: since when no node is heard, and none is known to be lost. Not in the log.
+        standstills: by task, of those that seem to stand still. Not in the log.
     """
 
     nodes: dict[str, MonitoredNode] = field(default_factory=dict)
@@ -311,6 +328,7 @@ class DetectorState:
     breaks: PairMap[Pair, list[datetime]] = field(default_factory=dict)
     probes: PairMap[tuple[str, str], ProbeResult] = field(default_factory=dict)
     cut_off_since: datetime | None = None
+    standstills: Unlogged[dict[str, Standstill]] = field(default_factory=dict)
 
     def highest_generation(self, name: str) -> int:
         """Return the highest generation of a task that any plan has named; 0 if the log does not have the task."""

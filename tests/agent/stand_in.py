@@ -5,13 +5,14 @@ Its ranks speak ``unicron.protocol`` over the agent's socket from real processes
 checkpoint whose path is not UTF-8), ``die-early`` (before it attaches), ``die-joining`` (when configured), ``refuse``
 (cannot run the task, and reports that as soon as it is attached), ``babble`` (before it trains, sends lines that are
 no messages), ``junk`` (while it trains, sends lines of every kind with wrong parts), ``newer`` (speaks a later version
-of the protocol), ``flood`` (prints half a megabyte in each step), ``digest`` (prints that of the variable ``API_KEY``,
-and trains).
+of the protocol), ``flood`` (prints half a megabyte in each step), ``segfault`` (in native code at step 3), ``digest``
+(prints that of the variable ``API_KEY``, and trains).
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
@@ -211,6 +212,8 @@ class Rank:
             about: dict[str, Any] = {"error": "ValueError", "detail": "bad sample", "traceback": "Traceback ..."}
             self.send(Raised(generation=self.generation, rank=self.rank, step=3, kind="exception", **about))
             return 1
+        if self.behaviour == "segfault" and self.step == 2:
+            ctypes.string_at(0)
         if self.behaviour == "flood":
             print("x" * (1 << 19), flush=True)
         for phase in ("begun", "compute", "reduce"):

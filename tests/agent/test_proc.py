@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from services.agent.proc import Scheduled, process_state, scheduled, starved_s
+from services.agent.proc import Scheduled, handles, process_state, scheduled, starved_s
 
 
 @pytest.fixture
@@ -65,3 +65,15 @@ def test_a_process_that_is_gone_has_no_schedule() -> None:
     process.wait()
     assert scheduled(process.pid) is None
     assert starved_s(None, None, 5.0, None) == 0.0
+
+
+def test_the_signals_that_a_process_handles_are_known() -> None:
+    pid, before = os.getpid(), signal.getsignal(signal.SIGUSR2)
+    try:
+        signal.signal(signal.SIGUSR2, lambda number, frame: None)
+        assert handles(pid, signal.SIGUSR2)
+        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+        assert not handles(pid, signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert not handles(1 << 30, signal.SIGUSR2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from unicron.gradients.precision import Precision
 from unicron.gradients.shards import ShardReduction
 from unicron.gradients.spans import memory_order
 from unicron.megatron.bucket_groups import overlaps_reduction
-from unicron.megatron.model import model_chunks
+from unicron.megatron.model import model_chunks, unwrapped
 from unicron.megatron.optimizer import is_distributed, torch_optimizers
 from unicron.megatron.partial_gradients import partial_parameters, tensor_group
 from unicron.megatron.tied_embedding import separate_output_weight, tied_group, tied_weight
@@ -100,6 +100,20 @@ class GradientBuffers:
         """Return the indices of those of the parameters that are trained."""
         wanted = {id(parameter) for parameter in parameters}
         return tuple(i for i, parameter in enumerate(self._trained) if id(parameter) in wanted)
+
+    def first_name(self, tensors: Collection[int]) -> str:
+        """Return the name of that one of the parameters which comes first in the model; empty: there is none.
+
+        Args:
+            tensors: indices of tensors, which stand for their parameters.
+        """
+        wanted = {id(self._trained[i]) for i in tensors}
+        chunks = model_chunks(self._model)
+        for number, chunk in enumerate(chunks):
+            for name, parameter in unwrapped(chunk).named_parameters():
+                if id(parameter) in wanted:
+                    return name if len(chunks) == 1 else f"{number}.{name}"
+        return ""
 
     def check(self) -> None:
         """Check that backward passes still add to these tensors.

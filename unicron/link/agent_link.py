@@ -16,13 +16,16 @@ import time
 from typing import NoReturn
 
 from unicron import environment
+from unicron.link import flight_record
 from unicron.link.collectives import Collectives
 from unicron.link.connection import AgentConnection
 from unicron.protocol import (
     VERSION,
+    AskGroups,
     Configure,
     Drain,
     Drained,
+    Groups,
     Held,
     Hello,
     Hold,
@@ -236,6 +239,9 @@ class AgentLink(Collectives):
 
     def _receive(self, message: Message) -> None:
         """Note what the agent sends; messages about older generations are ignored."""
+        if isinstance(message, AskGroups):
+            self.send(Groups(generation=self._generation, request=message.request, groups=flight_record.groups()))
+            return
         with self._changed:
             match message:
                 case Quit():

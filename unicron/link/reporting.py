@@ -17,6 +17,9 @@ TRACEBACK_CHARACTERS = 16 * 1024
 DETAIL_CHARACTERS = 1000
 """Longest error message sent: as much as a list of incidents can show."""
 
+NAME_CHARACTERS = 300
+"""Longest name of a parameter sent; those of Megatron's models have at most 100 characters."""
+
 
 def is_communication(error: BaseException) -> bool:
     """Return whether an error was raised by a collective.
@@ -61,6 +64,7 @@ def report(link: AgentLink, error: BaseException, *, step: int, starting: bool =
     """
     _forget_lines(error)
     text = "".join(traceback.format_exception(error))
+    found = error if isinstance(error, NonFiniteValue) else NonFiniteValue("")
     print(text, file=sys.stderr, flush=True)
     link.send(
         Raised(
@@ -71,6 +75,8 @@ def report(link: AgentLink, error: BaseException, *, step: int, starting: bool =
             error=type(error).__name__,
             detail=str(error)[:DETAIL_CHARACTERS],
             traceback=text[-TRACEBACK_CHARACTERS:],
+            parameter=found.parameter[:NAME_CHARACTERS],
+            micro_batch=found.micro_batch,
         )
     )
 

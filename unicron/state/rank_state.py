@@ -7,7 +7,6 @@ samples (``unicron.accounting``).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +25,7 @@ from unicron.megatron.parallel import Place
 from unicron.megatron.parameter_gather import ParameterGather
 from unicron.megatron.schedule import LossScale
 from unicron.state import transfer
+from unicron.state.finite_checks import FiniteChecks
 from unicron.state.tensors import StateTensors
 from unicron.state.transfer import AgreedState, AvailableState
 from unicron.state.update import Stage, Update
@@ -73,6 +73,7 @@ class RankState:
         self._buffers = GradientBuffers(model, optimizer)
         self.loss_scale = LossScale(model, micro_batches)
         self.accumulator = self._buffers.accumulator(micro_batches, precision=precision)
+        self.finite = FiniteChecks(self.accumulator, self._buffers)
         self.overlap = self._buffers.overlapped(self.accumulator)
         """What reduces the gradients beside the backward passes; None: they are reduced afterwards."""
         self.gather = ParameterGather.of(model)
@@ -115,6 +116,7 @@ class RankState:
             self.overlap.reset()
         self._buffers.release()
         self.accumulator.clear()
+        self.finite.forget()
 
     def begin(self, step: int, assigned: list[int], generation: int) -> None:
         """Begin a step."""
@@ -142,6 +144,7 @@ class RankState:
             # A rank keeps what it has in all of its model chunks, or nothing.
             self.accumulator.clear_from(reduced)
             before.forget_done()
+            self.finite.forget()
         partial = self.step_in_progress
         self.clear_gradients()
         partial.generation = kept.generation
@@ -187,6 +190,7 @@ class RankState:
         if partial.remaining() or partial.reduced < self.accumulator.buckets:
             self.accumulator.clear_from(partial.reduced)
             partial.forget_done()
+            self.finite.forget()
         elif not self.accumulator.is_intact():
             self.discard()
 
@@ -234,9 +238,7 @@ class RankState:
         """
         partial = self.step_in_progress
         self._buffers.check()
-        for k, loss in losses.items():
-            if not math.isfinite(loss):
-                raise NonFiniteValue(f"loss {loss} in micro-batch {k} of step {partial.step}")
+        self.finite.losses(partial, losses)
         for number in range(self._chunks) if chunk is None else (chunk,):
             added = self._commit_chunk(set(samples), number)
             partial.samples.update((k, samples[k]) for k in added)
@@ -256,8 +258,9 @@ class RankState:
             try:
                 self.accumulator.add(partial.reduced, chunk)
             except NonFiniteValue as error:
-                raise NonFiniteValue(f"{error}, in micro-batches {sorted(added)} of step {partial.step}") from None
+                raise self.finite.refused(partial, error, added) from None
             partial.done[chunk] |= added
+            self.finite.committed(partial)
         partial.computed[chunk] |= micro_batches
         return added
 
@@ -271,19 +274,12 @@ class RankState:
             NonFiniteValue: this rank's gradients are not finite.
         """
         if self.overlap is not None:
-            self.overlap.launch_rest(self.step_in_progress, wait, hooks, in_flight)
-            self.check_finite()
-
-    def check_finite(self) -> None:
-        """Check the sums that are not yet reduced.
-
-        Raises:
-            NonFiniteValue: this rank's gradients are not finite.
-        """
-        try:
-            self.accumulator.check_finite(self.step_in_progress.reduced)
-        except NonFiniteValue as error:
-            raise NonFiniteValue(f"{error} in step {self.step_in_progress.step}") from None
+            partial = self.step_in_progress
+            try:
+                self.overlap.launch_rest(partial, wait, hooks, in_flight)
+            except NonFiniteValue as error:
+                raise self.finite.named(partial, error) from None
+            self.finite.sums(partial)
 
     def reduce(self, group: Any, wait: Wait, *, done: Callable[[int], None], **options: Any) -> None:
         """Reduce the buckets that are not yet reduced over ``group``, and write the totals into the gradient buffers.
@@ -299,9 +295,12 @@ class RankState:
         partial = self.step_in_progress
         self._buffers.check()
         if self.overlap is not None:
-            self.overlap.complete(wait)
+            try:
+                self.overlap.complete(wait)
+            except NonFiniteValue as error:
+                raise self.finite.named(partial, error) from None
             return
-        self.check_finite()
+        self.finite.sums(partial)
 
         def reduced(count: int) -> None:
             partial.reduced = count

@@ -1,0 +1,158 @@
+"""What the node's ranks do, on request (``shared/stacks.py``): their stacks, and what their collectives wait for.
+
+A rank writes its stacks on SIGUSR2, by a handler that needs no GIL, to a file that the agent empties before and reads
+after. What torch's flight recorder has is asked for over the rank's socket; a thread of the rank answers unless the GIL
+is taken. A stopped process can do neither: that it is stopped is the report. Nobody waits longer than the request
+says, and a rank that is slow is reported without what it has not said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from services.agent import stack_text
+from services.agent.node import Node
+from services.agent.proc import handles, process_state, waits_in
+from services.agent.process import Process
+from shared.dropped import DroppedMessages
+from shared.errors import Undecodable
+from shared.evidence_limits import COLLECTIVE_GROUPS, OPERATIONS, STACK_CHARACTERS
+from shared.messages import decode
+from shared.stacks import STACKS, STACKS_REQUEST, GroupRecord, Operation, RankReport, StacksReply, StacksRequest
+from unicron import protocol
+
+LOOK_S = 0.01
+"""Between two looks at whether a rank has written its stacks, which takes it less than a millisecond."""
+
+STOPPED = ("T", "t")
+"""The kernel's letters for a stopped process (proc(5))."""
+
+READ_BYTES = 16 * STACK_CHARACTERS
+"""Most that is read of a file of stacks: a process with a hundred threads, of which the current one may come last."""
+
+
+class Stacks:
+    """Answers requests for the stacks of one node's ranks, one at a time.
+
+    Args:
+        node: lists the processes.
+        file: returns the file to which the process of a task and worker writes its stacks.
+        send: sends a message to a rank.
+        signal_: sends a signal to a rank.
+        dropped: counts requests that cannot be read.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        file: Callable[[str, str], Path],
+        send: Callable[[Process, protocol.Message], None],
+        signal_: Callable[[Process, signal.Signals], None],
+        dropped: DroppedMessages,
+    ) -> None:
+        self._node, self._file, self._send, self._signal, self._dropped = node, file, send, signal_, dropped
+        self._one_request = asyncio.Lock()
+        self._requests = 0
+        self._asked: dict[tuple[str, int], asyncio.Future[list[GroupRecord] | None]] = {}
+        """Process id and number of the request -> what the rank answers."""
+
+    async def serve(self, data: bytes) -> bytes:
+        """Answer a request."""
+        try:
+            request = decode(STACKS_REQUEST, data)
+        except Undecodable as err:
+            self._dropped.note(STACKS, err)
+            return StacksReply(node=self._node.name).model_dump_json().encode()
+        async with self._one_request:
+            return StacksReply(node=self._node.name, workers=await self._reports(request)).model_dump_json().encode()
+
+    def receive(self, process: Process, message: protocol.Groups) -> None:
+        """Take what a rank says of its collectives; what is not asked for any more is dropped."""
+        asked = self._asked.pop((process.id, message.request), None)
+        if asked is not None and not asked.done():
+            asked.set_result(_records(message.groups))
+
+    async def _reports(self, request: StacksRequest) -> dict[str, RankReport]:
+        # A process that has not attached is not asked: its peers do not wait for it in a collective yet.
+        ranks = [
+            p
+            for p in self._node.of_task(request.task)
+            if p.attached and p.pid is not None and p.generation == request.generation
+        ]
+        self._requests += 1
+        reports = await asyncio.gather(*(self._report(p, request.timeout_s) for p in ranks))
+        return {process.worker: report for process, report in zip(ranks, reports, strict=True)}
+
+    async def _report(self, process: Process, timeout_s: float) -> RankReport:
+        pid = process.pid or 0
+        state = process_state(pid) or ""
+        report = RankReport(rank=process.rank, state=state, waits_in=waits_in(pid)[:200])
+        if state in STOPPED:
+            return report.model_copy(update={"detail": "stopped by a signal: it can write no stack"})
+        stack, groups = await asyncio.gather(self._stack(process, timeout_s), self._groups(process, timeout_s))
+        detail = "" if stack else f"it wrote no stack within {timeout_s:.2g} s"
+        return report.model_copy(update={"stack": stack, "groups": groups, "detail": detail})
+
+    async def _stack(self, process: Process, timeout_s: float) -> str:
+        """Have a rank write its stacks; return them once the file grows no more."""
+        path = self._file(process.task, process.worker)
+        if not handles(process.pid or 0, signal.SIGUSR2):
+            return ""  # a script has taken the handler away: the signal would end the process
+        try:
+            os.truncate(path, 0)
+        except OSError:
+            return ""  # a process of an older fork server, which writes to its output
+        self._signal(process, signal.SIGUSR2)
+        size = -1
+        with contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(timeout_s):
+                while size <= 0 or os.stat(path).st_size != size:
+                    size = os.stat(path).st_size
+                    await asyncio.sleep(LOOK_S)
+        return stack_text.of_request(read(path))
+
+    async def _groups(self, process: Process, timeout_s: float) -> list[GroupRecord] | None:
+        key = process.id, self._requests
+        answer: asyncio.Future[list[GroupRecord] | None] = asyncio.get_running_loop().create_future()
+        self._asked[key] = answer
+        self._send(process, protocol.AskGroups(request=self._requests))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            return None
+        finally:
+            self._asked.pop(key, None)
+
+
+def read(path: Path) -> str:
+    """Return what a process has written of its stacks; empty if there is nothing."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(READ_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _records(groups: list[list[Any]]) -> list[GroupRecord] | None:
+    """Return the groups of a rank's answer; None if it is not as ``unicron.link.flight_record`` has them."""
+    try:
+        return [
+            GroupRecord(
+                group=name,
+                ranks=ranks,
+                entered=entered,
+                waits=[Operation(sequence=sequence, name=operation) for sequence, operation in waits[:OPERATIONS]],
+            )
+            for name, ranks, entered, waits in groups[:COLLECTIVE_GROUPS]
+        ]
+    except (ValidationError, ValueError, TypeError):
+        return None

@@ -1,0 +1,39 @@
+"""Messages of ``unicron.protocol`` by which an agent asks a rank what its collectives wait for.
+
+An agent or a rank of an older version does not know them, and drops them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """Base of all messages; ``name`` is the tag on the wire."""
+
+    name: ClassVar[str] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskGroups(Message):
+    """Report what torch's flight recorder has of the process groups.
+
+    The thread of the connection answers, which needs the GIL.
+    """
+
+    name: ClassVar[str] = "ask-groups"
+    request: int
+    """Repeated in the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups(Message):
+    """The answer."""
+
+    name: ClassVar[str] = "groups"
+    generation: int
+    request: int
+    groups: list[list[Any]] = field(default_factory=list)
+    """``unicron.link.flight_record.groups``."""
