@@ -1,17 +1,16 @@
 """The rank's own compute time of a step: its forward and backward passes, without the time it waited for peers.
 
 All ranks of a task share the duration of a step, since each waits for the slowest. The own compute time tells which one
-that is. What is counted, from the beginning of the step's block until ``Step.reduce``:
+that is. It is counted from the beginning of the step's block until ``Step.reduce``.
 
-| replica | on the CPU | on a CUDA device |
-|---|---|---|
-| one rank (data parallel) | wall time without the time in which the thread was ready and had no CPU, and without waits for parameters that peers gather | time between two events in the stream |
-| several ranks (tensor or pipeline parallel) | the thread's CPU time | not measured |
-
-Of one rank, everything that the rank itself does counts, also a wait for its own data. Of several ranks, peers wait for
-one another inside the passes; the CPU time leaves such waits out, and with them the rank's other sleep, such as waits for
-data. On a device, a wait of the stream for gathered parameters counts as the rank's own, and no clock of the host tells
-waits of a replica's collectives from computing.
+* A rank that is a replica (data parallel), on the CPU: the wall time without that in which the thread was ready and had
+  no CPU, and without waits for gathered parameters; at least the thread's CPU time. Everything that the rank itself
+  does counts, also a wait for its own data.
+* The same on a CUDA device: the time between two events in the stream. A wait of the stream for gathered parameters
+  counts as the rank's own.
+* A rank of a replica of several (tensor or pipeline parallel), on the CPU: the thread's CPU time. Peers wait for one
+  another inside the passes; this leaves such waits out, and with them the rank's other sleep, such as a wait for data.
+* The same on a CUDA device: not measured. No clock of the host tells waits in the replica's collectives from computing.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class ComputeTimer:
     def __init__(self) -> None:
         """Prepare to measure."""
         self._alone = True
-        self._began: tuple[float, float] | None = None
+        self._began: tuple[float, float, float] | None = None
         self._events: tuple[Any, Any] | None = None
         self._spent_s: float | None = None
 
@@ -72,7 +71,7 @@ class ComputeTimer:
                 self._events = _event(), _event()
                 self._events[0].record()
             return
-        self._began = (time.perf_counter(), run_queue_wait_s()) if alone else (time.thread_time(), 0.0)
+        self._began = time.thread_time(), time.perf_counter(), run_queue_wait_s() if alone else 0.0
 
     def end(self, waited_s: float = 0.0) -> None:
         """Note that the passes are done. ``waited_s``: how long this step's passes have waited for gathered parameters.
@@ -82,12 +81,12 @@ class ComputeTimer:
         if self._events is not None:
             self._events[1].record()
         elif self._began is not None:
-            at_s, starved_s = self._began
+            ran_s, at_s, starved_s = self._began
+            self._spent_s = time.thread_time() - ran_s
             if self._alone:
-                spent_s = time.perf_counter() - at_s - (run_queue_wait_s() - starved_s) - waited_s
-            else:
-                spent_s = time.thread_time() - at_s
-            self._spent_s = max(0.0, spent_s)
+                # The kernel sometimes counts more waits than there was time (measured on busy cores).
+                own_s = time.perf_counter() - at_s - (run_queue_wait_s() - starved_s) - waited_s
+                self._spent_s = max(self._spent_s, own_s)
 
     def result_s(self) -> float | None:
         """Return the own compute time; None if it is not known, or not yet. Waits for nothing.

@@ -21,6 +21,7 @@ from services.detector import (
     hangs,
     isolation,
     leftovers,
+    observations,
     probing,
     silence,
     status_events,
@@ -181,6 +182,8 @@ class Monitor:
             decision.cleans += leftovers.requests(self.state, node, leftovers.find(self.state, node, now), now)
         for status in heartbeat.workers:
             decision.add(self.state, status_events.of_rank(self.state, status, self.limits.progress_interval_s, now))
+            for event in observations.of_status(self.state, status, now):
+                decision.add(self.state, event)
         return decision
 
     def probed(
@@ -192,7 +195,10 @@ class Monitor:
     ) -> Decision:
         """Take the answer to a request to probe. ``outcomes`` is empty if the witness did not answer."""
         probing.take(self.state, question, outcomes, now, round_trips_s)
-        return Decision()
+        decision = Decision()
+        for event in list(observations.of_probe(self.state, question, round_trips_s, now)):
+            decision.add(self.state, event)
+        return decision
 
     def tick(self, now: datetime) -> Decision:
         """Find the faults that time shows: silent nodes, vanished and hanging ranks, broken sockets without a cause.
@@ -225,7 +231,7 @@ class Monitor:
             else:
                 incidents.examine(task, hangs.of_moving(self.state, task, self.limits.stalls, now))
         incidents.escalate()
-        decision.probes += isolation.ask(self.state, now)
+        decision.probes += isolation.ask(self.state, now) + observations.ask(self.state, now)
         return decision
 
     # ---- parts

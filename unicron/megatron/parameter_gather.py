@@ -30,7 +30,7 @@ class ParameterGather:
         self.pending = False
         """Whether this rank has updated its own ranges, and does not know to have all others."""
         self.waited_s = 0.0
-        """For how long the passes have waited for gathers so far; on a device the stream waits, which does not count."""
+        """For how long the passes have waited for gathers so far; waits of a device's stream do not count."""
         self._on_device = any(own_parameters(group)[0].whole.is_cuda for group in self._groups)
         self._works: list[list[Any]] | None = None
         """For each bucket group, the gathers that are not yet waited for; None: they are not launched."""
