@@ -92,7 +92,9 @@ def _nodes(nodes: Sequence[NodeView], live: LiveState, tasks: Sequence[Task]) ->
 
 def _tasks(tasks: Sequence[Task]) -> Iterator[Metric]:
     counts = Counter(task.state.value for task in tasks)
-    anomalies: Samples = {(task.name, kind): 0.0 for task in tasks for kind in get_args(AnomalyKind)}
+    anomalies: dict[tuple[str, ...], float] = {
+        (task.name, kind): 0.0 for task in tasks for kind in get_args(AnomalyKind)
+    }
     for task in tasks:
         for anomaly in task.anomalies:
             anomalies[task.name, anomaly.kind] += 1.0

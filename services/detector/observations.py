@@ -110,7 +110,7 @@ def _of_losses(task: MonitoredTask, status: WorkerStatus, now: datetime) -> Iter
 
 def _spike(task: MonitoredTask, spike: Spike, now: datetime) -> AnomalyObserved:
     evidence = {"unit": "mean loss of a step", "deviations": round(spike.deviations, 2)}
-    return _anomaly(task, "loss-spike", spike.step, spike.loss, spike.expected, now, ended=spike.ended, **evidence)
+    return _anomaly(task, "loss-spike", spike.step, spike.loss, spike.expected, now, evidence, ended=spike.ended)
 
 
 def _of_step_times(task: MonitoredTask, now: datetime) -> Iterator[AnomalyObserved]:
@@ -125,25 +125,24 @@ def _of_step_times(task: MonitoredTask, now: datetime) -> Iterator[AnomalyObserv
     if found is not None:
         evidence = {"unit": "seconds of a step", "steps": regressions.WINDOW, "workers": len(task.members)}
         kind: AnomalyKind = "throughput-regression"
-        yield _anomaly(task, kind, task.step, found.step_s, found.expected_s, now, ended=found.ended, **evidence)
+        yield _anomaly(task, kind, task.step, found.step_s, found.expected_s, now, evidence, ended=found.ended)
 
 
 def _superseded(task: MonitoredTask, lasting: OpenAnomaly, now: datetime) -> AnomalyObserved:
     """Return the end of a regression of an earlier generation: the present one is judged anew."""
     evidence = {"unit": "seconds of a step", "reason": f"generation {task.generation} is judged anew"}
     kind: AnomalyKind = "throughput-regression"
-    return _anomaly(task, kind, task.step, lasting.expected, lasting.expected, now, ended=True, **evidence)
+    return _anomaly(task, kind, task.step, lasting.expected, lasting.expected, now, evidence, ended=True)
 
 
 def _slow_link(task: MonitoredTask, link: SlowLink, now: datetime) -> AnomalyObserved:
     first, second = link.nodes
-    where = {"node": first, "peer": second}
     value, expected = link.round_trip_s, link.expected_s
     # The time is a part of the cause: a link may become slow and fast again within one step.
     cause = f"{first}/{second}/{now.isoformat()}"
-    return _anomaly(
-        task, "slow-link", task.step, value, expected, now, ended=link.ended, cause=cause, where=where, unit="seconds"
-    )
+    evidence = {"unit": "seconds"}
+    found = _anomaly(task, "slow-link", task.step, value, expected, now, evidence, ended=link.ended, cause=cause)
+    return found.model_copy(update={"node": first, "peer": second})
 
 
 def _anomaly(
@@ -153,11 +152,10 @@ def _anomaly(
     value: float,
     expected: float,
     now: datetime,
+    evidence: Mapping[str, Any],
     *,
     ended: bool,
     cause: str = "",
-    where: Mapping[str, str] | None = None,
-    **evidence: Any,
 ) -> AnomalyObserved:
     about = f"{task.name}/{task.generation}/{step}/{kind}/{cause}/{ended}"
     return AnomalyObserved(
@@ -171,6 +169,5 @@ def _anomaly(
         expected=expected,
         detected_at=now,
         ended=ended,
-        evidence=evidence,
-        **(where or {}),
+        evidence=dict(evidence),
     )

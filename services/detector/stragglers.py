@@ -12,8 +12,8 @@ one rank's data, a snapshot, or a process that was stopped for a while is no str
 
 **False alarms.** The limit is at least ``QUANTILE`` robust standard deviations above 0, so a score is positive with
 probability p <= 0.1 where nothing is wrong. With independent steps, sums of such scores reach h on average once in
-((1 - p) / p) ** h steps or later (Lundberg's inequality for the random walk, Lorden 1971 for the mean time): 9 ** 12 =
-2.8e11 steps of a rank, 4e8 rank-hours at 5 s a step. Steps are not independent; ``benchmarks/simulated_steps.py`` shows
+((1 - p) / p) ** h steps or later (Lundberg's inequality for the random walk, Lorden 1971 for the mean time): 9 ** 11 =
+3.1e10 steps of a rank, 4e7 rank-hours at 5 s a step. Steps are not independent; ``benchmarks/simulated_steps.py`` shows
 what holds of autocorrelated ones. A rank that is slower by 1.3 for ``EVIDENCE`` steps is a straggler by definition.
 """
 
@@ -45,9 +45,9 @@ SOFTNESS = 0.05
 """Distance of a log ratio from the limit at which a step counts fully. Below the noise of a step (``PRIOR_SCALE``), so
 that the score depends on the side of the limit and little on the size."""
 
-EVIDENCE = 12.0
-"""Sum of scores at which it is decided. With log ratios around log(1.3) and a standard deviation of 0.1, a step adds
-0.8 on average: 15 steps, and fewer than 20 in most courses; a higher one would be safer and too late."""
+EVIDENCE = 11.0
+"""Sum of scores at which it is decided. With log ratios around log(1.3) and a standard deviation of 0.07, a step adds
+0.8 on average: 14 steps, and fewer than 20 in most courses; a higher one would be safer and too late."""
 
 QUANTUM = 1.1
 """Slowdowns are published as powers of this, like the planner's corrections of throughput: what is nearer has no effect

@@ -49,7 +49,8 @@ def one_slow(factor: float, begin: int = 101, end: int = 10**9) -> Slowness:
 def test_a_slow_rank_is_found_within_20_steps_and_its_recovery_too(ranks: int) -> None:
     found = course(ranks, 300, one_slow(1.3, end=201))
     began, over = [change for change in found if change.slowdown == 1.0 or change == found[0]]
-    assert (began.worker, began.slowdown) == ("n1/0", pytest.approx(1.3, rel=0.1))
+    assert began.worker == "n1/0"
+    assert began.slowdown == pytest.approx(1.3, rel=0.1)
     assert 100 < began.step <= 120
     assert over.worker == "n1/0"
     assert 200 < over.step <= 220
@@ -88,7 +89,7 @@ def test_ranks_that_are_equally_slow_are_not_slow(seed: int, ranks: int, phases:
     assert course(ranks, 300, together, seed=seed) == []
 
 
-@given(seed=st.integers(0, 2**32 - 1), length=st.integers(1, 11), factor=st.floats(1.0, 1e6))
+@given(seed=st.integers(0, 2**32 - 1), length=st.integers(1, 10), factor=st.floats(1.0, 1e6))
 @settings(max_examples=15, deadline=None)
 def test_a_stall_of_fewer_steps_than_the_evidence_is_no_straggler(seed: int, length: int, factor: float) -> None:
     assert course(4, 200, one_slow(factor, end=101 + length), seed=seed) == []
