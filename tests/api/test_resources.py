@@ -172,7 +172,8 @@ async def test_heartbeats_show_live_state(healed: Server, bus: Bus) -> None:
     await until(heard)
     task = (await healed.http.get("/v1/tasks/gpt")).json()
     assert (task["loss"], task["state"], task["workers"]) == (1.25, "running", 4)
-    assert task["ranks"][0] == {"rank": 0, "worker": "n0/0", "node": "n0", "pid": 999, "state": "training"}
+    first = {"rank": 0, "worker": "n0/0", "node": "n0", "pid": 999, "state": "training", "slowdown": 1.0}
+    assert task["ranks"][0] == first
     assert task["ranks"][3]["pid"] == 300
     model = task["spec"]["model"]
     s, h, n, v = model["sequence_length"], model["hidden"], model["layers"], model["vocabulary"]
