@@ -16,7 +16,8 @@ A rank's time for a micro-batch is a product of (``Variation``):
 on two cores that other processes kept busy: a standard deviation of 0.055 and a correlation of 0.11; 0.08% of the steps
 in slow phases of 2.5 steps on average, 3 at most, and factors up to 1.14; 0.02% of outliers; 0.043 in common.
 Phases and outliers here are five times as frequent, phases are longer and as deep as the deepest that was found. With
-phases of up to 1.2 (in place of 1.15) a day of 1,000 ranks has one false alarm, which is within one in 10,000 rank-hours.
+phases of up to 1.2 (in place of 1.15) a day of 1,000 ranks has one false alarm, which is within one in 10,000
+rank-hours.
 
 Lines: ``false-alarms`` with rank-hours and alarms, bound 0; ``straggler`` with the delay in steps of a slowdown of 1.3
 that begins at some step of some rank, bound 20 at p99 (of two ranks ``LATEST_OF_TWO``), and the wrong ranks, bound 0.

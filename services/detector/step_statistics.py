@@ -8,7 +8,7 @@ order, each once, and a step is judged when all members have reported it or ``LA
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from services.detector.loss_spikes import LossWindow
@@ -32,7 +32,8 @@ class StepStatistics:
         judged: the newest step that was judged.
         silent: workers without a report of the last step that was judged.
         groups: pipeline stage -> the test of its ranks.
-        histories: worker -> logarithms of its own times, over generations with the same tensor and pipeline sizes.
+        histories: pipeline stage -> worker -> logarithms of its own times, over generations with the same tensor and
+            pipeline sizes.
         shape: these sizes.
         losses: of the task.
     """
@@ -43,7 +44,7 @@ class StepStatistics:
     judged: int = 0
     silent: frozenset[str] = frozenset()
     groups: dict[int, PeerGroup] = field(default_factory=dict)
-    histories: dict[str, deque[float]] = field(default_factory=dict)
+    histories: dict[int, dict[str, deque[float]]] = field(default_factory=dict)
     shape: tuple[int, int] = (0, 0)
     losses: LossWindow = field(default_factory=LossWindow)
 
@@ -91,16 +92,11 @@ class StepStatistics:
             for stage, group_times in _by_stage(times, members, layout).items():
                 if 2 * len(group_times) <= _in_stage(layout):
                     continue  # no majority of the peers is known
-                group = self.groups.setdefault(stage, PeerGroup(histories=self.histories))
+                group = self.groups.setdefault(stage, PeerGroup(histories=self.histories.setdefault(stage, {})))
                 changes = group.take(step, group_times, present)
                 found += changes
                 present |= {change.worker: change.slowdown for change in changes}
         return found
-
-    def forget(self, workers: Iterable[str]) -> None:
-        """Forget the past of workers, as of a node that joins anew."""
-        for worker in workers:
-            self.histories.pop(worker, None)
 
 
 def _in_stage(layout: Layout) -> int:

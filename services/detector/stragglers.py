@@ -161,14 +161,19 @@ class PeerGroup:
         return changes
 
     def _of_two(self, logs: Mapping[str, float]) -> dict[str, float]:
-        """Return the log ratios of two ranks against what they were in the past; none without a past."""
-        one, other = logs
-        if any(len(self.histories.get(worker, ())) < LEAST_HISTORY for worker in logs):
+        """Return the log ratios of two ranks less what they were in the past; none without a past of these two."""
+        one, other = sorted(logs)
+        if self.histories.keys() != logs.keys():
+            self.histories.clear()
+            self.histories.update({worker: deque(maxlen=HISTORY) for worker in (one, other)})
+        pasts = self.histories[one], self.histories[other]
+        if len(pasts[0]) < LEAST_HISTORY:
             return {}
-        for worker, own in logs.items():
-            own -= median(self.histories[worker])
-            self.departures.setdefault(worker, deque(maxlen=round(EVIDENCE))).append(own)
-        ratio = self.departures[one][-1] - self.departures[other][-1]
+        for worker, past in zip((one, other), pasts, strict=True):
+            departures = self.departures.setdefault(worker, deque(maxlen=round(EVIDENCE)))
+            departures.append(logs[worker] - median(past))
+        usual = median([own - peer for own, peer in zip(*pasts, strict=True)])
+        ratio = logs[one] - logs[other] - usual
         return {one: ratio, other: -ratio}
 
     def _has_changed(self, logs: Mapping[str, float]) -> bool:
@@ -176,11 +181,14 @@ class PeerGroup:
         return sum(median(self.departures[each]) for each in logs) > 0.0
 
     def _remember(self, logs: Mapping[str, float], known: Mapping[str, float]) -> None:
-        """Add to the own pasts, unless something speaks against the rank."""
-        for worker, own in logs.items():
-            track = self.tracks.get(worker)
-            if worker not in known and (track is None or track.evidence == 0.0):
-                self.histories.setdefault(worker, deque(maxlen=HISTORY)).append(own)
+        """Add a step to the past of two ranks, unless something speaks against one of them.
+
+        Both or neither: what slows or speeds both up is then in both pasts.
+        """
+        tracks = [self.tracks[worker] for worker in logs if worker in self.tracks]
+        if known.keys().isdisjoint(logs) and not any(track.evidence for track in tracks):
+            for worker, own in logs.items():
+                self.histories[worker].append(own)
 
 
 def quantised(slowdown: float) -> float:
