@@ -79,7 +79,7 @@ MEASURED = Variation(
 )
 
 
-LATEST, LATEST_OF_TWO = 20, 30
+LATEST, LATEST_OF_TWO = 20, 25
 """Bounds of the steps until a slowdown of 1.3 is found, p99. Of two ranks, the one peer is as noisy as the rank
 itself."""
 
