@@ -20,9 +20,10 @@ def nodes(server: Server = None, output: Output = Format.TEXT) -> None:
         heartbeat = clock(node["last_heartbeat_at"])
         for worker in node["workers"]:
             rank = None if worker["rank"] is None else f"rank {worker['rank']}"
-            rows.append(
-                (node["name"], node["state"], worker["worker"], worker["state"], worker["task"], rank, heartbeat)
+            does = (
+                worker["state"] if worker["slowdown"] == 1.0 else f"{worker['state']}, {worker['slowdown']:.3g}x slow"
             )
+            rows.append((node["name"], node["state"], worker["worker"], does, worker["task"], rank, heartbeat))
     columns = ("NODE", "STATE", "WORKER", "DOES", "TASK", "RANK", "LAST HEARTBEAT")
     print_table(columns, rows, empty="no nodes")
     for node in page["items"]:

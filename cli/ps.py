@@ -17,6 +17,7 @@ def ps(
 ) -> None:
     """List tasks."""
     from cli.client import Client
+    from cli.notable import notable
 
     with Client(server) as client:
         page = client.pages("/v1/tasks", {"state": state or None})
@@ -32,7 +33,7 @@ def ps(
             task["weight"],
             task["loss"],
             task["waf_flop_per_s"] or None,
-            task["reason"],
+            "; ".join(filter(None, [task["reason"], *notable(task)])),
         )
         for task in page["items"]
     ]

@@ -19,6 +19,7 @@ def _failure(failure: dict[str, Any] | None) -> str | None:
 def show(task: TaskName, server: Server = None, output: Output = Format.TEXT) -> None:
     """Show a task."""
     from cli.client import Client
+    from cli.notable import notable
 
     with Client(server) as client:
         shown = client.get(f"/v1/tasks/{quote(task, safe='')}")
@@ -38,6 +39,7 @@ def show(task: TaskName, server: Server = None, output: Output = Format.TEXT) ->
             ("saved_step", shown["saved_step"]),
             ("checkpoint_failure", _failure(shown["checkpoint_failure"])),
             ("stop_refused", shown["stop_refused"] and shown["stop_refused"]["reason"]),
+            *(("notable", text) for text in notable(shown)),
             ("submitted_at", clock(shown["submitted_at"])),
             ("started_at", clock(shown["started_at"])),
             ("ended_at", clock(shown["ended_at"])),

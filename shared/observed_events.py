@@ -36,7 +36,8 @@ class AnomalyObserved(TaskEvent):
     """A number of a task is unusual, and training goes on: no process is replaced because of it.
 
     ``kind``: what. ``value``: the number, ``expected``: the usual one, in the unit that ``evidence`` names. ``worker``,
-    ``node``, ``rank``: where, if it belongs to one. ``ended``: the number is usual again; ``value`` is the present one.
+    ``node``, ``rank``: where, if it belongs to one; ``peer``: the other node of a slow link. ``ended``: the number is
+    usual again; ``value`` is the present one.
     """
 
     type: Literal["anomaly.observed"] = "anomaly.observed"
@@ -49,6 +50,7 @@ class AnomalyObserved(TaskEvent):
     detected_at: datetime
     worker: str | None = None
     node: str | None = None
+    peer: str | None = None
     rank: int | None = None
     ended: bool = False
     evidence: dict[str, Any] = Field(default_factory=dict)

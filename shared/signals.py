@@ -9,7 +9,7 @@ repeated. The api reads heartbeats as well. ``shared.messages`` has the rules fo
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
@@ -200,6 +200,31 @@ def received(signal: Signal, at: datetime) -> Signal:
     return signal.model_copy(update={"occurred_at": at - age})
 
 
+MAX_STEPS = 16
+"""Steps that a heartbeat reports of a worker, at most, beside the one with the largest loss: all, where steps take
+40 ms or longer. A step takes some 30 bytes: 16 workers add 300 bytes to a heartbeat where steps take a second, and
+8 KB where they are as short as can be; without them it has 5 KB."""
+
+
+class StepReport(NamedTuple):
+    """A step that has ended on a rank; on the wire a list, of which a reader ignores what is behind its own fields.
+
+    ``compute_s``: the rank's own compute time (``unicron.protocol.Progress``), for its ``micro_batches``; None: not
+    measured. ``duration_s``, ``loss``: of the whole step; None but on rank 0.
+    """
+
+    step: Integer
+    compute_s: Seconds | None = None
+    micro_batches: Integer | None = None
+    duration_s: Seconds | None = None
+    loss: float | None = None
+
+
+def _known_fields(value: Any) -> Any:
+    """Return a step report of a newer version without the fields that this one does not know."""
+    return value[: len(StepReport._fields)] if isinstance(value, list) else value
+
+
 class WorkerStatus(Model):
     """The state of one worker; ages are seconds before ``Heartbeat.sent_at``.
 
@@ -209,7 +234,7 @@ class WorkerStatus(Model):
     the main thread was ready to run and had no CPU. ``hold_age_s``: since the rank was asked to leave its step; None if
     it was not asked, or has left it. ``step_s``: duration of the last completed step. ``steps_timed``: completed steps
     of this generation. ``process_state``: the kernel's letter for the process (R, S, D, T, Z; proc(5)), evidence of a
-    hang.
+    hang. ``steps``: steps of this generation that have ended of late; those of overlapping heartbeats are the same.
 
     Of a newer agent, a state that this version does not know is read as ``waiting``, which no rule takes for a hang,
     and a phase as None, which has the limit of a slow region.
@@ -232,6 +257,7 @@ class WorkerStatus(Model):
     steps_timed: Integer = 0
     loss: float | None = None
     process_state: str | None = None
+    steps: list[Annotated[StepReport, BeforeValidator(_known_fields)]] = Field(default_factory=list)
 
 
 class DeviceStatus(Model):

@@ -93,6 +93,11 @@ class EndOfStep:
         self._samples = 0
         """Sample ids for which a row has room."""
 
+    @property
+    def alone(self) -> bool:
+        """Whether this rank is a whole replica: no peer waits for it inside its passes."""
+        return self._member.shards == 1
+
     def agree(self, partial: PartialStep, *, buckets: int, request: int, statuses: Sequence[int] = ()) -> Agreement:
         """Agree on the account of the step in progress, which becomes ``partial.account``. All ranks call it.
 

@@ -99,6 +99,10 @@ class Progress(Message):
     """Wall-clock time of the step, for phase ``ended``."""
     buckets: int | None = None
     """Number of buckets of gradients that are reduced, for phase ``reduce``; not every one is reported."""
+    compute_s: float | None = None
+    """Own compute time of the step (``unicron.compute_time``), for phase ``ended``; None: not measured."""
+    micro_batches: int | None = None
+    """How many micro-batches that was for."""
 
 
 PHASES = ("begun", "compute", "reduce", "update", "ended", "checkpoint", "setup", "waiting", "aside")

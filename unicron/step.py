@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Protocol
 
+from unicron.compute_time import ComputeTimer
 from unicron.end_of_step import EndOfStep
 from unicron.errors import CommunicationFailed, Interrupted, WrongLoop
 from unicron.faults import FaultInjector
@@ -73,6 +74,11 @@ class Step:
         """On this process's monotonic clock."""
         self.computed_s = 0.0
         """Seconds from the beginning until the gradients were reduced."""
+        self._timer = ComputeTimer()
+        self._to_compute = 0
+        self._computed: int | None = None
+        """How many micro-batches the rank has computed between the beginning and the reduction."""
+        self._gather_waited_s = 0.0
         self._reduced = False
         self._in_one_schedule = False
         """Whether the micro-batches are computed in one schedule (a pipeline's)."""
@@ -205,6 +211,7 @@ class Step:
         host, number = self._host, self.number
         link, faults, state = host.link, host.faults, host.rank_state
         self._computing = False
+        self._end_passes()
         link.end_passes()
         faults.reached(number, "reduce")
         partial = state.step_in_progress
@@ -237,6 +244,19 @@ class Step:
         link.progress(number, "update")
         self._computing = True
 
+    def _begin_passes(self) -> None:
+        """Begin to measure the rank's own compute time."""
+        self._to_compute, self._gather_waited_s = len(self.remaining()), self._waited_s()
+        self._timer.begin(alone=self._host.end_of_step.alone)
+
+    def _end_passes(self) -> None:
+        self._timer.end(self._waited_s() - self._gather_waited_s)
+        self._computed = self._to_compute - len(self.remaining())
+
+    def _waited_s(self) -> float:
+        gather = self._host.rank_state.gather
+        return gather.waited_s if gather is not None else 0.0
+
     def _gather_rest(self) -> None:
         """Gather the parameters that no forward pass of this rank has used."""
         gather = self._host.rank_state.gather
@@ -268,6 +288,7 @@ class Step:
         """Enter the part of the loop in which peers may be lost."""
         self._host.link.enter(computes=True)
         self._host.link.progress(self.number, "begun")
+        self._begin_passes()
         return self
 
     def __exit__(
@@ -293,7 +314,14 @@ class Step:
             state.complete_step()
             self.completed = True
             duration_s = time.monotonic() - self.began_s
-            host.link.progress(self.number, "ended", loss=self.loss, duration_s=duration_s)
+            host.link.progress(
+                self.number,
+                "ended",
+                loss=self.loss,
+                duration_s=duration_s,
+                compute_s=self._timer.result_s(),
+                micro_batches=self._computed,
+            )
             return False
         self.left = True
         state.recover(computing=self._computing)

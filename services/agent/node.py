@@ -14,6 +14,7 @@ from typing import Any
 
 from services.agent.proc import Scheduled, starved_s
 from services.agent.process import Process
+from services.agent.step_window import step_report
 from shared.events import derived_id
 from shared.evidence_limits import DETAIL_CHARACTERS, TRACEBACK_CHARACTERS
 from shared.messages import MAX_SECONDS
@@ -144,6 +145,7 @@ class Node:
         process.configured, process.resting, process.held_at_s = True, False, None
         process.resumed = process.raised = None
         process.steps_timed, process.step_s = 0, None
+        process.recent.steps.clear()
         process.micro_batch, process.setup_parts = None, None
         process.phase, process.progress_at_s = "setup", at_s
 
@@ -278,6 +280,7 @@ class Node:
             if message.duration_s is not None and 0.0 <= message.duration_s <= MAX_SECONDS:
                 process.step_s = message.duration_s
                 process.steps_timed += 1
+            process.recent.add(step_report(message), at_s)
 
     def _raised(self, process: Process, message: protocol.Raised, now: datetime) -> Signal:
         generation = max(message.generation, process.generation)
@@ -366,6 +369,7 @@ def _status(process: Process, at_s: float, process_state: str | None, schedule: 
         steps_timed=process.steps_timed,
         loss=process.loss,
         process_state=process_state,
+        steps=process.recent.reported(at_s),
     )
 
 

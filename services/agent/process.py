@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
 
 from services.agent.proc import Scheduled
+from services.agent.step_window import StepWindow
 from unicron import protocol
 
 
@@ -38,6 +42,7 @@ class Process:
         step_s: the duration of its last step.
         steps_timed: the completed steps of this generation.
         loss: the mean loss of its last step.
+        recent: its newest steps, of this generation; a successor of the agent begins without any.
         exit_code: None while the process lives; a signal's number is negative.
         resumed: what the process reported when it resumed in this generation.
         raised: the error that the process reported in this generation.
@@ -67,6 +72,7 @@ class Process:
     step_s: float | None = None
     steps_timed: int = 0
     loss: float | None = None
+    recent: Annotated[StepWindow, Field(exclude=True)] = field(default_factory=StepWindow)
     exit_code: int | None = None
     resumed: protocol.Resumed | None = None
     raised: protocol.Raised | None = None

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import get_args
 
 from prometheus_client.metrics_core import Metric
 
@@ -20,6 +21,7 @@ from services.api.settlement import ALL, no_amounts
 from services.api.tables import INCIDENTS, NODES, SPANS, TASKS
 from services.api.views import ClusterView, IncidentView, NodeState, NodeView, TaskView
 from shared.metrics import Samples, gauge
+from shared.observed_events import AnomalyKind
 from shared.severities import Severity
 from shared.tasks import ENDED, TaskState
 
@@ -83,10 +85,20 @@ def _nodes(nodes: Sequence[NodeView], live: LiveState, tasks: Sequence[Task]) ->
     allocated = sum(len(view.workers) for view in nodes if view.allocated_since is not None)
     yield gauge("unicron_workers_allocated", "Workers that cost money.", allocated)
     yield gauge("unicron_workers_used", "Workers that train a task.", sum(task.workers for task in tasks))
+    slow: Samples = {(one.worker,): one.slowdown for view in nodes for one in view.slow}
+    text = "Own compute time of a slow worker over that of its peers; workers that are as fast have no series."
+    yield gauge("unicron_worker_slowdown", text, slow, "worker")
 
 
 def _tasks(tasks: Sequence[Task]) -> Iterator[Metric]:
     counts = Counter(task.state.value for task in tasks)
+    anomalies: dict[tuple[str, ...], float] = {
+        (task.name, kind): 0.0 for task in tasks for kind in get_args(AnomalyKind)
+    }
+    for task in tasks:
+        for anomaly in task.anomalies:
+            anomalies[task.name, anomaly.kind] += 1.0
+    yield gauge("unicron_task_anomalies", "Numbers of a task that are unusual now.", anomalies, "task", "kind")
     by_state = {(name,): float(counts[name]) for name in PRESENT}
     yield gauge("unicron_tasks", "Tasks that have not ended.", by_state, "state")
     for name, text, values in (

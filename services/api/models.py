@@ -27,13 +27,17 @@ class Page(BaseModel, Generic[T]):
 
 
 class Rank(BaseModel):
-    """A rank of a task. ``worker`` stays when ranks are renumbered. ``state``: as the node agent reports it."""
+    """A rank of a task. ``worker`` stays when ranks are renumbered. ``state``: as the node agent reports it.
+
+    ``slowdown``: own compute time over that of its peers; 1.0: it is not slower.
+    """
 
     rank: int
     worker: str
     node: str
     pid: int | None
     state: str
+    slowdown: float = 1.0
 
 
 class CheckpointFailure(BaseModel):
@@ -53,6 +57,22 @@ class StopRefusal(BaseModel):
     at: Time
 
 
+class Anomaly(BaseModel):
+    """A number of a task that is unusual; ``value`` and ``expected`` in ``unit``. ``node``, ``peer``: of a slow link.
+
+    ``step``: at which it began. The task trains on.
+    """
+
+    kind: str
+    step: int
+    value: float
+    expected: float
+    unit: str
+    at: Time
+    node: str | None
+    peer: str | None
+
+
 class StopOptions(BaseModel):
     """How to stop a task. ``lose_steps``: also if its state cannot be saved."""
 
@@ -68,6 +88,8 @@ class Task(BaseModel):
 
     ``checkpoint``, ``saved_step``: the newest checkpoint. ``checkpoint_failure``: the newest that could not be written,
     until one is written. ``stop_refused``: the answer to the newest request to stop, if that was refused.
+
+    ``anomalies``: those that last. ``slow_workers``: worker -> slowdown, of its ranks that are slower than their peers.
     """
 
     name: str
@@ -91,6 +113,8 @@ class Task(BaseModel):
     saved_step: int
     checkpoint_failure: CheckpointFailure | None
     stop_refused: StopRefusal | None
+    anomalies: list[Anomaly]
+    slow_workers: dict[str, float]
     submitted_at: Time
     started_at: Time | None
     ended_at: Time | None
@@ -169,12 +193,13 @@ class PlanDetail(PlanSummary):
 
 
 class NodeWorker(BaseModel):
-    """A worker slot."""
+    """A worker slot. ``slowdown``: as of a rank; the newest that was measured, whatever it does now."""
 
     worker: str
     task: str | None
     rank: int | None
     state: str
+    slowdown: float = 1.0
 
 
 class NodeDevice(BaseModel):

@@ -7,6 +7,7 @@ from typing import Final
 
 from services.api.live import LiveState
 from services.api.models import (
+    Anomaly,
     CheckpointFailure,
     IncidentFacts,
     Node,
@@ -62,6 +63,8 @@ def task(view: TaskView, live: LiveState) -> Task:
         saved_step=view.checkpoint_step,
         checkpoint_failure=_checkpoint_failure(view),
         stop_refused=StopRefusal(**view.stop_refused.model_dump()) if view.stop_refused is not None else None,
+        anomalies=[] if ended else [Anomaly(**one.model_dump(exclude={"generation"})) for one in view.anomalies],
+        slow_workers={} if ended else {m.worker: view.slow[m.worker] for m in view.members if m.worker in view.slow},
         submitted_at=view.submitted_at,
         started_at=view.started_at,
         ended_at=view.ended_at,
@@ -84,7 +87,8 @@ def _rank(member: Member, view: TaskView, live: LiveState) -> Rank:
     if member.worker in view.failed_workers and (status is None or status.state != "training"):
         state = "failed"
     pid = status.pid if status and status.pid is not None else view.pids.get(member.worker)
-    return Rank(rank=member.rank, worker=member.worker, node=member.node, pid=pid, state=state)
+    slowdown = view.slow.get(member.worker, 1.0)
+    return Rank(rank=member.rank, worker=member.worker, node=member.node, pid=pid, state=state, slowdown=slowdown)
 
 
 def incident_facts(view: IncidentView) -> IncidentFacts:
@@ -117,9 +121,11 @@ def node(view: NodeView, live: LiveState, tasks: list[TaskView]) -> Node:
         member.worker: (task.name, member.rank) for task in tasks if task.state not in ENDED for member in task.members
     }
     workers = []
+    slow = {one.worker: one.slowdown for one in view.slow}
     for worker in view.workers:
         status = live.worker(worker) if view.state in AGENT_LIVES else None
-        workers.append(_worker(worker, view, status, assigned.get(worker)))
+        shown = _worker(worker, view, status, assigned.get(worker))
+        workers.append(shown.model_copy(update={"slowdown": slow.get(worker, 1.0)}))
     state, reason = _node_state(view, live.reachability)
     heartbeat = live.heartbeats.get(view.name) if view.state not in AWAY else None
     return Node(

@@ -10,13 +10,14 @@ from typing import Any
 
 from pydantic import Field
 
+from services.api.observed_views import OpenAnomaly, SlowWorker
 from services.api.other_answers import OtherAnswers
 from shared.model import Model
 from shared.plans import Layout, Member, Response, Stage, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, TaskState
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 """Raised whenever a document or the fold changes; the projections are then folded again from position 0."""
 
 SHORTEST_STEP_S = 1e-6
@@ -74,7 +75,8 @@ class TaskView(Model):
     the task is to resume later. ``checkpoint``: the newest published one, of step ``checkpoint_step``.
     ``checkpoint_failure``: the newest that could not be written; None once one was written after it. ``stop_refused``:
     the answer to the newest request to stop, if that was refused. ``lose_steps``: whether the task is to stop also
-    without a checkpoint. ``step_s``: the newest measured step time in seconds; 0 until one was measured.
+    without a checkpoint. ``anomalies``: those that last. ``slow``: slow workers and their
+    slowdowns, as measured in this task. ``step_s``: the newest measured step time in seconds; 0 until one was measured.
 
     ``rates``: the newest measured rates. ``modelled``: FLOP/s by the throughput model at the counts of workers that
     plans gave the task. ``demand``, ``progress``, ``shortfalls``: keys of the spans that last (``SpanView``).
@@ -119,6 +121,8 @@ class TaskView(Model):
     checkpoint_step: int = 0
     checkpoint_failure: CheckpointFailure | None = None
     stop_refused: StopRefusal | None = None
+    anomalies: list[OpenAnomaly] = Field(default_factory=list)
+    slow: dict[str, float] = Field(default_factory=dict)
     lose_steps: bool = False
     result: Result | None = None
     traceback: str = ""
@@ -282,7 +286,8 @@ class NodeView(Model):
     state; that holds over incarnations. ``hardware``: the kind of its workers.
 
     ``span``: key of the span that lasts (``SpanView``); empty while the node is not allocated. ``allocated_worker_s``:
-    worker-seconds up to ``allocated_since``, from which its workers are allocated; None while they are not.
+    worker-seconds up to ``allocated_since``, from which its workers are allocated; None while they are not. ``slow``:
+    its slow workers.
     """
 
     name: str
@@ -296,6 +301,7 @@ class NodeView(Model):
     domain: str
     workers: list[str]
     hardware: str = "cpu"
+    slow: list[SlowWorker] = Field(default_factory=list)
     joined_at: datetime
     span: str = ""
     allocated_since: datetime | None = None

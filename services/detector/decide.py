@@ -22,6 +22,7 @@ from services.detector import (
     hangs,
     isolation,
     leftovers,
+    observations,
     probing,
     silence,
     standstill,
@@ -191,6 +192,8 @@ class Monitor:
             devices.joined(self._incidents(decision, now), node.name)
         for status in heartbeat.workers:
             decision.add(self.state, status_events.of_rank(self.state, status, self.limits.progress_interval_s, now))
+            for event in observations.of_status(self.state, status, now):
+                decision.add(self.state, event)
         return decision
 
     def probed(
@@ -202,7 +205,10 @@ class Monitor:
     ) -> Decision:
         """Take the answer to a request to probe. ``outcomes`` is empty if the witness did not answer."""
         probing.take(self.state, question, outcomes, now, round_trips_s)
-        return Decision()
+        decision = Decision()
+        for event in list(observations.of_probe(self.state, question, round_trips_s, now)):
+            decision.add(self.state, event)
+        return decision
 
     def stacks_answered(self, question: StacksQuestion, reply: StacksReply) -> None:
         """Take an agent's answer to a request for stacks."""
@@ -240,7 +246,7 @@ class Monitor:
             else:
                 incidents.examine(task, hangs.of_moving(self.state, task, self.limits.stalls, now))
         incidents.escalate()
-        decision.probes += isolation.ask(self.state, now)
+        decision.probes += isolation.ask(self.state, now) + observations.ask(self.state, now)
         return decision
 
     # ---- parts

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from services.detector import checkpoint_failures, isolation
+from services.detector import anomalies, checkpoint_failures, isolation
 from services.detector.faults import SERVICE
 from services.detector.known_errors import KnownError
 from services.detector.link_state import Isolation
 from services.detector.state import DetectorState, MonitoredNode, MonitoredTask
 from shared.events import (
+    AnomalyObserved,
     ErrorDetected,
     EventBase,
     NodeAdopted,
@@ -30,6 +31,7 @@ from shared.events import (
     TaskStopped,
     TaskStopRefused,
     TaskSubmitted,
+    WorkerSlowed,
     derived_id,
 )
 from shared.evidence import Evidence
@@ -68,6 +70,7 @@ def _node_joined(state: DetectorState, event: NodeJoined) -> None:
     state.joins.add(event.event_id)
     state.isolated.pop(event.node, None)
     state.withheld.pop(event.node, None)
+    _forget_slowness(state, event.node)
     known = state.nodes.get(event.node)
     same = known is not None and known.incarnation == event.incarnation
     past = known.past | {known.incarnation} if known is not None else frozenset()
@@ -98,6 +101,7 @@ def _node_left(state: DetectorState, event: NodeLeft) -> None:
     if node is None or node.incarnation != event.incarnation:
         return
     node.left, node.unreachable_since = True, None
+    _forget_slowness(state, event.node)
     for task in state.tasks.values():
         workers = task.workers_on(event.node)
         if workers:
@@ -147,6 +151,8 @@ def _progressed(state: DetectorState, event: TaskProgressed) -> None:
     task.progressed_at, task.progressed_step = event.occurred_at, event.step
     task.progressed_generation = event.generation
     task.progressed_step_s, task.progressed_timed = event.step_s, task.timed
+    if event.generation == task.generation:
+        task.rates.note(task.layout, event.generation, event.step_s)
 
 
 def _checkpointed(state: DetectorState, event: TaskCheckpointed) -> None:
@@ -252,6 +258,7 @@ def _leave_out(state: DetectorState, event: ErrorDetected, name: str, evidence: 
     node = state.nodes.get(name)
     if event.kind is ErrorKind.NODE_LOST and node is not None and evidence.incarnation in (None, node.incarnation):
         node.lost, node.unreachable_since = event.event_id, None
+        _forget_slowness(state, name)
 
 
 def _planned(state: DetectorState, event: PlanDecided) -> None:
@@ -306,6 +313,26 @@ def _resumed(task: MonitoredTask, stage: Stage, event: StateMoved) -> None:
     task.absent_since = {}
 
 
+def _slowed(state: DetectorState, event: WorkerSlowed) -> None:
+    if event.slowdown > 1.0:
+        state.slowed[event.worker] = event.slowdown
+    else:
+        state.slowed.pop(event.worker, None)
+
+
+def _forget_slowness(state: DetectorState, node: str) -> None:
+    """Forget the slow workers of a node that is lost, has left or joins anew: what was measured is gone.
+
+    The planner and the api do so too.
+    """
+    for worker in [worker for worker in state.slowed if worker.rpartition("/")[0] == node]:
+        del state.slowed[worker]
+
+
+def _observed(state: DetectorState, event: AnomalyObserved) -> None:
+    anomalies.fold(_task(state, event.task).anomalies, event)
+
+
 _OF_NODES = (ErrorKind.NODE_LOST, ErrorKind.BROKEN_LINK)
 """Kinds of errors that concern all tasks of a node."""
 
@@ -327,4 +354,6 @@ _FOLDS: dict[type[EventBase], Callable[[DetectorState, Any], None]] = {
     ErrorDetected: _error,
     PlanDecided: _planned,
     StateMoved: _moved,
+    WorkerSlowed: _slowed,
+    AnomalyObserved: _observed,
 }

@@ -11,10 +11,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from statistics import pstdev
 
+from services.detector.anomalies import OpenAnomaly
 from services.detector.known_errors import FailureHistory, KnownError
 from services.detector.link_state import Inquiry, Isolation, ProbeResult
 from services.detector.pairs import Pair
+from services.detector.regressions import TaskRates
+from services.detector.slow_links import RoundTrips
 from services.detector.stalls import STOPPED
+from services.detector.step_statistics import StepStatistics
 from shared.admission import Hello
 from shared.events import NodeDraining, StateMoved
 from shared.plans import Layout, Member, Stage, TaskChange
@@ -189,6 +193,9 @@ class MonitoredTask:
         inquiry: the newest inquiry among its nodes whose fault has not been judged yet.
         inquiries: number of inquiries, without those that repeat one.
         round_trip_s: the longest round trip between two of its nodes, in the newest inquiry that had an answer.
+        anomalies: those that last, by key (``anomalies.py``).
+        rates: step times of its layouts (``regressions.py``).
+        statistics: of its ranks' steps.
     """
 
     name: str
@@ -227,6 +234,9 @@ class MonitoredTask:
     inquiry: Inquiry | None = None
     inquiries: int = 0
     round_trip_s: float = 0.0
+    anomalies: dict[str, OpenAnomaly] = field(default_factory=dict)
+    rates: TaskRates = field(default_factory=TaskRates)
+    statistics: Unlogged[StepStatistics] = field(default_factory=StepStatistics, compare=False, repr=False)
     _concerned: Unlogged[tuple[TaskChange, frozenset[str]] | None] = field(default=None, compare=False, repr=False)
     """The plan's change that ``concerned`` was computed for last, and the workers."""
 
@@ -311,6 +321,8 @@ class DetectorState:
         withheld: nodes that are isolated because of a device -> id of the error event. Links have no part in it.
         early_devices: reports on devices by agents that have not joined yet, by node. Not in the log.
         breaks: when each pair of nodes was found broken, as long as it is remembered.
+        slowed: worker -> slowdown, of those that are slower than their peers.
+        round_trips: of pairs of nodes. Not in the log.
         probes: (witness, node) -> the answer to the newest question. Not in the log.
         cut_off_since: since when no node is heard, and none is known to be lost. Not in the log.
         standstills: by task, of those that seem to stand still. Not in the log.
@@ -329,6 +341,8 @@ class DetectorState:
     probes: PairMap[tuple[str, str], ProbeResult] = field(default_factory=dict)
     cut_off_since: datetime | None = None
     standstills: Unlogged[dict[str, Standstill]] = field(default_factory=dict)
+    slowed: dict[str, float] = field(default_factory=dict)
+    round_trips: Unlogged[RoundTrips] = field(default_factory=RoundTrips, compare=False, repr=False)
 
     def highest_generation(self, name: str) -> int:
         """Return the highest generation of a task that any plan has named; 0 if the log does not have the task."""

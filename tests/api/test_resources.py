@@ -172,7 +172,8 @@ async def test_heartbeats_show_live_state(healed: Server, bus: Bus) -> None:
     await until(heard)
     task = (await healed.http.get("/v1/tasks/gpt")).json()
     assert (task["loss"], task["state"], task["workers"]) == (1.25, "running", 4)
-    assert task["ranks"][0] == {"rank": 0, "worker": "n0/0", "node": "n0", "pid": 999, "state": "training"}
+    first = {"rank": 0, "worker": "n0/0", "node": "n0", "pid": 999, "state": "training", "slowdown": 1.0}
+    assert task["ranks"][0] == first
     assert task["ranks"][3]["pid"] == 300
     model = task["spec"]["model"]
     s, h, n, v = model["sequence_length"], model["hidden"], model["layers"], model["vocabulary"]
@@ -183,8 +184,8 @@ async def test_heartbeats_show_live_state(healed: Server, bus: Bus) -> None:
     assert [node["name"] for node in nodes] == ["n0", "n1"]
     # When it arrived: the node's own clock, by which it was sent in 2025, is wrong.
     assert began_at <= datetime.fromisoformat(nodes[0]["last_heartbeat_at"]) <= utc_now()
-    assert nodes[0]["workers"][0] == {"worker": "n0/0", "task": "gpt", "rank": 0, "state": "training"}
-    assert nodes[1]["workers"][1] == {"worker": "n1/1", "task": "gpt", "rank": 3, "state": "unknown"}
+    assert nodes[0]["workers"][0] == {"worker": "n0/0", "task": "gpt", "rank": 0, "state": "training", "slowdown": 1.0}
+    assert nodes[1]["workers"][1] == {"worker": "n1/1", "task": "gpt", "rank": 3, "state": "unknown", "slowdown": 1.0}
     assert (nodes[1]["state"], nodes[1]["agent_pid"], nodes[1]["last_heartbeat_at"]) == ("ready", 100, None)
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from services.detector.probing import DETECTOR, ProbeQuestion
 from services.detector.silence import UNANSWERED_S, reachability
+from services.detector.slow_links import PERIOD_S
 from shared.events import ErrorDetected, TaskFailed, TaskFinished
 from shared.probes import Outcome
 from shared.severities import ErrorKind
@@ -315,8 +316,12 @@ def test_witnesses_are_few_and_of_many_domains() -> None:
 
 def test_nobody_is_asked_while_all_are_heard() -> None:
     world = World(3)
-    world.run(30.0)
+    world.run(0.9 * PERIOD_S / 3)
     assert world.asked == []
+    world.run(PERIOD_S)
+    # The rare probes between the nodes of near ranks (``slow_links.py``): each pair once.
+    asked = [(question.witness, *question.peers) for question in world.asked]
+    assert asked == [("n0", "n1"), ("n1", "n2"), ("n0", "n2")]
 
 
 # ---- properties

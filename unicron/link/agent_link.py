@@ -129,6 +129,8 @@ class AgentLink(Collectives):
         loss: float | None = None,
         duration_s: float | None = None,
         buckets: int | None = None,
+        compute_s: float | None = None,
+        micro_batches: int | None = None,
     ) -> None:
         """Report what this rank is doing; the arguments are the fields of ``unicron.protocol.Progress``.
 
@@ -146,6 +148,8 @@ class AgentLink(Collectives):
                     loss=loss,
                     duration_s=duration_s,
                     buckets=buckets,
+                    compute_s=compute_s,
+                    micro_batches=micro_batches,
                 )
             )
 

@@ -9,6 +9,7 @@ all have ended only the rank's own ranges count: what a broken gather leaves in 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -28,6 +29,8 @@ class ParameterGather:
         """Called before a bucket group is waited for, with the number of those that have been: fault injection."""
         self.pending = False
         """Whether this rank has updated its own ranges, and does not know to have all others."""
+        self.waited_s = 0.0
+        """For how long the passes have waited for gathers so far; waits of a device's stream do not count."""
         self._on_device = any(own_parameters(group)[0].whole.is_cuda for group in self._groups)
         self._works: list[list[Any]] | None = None
         """For each bucket group, the gathers that are not yet waited for; None: they are not launched."""
@@ -72,8 +75,10 @@ class ParameterGather:
         assert self._works is not None
         if self._works[number]:
             self.before(sum(not works for works in self._works))
+            began_s = time.perf_counter()
             for work in self._works[number]:
                 work.wait()
+            self.waited_s += time.perf_counter() - began_s
             self._works[number] = []
             if not self._on_device:
                 self.settle()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from services.api.projections import incidents, milestones, nodes, plans, service_spans, spans, tasks
+from services.api.projections import incidents, milestones, nodes, observed, plans, service_spans, spans, tasks
 from services.api.projections.documents import change_task
 from services.api.views import CheckpointFailure, ClusterView, Views
 from shared.events import (
+    AnomalyObserved,
     ClusterConfigured,
     ErrorDetected,
     NodeAdopted,
@@ -27,6 +28,7 @@ from shared.events import (
     TaskStopRefused,
     TaskStopRequested,
     TaskSubmitted,
+    WorkerSlowed,
 )
 
 
@@ -84,6 +86,10 @@ def _evolve(views: Views, recorded: Recorded) -> None:
             plans.decided(views, recorded, event)
         case StateMoved():
             milestones.moved(views, event)
+        case WorkerSlowed():
+            observed.slowed(views, event)
+        case AnomalyObserved():
+            observed.anomaly(views, event)
     kind, _, name = recorded.stream.partition("/")
     if kind == "task":
         change_task(views, name, version=recorded.stream_version)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from services.api.projections.observed import forget_slowness
 from services.api.views import NodeState, NodeView, Views
 from shared.events import (
     ErrorDetected,
@@ -29,6 +30,8 @@ def joined(views: Views, recorded: Recorded, event: NodeJoined) -> None:
     """Add a node, or set one that joins again to ready or cordoned; it keeps its place in the list."""
     known = views.nodes.get(event.node)
     cordoned = known is not None and known.cordoned
+    if known is not None:
+        forget_slowness(views, known)
     views.nodes[event.node] = NodeView(
         name=event.node,
         position=known.position if known else recorded.position,
@@ -59,6 +62,7 @@ def left(views: Views, event: NodeLeft) -> None:
     node = views.nodes.get(event.node)
     if node is not None and node.incarnation == event.incarnation:
         _change(views, event.node, state=NodeState.LEFT, reason=event.reason)
+        views.nodes[event.node] = forget_slowness(views, views.nodes[event.node])
 
 
 def cordoned(views: Views, event: NodeCordoned) -> None:
@@ -100,6 +104,8 @@ def failed(views: Views, event: ErrorDetected) -> None:
         lost = event.kind is ErrorKind.NODE_LOST and event.escalates is None
         reason = f"{event.kind.value} ({event.method.value}), incident {event.incident}"
         _change(views, event.node, state=NodeState.LOST if lost else NodeState.ISOLATED, reason=reason)
+        if lost:
+            views.nodes[event.node] = forget_slowness(views, views.nodes[event.node])
 
 
 def _change(views: Views, name: str, **changes: Any) -> None:

@@ -1,0 +1,99 @@
+"""Whether a task's loss is far above its recent past: a robust z-score of each step's loss. Pure.
+
+The past are the losses of the newest ``WINDOW`` steps that were no spike; its scale is their median absolute deviation.
+The loss of training falls slowly beside the window, so the test looks upwards only. Values that are not finite are an
+error of their own, which the rank reports.
+
+**False alarms.** ``DEVIATIONS`` robust standard deviations are exceeded once in 1e15 steps of normal noise; of any
+noise with one mode by fewer than one step in 144 (Vysochanskij and Petunin 1980), so ``LEAST_SCALE`` asks for more: a
+loss that is a sixth above the median of its past is worth a look, and so is one that is far outside of its noise.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+WINDOW = 64
+"""Losses of the past: enough for a median absolute deviation within a tenth, few enough to follow the loss down."""
+
+LEAST_PAST = 16
+"""Losses without which there is no past to compare with."""
+
+DEVIATIONS = 8.0
+"""Robust standard deviations above the median from which on a loss is a spike. Chosen: see above."""
+
+OVER_DEVIATIONS = 4.0
+"""The same below which a spike is over: half, so that one spike is not several."""
+
+LEAST_SCALE = 0.02
+"""Smallest scale, as a part of the median: a past that hardly varies makes no spike of a small step upwards. With
+``DEVIATIONS`` the least rise is 16%."""
+
+_MAD_TO_SIGMA = 1.4826
+"""Standard deviation of normal values over their median absolute deviation: 1 / 0.6745."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spike:
+    """A loss that begins a spike, or ends one. ``deviations``: robust standard deviations above ``expected``."""
+
+    step: int
+    loss: float
+    expected: float
+    deviations: float
+    ended: bool
+
+
+@dataclass(slots=True)
+class LossWindow:
+    """The recent losses of one task, over all its generations.
+
+    Attributes:
+        step: the newest that was taken.
+        past: losses that were no spike.
+        above: those of the spike that lasts. After ``WINDOW`` of them they are the past: it was a new level.
+    """
+
+    step: int = 0
+    past: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    above: list[float] = field(default_factory=list)
+
+    def take(self, step: int, loss: float, expected: float | None) -> Spike | None:
+        """Take the loss of a step; return the spike that begins or ends with it.
+
+        Args:
+            step: its number; one that was taken before, as after a fault, changes nothing.
+            loss: finite.
+            expected: the usual loss of the spike that is known to last; None if there is none.
+        """
+        if step <= self.step:
+            return None
+        self.step = step
+        if expected is None and len(self.past) < LEAST_PAST:
+            self.past.append(loss)
+            return None
+        usual, deviations = self._judge(loss, expected)
+        if expected is None:
+            if deviations <= DEVIATIONS:
+                self.past.append(loss)
+                return None
+            self.above = [loss]
+            return Spike(step, loss, usual, deviations, ended=False)
+        if deviations >= OVER_DEVIATIONS:
+            self.above.append(loss)
+            if len(self.above) < WINDOW:
+                return None
+            self.past.extend(self.above)
+        else:
+            self.past.append(loss)
+        self.above = []
+        return Spike(step, loss, usual, deviations, ended=True)
+
+    def _judge(self, loss: float, expected: float | None) -> tuple[float, float]:
+        """Return the usual loss, and how many deviations this one is above it."""
+        usual = median(self.past) if len(self.past) >= LEAST_PAST or expected is None else expected
+        spread = median([abs(value - usual) for value in self.past]) if self.past else 0.0
+        scale = max(_MAD_TO_SIGMA * spread, LEAST_SCALE * abs(usual))
+        return usual, (loss - usual) / scale if scale > 0.0 else 0.0

@@ -1,0 +1,271 @@
+"""Which workers compute persistently slower than their peers: a sequential test on own compute times. Pure.
+
+The peers of a rank are the ranks of its pipeline stage: they compute the same work on different samples. From each step
+a rank has the logarithm of its time for a micro-batch over the median of its peers' (*log ratio*), so that a factor
+that slows or speeds all of them up counts for nothing. With one peer, both times are taken over
+their own past first: of two ranks the one that has changed more is slow, and two that always differed are not judged.
+
+The test is a CUSUM (Page, Biometrika 41, 1954) of bounded scores. A step adds 1 if the log ratio is clearly above a
+limit, takes 1 off if it is clearly below, and something in between near the limit; the sum never falls below 0. A
+worker is slow when the sum reaches ``EVIDENCE``. So no step counts for more than 1, however long it took: a stall of
+one rank's data, a snapshot, or a process that was stopped for a while is no straggler.
+
+**False alarms.** The limit is at least ``QUANTILE`` robust standard deviations above 0, so a score is positive with
+probability p <= 0.1 where nothing is wrong. With independent steps, sums of such scores reach h on average once in
+((1 - p) / p) ** h steps or later (Lundberg's inequality for the random walk, Lorden 1971 for the mean time): 9 ** 11 =
+3.1e10 steps of a rank, 4e7 rank-hours at 5 s a step. Steps are not independent; ``benchmarks/simulated_steps.py`` shows
+what holds of autocorrelated ones. A rank that is slower by 1.3 for ``EVIDENCE`` steps is a straggler by definition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+LEAST_SLOWDOWN = 1.3
+"""The slowdown that is to be found within 20 steps (the requirement on the detector)."""
+
+LIMIT = 0.6 * math.log(LEAST_SLOWDOWN)
+"""Log ratio above which a step speaks for a straggler: a factor of 1.17. Halfway (1.14) the likelihoods of 1.0 and
+``LEAST_SLOWDOWN`` are equal under symmetric noise; it is somewhat higher, since slow phases come and go: of phases of
+up to 1.2, a simulated day of 1,000 ranks had three false alarms with 0.5 and one with 0.6."""
+
+OVER_LIMIT = math.log(1.1)
+"""Log ratio below which a step speaks for the end of a slowdown: below ``LIMIT``, so that a worker near the limit does
+not come and go; a slowdown of 1.1 is the paper's warning level."""
+
+QUANTILE = 1.2816
+"""Standard deviations that a normal value exceeds with probability 0.1."""
+
+SOFTNESS = 0.05
+"""Distance of a log ratio from the limit at which a step counts fully. Below the noise of a step (``PRIOR_SCALE``), so
+that the score depends on the side of the limit and little on the size."""
+
+EVIDENCE = 11.0
+"""Sum of scores at which it is decided. With log ratios around log(1.3) and a standard deviation of 0.07, a step adds
+0.8 on average: 14 steps, and fewer than 20 in most courses; a higher one would be safer and too late."""
+
+QUANTUM = 1.1
+"""Slowdowns are published as powers of this, like the planner's corrections of throughput: what is nearer has no effect
+on a plan and only noise."""
+
+LEAST_PUBLISHED = 1.21
+"""Smallest slowdown that is published: ``QUANTUM`` squared. The next smaller power is below what ``LIMIT``
+separates."""
+
+WINDOW = 128
+"""Log ratios from which their scale is known: a median absolute deviation within a tenth."""
+
+REVIEW = 32
+"""Steps after which a slowdown is estimated again. The median of so many has a standard deviation of 0.22 of a
+step's."""
+
+SCALED = 8
+"""Steps between two estimates of the scale, and before the first."""
+
+PRIOR_SCALE = 0.1
+"""Standard deviation of log ratios before ``SCALED`` of them are known: the largest at which ``LIMIT`` holds as it
+is."""
+
+_MAD_TO_SIGMA = 1.4826
+"""Standard deviation of normal values over their median absolute deviation: 1 / 0.6745."""
+
+WARM_UP = 2
+"""First steps of a generation that count for nothing: they allocate buffers and fill caches."""
+
+HISTORY = 64
+"""Own times from which a rank with one peer has its past."""
+
+LEAST_HISTORY = 16
+"""Own times without which a rank with one peer has no past: it is not judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A worker whose slowdown has changed.
+
+    Attributes:
+        worker: which.
+        slowdown: the new one, a power of ``QUANTUM``; 1.0: it is over.
+        step: the first one at which it could be decided.
+        measured: the estimate before it was quantised.
+        spread: robust standard deviation of the worker's log ratios.
+        steps: from how many steps the estimate is.
+        peers: number of its peers.
+    """
+
+    worker: str
+    slowdown: float
+    step: int
+    measured: float
+    spread: float
+    steps: int
+    peers: int
+
+
+@dataclass(slots=True)
+class _Track:
+    """What is known of one worker in one generation."""
+
+    ratios: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    scale: float = PRIOR_SCALE
+    unscaled: int = 0
+    evidence: float = 0.0
+    """Of a change: that it is slow or, of a worker that is, that this is over."""
+    rising: int = 0
+    """Steps since the evidence was 0."""
+    unreviewed: int = 0
+
+
+@dataclass(slots=True)
+class PeerGroup:
+    """The test of the ranks of one pipeline stage in one generation.
+
+    Attributes:
+        tracks: by worker.
+        histories: by worker, the logarithms of its own times while nothing spoke against it. They may come from an
+            earlier generation in which the ranks had the same work.
+        departures: of two ranks, by worker, the logarithms of the newest times over its past.
+    """
+
+    tracks: dict[str, _Track] = field(default_factory=dict)
+    histories: dict[str, deque[float]] = field(default_factory=dict)
+    departures: dict[str, deque[float]] = field(default_factory=dict)
+
+    def take(self, step: int, times_s: Mapping[str, float], known: Mapping[str, float]) -> list[Change]:
+        """Take the times of one step; return the slowdowns that have changed.
+
+        Args:
+            step: its number.
+            times_s: worker -> own compute time for a micro-batch, seconds, positive.
+            known: worker -> slowdown that is known already; a worker without one is not slow.
+        """
+        if len(times_s) < 2:
+            return []
+        logs = {worker: math.log(time_s) for worker, time_s in times_s.items()}
+        ratios = self._of_two(logs) if len(logs) == 2 else _of_many(logs)
+        changes: list[Change] = []
+        for worker, ratio in ratios.items():
+            track = self.tracks.get(worker)
+            if track is None:
+                track = self.tracks[worker] = _Track()
+            changed = len(logs) > 2 or self._has_changed(logs)
+            change = _judge(track, worker, step, ratio, known.get(worker, 1.0), len(logs) - 1, changed=changed)
+            if change is not None:
+                changes.append(change)
+        if len(logs) == 2:
+            self._remember(logs, known)
+        return changes
+
+    def _of_two(self, logs: Mapping[str, float]) -> dict[str, float]:
+        """Return the log ratios of two ranks less what they were in the past; none without a past of these two."""
+        one, other = sorted(logs)
+        if self.histories.keys() != logs.keys():
+            self.histories.clear()
+            self.histories.update({worker: deque(maxlen=HISTORY) for worker in (one, other)})
+        pasts = self.histories[one], self.histories[other]
+        if len(pasts[0]) < LEAST_HISTORY:
+            return {}
+        for worker, past in zip((one, other), pasts, strict=True):
+            departures = self.departures.setdefault(worker, deque(maxlen=round(EVIDENCE)))
+            departures.append(logs[worker] - median(past))
+        usual = median([own - peer for own, peer in zip(*pasts, strict=True)])
+        ratio = logs[one] - logs[other] - usual
+        return {one: ratio, other: -ratio}
+
+    def _has_changed(self, logs: Mapping[str, float]) -> bool:
+        """Return whether, of two ranks, the slower one has become slower, rather than the other one faster."""
+        return sum(median(self.departures[each]) for each in logs) > 0.0
+
+    def _remember(self, logs: Mapping[str, float], known: Mapping[str, float]) -> None:
+        """Add a step to the past of two ranks, unless something speaks against one of them.
+
+        Both or neither: what slows or speeds both up is then in both pasts.
+        """
+        tracks = [self.tracks[worker] for worker in logs if worker in self.tracks]
+        if known.keys().isdisjoint(logs) and not any(track.evidence for track in tracks):
+            for worker, own in logs.items():
+                self.histories[worker].append(own)
+
+
+def quantised(slowdown: float) -> float:
+    """Return the power of ``QUANTUM`` that is nearest on the logarithmic scale, at least 1.0."""
+    return round(QUANTUM ** max(0, round(math.log(slowdown) / math.log(QUANTUM))), 3)
+
+
+def _of_many(logs: Mapping[str, float]) -> dict[str, float]:
+    """Return each rank's logarithm less the median of the others'."""
+    order = sorted(logs, key=lambda worker: logs[worker])
+    values = [logs[worker] for worker in order]
+    others = len(values) - 1
+    middle = others // 2
+    found = {}
+    for place, worker in enumerate(order):
+        upper = values[middle if middle < place else middle + 1]
+        if others % 2:
+            found[worker] = values[place] - upper
+        else:
+            lower = values[middle - 1 if middle - 1 < place else middle]
+            found[worker] = values[place] - (lower + upper) / 2
+    return found
+
+
+def _judge(
+    track: _Track, worker: str, step: int, ratio: float, known: float, peers: int, *, changed: bool
+) -> Change | None:
+    """Take one log ratio of a worker; return the change that it decides.
+
+    ``changed``: whether a high log ratio is due to the worker, and not to its peers.
+    """
+    track.ratios.append(ratio)
+    _rescale(track)
+    slow = known > 1.0
+    limit = OVER_LIMIT if slow else max(LIMIT, QUANTILE * track.scale)
+    score = (limit - ratio if slow else ratio - limit) / SOFTNESS
+    track.evidence = min(EVIDENCE, max(0.0, track.evidence + max(-1.0, min(1.0, score))))
+    track.rising = track.rising + 1 if track.evidence > 0.0 else 0
+    track.unreviewed += 1
+    if track.evidence < EVIDENCE:
+        return _review(track, worker, step, known, peers) if slow else None
+    steps = min(track.rising, len(track.ratios))
+    measured = _estimate(track, steps)
+    slowdown = 1.0 if slow else quantised(measured)
+    if not slow and (slowdown < LEAST_PUBLISHED or not changed):
+        return None
+    return _change(track, worker, step, slowdown, measured, steps, peers)
+
+
+def _review(track: _Track, worker: str, step: int, known: float, peers: int) -> Change | None:
+    """Return the change of a slowdown that has become another one, if it has."""
+    if track.unreviewed < REVIEW:
+        return None
+    measured = _estimate(track, REVIEW)
+    track.unreviewed = 0
+    slowdown = quantised(measured)
+    if slowdown < LEAST_PUBLISHED or abs(math.log(measured / known)) <= math.log(QUANTUM):
+        return None
+    return _change(track, worker, step, slowdown, measured, REVIEW, peers)
+
+
+def _change(track: _Track, worker: str, step: int, slowdown: float, measured: float, steps: int, peers: int) -> Change:
+    track.evidence, track.rising, track.unreviewed = 0.0, 0, 0
+    return Change(worker, slowdown, step, measured, track.scale, steps, peers)
+
+
+def _estimate(track: _Track, steps: int) -> float:
+    """Return the slowdown of the newest steps."""
+    return math.exp(median(list(track.ratios)[-steps:]))
+
+
+def _rescale(track: _Track) -> None:
+    """Estimate the scale of the log ratios again, now and then, while they show no change: a shift would widen it."""
+    track.unscaled += 1
+    if track.unscaled < SCALED or track.evidence > 0.0:
+        return
+    track.unscaled = 0
+    ordered = sorted(track.ratios)
+    middle = ordered[len(ordered) // 2]
+    track.scale = _MAD_TO_SIGMA * sorted([abs(ratio - middle) for ratio in ordered])[len(ordered) // 2]
