@@ -86,7 +86,7 @@ def test_parts_of_joining_are_reported_apart_from_micro_batches() -> None:
 
 def test_an_error_with_a_lone_surrogate_can_be_signalled() -> None:
     made, process = configured()
-    texts = {"error": "E\ud83d", "detail": "bad \udcff sample", "traceback": "Traceback \ud83d"}
+    texts: dict[str, Any] = {"error": "E\ud83d", "detail": "bad \udcff sample", "traceback": "Traceback \ud83d"}
     raised = protocol.Raised(generation=2, rank=0, step=9, kind="exception", **texts)
     (signal,) = receive(made, process, protocol.decode(protocol.encode(raised)))
     assert isinstance(signal, RankRaised)
