@@ -29,8 +29,8 @@ from services.detector.admission import Ask, Liveness, Patience
 from services.detector.decision import Decision, Revoke
 from services.detector.evolve import evolve
 from services.detector.incidents import Incidents
-from services.detector.probing import ProbeQuestion
-from services.detector.silence import SilenceLimits
+from services.detector.probing import DETECTOR, ProbeQuestion
+from services.detector.silence_limits import SilenceLimits
 from services.detector.stalls import StallLimits
 from services.detector.state import Admitted, DetectorState, MonitoredNode
 from shared.admission import Answer, Hello
@@ -190,9 +190,15 @@ class Monitor:
         now: datetime,
         round_trips_s: Mapping[str, float] = MappingProxyType({}),
     ) -> Decision:
-        """Take the answer to a request to probe. ``outcomes`` is empty if the witness did not answer."""
+        """Take the answer to a request to probe. ``outcomes`` is empty if the witness did not answer.
+
+        An agent that the detector itself has found to have ended need not wait for the next tick.
+        """
         probing.take(self.state, question, outcomes, now, round_trips_s)
-        return Decision()
+        decision = Decision()
+        if question.witness == DETECTOR and Outcome.ABSENT in outcomes.values() and not self._deaf(now):
+            self._judge_silence(decision, now)
+        return decision
 
     def tick(self, now: datetime) -> Decision:
         """Find the faults that time shows: silent nodes, vanished and hanging ranks, broken sockets without a cause.
@@ -204,13 +210,7 @@ class Monitor:
             decision.add(self.state, drains.progress(self.state, node, now))
         if self._deaf(now):
             return decision
-        limits = SilenceLimits(
-            self.limits.heartbeat_interval_s, self.limits.node_timeout_s, self.limits.stalls, self.network
-        )
-        found = silence.judge(self.state, limits, self.started_at, now)
-        decision.probes, decision.notes = found.questions, found.notes
-        for lost in found.lost:
-            self._lose(decision, lost.node, now, lost.reason, **lost.details)
+        self._judge_silence(decision, now)
         incidents = self._incidents(decision, now)
         for task in list(self.state.running()):
             absences.update(self.state, task, now)
@@ -229,6 +229,19 @@ class Monitor:
         return decision
 
     # ---- parts
+
+    @property
+    def silence_limits(self) -> SilenceLimits:
+        """For how long nodes may be silent."""
+        limits = self.limits
+        return SilenceLimits(limits.heartbeat_interval_s, limits.node_timeout_s, limits.stalls, self.network)
+
+    def _judge_silence(self, decision: Decision, now: datetime) -> None:
+        found = silence.judge(self.state, self.silence_limits, self.started_at, now)
+        decision.probes += found.questions
+        decision.notes += found.notes
+        for lost in found.lost:
+            self._lose(decision, lost.node, now, lost.reason, limit_s=lost.limit_s, **lost.details)
 
     def _enter(self, decision: Decision, node: MonitoredNode | None, heartbeat: Heartbeat, now: datetime) -> bool:
         """Take the first heartbeat of an agent; return whether the agent is its node's from now on."""
@@ -263,8 +276,8 @@ class Monitor:
         return self.echo_at is None or (now - self.echo_at).total_seconds() > ECHO_TIMEOUT_S
 
     def _lose(self, decision: Decision, node: MonitoredNode, now: datetime, reason: str, **details: Any) -> None:
-        limit_s = self.limits.node_timeout_s
-        decision.add(self.state, faults.node_lost(self.state, node, now=now, reason=reason, limit_s=limit_s, **details))
+        details = {"limit_s": self.limits.node_timeout_s, **details}
+        decision.add(self.state, faults.node_lost(self.state, node, now=now, reason=reason, **details))
 
     def _incidents(self, decision: Decision, now: datetime) -> Incidents:
         return Incidents(self.state, decision, self.limits.restart_window_s, now)

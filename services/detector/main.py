@@ -18,17 +18,17 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry
 
 from services.detector import silence
-from services.detector.admission import Ask, Liveness
+from services.detector.admission import Liveness
 from services.detector.decide import DetectorLimits, Monitor
 from services.detector.decision import Decision, Revoke
 from services.detector.leftovers import Clean
 from services.detector.metrics import DetectorMetrics
-from services.detector.probing import DETECTOR, ProbeQuestion
+from services.detector.prober import Prober
+from services.detector.probing import ProbeQuestion
 from services.detector.stalls import StallLimits
 from services.detector.state import DetectorState
 from services.detector.state_snapshot import KEPT
-from shared import probes
-from shared.admission import ALIVE, HELLO, HELLO_MESSAGE, INCARNATION, REVOKED, Answer, Revocation
+from shared.admission import HELLO, HELLO_MESSAGE, INCARNATION, REVOKED, Answer, Revocation
 from shared.bus import Bus
 from shared.cancellation import cancelled
 from shared.changes import Changes
@@ -36,14 +36,13 @@ from shared.clock import PROCESS_CLOCK
 from shared.commands import LEFTOVERS, REPLY, ReleaseTask
 from shared.departure import DEPARTURE, DEPARTURES, DepartureAnswer
 from shared.dropped import DroppedMessages
-from shared.errors import NoReceiver, Unavailable, Undecodable, UnicronError
+from shared.errors import Unavailable, Undecodable, UnicronError
 from shared.events import Recorded
 from shared.log.journal import Journal
 from shared.log.own_events import OwnEvents
 from shared.log_lines import concerning, ids
 from shared.messages import decode
 from shared.network import network_stack
-from shared.probes import PROBE, PROBE_REPLY, Outcome, ProbeRequest
 from shared.reachability import ECHO, PUBLISHED_EVERY_S, REACHABILITY, Reachability
 from shared.senders import check_sender, counter_of
 from shared.service import Context, run
@@ -58,15 +57,6 @@ TICK_S = 0.1
 
 CLEAN_TIMEOUT_S = 5.0
 """Time-out of the request to end left-behind ranks. The agent kills them, and answers within its own grace."""
-
-ALIVE_TIMEOUT_S = 0.5
-"""Time-out of the question whether an agent lives. An agent answers within milliseconds; without an answer the new
-agent asks again."""
-
-PROBE_REPLY_S = 1.0
-"""Time for a request to probe and for its reply, beside the probe's own time-out: a round trip with a delay of 0.2 s in
-each direction, and the repetition of a segment that was lost. With less, a witness in such a network that waits for the
-whole time-out of a probe would answer too late, and could never say that a node is silent."""
 
 CONSUMER = "detector"
 """Name of the detector's consumer of the log's stream."""
@@ -95,6 +85,7 @@ class DetectorService:
     ) -> None:
         self._bus, self._journal, self._settings, self._keeper = bus, journal, settings, keeper
         self._dropped = DroppedMessages(counters if counters is not None else {})
+        self._prober = Prober(bus, self._dropped)
         self._clock = PROCESS_CLOCK
         limits = DetectorLimits(
             heartbeat_interval_s=settings.heartbeat_interval_s,
@@ -253,22 +244,10 @@ class DetectorService:
                 answer = self.monitor.hello(hello, answers, self._clock.now())
             if isinstance(answer, Answer):
                 break
-            answers[answer.incarnation] = await self._ask_alive(answer)
+            answers[answer.incarnation] = await self._prober.alive(answer.node, answer.incarnation)
         if answer.verdict == "refused":
             logger.warning("an agent was refused: %s: %s", answer.code, answer.detail)
         return answer.model_dump_json().encode()
-
-    async def _ask_alive(self, ask: Ask) -> Liveness:
-        """Ask an agent whether it lives."""
-        if re.fullmatch(INCARNATION, ask.incarnation) is None:
-            return Liveness.GONE  # of an older version, which does not answer; and the text may be no part of a subject
-        try:
-            await self._bus.request(f"{ALIVE}.{ask.node}.{ask.incarnation}", b"", timeout_s=ALIVE_TIMEOUT_S)
-        except NoReceiver:
-            return Liveness.GONE
-        except Unavailable:
-            return Liveness.SILENT
-        return Liveness.ANSWERED
 
     async def _receive_echo(self, _: str, __: bytes) -> None:
         async with self._one_input:
@@ -330,28 +309,9 @@ class DetectorService:
 
     async def _probe(self, question: ProbeQuestion) -> None:
         """Have a question answered, by this process or by an agent, and decide on the answer."""
-        round_trips_s: dict[str, float] = {}
-        if question.witness == DETECTOR:
-            outcomes = await probes.probe(question.peers, question.timeout_s)
-        else:
-            outcomes, round_trips_s = await self._ask_witness(question)
+        outcomes, round_trips_s = await self._prober.ask(question)
         async with self._one_input:
             await self._carry_out(self.monitor.probed(question, outcomes, self._clock.now(), round_trips_s))
-
-    async def _ask_witness(self, question: ProbeQuestion) -> tuple[dict[str, Outcome], dict[str, float]]:
-        """Return what an agent found out, and the round trips in seconds; nothing if it does not answer."""
-        subject = f"{PROBE}.{question.witness}"
-        request = ProbeRequest(peers=dict(question.peers), timeout_s=question.timeout_s)
-        limit_s = question.timeout_s + PROBE_REPLY_S
-        try:
-            answer = await self._bus.request(subject, request.model_dump_json().encode(), timeout_s=limit_s)
-            reply = decode(PROBE_REPLY, answer)
-        except Unavailable:
-            return {}, {}
-        except Undecodable as err:
-            self._dropped.note(subject, err)
-            return {}, {}
-        return reply.known(), reply.round_trips_s
 
     async def _clean(self, clean: Clean) -> None:
         """Send a request to end left-behind ranks. A node that does not do it is asked again later."""

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from statistics import pstdev
 
+from pydantic import InstanceOf
+
+from services.detector.arrivals import Arrivals
 from services.detector.known_errors import FailureHistory, KnownError
 from services.detector.link_state import Inquiry, Isolation, ProbeResult
 from services.detector.pairs import Pair
@@ -53,6 +56,7 @@ class MonitoredNode:
         asked_since: when a witness was first asked about it in its present silence.
         unreachable_since: when it was heard last, while it is silent and not lost (``silence.py``).
         adopted_until: end of the time in which a node that was unreachable sends the signals that have waited.
+        arrivals: how late its heartbeats have come.
     """
 
     name: str
@@ -77,6 +81,7 @@ class MonitoredNode:
     asked_since: datetime | None = None
     unreachable_since: datetime | None = None
     adopted_until: datetime | None = None
+    arrivals: Unlogged[InstanceOf[Arrivals]] = field(default_factory=Arrivals, compare=False, repr=False)
 
     def has_newer(self, heartbeat: Heartbeat) -> bool:
         """Return whether a later heartbeat of the same agent has been received, or this very one."""
@@ -85,7 +90,15 @@ class MonitoredNode:
         return same and newest is not None and newest.sequence >= heartbeat.sequence
 
     def receive(self, heartbeat: Heartbeat, now: datetime) -> None:
-        """Take a heartbeat that was received at ``now``."""
+        """Take a heartbeat that was received at ``now``.
+
+        How late it is tells of the node, unless the bus or the node's link was away, or another agent has sent the one
+        before.
+        """
+        known, excused = self.heartbeat, (self.excused_until, self.adopted_until)
+        if known is not None and known.incarnation == heartbeat.incarnation and self.heard_at is not None:
+            if all(until is None or until < self.heard_at for until in excused):
+                self.arrivals.note((now - self.heard_at).total_seconds(), known.interval_s)
         self.heard_at = now if self.heard_at is None else max(now, self.heard_at)
         self.heartbeat = heartbeat
         self.asked_since = None
