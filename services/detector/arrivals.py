@@ -1,6 +1,6 @@
-"""How late the heartbeats of one node come: an accrual estimate of how suspicious its silence is. Pure.
+"""How late the heartbeats of one node come: an accrual estimate of what its silence means. Pure.
 
-An accrual failure detector gives no verdict but a degree of suspicion, which grows with the silence (Hayashibara,
+An accrual failure detector gives no verdict but a degree, phi, which grows with the silence (Hayashibara,
 Défago, Yared, Katayama: The phi accrual failure detector, SRDS 2004)::
 
     phi(silence) = -log10 P(a heartbeat comes later than this)
@@ -106,7 +106,7 @@ class Arrivals:
         return self._sorted[len(self._sorted) // 2] if self._sorted else 0.0
 
     def phi(self, silence_s: float) -> float:
-        """Return the degree of suspicion after a silence; 0 while the next heartbeat is not overdue, or none is known.
+        """Return phi after a silence; 0 while the next heartbeat is not overdue, or none is known.
 
         Args:
             silence_s: since the newest heartbeat.
@@ -123,7 +123,7 @@ class Arrivals:
         return min(tail_phi, -math.log10(seen)) if longer else max(tail_phi, 0.0)
 
     def silence_s(self, phi: float) -> float:
-        """Return the silence from which the degree of suspicion is ``phi`` or more, seconds.
+        """Return the silence from which ``phi`` is at least this much, seconds.
 
         Args:
             phi: larger than that of a delay that has been seen, log10(1 + ``WINDOW``) = 2.4.

@@ -31,8 +31,8 @@ QUIET_INTERVALS = 1.2
 heartbeat is late by a few milliseconds then; with the interval of the search (0.1 s) and the probe, an agent that has
 ended is found within 0.5 s."""
 
-SUSPICION_PHI = 4.0
-"""Degree of suspicion from which witnesses are asked: one heartbeat in 10,000 comes so late. 1,000 nodes with four
+ASK_PHI = 4.0
+"""Phi from which witnesses are asked: one heartbeat in 10,000 comes so late. 1,000 nodes with four
 heartbeats a second make one such question in 2.5 s, which costs a few packets."""
 
 LATEST_ASK_FRACTION = 1 / 3
@@ -40,7 +40,7 @@ LATEST_ASK_FRACTION = 1 / 3
 ``PROBE_FRACTION`` their answers are there when the time-out passes."""
 
 SILENCE_PHI = 10.0
-"""Degree of suspicion from which silence counts. 1,000 nodes with four heartbeats a second send 3.5e8 a day, of which
+"""Phi from which silence counts. 1,000 nodes with four heartbeats a second send 3.5e8 a day, of which
 0.03 are so late by the estimate; and no node is lost by its silence alone, while others can be asked."""
 
 FLOOR_FRACTION = 0.8
@@ -137,7 +137,7 @@ class SilenceLimits:
             return SilenceLimit(self.ask_s, self.node_timeout_s, "warm-up")
         earliest_s = self.earliest_s(node)
         latest_s = max(earliest_s, LATEST_ASK_FRACTION * self.node_timeout_s)
-        ask_s = min(max(arrivals.silence_s(SUSPICION_PHI), earliest_s), latest_s)
+        ask_s = min(max(arrivals.silence_s(ASK_PHI), earliest_s), latest_s)
         estimate_s = arrivals.silence_s(SILENCE_PHI)
         if estimate_s < self.floor_s:
             return SilenceLimit(ask_s, self.floor_s, "floor")

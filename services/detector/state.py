@@ -17,6 +17,7 @@ from services.detector.arrivals import Arrivals
 from services.detector.known_errors import FailureHistory, KnownError
 from services.detector.link_state import Inquiry, Isolation, ProbeResult
 from services.detector.pairs import Pair
+from services.detector.progress_gaps import ProgressGaps
 from services.detector.stalls import STOPPED
 from shared.admission import Hello
 from shared.events import NodeDraining, StateMoved
@@ -174,6 +175,7 @@ class MonitoredTask:
         setup_s: the longest time that its ranks have taken to join a generation, seconds.
         durations_s: durations of the recent steps of this generation, seconds.
         timed: how many steps of this generation were timed.
+        gaps: for how long its ranks went without progress in this generation.
         previous_mean_s: the mean step of the generation before, seconds.
         previous_size: the number of workers of the generation before.
         progressed_at: time of the newest ``task.progressed`` event, with its generation and step.
@@ -212,6 +214,7 @@ class MonitoredTask:
     # Telemetry and its summaries
     durations_s: Unlogged[deque[float]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     timed: int = 0
+    gaps: Unlogged[InstanceOf[ProgressGaps]] = field(default_factory=ProgressGaps, compare=False, repr=False)
     previous_mean_s: float | None = None
     previous_size: int = 0
     progressed_at: datetime | None = None
