@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from services.detector import silence
+from services.detector import limits_in_force, silence
 from services.detector.admission import Liveness
 from services.detector.decide import DetectorLimits, Monitor
 from services.detector.decision import Decision, Revoke
@@ -38,6 +38,7 @@ from shared.departure import DEPARTURE, DEPARTURES, DepartureAnswer
 from shared.dropped import DroppedMessages
 from shared.errors import Unavailable, Undecodable, UnicronError
 from shared.events import Recorded
+from shared.limits_in_force import LIMITS, LIMITS_REQUEST, LimitsReply
 from shared.log.journal import Journal
 from shared.log.own_events import OwnEvents
 from shared.log_lines import concerning, ids
@@ -99,10 +100,11 @@ class DetectorService:
                 stop_floor_s=settings.stop_floor_s,
                 collective_floor_s=settings.collective_floor_s,
                 slow_region_timeout_s=settings.slow_region_timeout_s,
+                latency_s=settings.heartbeat_interval_s + TICK_S,
             ),
         )
         self.monitor = Monitor(limits=limits, started_at=self._clock.now(), network=network_stack())
-        self._metrics = DetectorMetrics(registry or CollectorRegistry(), lambda: self.monitor.state, self._clock.now)
+        self._metrics = DetectorMetrics(registry or CollectorRegistry(), lambda: self.monitor, self._clock.now)
         self._one_input = asyncio.Lock()
         self._own = OwnEvents()
         self._folded = asyncio.Event()
@@ -130,6 +132,7 @@ class DetectorService:
             await self._bus.serve_each(f"{SIGNALS}.*", self._signal)
             await self._bus.serve_each(f"{HELLO}.*", self._hello)
             await self._bus.serve_each(f"{DEPARTURES}.*", self._departure)
+            await self._bus.serve(LIMITS, self._limits)
             ready()
             ticking = asyncio.create_task(self._tick())
             try:
@@ -230,6 +233,18 @@ class DetectorService:
     def _drop(self, subject: str, err: Undecodable) -> None:
         """Count a message of a node that is dropped; its source is the node on whose subject it came."""
         self._dropped.note(subject.rpartition(".")[2], err, counter=counter_of(err))
+
+    async def _limits(self, data: bytes) -> bytes:
+        """Answer which limits are in force. An unreadable request is answered with none."""
+        try:
+            names = decode(LIMITS_REQUEST, data).nodes
+        except Undecodable as err:
+            self._dropped.note(LIMITS, err)
+            names = []
+        monitor = self.monitor
+        async with self._one_input:
+            found = limits_in_force.of_nodes(monitor.state, monitor.silence_limits, names, self._clock.now())
+        return LimitsReply(nodes=found).model_dump_json().encode()
 
     async def _hello(self, subject: str, data: bytes) -> bytes:
         try:
