@@ -13,7 +13,7 @@ from typing import Any
 
 from services.detector import hangs, probing
 from services.detector.probing import DETECTOR, ProbeQuestion
-from services.detector.silence_limits import SilenceLimit, SilenceLimits
+from services.detector.silence_limits import SilenceLimit, SilenceLimits, evidence
 from services.detector.state import DetectorState, MonitoredNode, MonitoredTask
 from shared.probes import Outcome
 from shared.reachability import Reachability, Unreachable
@@ -102,11 +102,11 @@ def judge(state: DetectorState, limits: SilenceLimits, listening_since: datetime
         if limit is None or silent_s < limit.ask_s:
             continue
         since = _evidence_since(node, listening_since)
-        reason, limit_s = _ended(state, node, since), limit.ask_s
+        reason, limit_s, source = _ended(state, node, since), limit.ask_s, "ended"
         if reason is None and silent_s > limit.limit_s:
-            reason, limit_s = _verdict(state, limits, node, since, look), limit.limit_s
+            reason, limit_s, source = _verdict(state, limits, node, since, look), limit.limit_s, limit.source
         if reason is not None:
-            details = limit.evidence(node.arrivals, silent_s)
+            details = {"limit_source": source, **evidence(node.arrivals, silent_s)}
             witnesses = {w: str(o or "no answer") for w, o in probing.results(state, name, since).items()}
             found.lost.append(Lost(node, reason, limit_s, details | ({"witnesses": witnesses} if witnesses else {})))
         elif silent_s > max(limits.node_timeout_s, limit.limit_s) and node.unreachable_since is None:

@@ -74,15 +74,6 @@ class SilenceLimit:
     limit_s: float
     source: Source
 
-    def evidence(self, arrivals: Arrivals, silence_s: float) -> dict[str, Any]:
-        """Return what the evidence of a lost node says of its limit."""
-        return {
-            "limit_source": self.source,
-            "limit_samples": arrivals.samples,
-            "phi": round(arrivals.phi(silence_s), 2),
-            "longest_delay_s": arrivals.longest_s,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class SilenceLimits:
@@ -144,3 +135,12 @@ class SilenceLimits:
         if estimate_s > self.bound_s:
             return SilenceLimit(ask_s, self.bound_s, "bound")
         return SilenceLimit(ask_s, estimate_s, "accrual")
+
+
+def evidence(arrivals: Arrivals, silence_s: float) -> dict[str, Any]:
+    """Return what the evidence of a lost node says of the heartbeats from which its limit followed."""
+    return {
+        "limit_samples": arrivals.samples,
+        "phi": round(arrivals.phi(silence_s), 2),
+        "longest_delay_s": arrivals.longest_s,
+    }

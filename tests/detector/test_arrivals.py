@@ -115,7 +115,7 @@ def test_a_node_whose_heartbeats_come_late_is_given_more_time(longest_s: float, 
     hear(cluster, [longest_s * part / WARM_UP for part in range(1, WARM_UP + 1)] * 2)
     limit = limit_of(cluster)
     assert limit.source == source
-    assert limit.limit_s >= INTERVAL_S + longest_s
+    assert INTERVAL_S + longest_s <= limit.limit_s <= BOUND_S
 
 
 def test_a_detector_that_starts_anew_begins_with_the_setting() -> None:
@@ -156,7 +156,7 @@ def test_a_quiet_node_whose_agent_says_nothing_may_wait_for_a_cpu() -> None:
     world.stopped = {"n1"}
     found = world.run_until_lost(10.0)
     assert found.keys() == {"n1"}
-    assert TIMEOUT_S - 2 * TICK_S <= found["n1"]
+    assert world.events[-1].evidence["silence_s"] > TIMEOUT_S + TICK_S / 2
 
 
 def test_quiet_nodes_are_kept_while_the_control_plane_is_cut_off() -> None:

@@ -46,7 +46,7 @@ def test_an_agent_that_has_ended_is_found_without_waiting_for_a_time_out(nodes: 
     assert found["n0"] <= 0.6 + TICK_S / 2
     evidence = world.events[-1].evidence
     assert evidence["reason"] == "no heartbeat, and its machine answers without an agent"
-    assert evidence["limit_s"] == 0.375
+    assert (evidence["limit_s"], evidence["limit_source"]) == (0.375, "ended")
 
 
 def test_a_witness_alone_cannot_say_that_an_agent_has_ended_before_it_is_silent_for_long() -> None:
