@@ -63,6 +63,9 @@ class Arrivals:
         self._threshold_s, self._mean_excess_s, self._above = 0.0, GRAIN_S, 1.0
         self.count = 0
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Arrivals) and (self.count, self._late_s) == (other.count, other._late_s)
+
     def note(self, gap_s: float, interval_s: float) -> None:
         """Take the time between two heartbeats.
 

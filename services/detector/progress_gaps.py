@@ -71,6 +71,9 @@ class RecentTimes:
         self.count = 0
         self.longest_s = 0.0
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RecentTimes) and (self.count, self._values) == (other.count, other._values)
+
     def note(self, seconds: float) -> None:
         """Take one more."""
         if len(self._values) < WINDOW:
@@ -165,6 +168,9 @@ class ProgressGaps:
         self.steps = RecentTimes()
         self._steps_timed = 0
         self._gaps: dict[tuple[str, str], RecentTimes] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ProgressGaps) and (self.steps, self._gaps) == (other.steps, other._gaps)
 
     def note_step(self, steps_timed: int, step_s: float) -> None:
         """Take the duration of a step. ``steps_timed``: its number; one that is known is not taken again."""
