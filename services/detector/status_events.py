@@ -24,6 +24,7 @@ from shared.events import (
     derived_id,
 )
 from shared.signals import (
+    PHASES,
     Heartbeat,
     RankCheckpointed,
     RankCheckpointFailed,
@@ -95,7 +96,8 @@ def of_rank(state: DetectorState, status: WorkerStatus, interval_s: float, now: 
     if status.worker not in task.members or status.state != "training":
         return None
     for phase, seconds in status.gaps_s.items():
-        task.gaps.note(status.worker, phase, seconds)
+        if phase in PHASES:  # those of a newer agent are of no use
+            task.gaps.note(status.worker, phase, seconds)
     if status.rank != 0:
         return None
     task.step = max(task.step, status.step)
