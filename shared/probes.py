@@ -36,6 +36,14 @@ CONNECTIONS = 3
 """Connections that one probe opens at once. A SYN that is lost is repeated only after a second (RFC 6298), which is the
 whole time-out; with 5% loss one connection in seven fails, and three in one probe of 350."""
 
+CONNECT_FRACTION = 0.5
+"""Part of a probe's time-out after which a machine that has taken no connection is silent. The line takes as long as
+the connection, a round trip, so it would come too late in any case."""
+
+CONNECT_LATE_S = 0.05
+"""If that time-out fires later than by this, the prober may not have seen a connection yet, and waits for all of the
+time-out. Four turns of an event loop with nothing else to do take less than a millisecond."""
+
 LATE_S = 0.25
 """A time-out that fires late by more than this shows that the prober did not run; its probe proves nothing."""
 
@@ -139,14 +147,21 @@ async def _probe(node: str, target: ProbeTarget, timeout_s: float) -> Probed | N
     connections = [_Connection(target.address, line(node, target.incarnation)) for _ in range(CONNECTIONS)]
     running = {asyncio.create_task(connection.run()) for connection in connections}
     loop = asyncio.get_running_loop()
+    connected_by = loop.time() + CONNECT_FRACTION * timeout_s
     deadline = loop.time() + timeout_s
     pending = set(running)
     try:
         while pending and not any(c.outcome is Outcome.REACHED for c in connections):
+            connecting = loop.time() < connected_by
             done, pending = await asyncio.wait(
-                pending, timeout=max(0.0, deadline - loop.time()), return_when=asyncio.FIRST_COMPLETED
+                pending,
+                timeout=max(0.0, (connected_by if connecting else deadline) - loop.time()),
+                return_when=asyncio.FIRST_COMPLETED,
             )
-            if not done:
+            if done:
+                continue
+            none_made = all(c.outcome is Outcome.SILENT for c in connections)
+            if not connecting or (none_made and loop.time() <= connected_by + CONNECT_LATE_S):
                 break
     finally:
         for task in running:

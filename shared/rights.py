@@ -23,6 +23,7 @@ from shared.commands import COMMANDS, LEFTOVERS
 from shared.common_time import SUBJECT as TIME
 from shared.departure import DEPARTURES
 from shared.identities import NODE, SERVICES, inbox_prefix, node_identity, node_of
+from shared.limits_in_force import LIMITS
 from shared.node_files import FILES
 from shared.probes import PROBE
 from shared.reachability import ECHO, REACHABILITY
@@ -72,13 +73,13 @@ RIGHTS: Mapping[str, Rights] = {
             f"{ECHO}.*",
             f"{_NODES}.>",
         ),
-        (f"{HEARTBEATS}.*", f"{SIGNALS}.*", f"{HELLO}.*", f"{DEPARTURES}.*", f"{ECHO}.*"),
+        (f"{HEARTBEATS}.*", f"{SIGNALS}.*", f"{HELLO}.*", f"{DEPARTURES}.*", f"{ECHO}.*", LIMITS),
     ),
     "planner": _service("planner"),
     "transition": _service("transition", (f"{COMMANDS}.*",)),
     "api": _service(
         "api",
-        (f"{FILES}.*", f"{SELF_TEST}.*", f"{AGENT_RESTART}.*", f"{HEALTH}.*"),
+        (f"{FILES}.*", f"{SELF_TEST}.*", f"{AGENT_RESTART}.*", LIMITS, f"{HEALTH}.*"),
         (f"{HEARTBEATS}.*", REACHABILITY),
     ),
     NODE: Rights(

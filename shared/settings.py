@@ -219,10 +219,10 @@ class Settings(BaseSettings):
     """Four heartbeats a second cost four small messages; the interval bounds how late a lost node is noticed."""
     node_timeout_s: Seconds = 1.5
     """Six missed heartbeats. A lost node is detected within 2 s; the longest gap measured with both cores of a small
-    machine busy was below 1 s."""
+    machine busy was below 1 s. Once a node's heartbeats are known, its limit is between 0.8 and 2 times this."""
     hang_factor: float = Field(default=3.0, gt=1)
     """Multiple of the mean step after which a rank hangs (Unicron paper, section 4.1: three times the average
-    iteration)."""
+    iteration), until the distribution of its steps is known (docs/detector.md)."""
     hang_floor_s: Seconds = 0.5
     """Least limit for a hang, counted in time in which the rank could have run: on busy machines short steps vary by
     more than ``hang_factor``."""

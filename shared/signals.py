@@ -38,6 +38,10 @@ PHASES = ("begun", "compute", "reduce", "update", "ended", "checkpoint", "setup"
 """Phases of a rank that this version knows: those of ``unicron.protocol.PHASES``."""
 
 
+MAX_PHASES = 32
+"""Most phases of which a status reports anything: a few times those that there are, which bounds a message."""
+
+
 STATES = ("idle", "starting", "ready", "training", "waiting")
 """States of a worker that this version knows."""
 
@@ -235,6 +239,8 @@ class WorkerStatus(Model):
     it was not asked, or has left it. ``step_s``: duration of the last completed step. ``steps_timed``: completed steps
     of this generation. ``process_state``: the kernel's letter for the process (R, S, D, T, Z; proc(5)), evidence of a
     hang. ``steps``: steps of this generation that have ended of late; those of overlapping heartbeats are the same.
+    ``gaps_s``: phase -> the longest time without progress that has ended since the heartbeat before, without the
+    time in which the main thread lacked a CPU; of phases within a step and of ``ended`` alone.
 
     Of a newer agent, a state that this version does not know is read as ``waiting``, which no rule takes for a hang,
     and a phase as None, which has the limit of a slow region.
@@ -252,6 +258,7 @@ class WorkerStatus(Model):
     setup_parts: Integer | None = None
     progress_age_s: Seconds | None = None
     starved_s: Seconds = 0.0
+    gaps_s: dict[Label, Seconds] = Field(default_factory=dict, max_length=MAX_PHASES)
     hold_age_s: Seconds | None = None
     step_s: Seconds | None = None
     steps_timed: Integer = 0

@@ -92,6 +92,8 @@ class Heartbeats:
         self._due.clear()
         workers = self._workers()
         self._published = occupation(workers)
+        for process in self._node.processes():
+            process.gaps_s.clear()  # each gap is reported once
         self.sequence += 1
         heartbeat = Heartbeat(
             node=self._node.name,

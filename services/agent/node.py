@@ -147,6 +147,7 @@ class Node:
         process.steps_timed, process.step_s = 0, None
         process.recent.steps.clear()
         process.micro_batch, process.setup_parts = None, None
+        process.gaps_s.clear()
         process.phase, process.progress_at_s = "setup", at_s
 
     def hold(self, process: Process, at_s: float) -> None:
@@ -267,6 +268,7 @@ class Node:
     def _progress(self, process: Process, message: protocol.Progress, at_s: float, schedule: Scheduled | None) -> None:
         if message.generation != process.generation or not process.configured:
             return
+        process.note_gap(at_s, schedule)
         process.rank, process.phase = message.rank, message.phase
         process.micro_batch, process.setup_parts = message.micro_batch, message.setup_parts
         process.progress_at_s, process.progress_schedule = at_s, schedule
@@ -363,6 +365,7 @@ def _status(process: Process, at_s: float, process_state: str | None, schedule: 
         micro_batch=process.micro_batch,
         setup_parts=process.setup_parts,
         progress_age_s=age_s,
+        gaps_s=dict(process.gaps_s),
         starved_s=starved_s(process.progress_schedule, schedule, age_s or 0.0, process_state),
         hold_age_s=None if process.held_at_s is None else max(0.0, at_s - process.held_at_s),
         step_s=process.step_s,

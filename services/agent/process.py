@@ -10,9 +10,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from services.agent.proc import Scheduled
+from services.agent.proc import Scheduled, starved_s
 from services.agent.step_window import StepWindow
+from shared.messages import MAX_SECONDS
 from unicron import protocol
+
+_TIMED = frozenset({"begun", "compute", "reduce", "update", "ended"})
+"""Phases whose gaps are reported: those within a step, and between two. Others may take any time."""
 
 
 @dataclass(slots=True)
@@ -38,6 +42,8 @@ class Process:
         setup_parts: the parts of joining a generation that its newest ``Progress`` reports as done.
         progress_at_s: the time of the newest progress, on the agent's monotonic clock.
         progress_schedule: how its main thread had been scheduled by then.
+        gaps_s: phase of a step -> the longest time without progress that has ended since the newest heartbeat, without
+            the time in which the main thread lacked a CPU.
         held_at_s: the time at which the process was asked to leave its step; None if it was not, or has left it.
         step_s: the duration of its last step.
         steps_timed: the completed steps of this generation.
@@ -68,6 +74,7 @@ class Process:
     setup_parts: int | None = None
     progress_at_s: float | None = None
     progress_schedule: Scheduled | None = None
+    gaps_s: dict[str, float] = field(default_factory=dict)
     held_at_s: float | None = None
     step_s: float | None = None
     steps_timed: int = 0
@@ -78,6 +85,19 @@ class Process:
     raised: protocol.Raised | None = None
     stopped: protocol.Stopped | None = None
     stop_refused: protocol.StopRefused | None = None
+
+    def note_gap(self, at_s: float, schedule: Scheduled | None) -> None:
+        """Note the time without progress that ends now, in the phase of the progress before.
+
+        Args:
+            at_s: the time on the agent's monotonic clock.
+            schedule: how the main thread has been scheduled so far, if known.
+        """
+        if self.progress_at_s is None or self.phase is None or self.phase not in _TIMED:
+            return
+        gap_s = at_s - self.progress_at_s
+        own_s = gap_s - starved_s(self.progress_schedule, schedule, gap_s, None)
+        self.gaps_s[self.phase] = min(max(self.gaps_s.get(self.phase, 0.0), own_s), MAX_SECONDS)
 
     @property
     def alive(self) -> bool:

@@ -35,6 +35,7 @@ from services.api.routers import (
     events,
     health,
     incidents,
+    limits,
     log,
     metrics,
     nodes,
@@ -62,7 +63,21 @@ _SHUTDOWN_S = 2
 
 ROUTERS = tuple(
     module.router
-    for module in (tasks, results, nodes, incidents, plans, planning, events, log, costs, browser, health, metrics)
+    for module in (
+        tasks,
+        results,
+        nodes,
+        limits,
+        incidents,
+        plans,
+        planning,
+        events,
+        log,
+        costs,
+        browser,
+        health,
+        metrics,
+    )
 )
 
 

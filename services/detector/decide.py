@@ -22,7 +22,7 @@ from services.detector import (
     hangs,
     isolation,
     leftovers,
-    observations,
+    online_statistics,
     probing,
     silence,
     standstill,
@@ -32,8 +32,8 @@ from services.detector.admission import Ask, Liveness, Patience
 from services.detector.decision import Decision, Revoke
 from services.detector.evolve import evolve
 from services.detector.incidents import Incidents
-from services.detector.probing import ProbeQuestion
-from services.detector.silence import SilenceLimits
+from services.detector.probing import DETECTOR, ProbeQuestion
+from services.detector.silence_limits import SilenceLimits
 from services.detector.stalls import StallLimits
 from services.detector.standstill import StacksQuestion
 from services.detector.state import Admitted, DetectorState, MonitoredNode
@@ -192,7 +192,7 @@ class Monitor:
             devices.joined(self._incidents(decision, now), node.name)
         for status in heartbeat.workers:
             decision.add(self.state, status_events.of_rank(self.state, status, self.limits.progress_interval_s, now))
-            for event in observations.of_status(self.state, status, now):
+            for event in online_statistics.of_status(self.state, status, now):
                 decision.add(self.state, event)
         return decision
 
@@ -203,11 +203,16 @@ class Monitor:
         now: datetime,
         round_trips_s: Mapping[str, float] = MappingProxyType({}),
     ) -> Decision:
-        """Take the answer to a request to probe. ``outcomes`` is empty if the witness did not answer."""
+        """Take the answer to a request to probe. ``outcomes`` is empty if the witness did not answer.
+
+        An agent that the detector itself has found to have ended need not wait for the next tick.
+        """
         probing.take(self.state, question, outcomes, now, round_trips_s)
         decision = Decision()
-        for event in list(observations.of_probe(self.state, question, round_trips_s, now)):
+        for event in list(online_statistics.of_probe(self.state, question, round_trips_s, now)):
             decision.add(self.state, event)
+        if question.witness == DETECTOR and Outcome.ABSENT in outcomes.values() and not self._deaf(now):
+            self._judge_silence(decision, now)
         return decision
 
     def stacks_answered(self, question: StacksQuestion, reply: StacksReply) -> None:
@@ -224,13 +229,7 @@ class Monitor:
             decision.add(self.state, drains.progress(self.state, node, now))
         if self._deaf(now):
             return decision
-        limits = SilenceLimits(
-            self.limits.heartbeat_interval_s, self.limits.node_timeout_s, self.limits.stalls, self.network
-        )
-        found = silence.judge(self.state, limits, self.started_at, now)
-        decision.probes, decision.notes = found.questions, found.notes
-        for lost in found.lost:
-            self._lose(decision, lost.node, now, lost.reason, **lost.details)
+        self._judge_silence(decision, now)
         decision.stacks = standstill.suspect(self.state, self.limits.stalls, now)
         incidents = self._incidents(decision, now)
         for task in list(self.state.running()):
@@ -246,10 +245,23 @@ class Monitor:
             else:
                 incidents.examine(task, hangs.of_moving(self.state, task, self.limits.stalls, now))
         incidents.escalate()
-        decision.probes += isolation.ask(self.state, now) + observations.ask(self.state, now)
+        decision.probes += isolation.ask(self.state, now) + online_statistics.ask(self.state, now)
         return decision
 
     # ---- parts
+
+    @property
+    def silence_limits(self) -> SilenceLimits:
+        """For how long nodes may be silent."""
+        limits = self.limits
+        return SilenceLimits(limits.heartbeat_interval_s, limits.node_timeout_s, limits.stalls, self.network)
+
+    def _judge_silence(self, decision: Decision, now: datetime) -> None:
+        found = silence.judge(self.state, self.silence_limits, self.started_at, now)
+        decision.probes += found.questions
+        decision.notes += found.notes
+        for lost in found.lost:
+            self._lose(decision, lost.node, now, lost.reason, limit_s=lost.limit_s, **lost.details)
 
     def _enter(self, decision: Decision, node: MonitoredNode | None, heartbeat: Heartbeat, now: datetime) -> bool:
         """Take the first heartbeat of an agent; return whether the agent is its node's from now on."""
@@ -285,8 +297,8 @@ class Monitor:
         return self.echo_at is None or (now - self.echo_at).total_seconds() > ECHO_TIMEOUT_S
 
     def _lose(self, decision: Decision, node: MonitoredNode, now: datetime, reason: str, **details: Any) -> None:
-        limit_s = self.limits.node_timeout_s
-        decision.add(self.state, faults.node_lost(self.state, node, now=now, reason=reason, limit_s=limit_s, **details))
+        details = {"limit_s": self.limits.node_timeout_s, **details}
+        decision.add(self.state, faults.node_lost(self.state, node, now=now, reason=reason, **details))
 
     def _incidents(self, decision: Decision, now: datetime) -> Incidents:
         return Incidents(self.state, decision, self.limits.restart_window_s, now)

@@ -10,6 +10,7 @@ from services.detector import anomalies, checkpoint_failures, isolation
 from services.detector.faults import SERVICE
 from services.detector.known_errors import KnownError
 from services.detector.link_state import Isolation
+from services.detector.progress_gaps import ProgressGaps
 from services.detector.state import DetectorState, MonitoredNode, MonitoredTask
 from shared.events import (
     AnomalyObserved,
@@ -310,6 +311,7 @@ def _resumed(task: MonitoredTask, stage: Stage, event: StateMoved) -> None:
     task.setup_s = max(task.setup_s or 0.0, setup_s) or None
     task.durations_s.clear()
     task.timed = 0
+    task.gaps = ProgressGaps()
     task.absent_since = {}
 
 

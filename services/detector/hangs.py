@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 from services.detector import stalls
 from services.detector.faults import Fault
+from services.detector.progress_gaps import HangLimit
 from services.detector.stalls import Stall, StallLimits
 from services.detector.state import DetectorState, MonitoredTask
 from shared.evidence import Evidence
@@ -53,6 +54,7 @@ def _of_step(task: MonitoredTask, own: Mapping[str, WorkerStatus], limits: Stall
         growth=task.previous_size / len(task.members),
         data_parallel_only=_data_parallel_only(task.layout),
         limits=limits,
+        gaps=task.gaps,
     )
 
 
@@ -91,6 +93,16 @@ def _aged(status: WorkerStatus, factor: float) -> WorkerStatus:
         if (value := getattr(status, name)) is not None
     }
     return status.model_copy(update=ages)
+
+
+def limit_of(task: MonitoredTask, status: WorkerStatus, limits: StallLimits) -> HangLimit:
+    """Return for how long a rank that trains may make no progress where it is."""
+    if status.phase == "setup" and task.setup_s is not None:
+        return HangLimit(stalls.setup_limit_s(task.setup_s), "setup")
+    mean_s, deviation_s = task.mean_step_s(), task.deviation_step_s()
+    growth = task.previous_size / max(1, len(task.members))
+    own = {status.worker: status}
+    return stalls.limit_of(own, mean_s, deviation_s, task.previous_mean_s, growth, list(own), limits, task.gaps)
 
 
 def _own(state: DetectorState, task: MonitoredTask) -> dict[str, WorkerStatus]:
@@ -144,7 +156,7 @@ def _stopped(
     stopped_s = {w: seconds for w in statuses if (seconds := state.stopped_s(w, now)) > limit_s}
     if not stopped_s:
         return None
-    return Stall(ErrorKind.HANG, tuple(stopped_s), min(stopped_s.values()), limit_s)
+    return Stall(ErrorKind.HANG, tuple(stopped_s), min(stopped_s.values()), HangLimit(limit_s, "stopped"))
 
 
 def _deaf_to_hold(task: MonitoredTask, statuses: Mapping[str, WorkerStatus], limits: StallLimits) -> Stall | None:
@@ -163,7 +175,10 @@ def _deaf_to_hold(task: MonitoredTask, statuses: Mapping[str, WorkerStatus], lim
             limit_s = step_limit_s
         if (unheeded_s := stalls.unheeded_hold_s(status)) > limit_s:
             late[worker] = unheeded_s, limit_s
-    return Stall(ErrorKind.HANG, tuple(late), *min(late.values())) if late else None
+    if not late:
+        return None
+    unheeded_s, limit_s = min(late.values())
+    return Stall(ErrorKind.HANG, tuple(late), unheeded_s, HangLimit(limit_s, "mean"))
 
 
 def _of_stage(task: MonitoredTask, statuses: Mapping[str, WorkerStatus], limits: StallLimits) -> Stall | None:
@@ -228,7 +243,7 @@ def _fault(task: MonitoredTask, stall: Stall, statuses: Mapping[str, WorkerStatu
         worker=worker,
         node=worker.rpartition("/")[0] if worker is not None else None,
         rank=status.rank if status is not None else None,
-        evidence=evidence.mapping(stalled_s=stall.stalled_s, limit_s=stall.limit_s),
+        evidence=evidence.mapping(stalled_s=stall.stalled_s, **stall.limit.evidence()),
         by_peers=_waits_for_peers(task, stall, statuses),
         stalled_s=stall.stalled_s,
         in_setup=any(s.phase == "setup" for s in statuses.values()),

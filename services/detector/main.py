@@ -17,18 +17,20 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from services.detector import questions, silence
-from services.detector.admission import Ask, Liveness
+from services.detector import limits_in_force, silence
+from services.detector.admission import Liveness
+from services.detector.agent_requests import AgentRequests
 from services.detector.decide import DetectorLimits, Monitor
 from services.detector.decision import Decision, Revoke
 from services.detector.leftovers import Clean
 from services.detector.metrics import DetectorMetrics
+from services.detector.prober import Prober
 from services.detector.probing import ProbeQuestion
 from services.detector.stalls import StallLimits
 from services.detector.standstill import StacksQuestion
 from services.detector.state import DetectorState
 from services.detector.state_snapshot import KEPT
-from shared.admission import ALIVE, HELLO, HELLO_MESSAGE, INCARNATION, REVOKED, Answer, Revocation
+from shared.admission import HELLO, HELLO_MESSAGE, INCARNATION, REVOKED, Answer, Revocation
 from shared.bus import Bus
 from shared.cancellation import cancelled
 from shared.changes import Changes
@@ -36,8 +38,9 @@ from shared.clock import PROCESS_CLOCK
 from shared.commands import LEFTOVERS, REPLY, ReleaseTask
 from shared.departure import DEPARTURE, DEPARTURES, DepartureAnswer
 from shared.dropped import DroppedMessages
-from shared.errors import NoReceiver, Unavailable, Undecodable, UnicronError
+from shared.errors import Unavailable, Undecodable, UnicronError
 from shared.events import Recorded
+from shared.limits_in_force import LIMITS, LIMITS_REQUEST, LimitsReply
 from shared.log.journal import Journal
 from shared.log.own_events import OwnEvents
 from shared.log_lines import concerning, ids
@@ -57,10 +60,6 @@ TICK_S = 0.1
 
 CLEAN_TIMEOUT_S = 5.0
 """Time-out of the request to end left-behind ranks. The agent kills them, and answers within its own grace."""
-
-ALIVE_TIMEOUT_S = 0.5
-"""Time-out of the question whether an agent lives. An agent answers within milliseconds; without an answer the new
-agent asks again."""
 
 CONSUMER = "detector"
 """Name of the detector's consumer of the log's stream."""
@@ -89,6 +88,8 @@ class DetectorService:
     ) -> None:
         self._bus, self._journal, self._settings, self._keeper = bus, journal, settings, keeper
         self._dropped = DroppedMessages(counters if counters is not None else {})
+        self._prober = Prober(bus, self._dropped)
+        self._agents = AgentRequests(bus, self._dropped)
         self._clock = PROCESS_CLOCK
         limits = DetectorLimits(
             heartbeat_interval_s=settings.heartbeat_interval_s,
@@ -102,10 +103,11 @@ class DetectorService:
                 stop_floor_s=settings.stop_floor_s,
                 collective_floor_s=settings.collective_floor_s,
                 slow_region_timeout_s=settings.slow_region_timeout_s,
+                latency_s=settings.heartbeat_interval_s + TICK_S,
             ),
         )
         self.monitor = Monitor(limits=limits, started_at=self._clock.now(), network=network_stack())
-        self._metrics = DetectorMetrics(registry or CollectorRegistry(), lambda: self.monitor.state, self._clock.now)
+        self._metrics = DetectorMetrics(registry or CollectorRegistry(), lambda: self.monitor, self._clock.now)
         self._one_input = asyncio.Lock()
         self._own = OwnEvents()
         self._folded = asyncio.Event()
@@ -133,6 +135,7 @@ class DetectorService:
             await self._bus.serve_each(f"{SIGNALS}.*", self._signal)
             await self._bus.serve_each(f"{HELLO}.*", self._hello)
             await self._bus.serve_each(f"{DEPARTURES}.*", self._departure)
+            await self._bus.serve(LIMITS, self._limits)
             ready()
             ticking = asyncio.create_task(self._tick())
             try:
@@ -234,6 +237,18 @@ class DetectorService:
         """Count a message of a node that is dropped; its source is the node on whose subject it came."""
         self._dropped.note(subject.rpartition(".")[2], err, counter=counter_of(err))
 
+    async def _limits(self, data: bytes) -> bytes:
+        """Answer which limits are in force. An unreadable request is answered with none."""
+        try:
+            names = decode(LIMITS_REQUEST, data).nodes
+        except Undecodable as err:
+            self._dropped.note(LIMITS, err)
+            names = []
+        monitor = self.monitor
+        async with self._one_input:
+            found = limits_in_force.of_nodes(monitor.state, monitor.silence_limits, names, self._clock.now())
+        return LimitsReply(nodes=found).model_dump_json().encode()
+
     async def _hello(self, subject: str, data: bytes) -> bytes:
         try:
             hello = decode(HELLO_MESSAGE, data)
@@ -247,22 +262,10 @@ class DetectorService:
                 answer = self.monitor.hello(hello, answers, self._clock.now())
             if isinstance(answer, Answer):
                 break
-            answers[answer.incarnation] = await self._ask_alive(answer)
+            answers[answer.incarnation] = await self._prober.alive(answer.node, answer.incarnation)
         if answer.verdict == "refused":
             logger.warning("an agent was refused: %s: %s", answer.code, answer.detail)
         return answer.model_dump_json().encode()
-
-    async def _ask_alive(self, ask: Ask) -> Liveness:
-        """Ask an agent whether it lives."""
-        if re.fullmatch(INCARNATION, ask.incarnation) is None:
-            return Liveness.GONE  # of an older version, which does not answer; and the text may be no part of a subject
-        try:
-            await self._bus.request(f"{ALIVE}.{ask.node}.{ask.incarnation}", b"", timeout_s=ALIVE_TIMEOUT_S)
-        except NoReceiver:
-            return Liveness.GONE
-        except Unavailable:
-            return Liveness.SILENT
-        return Liveness.ANSWERED
 
     async def _receive_echo(self, _: str, __: bytes) -> None:
         async with self._one_input:
@@ -324,13 +327,13 @@ class DetectorService:
 
     async def _probe(self, question: ProbeQuestion) -> None:
         """Have a question answered, by this process or by an agent, and decide on the answer."""
-        outcomes, round_trips_s = await questions.probe(self._bus, question, self._dropped)
+        outcomes, round_trips_s = await self._prober.ask(question)
         async with self._one_input:
             await self._carry_out(self.monitor.probed(question, outcomes, self._clock.now(), round_trips_s))
 
     async def _ask_stacks(self, question: StacksQuestion) -> None:
         """Have a node's ranks report what they do."""
-        reply = await questions.stacks(self._bus, question, self._dropped)
+        reply = await self._agents.stacks(question)
         if reply is not None:
             async with self._one_input:
                 self.monitor.stacks_answered(question, reply)

@@ -13,26 +13,11 @@ from typing import Any
 
 from services.detector import hangs, probing
 from services.detector.probing import DETECTOR, ProbeQuestion
-from services.detector.stalls import StallLimits
+from services.detector.silence_limits import SilenceLimit, SilenceLimits, evidence
 from services.detector.state import DetectorState, MonitoredNode, MonitoredTask
-from shared.probes import PROBE_TIMEOUT_S, Outcome
+from shared.probes import Outcome
 from shared.reachability import Reachability, Unreachable
 from shared.signals import RECONNECT_GRACE_S
-
-ASK_FRACTION = 0.25
-"""Witnesses are asked about a node once it has been silent for this part of ``node_timeout_s``, and again at this
-interval. With ``PROBE_FRACTION`` the first answers are there before the time-out, so that witnesses delay no loss."""
-
-PROBE_FRACTION = 2 / 3
-"""Time-out of a probe, as a part of ``node_timeout_s``: 1 s of 1.5 s (``PROBE_TIMEOUT_S`` has the reason), and at most
-that."""
-
-OVERDUE_INTERVALS = 1.5
-"""Heartbeat intervals after which a node counts as silent at the earliest: one, and a half for a busy machine."""
-
-SPEAKS_FRACTION = 0.5
-"""A node speaks if it was heard within this part of ``node_timeout_s``. Of nodes that fall silent together none speaks
-any more when the first one reaches the time-out."""
 
 DECISION_FACTOR = 3.0
 """Multiple of ``node_timeout_s`` after which a node that witnesses reach is lost if a task cannot do without a decision
@@ -49,48 +34,21 @@ MAX_WITNESSES = 5
 MAX_OWN_PROBES = 32
 """Nodes that the detector probes itself at a time. It asks whether *its* link works, for which a few are enough."""
 
-ENDED = frozenset({Outcome.ABSENT, Outcome.MUTE})
-"""Outcomes which show that the machine was reached, and that no agent works there."""
-
-
-@dataclass(frozen=True, slots=True)
-class SilenceLimits:
-    """Thresholds, and the detector's own place.
-
-    Attributes:
-        heartbeat_interval_s: of agents.
-        node_timeout_s: silence after which a node is lost or unreachable.
-        stalls: thresholds for ranks that stand still.
-        network: the detector's network stack (``shared.network``).
-    """
-
-    heartbeat_interval_s: float
-    node_timeout_s: float
-    stalls: StallLimits
-    network: str = ""
-
-    @property
-    def ask_s(self) -> float:
-        """Silence after which witnesses are asked about a node, and the interval between two questions."""
-        return max(ASK_FRACTION * self.node_timeout_s, OVERDUE_INTERVALS * self.heartbeat_interval_s)
-
-    @property
-    def speaks_s(self) -> float:
-        """Silence up to which a node speaks."""
-        return max(SPEAKS_FRACTION * self.node_timeout_s, self.ask_s)
-
-    @property
-    def probe_timeout_s(self) -> float:
-        """Time-out of a probe."""
-        return min(PROBE_FRACTION * self.node_timeout_s, PROBE_TIMEOUT_S)
-
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A node that is lost. ``reason``: in words. ``details``: further evidence, for the reader."""
+    """A node that is lost.
+
+    Attributes:
+        node: the node.
+        reason: in words.
+        limit_s: the silence that counted, seconds.
+        details: further evidence, for the reader: the limit's source, and the answers of the witnesses.
+    """
 
     node: MonitoredNode
     reason: str
+    limit_s: float
     details: dict[str, Any]
 
 
@@ -110,6 +68,7 @@ class _Now:
     Attributes:
         at: the time.
         silent_s: by node.
+        limits: by node, of those that are silent at all.
         speaking: nodes that speak.
         apart: nodes that are not on the detector's own machine, whose link may be the one that is cut.
         witnesses: of those that speak, are apart and are not isolated, the ones that can probe. An isolated node cannot
@@ -119,6 +78,7 @@ class _Now:
 
     at: datetime
     silent_s: Mapping[str, float]
+    limits: Mapping[str, SilenceLimit]
     speaking: Set[str]
     apart: Set[str]
     witnesses: list[str]
@@ -138,18 +98,20 @@ def judge(state: DetectorState, limits: SilenceLimits, listening_since: datetime
     look = _look(state, limits, listening_since, now)
     found.questions = _questions(state, limits, look)
     for name, silent_s in look.silent_s.items():
-        node = state.nodes[name]
-        if silent_s <= limits.node_timeout_s:
+        node, limit = state.nodes[name], look.limits.get(name)
+        if limit is None or silent_s < limit.ask_s:
             continue
         since = _evidence_since(node, listening_since)
-        reason = _verdict(state, limits, node, since, look)
-        if reason is None:
-            if node.unreachable_since is None:
-                node.unreachable_since = node.heard_at or listening_since
-                found.notes.append(f"node {name} is silent, and nothing shows that it is lost: its ranks are kept")
-        else:
+        reason, limit_s, source = _ended(state, node, since), limit.ask_s, "ended"
+        if reason is None and silent_s > limit.limit_s:
+            reason, limit_s, source = _verdict(state, limits, node, since, look), limit.limit_s, limit.source
+        if reason is not None:
+            details = {"limit_source": source, **evidence(node.arrivals, silent_s)}
             witnesses = {w: str(o or "no answer") for w, o in probing.results(state, name, since).items()}
-            found.lost.append(Lost(node, reason, {"witnesses": witnesses} if witnesses else {}))
+            found.lost.append(Lost(node, reason, limit_s, details | ({"witnesses": witnesses} if witnesses else {})))
+        elif silent_s > max(limits.node_timeout_s, limit.limit_s) and node.unreachable_since is None:
+            node.unreachable_since = node.heard_at or listening_since
+            found.notes.append(f"node {name} is silent, and nothing shows that it is lost: its ranks are kept")
     _mark_cut_off(state, look, found)
     return found
 
@@ -208,11 +170,12 @@ def _look(state: DetectorState, limits: SilenceLimits, listening_since: datetime
         if node.present:
             since = max(node.silent_since or listening_since, listening_since)
             silent_s[node.name] = (now - since).total_seconds()
+    own = {name: limits.of(node) for name, s in silent_s.items() if s >= limits.earliest_s(node := state.nodes[name])}
     speaking = {name for name in silent_s if _speaks(state.nodes[name], limits, now)}
     apart = {name for name in silent_s if not _is_here(state.nodes[name], limits)}
     impartial = (speaking & apart) - state.isolated.keys()
     able = {name for name in impartial if probing.can_probe(state, name)}
-    return _Now(now, silent_s, speaking, apart, sorted(able), bool(impartial - able))
+    return _Now(now, silent_s, own, speaking, apart, sorted(able), bool(impartial - able))
 
 
 def _speaks(node: MonitoredNode, limits: SilenceLimits, now: datetime) -> bool:
@@ -232,7 +195,7 @@ def _questions(state: DetectorState, limits: SilenceLimits, look: _Now) -> list[
     due = [
         name
         for name, seconds in look.silent_s.items()
-        if seconds >= limits.ask_s and _is_due(state, name, limits, look)
+        if (limit := look.limits.get(name)) and seconds >= limit.ask_s and _is_due(state, name, limits, look)
     ]
     if not due:
         return []
@@ -244,7 +207,9 @@ def _questions(state: DetectorState, limits: SilenceLimits, look: _Now) -> list[
         if asked and node.asked_since is None:
             node.asked_since = look.at
     questions = probing.ask(state, asked, due, look.at, limits.probe_timeout_s)
-    return questions + probing.ask(state, [DETECTOR], due[:MAX_OWN_PROBES], look.at, limits.probe_timeout_s)
+    for name in due[:MAX_OWN_PROBES]:  # one by one: an agent that has ended is known before one that is silent
+        questions += probing.ask(state, [DETECTOR], [name], look.at, limits.probe_timeout_s)
+    return questions
 
 
 def _is_due(state: DetectorState, name: str, limits: SilenceLimits, look: _Now) -> bool:
@@ -271,23 +236,40 @@ def _evidence_since(node: MonitoredNode, listening_since: datetime) -> datetime:
     return since if node.reached_at is None else max(since, node.reached_at)
 
 
+def _ended(state: DetectorState, node: MonitoredNode, since: datetime) -> str | None:
+    """Return why a node is lost whose agent is known to have ended; None if that is not known.
+
+    No time-out has to pass: the detector itself has found the agent's port refused and the agent's connection to NATS
+    gone (``prober.py``). That of a witness alone may be due to its own network, and counts with the silence.
+    """
+    found = probing.results(state, node.name, since).get(DETECTOR)
+    return "no heartbeat, and its machine answers without an agent" if found is Outcome.ABSENT else None
+
+
 def _verdict(
     state: DetectorState, limits: SilenceLimits, node: MonitoredNode, since: datetime, look: _Now
 ) -> str | None:
-    """Return why a node that is silent for longer than the time-out is lost; None if it is not."""
-    task = _needed_by(state, limits, node, look)
-    if (look.at - since).total_seconds() <= limits.node_timeout_s:  # a witness has just reached the agent
+    """Return why a node that is silent for longer than its limit is lost; None if it is not.
+
+    Before ``node_timeout_s`` a node is lost only if witnesses have found its machine silent, or without an agent. An
+    agent that takes connections and says nothing may be waiting for a CPU.
+    """
+    silent_s, task = look.silent_s[node.name], _needed_by(state, limits, node, look)
+    reached = node.reached_at is not None and node.reached_at >= since
+    if reached and (look.at - since).total_seconds() <= limits.node_timeout_s:  # a witness has just reached the agent
         return f"cut off from the control plane, and task {task} cannot go on without a decision" if task else None
+    is_late = silent_s > limits.node_timeout_s
     found = probing.results(state, node.name, since)
     answers = {witness: outcome for witness, outcome in found.items() if witness not in state.isolated}
-    if any(outcome in ENDED for outcome in answers.values()):
+    if Outcome.ABSENT in answers.values() or (is_late and Outcome.MUTE in answers.values()):
         return "no heartbeat, and its machine answers without an agent"
     if not probing.can_probe(state, node.name):
-        return "no heartbeat" if _may_lose_unprobed(state, node, look) else None
+        return "no heartbeat" if is_late and _may_lose_unprobed(state, node, look) else None
     pending = [w for w in (*look.witnesses, DETECTOR) if probing.is_pending(state, w, node.name, since)]
-    if not pending and any(answers.get(witness) is Outcome.SILENT for witness in look.witnesses):
+    silent = any(answers.get(witness) is Outcome.SILENT for witness in look.witnesses)
+    if not pending and silent and Outcome.MUTE not in answers.values():
         return "no heartbeat, and no witness reaches it"
-    if not look.witnesses and look.others_speak:
+    if is_late and not look.witnesses and look.others_speak:
         return "no heartbeat"
     if look.witnesses and node.asked_since is not None:
         unanswered_s = (look.at - max(node.asked_since, since)).total_seconds()

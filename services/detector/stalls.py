@@ -11,9 +11,10 @@ needed, because the kernel reports the stop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from services.detector.progress_gaps import GapLimits, HangLimit, ProgressGaps
 from shared.severities import ErrorKind
 from shared.signals import WorkerStatus
 
@@ -43,7 +44,10 @@ _ORDER = {"ended": 0, "begun": 1, "compute": 2, "reduce": 3, "update": 4}
 
 @dataclass(frozen=True, slots=True)
 class StallLimits:
-    """Thresholds for ranks that stand still, from the settings (``shared/settings.py`` gives the reasons)."""
+    """Thresholds for ranks that stand still, from the settings (``shared/settings.py`` gives the reasons).
+
+    ``latency_s``: an interval of heartbeats and one of the search, after which a stall is known at the latest.
+    """
 
     hang_factor: float
     hang_floor_s: float
@@ -51,6 +55,12 @@ class StallLimits:
     stop_floor_s: float
     collective_floor_s: float
     slow_region_timeout_s: float
+    latency_s: float = 0.35
+
+    @property
+    def gaps(self) -> GapLimits:
+        """Bounds of the limits that follow from recent times without progress."""
+        return GapLimits(self.hang_floor_s, self.slow_region_timeout_s, self.latency_s)
 
     def step_limit_s(self, mean_s: float, deviation_s: float = 0.0) -> float:
         """Return for how many seconds a rank may make no progress in a step.
@@ -70,13 +80,18 @@ class Stall:
         kind: a hang of ``workers``, or a collective time-out.
         workers: the workers to blame; none for a collective time-out.
         stalled_s: for how long the ranks have stood still.
-        limit_s: the limit that this exceeds.
+        limit: the limit that this exceeds.
     """
 
     kind: ErrorKind
     workers: tuple[str, ...]
     stalled_s: float
-    limit_s: float
+    limit: HangLimit
+
+    @property
+    def limit_s(self) -> float:
+        """The limit in seconds."""
+        return self.limit.limit_s
 
 
 def find(
@@ -89,6 +104,7 @@ def find(
     data_parallel_only: bool,
     limits: StallLimits,
     setup_s: float | None = None,
+    gaps: ProgressGaps | None = None,
 ) -> Stall | None:
     """Return the stall of a set of ranks; None if they make progress.
 
@@ -104,6 +120,7 @@ def find(
         data_parallel_only: every replica is one rank, so ranks meet only in the reduction at the end of a step.
         limits: thresholds.
         setup_s: the longest time that joining a generation has taken; None if this one cannot be compared with it.
+        gaps: recent times without progress of these ranks in this generation; None if they cannot be compared.
     """
     ages = [own_age_s(s) for s in statuses.values()]
     known = [age for age in ages if age is not None]
@@ -112,14 +129,34 @@ def find(
     stalled_s = min(known)
     if any(s.phase == "setup" for s in statuses.values()) and setup_s is not None:
         late = _late_in_setup(statuses)
-        limit_s = setup_limit_s(setup_s)
+        limit = HangLimit(setup_limit_s(setup_s), "setup")
     else:
         late = _late(statuses, data_parallel_only)
-        limit_s = _limit_s(statuses, mean_s, deviation_s, previous_mean_s, growth, bool(late), limits)
-    if stalled_s <= limit_s:
-        return None
+        limit = limit_of(statuses, mean_s, deviation_s, previous_mean_s, growth, late, limits, gaps)
+    if stalled_s <= limit.limit_s:
+        return _alone(statuses, gaps, limits) if data_parallel_only and gaps is not None else None
     kind = ErrorKind.HANG if late else ErrorKind.COLLECTIVE_TIMEOUT
-    return Stall(kind=kind, workers=late, stalled_s=stalled_s, limit_s=limit_s)
+    return Stall(kind=kind, workers=late, stalled_s=stalled_s, limit=limit)
+
+
+def _alone(statuses: Mapping[str, WorkerStatus], gaps: ProgressGaps, limits: StallLimits) -> Stall | None:
+    """Return the stall of data-parallel ranks that compute for longer than they ever do, while others make progress.
+
+    They wait for nobody, so the others need not have come to wait for them. That is judged only by what is known of
+    the rank itself, and not beside ranks in slow regions, which it may wait for in code of the user.
+    """
+    if any(s.phase in SLOW_PHASES or s.phase is None for s in statuses.values()):
+        return None
+    late: dict[str, tuple[float, HangLimit]] = {}
+    for worker, status in statuses.items():
+        if status.phase == "compute" and (limit := gaps.limit(worker, status.phase, limits.gaps)) is not None:
+            age_s = own_age_s(status) or 0.0
+            if age_s > limit.limit_s:
+                late[worker] = age_s, limit
+    if not late:
+        return None
+    stalled_s, limit = min(late.values(), key=lambda found: found[0])
+    return Stall(ErrorKind.HANG, tuple(late), stalled_s, limit)
 
 
 def own_age_s(status: WorkerStatus) -> float | None:
@@ -144,26 +181,54 @@ def stopped_limit_s(mean_s: float | None, limits: StallLimits) -> float:
     return max(limits.stop_factor * (mean_s or 0.0), limits.stop_floor_s)
 
 
-def _limit_s(
+def limit_of(
     statuses: Mapping[str, WorkerStatus],
     mean_s: float | None,
     deviation_s: float,
     previous_mean_s: float | None,
     growth: float,
-    any_late: bool,
+    late: Sequence[str],
     limits: StallLimits,
-) -> float:
-    """Return for how many seconds the ranks may make no progress outside of set-up. ``any_late``: some are to blame."""
+    gaps: ProgressGaps | None,
+) -> HangLimit:
+    """Return for how long ranks may make no progress outside of set-up.
+
+    Args:
+        statuses: as for ``find``; so are the others.
+        mean_s: see ``find``.
+        deviation_s: see ``find``.
+        previous_mean_s: see ``find``.
+        growth: see ``find``.
+        late: the ranks to blame, whose own limits count; none: those of all.
+        limits: thresholds.
+        gaps: see ``find``.
+    """
+    slow = HangLimit(limits.slow_region_timeout_s, "slow-region")
     if any(s.phase in SLOW_PHASES or s.phase is None for s in statuses.values()):
-        return limits.slow_region_timeout_s
-    if mean_s is not None:
-        limit_s = limits.step_limit_s(mean_s, deviation_s)
-    elif previous_mean_s is not None:
-        limit_s = limits.step_limit_s(previous_mean_s * max(1.0, growth)) * FIRST_STEP_FACTOR
-    else:
-        return limits.slow_region_timeout_s
+        return slow
+    limit = _recent(statuses, late or list(statuses), limits, gaps) if gaps is not None and mean_s is not None else None
+    if limit is None:
+        if mean_s is not None:
+            limit_s = limits.step_limit_s(mean_s, deviation_s)
+            limit = HangLimit(limit_s, "floor" if limit_s == limits.hang_floor_s else "mean")
+        elif previous_mean_s is not None:
+            limit_s = limits.step_limit_s(previous_mean_s * max(1.0, growth)) * FIRST_STEP_FACTOR
+            limit = HangLimit(limit_s, "first-step")
+        else:
+            return slow
     # A collective moves data in other threads, whose waits for a CPU are not counted.
-    return limit_s if any_late else max(limit_s, limits.collective_floor_s)
+    if late or limit.limit_s >= limits.collective_floor_s:
+        return limit
+    return HangLimit(limits.collective_floor_s, "collective")
+
+
+def _recent(
+    statuses: Mapping[str, WorkerStatus], workers: Sequence[str], limits: StallLimits, gaps: ProgressGaps
+) -> HangLimit | None:
+    """Return the longest of the ranks' own limits, by their recent gaps; None if one of them has none yet."""
+    found = [gaps.limit(worker, statuses[worker].phase, limits.gaps) for worker in workers]
+    known = [limit for limit in found if limit is not None]
+    return max(known, key=lambda limit: limit.limit_s) if known and len(known) == len(found) else None
 
 
 def _late_in_setup(statuses: Mapping[str, WorkerStatus]) -> tuple[str, ...]:

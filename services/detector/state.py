@@ -11,10 +11,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from statistics import pstdev
 
+from pydantic import InstanceOf
+
 from services.detector.anomalies import OpenAnomaly
+from services.detector.arrivals import Arrivals
 from services.detector.known_errors import FailureHistory, KnownError
 from services.detector.link_state import Inquiry, Isolation, ProbeResult
 from services.detector.pairs import Pair
+from services.detector.progress_gaps import ProgressGaps
 from services.detector.regressions import TaskRates
 from services.detector.slow_links import RoundTrips
 from services.detector.stalls import STOPPED
@@ -58,6 +62,7 @@ class MonitoredNode:
         asked_since: when a witness was first asked about it in its present silence.
         unreachable_since: when it was heard last, while it is silent and not lost (``silence.py``).
         adopted_until: end of the time in which a node that was unreachable sends the signals that have waited.
+        arrivals: how late its heartbeats have come.
     """
 
     name: str
@@ -82,6 +87,7 @@ class MonitoredNode:
     asked_since: datetime | None = None
     unreachable_since: datetime | None = None
     adopted_until: datetime | None = None
+    arrivals: Unlogged[InstanceOf[Arrivals]] = field(default_factory=Arrivals, compare=False, repr=False)
 
     def has_newer(self, heartbeat: Heartbeat) -> bool:
         """Return whether a later heartbeat of the same agent has been received, or this very one."""
@@ -90,7 +96,15 @@ class MonitoredNode:
         return same and newest is not None and newest.sequence >= heartbeat.sequence
 
     def receive(self, heartbeat: Heartbeat, now: datetime) -> None:
-        """Take a heartbeat that was received at ``now``."""
+        """Take a heartbeat that was received at ``now``.
+
+        How late it is tells of the node, unless the bus or the node's link was away, or another agent has sent the one
+        before.
+        """
+        known, excused = self.heartbeat, (self.excused_until, self.adopted_until)
+        if known is not None and known.incarnation == heartbeat.incarnation and self.heard_at is not None:
+            if all(until is None or until < self.heard_at for until in excused):
+                self.arrivals.note((now - self.heard_at).total_seconds(), known.interval_s)
         self.heard_at = now if self.heard_at is None else max(now, self.heard_at)
         self.heartbeat = heartbeat
         self.asked_since = None
@@ -181,6 +195,7 @@ class MonitoredTask:
         setup_s: the longest time that its ranks have taken to join a generation, seconds.
         durations_s: durations of the recent steps of this generation, seconds.
         timed: how many steps of this generation were timed.
+        gaps: for how long its ranks went without progress in this generation.
         previous_mean_s: the mean step of the generation before, seconds.
         previous_size: the number of workers of the generation before.
         progressed_at: time of the newest ``task.progressed`` event, with its generation and step.
@@ -222,6 +237,7 @@ class MonitoredTask:
     # Telemetry and its summaries
     durations_s: Unlogged[deque[float]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     timed: int = 0
+    gaps: Unlogged[InstanceOf[ProgressGaps]] = field(default_factory=ProgressGaps, compare=False, repr=False)
     previous_mean_s: float | None = None
     previous_size: int = 0
     progressed_at: datetime | None = None

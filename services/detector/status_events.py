@@ -24,6 +24,7 @@ from shared.events import (
     derived_id,
 )
 from shared.signals import (
+    PHASES,
     Heartbeat,
     RankCheckpointed,
     RankCheckpointFailed,
@@ -81,6 +82,8 @@ def node_left(node: MonitoredNode, reason: str, now: datetime) -> NodeLeft:
 def of_rank(state: DetectorState, status: WorkerStatus, interval_s: float, now: datetime) -> TaskProgressed | None:
     """Learn a task's step and rate from the status of its rank 0; return a summary when one is due.
 
+    What any rank reports of times without progress is learnt, too.
+
     Args:
         state: the detector's; the task's step and the durations of its steps are changed in place.
         status: of a worker.
@@ -88,14 +91,20 @@ def of_rank(state: DetectorState, status: WorkerStatus, interval_s: float, now: 
         now: the time.
     """
     task = state.tasks.get(status.task) if status.task is not None else None
-    if task is None or task.ended or status.rank != 0 or status.generation != task.generation:
+    if task is None or task.ended or status.generation != task.generation:
         return None
     if status.worker not in task.members or status.state != "training":
+        return None
+    for phase, seconds in status.gaps_s.items():
+        if phase in PHASES:  # those of a newer agent are of no use
+            task.gaps.note(status.worker, phase, seconds)
+    if status.rank != 0:
         return None
     task.step = max(task.step, status.step)
     if status.step_s is not None and status.steps_timed > task.timed:
         task.timed = status.steps_timed
         task.durations_s.append(status.step_s)
+        task.gaps.note_step(status.steps_timed, status.step_s)
     return task_progressed(task, status.loss, now) if progress.is_due(task, status.step, interval_s, now) else None
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.agent.node import Node
+from services.agent.proc import Scheduled
 from services.agent.process import Process
 from shared.signals import ProcessExited, RankCheckpointFailed, RankFinished, RankRaised, RankStopped, Signal
 from unicron import protocol
@@ -205,3 +206,19 @@ def _signals(made: Node, count: int) -> list[Signal]:
         process = made.start("gpt", "n0/0", 1)
         found += made.exited(process, 1, last_output="", now=NOW)
     return found
+
+
+def test_the_longest_time_without_progress_of_each_phase_is_reported() -> None:
+    """Without the time in which the rank lacked a CPU; joining and other slow phases are left out."""
+    made, process = configured()
+    course = [("begun", 30.0, 0.0), ("compute", 31.0, 0.0), ("compute", 33.0, 1.5), ("compute", 34.0, 1.5)]
+    for phase, at_s, waited_s in [*course, ("reduce", 34.25, 1.5), ("aside", 34.5, 1.5), ("ended", 99.0, 1.5)]:
+        schedule = Scheduled(1.0, waited_s)
+        made.receive(process, progress(1, phase), at_s=at_s, now=NOW, schedule=schedule)
+    assert made.status(at_s=99.0, process_states={}, schedules={})[1].gaps_s == {
+        "begun": 1.0,
+        "compute": 1.0,
+        "reduce": 0.25,
+    }
+    made.configure(process, generation=3, rank=0, at_s=100.0)
+    assert made.status(at_s=100.0, process_states={}, schedules={})[1].gaps_s == {}

@@ -27,15 +27,37 @@ SOON_S = TIMEOUT_S + 3 * TICK_S
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 8])
-@pytest.mark.parametrize("how", ["off", "ended", "stopped"])
+@pytest.mark.parametrize("how", ["off", "stopped"])
 def test_one_dead_node_is_found_as_soon_as_its_silence_allows(nodes: int, how: str) -> None:
     world = World(nodes)
     setattr(world, how, {"n1"})
     found = world.run_until_lost(10.0)
     assert found.keys() == {"n1"}
     assert TIMEOUT_S - 2 * TICK_S <= found["n1"] <= SOON_S
-    outcome = {"off": "silent", "ended": "absent", "stopped": "mute"}[how]
+    outcome = {"off": "silent", "stopped": "mute"}[how]
     assert set(world.events[-1].evidence["witnesses"].values()) == {outcome}
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 8])
+def test_an_agent_that_has_ended_is_found_without_waiting_for_a_time_out(nodes: int) -> None:
+    world = World(nodes)
+    world.ended = {"n0"}
+    found = world.run_until_lost(10.0)
+    assert found.keys() == {"n0"}
+    assert found["n0"] <= 0.6 + TICK_S / 2
+    evidence = world.events[-1].evidence
+    assert evidence["reason"] == "no heartbeat, and its machine answers without an agent"
+    assert (evidence["limit_s"], evidence["limit_source"]) == (0.375, "ended")
+
+
+def test_a_witness_alone_cannot_say_that_an_agent_has_ended_before_it_is_silent_for_long() -> None:
+    """A firewall on its way may refuse the connection."""
+    world = World(3)
+    world.ended = {"n1"}
+    world.cut = {frozenset({DETECTOR, "n1"})}
+    found = world.run_until_lost(10.0)
+    assert found.keys() == {"n1"}
+    assert TIMEOUT_S - 2 * TICK_S <= found["n1"] <= SOON_S
 
 
 @pytest.mark.parametrize(("nodes", "dead"), [(3, 2), (4, 2), (8, 4), (8, 7)])

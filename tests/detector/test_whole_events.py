@@ -170,6 +170,10 @@ def test_a_silent_node() -> None:
             "last_heartbeat_at": at(10.0).isoformat(),
             "silence_s": 1.6,
             "limit_s": 1.5,
+            "limit_source": "warm-up",
+            "limit_samples": 0,
+            "phi": 0.0,
+            "longest_delay_s": 0.0,
             "incarnation": "first n1",
             "tasks": {"gpt": {"workers": ["n1/0"], "generation": 1, "ranks": {"n1/0": 1}, "step": 12}},
         },
@@ -227,6 +231,8 @@ def test_a_rank_that_hangs() -> None:
         evidence={
             "stalled_s": 4.0,
             "limit_s": 3.0,
+            "limit_source": "floor",
+            "limit_samples": 0,
             "workers": ["n2/0"],
             "mean_step_s": 0.25,
             **failure("hang/compute/step 9"),
@@ -251,6 +257,8 @@ def test_a_collective_that_times_out() -> None:
         evidence={
             "stalled_s": 5.5,
             "limit_s": 5.0,
+            "limit_source": "collective",
+            "limit_samples": 0,
             "workers": [],
             "mean_step_s": 0.25,
             **failure("collective-timeout//step 10"),
@@ -280,6 +288,8 @@ def test_ranks_that_delay_a_plan_have_an_event_of_their_own() -> None:
         evidence={
             "stalled_s": 4.0,
             "limit_s": 3.0,
+            "limit_source": "floor",
+            "limit_samples": 0,
             "workers": ["n1/0", "n2/0"],
             "mean_step_s": 0.25,
             **failure("hang/compute/step 9"),

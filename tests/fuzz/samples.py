@@ -21,6 +21,7 @@ from shared.common_time import SUBJECT as TIME
 from shared.common_time import TIME_REPLY, TimeReply
 from shared.departure import DEPARTURE, DEPARTURE_ANSWER, DEPARTURES
 from shared.identities import SERVICES
+from shared.limits_in_force import LIMITS, LIMITS_REPLY, LIMITS_REQUEST, LimitsReply, LimitsRequest, NodeLimits
 from shared.model import Model
 from shared.node_files import (
     FILES,
@@ -81,6 +82,26 @@ REACHABILITIES: list[Model] = [
     Reachability(unreachable={"n1": Unreachable(since=NOW, reached_by=["@detector"])}, cut_off_since=NOW)
 ]
 
+LIMITS_REQUESTS: list[Model] = [LimitsRequest(nodes=["n1"])]
+
+LIMITS_REPLIES: list[Model] = [
+    LimitsReply(
+        nodes=[
+            NodeLimits(
+                node="n1",
+                silence_s=0.1,
+                phi=0.0,
+                ask_s=0.3,
+                limit_s=1.2,
+                source="floor",
+                samples=256,
+                median_delay_s=0.001,
+                longest_delay_s=0.02,
+            )
+        ]
+    )
+]
+
 TIMES: list[Model] = [TimeReply(at=NOW)]
 
 HEALTHS: list[Model] = [Health(name="api", pid=7, ready=True, counters={"undecodable": 1})]
@@ -92,6 +113,8 @@ KINDS: list[tuple[TypeAdapter[Any], Sequence[Model]]] = [
     (REPLY, REPLY_SAMPLES),
     (DEPARTURE, LEAVING_SAMPLES),
     (DEPARTURE_ANSWER, LEFT_SAMPLES),
+    (LIMITS_REQUEST, LIMITS_REQUESTS),
+    (LIMITS_REPLY, LIMITS_REPLIES),
     (SELF_TEST_REQUEST, TEST_SAMPLES),
     (SELF_TEST_RESULT, TESTED_SAMPLES),
     (HELLO_MESSAGE, HELLOS),
@@ -151,5 +174,6 @@ def service_targets(node: str) -> list[Target]:
         Target(TIME, TIME_REPLY, TIMES),
         *(Target(f"{HEALTH}.{name}", HEALTH_REPLY, HEALTHS) for name in SERVICES),
         Target(f"{HEARTBEATS}.{node}", HEARTBEAT, [heartbeat()], answers=False),
+        Target(LIMITS, LIMITS_REQUEST, LIMITS_REQUESTS),
         Target(REACHABILITY, MESSAGE, REACHABILITIES, answers=False),
     ]

@@ -22,8 +22,8 @@ from services.agent.node import ENDS, Node
 from services.agent.signals import SignalQueue
 from services.api import present
 from services.api.views import NodeState
+from services.detector.decide import Monitor
 from services.detector.metrics import DetectorMetrics
-from services.detector.state import DetectorState
 from services.planner.lookahead import LookAhead
 from services.planner.metrics import PlannerMetrics
 from services.transition.metrics import TransitionMetrics
@@ -38,6 +38,7 @@ from shared.settings import Settings
 from shared.severities import Severity
 from shared.tasks import TaskState
 from tests.api.kit import serving
+from tests.detector.kit import LIMITS
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "monitoring"
 RULES = [rule for group in yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
@@ -63,7 +64,7 @@ def families(settings: Settings, bus: Bus) -> Iterable[Metric]:
     registry, missing = CollectorRegistry(), cast(Any, None)
     PlannerMetrics(registry, LookAhead())
     TransitionMetrics(registry, State)
-    DetectorMetrics(registry, DetectorState, utc_now)
+    DetectorMetrics(registry, lambda: Monitor(limits=LIMITS, started_at=utc_now()), utc_now)
     node = Node.create("n0", "one", 2)
     heartbeats = Heartbeats(bus, node, missing, settings, 1, missing, {}, "")
     heartbeats.published_at_s = 0.0

@@ -103,6 +103,7 @@ NOT_TO_PUBLISH = [
     "unicron.probe.n1",
     "unicron.revoked.n1.00000000000000000000000000000000",
     "unicron.reachability",
+    "unicron.limits",
     "unicron.time",
     "unicron.health.planner",
     f"{LOG}.node.joined",

@@ -1,0 +1,94 @@
+"""Questions that the detector asks over the network: probes, its own and those of witnesses; whether an agent lives.
+
+The core decides what to ask (``probing.py``, ``admission.py``); the shell (``main.py``) passes the answers back to it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from services.detector.admission import Liveness
+from services.detector.probing import DETECTOR, ProbeQuestion
+from shared import probes
+from shared.admission import ALIVE, INCARNATION
+from shared.bus import Bus
+from shared.dropped import DroppedMessages
+from shared.errors import NoReceiver, Unavailable, Undecodable
+from shared.messages import decode
+from shared.probes import PROBE, PROBE_REPLY, Outcome, ProbeRequest, ProbeTarget
+
+ALIVE_TIMEOUT_S = 0.5
+"""Time-out of the question whether an agent lives. An agent answers within milliseconds; without an answer the new
+agent asks again."""
+
+PROBE_REPLY_S = 1.0
+"""Time for a request to probe and for its reply, beside the probe's own time-out: a round trip with a delay of 0.2 s in
+each direction, and the repetition of a segment that was lost. With less, a witness in such a network that waits for the
+whole time-out of a probe would answer too late, and could never say that a node is silent."""
+
+
+class Prober:
+    """Asks.
+
+    Args:
+        bus: connected.
+        dropped: takes note of answers that cannot be read.
+    """
+
+    def __init__(self, bus: Bus, dropped: DroppedMessages) -> None:
+        self._bus, self._dropped = bus, dropped
+
+    async def ask(self, question: ProbeQuestion) -> tuple[dict[str, Outcome], dict[str, float]]:
+        """Have a question answered, by this process or by an agent.
+
+        Returns:
+            The outcomes, and the round trips in seconds; nothing if the witness does not answer.
+        """
+        if question.witness == DETECTOR:
+            return await self._probe(question), {}
+        subject = f"{PROBE}.{question.witness}"
+        request = ProbeRequest(peers=dict(question.peers), timeout_s=question.timeout_s)
+        limit_s = question.timeout_s + PROBE_REPLY_S
+        try:
+            answer = await self._bus.request(subject, request.model_dump_json().encode(), timeout_s=limit_s)
+            reply = decode(PROBE_REPLY, answer)
+        except Unavailable:
+            return {}, {}
+        except Undecodable as err:
+            self._dropped.note(subject, err)
+            return {}, {}
+        return reply.known(), reply.round_trips_s
+
+    async def alive(self, node: str, incarnation: str) -> Liveness:
+        """Ask an agent whether it lives. NATS itself answers at once for one that has no connection."""
+        if re.fullmatch(INCARNATION, incarnation) is None:
+            return Liveness.GONE  # of an older version, which does not answer; and the text may be no part of a subject
+        try:
+            await self._bus.request(f"{ALIVE}.{node}.{incarnation}", b"", timeout_s=ALIVE_TIMEOUT_S)
+        except NoReceiver:
+            return Liveness.GONE
+        except Unavailable:
+            return Liveness.SILENT
+        return Liveness.ANSWERED
+
+    async def _probe(self, question: ProbeQuestion) -> dict[str, Outcome]:
+        """Probe nodes from this machine. ``ABSENT`` is proof, since the node is lost for it without any further wait.
+
+        A refused connection alone is none: a firewall refuses those to agents that live. So NATS has to say, too, that
+        the agent's connection has ended; and a second probe finds an agent that has handed its port over meanwhile.
+        """
+        found = await probes.probe(question.peers, question.timeout_s)
+        absent = {name: question.peers[name] for name, outcome in found.items() if outcome is Outcome.ABSENT}
+        gone = await self._gone(absent)
+        again = await probes.probe(gone, question.timeout_s) if gone else {}
+        kept = {name: outcome for name, outcome in found.items() if name not in absent}
+        return kept | again
+
+    async def _gone(self, peers: Mapping[str, ProbeTarget]) -> dict[str, ProbeTarget]:
+        """Return those of the peers that have no connection to NATS."""
+        return {
+            name: target
+            for name, target in peers.items()
+            if await self.alive(name, target.incarnation) is Liveness.GONE
+        }

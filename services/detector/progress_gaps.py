@@ -1,0 +1,218 @@
+"""For how long the ranks of a task go without progress in each phase, and what limit for a hang follows. Pure.
+
+Agents report with each heartbeat the longest times without progress that have ended since the one before
+(``WorkerStatus.gaps_s``). So each rank has a distribution of its own for each phase: a phase that takes 5 ms has a
+shorter limit than one of seconds. The limit of a rank in a phase (``ProgressGaps.limit``) is::
+
+    min(2 p99(step) - latency, max(3 p99(gap), p50(gap) (p99(gap) / p50(gap))^3))
+
+but not below the floor nor below 1.5 times the longest gap that is remembered. The second term in the maximum is the
+quantile of a log-normal distribution seven standard deviations above its median (its p99 is 2.33 above), which for a
+heavy tail is far above its p99. Quantiles stay what they are when one gap in a hundred is an outlier.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+WINDOW = 128
+"""Values kept: half a minute of heartbeats at least, as many steps where these are longer; the 99th percentile is then
+the largest but one."""
+
+WARM_UP = 32
+"""Values before the distribution counts: until then the limits of the mean apply."""
+
+FIRST_STEPS = 8
+"""Steps of a generation of which nothing is noted: kernels are tuned in them, memory is allocated, caches are filled. A
+minute of that would be the longest gap for an hour."""
+
+QUANTILE = 0.99
+
+STEP_FACTOR = 2.0
+"""Multiple of the 99th percentile of the steps within which a hang is found: a rank that makes no progress for longer
+than a step takes is late in any case, and 2 leaves room for a change of speed."""
+
+GAP_FACTOR = 3.0
+"""Multiple of the 99th percentile of the gaps of a phase: that of the Unicron paper (section 4.1) for the mean step."""
+
+TAIL_EXPONENT = 3.0
+"""Power of p99/p50 that is taken for the tail: seven standard deviations of a log-normal distribution over the 2.33 of
+its p99. One gap in 8e11 of such a distribution is longer."""
+
+LONGEST_FACTOR = 1.5
+"""No limit is below this multiple of the longest gap that is remembered: a stall of the data, a pause for garbage or
+another task's burst that came once comes again."""
+
+LONGEST_DECAY = 0.5 ** (1 / 5000)
+"""What is left of the longest gap with each further one: half after 21 minutes of heartbeats, so that what comes every
+ten minutes is expected all the time (1.5 times 0.7 of it), and what came once is forgotten within some hours."""
+
+REFRESH = 8
+"""Values after which quantiles are computed anew."""
+
+
+class RecentTimes:
+    """The newest of some times in seconds, and the longest of them all as far as it is remembered.
+
+    Attributes:
+        count: how many there have been.
+        longest_s: the longest; each further one takes a little off it.
+    """
+
+    __slots__ = ("_fresh", "_quantiles", "_values", "count", "longest_s")
+
+    def __init__(self) -> None:
+        self._values = array("d")
+        self._quantiles: tuple[float, float] = (0.0, 0.0)
+        self._fresh = 0
+        self.count = 0
+        self.longest_s = 0.0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RecentTimes) and (self.count, self._values) == (other.count, other._values)
+
+    def note(self, seconds: float) -> None:
+        """Take one more."""
+        if len(self._values) < WINDOW:
+            self._values.append(seconds)
+        else:
+            self._values[self.count % WINDOW] = seconds
+        self.count += 1
+        self._fresh -= 1
+        self.longest_s = max(seconds, self.longest_s * LONGEST_DECAY)
+
+    @property
+    def warm(self) -> bool:
+        """Whether there have been enough for a distribution."""
+        return self.count >= WARM_UP
+
+    @property
+    def samples(self) -> int:
+        """How many are kept."""
+        return len(self._values)
+
+    @property
+    def median_s(self) -> float:
+        """The median; 0 if there is none."""
+        return self._computed()[0]
+
+    @property
+    def p99_s(self) -> float:
+        """The 99th percentile (nearest rank); 0 if there is none."""
+        return self._computed()[1]
+
+    def _computed(self) -> tuple[float, float]:
+        if self._fresh <= 0 and self._values:
+            ordered = sorted(self._values)
+            rank = math.ceil(QUANTILE * len(ordered)) - 1
+            self._quantiles, self._fresh = (ordered[len(ordered) // 2], ordered[rank]), REFRESH
+        return self._quantiles
+
+
+@dataclass(frozen=True, slots=True)
+class HangLimit:
+    """For how long ranks may make no progress.
+
+    Attributes:
+        limit_s: seconds.
+        source: what it comes from: ``floor``, ``step`` or ``phase`` (the quantile that is multiplied), ``longest`` (the
+            longest gap that is remembered), ``slow-region`` (the hard bound), ``mean`` (of the steps, until their
+            distribution is known), ``first-step``, ``setup``, ``collective`` or ``stopped``.
+        quantile_s: the 99th percentile that it was made from, seconds; None if from none.
+        factor: what that was multiplied by.
+        samples: how many values the quantile was taken from.
+    """
+
+    limit_s: float
+    source: str
+    quantile_s: float | None = None
+    factor: float | None = None
+    samples: int = 0
+
+    def evidence(self) -> dict[str, Any]:
+        """Return what the evidence of a hang says of its limit."""
+        shown = {"limit_s": self.limit_s, "limit_source": self.source, "limit_samples": self.samples}
+        if self.quantile_s is not None:
+            shown |= {"limit_quantile_s": self.quantile_s, "limit_factor": self.factor}
+        return shown
+
+
+@dataclass(frozen=True, slots=True)
+class GapLimits:
+    """Hard bounds, and how late a hang is seen. Seconds.
+
+    Attributes:
+        floor_s: no limit is shorter.
+        bound_s: no limit is longer.
+        latency_s: between the time at which a limit is exceeded and the time at which that is known, at most.
+    """
+
+    floor_s: float
+    bound_s: float
+    latency_s: float
+
+
+class ProgressGaps:
+    """The gaps of one task's ranks in its present generation, and its steps.
+
+    Attributes:
+        steps: durations of the task's steps.
+    """
+
+    __slots__ = ("_gaps", "_steps_timed", "steps")
+
+    def __init__(self) -> None:
+        self.steps = RecentTimes()
+        self._steps_timed = 0
+        self._gaps: dict[tuple[str, str], RecentTimes] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ProgressGaps) and (self.steps, self._gaps) == (other.steps, other._gaps)
+
+    def note_step(self, steps_timed: int, step_s: float) -> None:
+        """Take the duration of a step. ``steps_timed``: its number; one that is known is not taken again."""
+        if steps_timed > self._steps_timed:
+            self._steps_timed = steps_timed
+            if steps_timed > FIRST_STEPS:
+                self.steps.note(step_s)
+
+    def note(self, worker: str, phase: str, seconds: float) -> None:
+        """Take a time without progress of a rank in a phase, after the first steps."""
+        if self._steps_timed < FIRST_STEPS:
+            return
+        self._gaps.setdefault((worker, phase), RecentTimes()).note(seconds)
+
+    def of(self, worker: str, phase: str) -> RecentTimes | None:
+        """Return the gaps of a rank in a phase; None if there were none."""
+        return self._gaps.get((worker, phase))
+
+    def limit(self, worker: str, phase: str | None, limits: GapLimits) -> HangLimit | None:
+        """Return for how long a rank may make no progress in a phase; None as long as too little is known.
+
+        Where the phase's own gaps are too few, its limit is that of the steps: phases that are shorter than the
+        interval of reports are seldom seen.
+        """
+        if not self.steps.warm:
+            return None
+        step_s = self.steps.p99_s
+        found = HangLimit(STEP_FACTOR * step_s - limits.latency_s, "step", step_s, STEP_FACTOR, self.steps.samples)
+        gaps = self.of(worker, phase or "")
+        if gaps is not None and gaps.warm:
+            factor = max(GAP_FACTOR, _tail_factor(gaps))
+            if factor * gaps.p99_s < found.limit_s:
+                found = HangLimit(factor * gaps.p99_s, "phase", gaps.p99_s, factor, gaps.samples)
+        if gaps is not None and found.limit_s < LONGEST_FACTOR * gaps.longest_s:
+            found = HangLimit(LONGEST_FACTOR * gaps.longest_s, "longest", None, LONGEST_FACTOR, gaps.samples)
+        if found.limit_s < limits.floor_s:
+            return HangLimit(limits.floor_s, "floor", found.quantile_s, found.factor, found.samples)
+        return found if found.limit_s <= limits.bound_s else HangLimit(limits.bound_s, "slow-region")
+
+
+def _tail_factor(gaps: RecentTimes) -> float:
+    """Return what the 99th percentile is to be multiplied by for its distribution's tail."""
+    if gaps.median_s <= 0.0:
+        return GAP_FACTOR
+    return float((gaps.p99_s / gaps.median_s) ** (TAIL_EXPONENT - 1.0))

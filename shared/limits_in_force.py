@@ -1,0 +1,79 @@
+"""The limits by which the detector judges at this moment: asked for by the api, answered by the detector.
+
+They follow from what the detector has heard of late, so they are in no log. The evidence of an error has the limit by
+which that error was decided.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
+
+from shared.messages import Integer, Message, Seconds
+from shared.model import Model
+from shared.names import Label, Name, WorkerName
+
+LIMITS = "unicron.limits"
+"""Subject of the request (request and reply)."""
+
+NODES_LIMIT = 100
+"""Most nodes of one request: with 16 workers each, the reply has 0.3 MB, a third of the largest message that NATS
+allows by default."""
+
+Degree = Annotated[float, Field(ge=0, le=1e9)]
+
+
+class HangLimitInForce(Model):
+    """For how long one rank may make no progress in the phase in which it is.
+
+    ``age_s``: for how long it has made none, without the time in which it lacked a CPU. ``source``: what the limit
+    comes from (docs/detector.md, Limits); ``quantile_s``: the 99th percentile that it was made from, if from one;
+    ``samples``: of how many values.
+    """
+
+    worker: WorkerName
+    task: Name
+    rank: Integer
+    phase: Label | None
+    age_s: Seconds | None
+    limit_s: Seconds
+    source: Label
+    quantile_s: Seconds | None = None
+    samples: Integer = 0
+
+
+class NodeLimits(Model):
+    """For how long one node may be silent, and its ranks may make no progress.
+
+    ``silence_s``: since its newest heartbeat. ``phi``: how suspicious that is. ``ask_s``: silence from which other
+    nodes are asked about it. ``limit_s``: silence that counts. ``source``: what that comes from (docs/detector.md).
+    ``samples``: heartbeats whose delay is known; ``median_delay_s``, ``longest_delay_s``: how late they came.
+    """
+
+    node: Name
+    silence_s: Seconds | None
+    phi: Degree
+    ask_s: Seconds
+    limit_s: Seconds
+    source: Label
+    samples: Integer
+    median_delay_s: Seconds
+    longest_delay_s: Seconds
+    ranks: list[HangLimitInForce] = Field(default_factory=list)
+
+
+class LimitsRequest(Message):
+    """A request for the limits of some nodes."""
+
+    nodes: Annotated[list[Name], Field(max_length=NODES_LIMIT)]
+
+
+class LimitsReply(Message):
+    """The limits of those of the nodes that take part in the cluster, in the order of the request."""
+
+    nodes: list[NodeLimits]
+
+
+LIMITS_REQUEST: TypeAdapter[LimitsRequest] = TypeAdapter(LimitsRequest)
+LIMITS_REPLY: TypeAdapter[LimitsReply] = TypeAdapter(LimitsReply)

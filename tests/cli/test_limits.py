@@ -1,0 +1,73 @@
+"""``/v1/limits`` and ``unicron nodes --detector``: what the detector answers, or that it does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from shared.bus import Bus
+from shared.limits_in_force import LIMITS, LIMITS_REQUEST, HangLimitInForce, LimitsReply, NodeLimits
+from shared.log.journal import Journal
+from shared.settings import Settings
+from tests.api.kit import Server, Story, serving
+from tests.cli.conftest import call_unicron
+
+
+@pytest.fixture
+async def two_nodes(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterator[Server]:
+    """The gateway of a cluster with nodes n0 and n1."""
+    story = Story(settings.run_dir / "log.db")
+    story.running()
+    story.log.close()
+    async with serving(settings, bus, journal) as server:
+        yield server
+
+
+def limits_of(node: str) -> NodeLimits:
+    rank = HangLimitInForce(
+        worker=f"{node}/0", task="gpt", rank=0, phase="compute", age_s=0.1, limit_s=4.5, source="phase", quantile_s=1.5
+    )
+    return NodeLimits(
+        node=node,
+        silence_s=0.2,
+        phi=0.0,
+        ask_s=0.3,
+        limit_s=1.2,
+        source="floor",
+        samples=256,
+        median_delay_s=0.001,
+        longest_delay_s=0.02,
+        ranks=[rank],
+    )
+
+
+async def detector(bus: Bus) -> list[list[str]]:
+    """A detector that knows every node but ``n1``; return the nodes of each request that it gets."""
+    asked: list[list[str]] = []
+
+    async def answer(data: bytes) -> bytes:
+        names = LIMITS_REQUEST.validate_json(data).nodes
+        asked.append(names)
+        return LimitsReply(nodes=[limits_of(name) for name in names if name != "n1"]).model_dump_json().encode()
+
+    await bus.serve(LIMITS, answer)
+    return asked
+
+
+async def test_the_limits_are_those_that_the_detector_answers(two_nodes: Server, bus: Bus) -> None:
+    asked = await detector(bus)
+    page = (await two_nodes.http.get("/v1/limits")).json()
+    assert [node["node"] for node in page["items"]] == ["n0"]
+    assert asked == [["n0", "n1"]]
+    text = await call_unicron("nodes", "--detector", server=two_nodes.url)
+    assert (text.code, text.err) == (0, "")
+    assert [word for word in ("n0", "floor", "1.200", "n0/0", "phase", "4.500") if word not in text.out] == []
+    as_json = await call_unicron("nodes", "--detector", "-o", "json", server=two_nodes.url)
+    assert json.loads(as_json.out)["items"] == page["items"]
+
+
+async def test_without_a_detector_there_are_no_limits(two_nodes: Server) -> None:
+    answer = await two_nodes.http.get("/v1/limits")
+    assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
