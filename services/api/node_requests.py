@@ -90,7 +90,7 @@ async def put_back(api: Gateway, name: str, who: Actor) -> NodeView:
 
     Raises:
         NotFound: there is no such node.
-        Conflict: the node is lost or has left, and is not cordoned; or the self-test has failed.
+        Conflict: the node is lost or has left, and nobody keeps it out of use; or the self-test has failed.
         Unavailable: the node's agent does not answer.
     """
 
@@ -99,7 +99,7 @@ async def put_back(api: Gateway, name: str, who: Actor) -> NodeView:
             return None
         if node.state not in AWAY:
             await _self_test(api, node)
-        elif not node.cordoned:
+        elif not node.cordoned and not node.kept_out:
             raise _wrong_state(node, "it is used again when its agent joins: start it")
         return NodeReturned(
             event_id=str(uuid.uuid4()),

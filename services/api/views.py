@@ -279,7 +279,8 @@ class NodeView(Model):
     """A node.
 
     ``version``: of its stream, for expected-version appends. ``cordoned``: a user wants no new work on it, whatever its
-    state; that holds over incarnations. ``hardware``: the kind of its workers.
+    state; that holds over incarnations. ``hardware``: the kind of its workers. ``kept_out``: only an operator returns it,
+    whatever its agent does: a lemon, or a node whose link has broken too often.
 
     ``span``: key of the span that lasts (``SpanView``); empty while the node is not allocated. ``allocated_worker_s``:
     worker-seconds up to ``allocated_since``, from which its workers are allocated; None while they are not.
@@ -290,6 +291,7 @@ class NodeView(Model):
     version: int
     state: NodeState = NodeState.READY
     cordoned: bool = False
+    kept_out: bool = False
     reason: str = ""
     incarnation: str
     agent_pid: int

@@ -16,6 +16,7 @@ from typing import Any
 from services.detector import (
     absences,
     admission,
+    causes,
     drains,
     faults,
     hangs,
@@ -35,6 +36,7 @@ from services.detector.stalls import StallLimits
 from services.detector.state import Admitted, DetectorState, MonitoredNode
 from shared.admission import Answer, Hello
 from shared.departure import Departure, DepartureAnswer
+from shared.escalation_settings import EscalationLimits
 from shared.events import Event
 from shared.probes import Outcome
 from shared.signals import RECONNECT_GRACE_S, Heartbeat, ProcessExited, RankRaised, Signal
@@ -53,6 +55,7 @@ class DetectorLimits:
     progress_interval_s: float
     restart_window_s: float
     stalls: StallLimits
+    escalation: EscalationLimits = field(default_factory=EscalationLimits)
 
 
 @dataclass(slots=True)
@@ -264,7 +267,8 @@ class Monitor:
 
     def _lose(self, decision: Decision, node: MonitoredNode, now: datetime, reason: str, **details: Any) -> None:
         limit_s = self.limits.node_timeout_s
-        decision.add(self.state, faults.node_lost(self.state, node, now=now, reason=reason, limit_s=limit_s, **details))
+        lost = faults.node_lost(self.state, node, now=now, reason=reason, limit_s=limit_s, **details)
+        decision.add(self.state, causes.escalate(self.state, lost, self.limits.escalation))
 
     def _incidents(self, decision: Decision, now: datetime) -> Incidents:
-        return Incidents(self.state, decision, self.limits.restart_window_s, now)
+        return Incidents(self.state, decision, self.limits.restart_window_s, now, self.limits.escalation)

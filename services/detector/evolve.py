@@ -12,8 +12,10 @@ from services.detector.known_errors import KnownError
 from services.detector.link_state import Isolation
 from services.detector.state import DetectorState, MonitoredNode, MonitoredTask
 from shared.events import (
+    ClusterConfigured,
     ErrorDetected,
     EventBase,
+    FaultInjected,
     NodeAdopted,
     NodeDrained,
     NodeDraining,
@@ -34,7 +36,7 @@ from shared.events import (
 )
 from shared.evidence import Evidence
 from shared.plans import Stage
-from shared.severities import ErrorKind
+from shared.severities import ErrorKind, Severity
 from shared.signals import RECONNECT_GRACE_S
 from shared.tasks import DEFAULT_MAX_RESTARTS
 
@@ -64,9 +66,18 @@ def _task(state: DetectorState, name: str) -> MonitoredTask:
     return task
 
 
+def _configured(state: DetectorState, event: ClusterConfigured) -> None:
+    state.mtbf_node_s = event.mtbf_node_s
+
+
+def _injected(state: DetectorState, event: FaultInjected) -> None:
+    state.causes.inject(event)
+
+
 def _node_joined(state: DetectorState, event: NodeJoined) -> None:
     state.joins.add(event.event_id)
     state.isolated.pop(event.node, None)
+    state.condemned.pop(event.node, None)
     known = state.nodes.get(event.node)
     same = known is not None and known.incarnation == event.incarnation
     past = known.past | {known.incarnation} if known is not None else frozenset()
@@ -75,6 +86,7 @@ def _node_joined(state: DetectorState, event: NodeJoined) -> None:
         incarnation=event.incarnation,
         joined=event.event_id,
         supervisor=event.supervisor,
+        hardware=event.hardware,
         past=past - {event.incarnation},
         heard_at=known.heard_at if known is not None and same else None,
         heartbeat=known.heartbeat if known is not None and same else None,
@@ -118,16 +130,22 @@ def _node_drained(state: DetectorState, event: NodeDrained) -> None:
 
 
 def _node_returned(state: DetectorState, event: NodeReturned) -> None:
-    node = state.nodes.get(event.node)
+    """Note a node that an operator uses again. What it has failed at before counts no more."""
+    node, isolation = state.nodes.get(event.node), state.isolated.get(event.node)
     if node is not None and node.incarnation == event.incarnation:
         node.draining, node.planned, node.drained = None, False, False
         state.isolated.pop(event.node, None)
+        state.condemned.pop(event.node, None)
+    elif isolation is not None and isolation.until_returned:
+        del state.isolated[event.node]  # its agent is another one by now, and joins
+    state.causes.forget_node(event.node)
 
 
 def _submitted(state: DetectorState, event: TaskSubmitted) -> None:
     """Add a task. Of an ended task with the same name, only the generations and the recorded results stay."""
     old = state.recall(event.task)
     state.tasks.pop(event.task, None)  # the order is that of the submissions
+    state.causes.forget_task(event.task)
     state.tasks[event.task] = MonitoredTask(
         name=event.task,
         max_restarts=event.spec.max_restarts,
@@ -195,6 +213,9 @@ def _error(state: DetectorState, event: ErrorDetected) -> None:
     evidence = Evidence.read(event.evidence)
     known = state.unanswered[event.event_id] = KnownError.of(event, evidence.failure)
     _note_breaks(state, event, evidence)
+    state.causes.add(event, evidence)
+    if event.severity is Severity.SEV1 and event.node is not None:
+        _condemn(state, event, event.node, evidence)
     if event.kind in _OF_NODES and event.node is not None and event.escalates is None:
         _leave_out(state, event, event.node, evidence)
         for name, part in evidence.tasks.items():
@@ -229,11 +250,20 @@ def _note_breaks(state: DetectorState, event: ErrorDetected, evidence: Evidence)
         isolation.forget_breaks(state, pair, event.detected_at)
 
 
+def _condemn(state: DetectorState, event: ErrorDetected, name: str, evidence: Evidence) -> None:
+    """Note a node that an error isolates, for itself or because of a repetition; not one that is lost."""
+    if evidence.rule == "lemon":
+        state.isolated[name] = Isolation(event.event_id, event.detected_at, 0.0, True)
+    elif event.kind is not ErrorKind.BROKEN_LINK and (event.kind is not ErrorKind.NODE_LOST or event.escalates):
+        state.condemned[name] = event.event_id
+
+
 def _leave_out(state: DetectorState, event: ErrorDetected, name: str, evidence: Evidence) -> None:
     """Note that a node is lost, or isolated."""
     if event.kind is ErrorKind.BROKEN_LINK:
         after_s = isolation.return_after_s(state, evidence.pairs, event.detected_at)
-        state.isolated[name] = Isolation(event.event_id, event.detected_at, after_s)
+        stays = evidence.rule == "pair"
+        state.isolated[name] = Isolation(event.event_id, event.detected_at, after_s, stays)
         return
     node = state.nodes.get(name)
     if node is not None and evidence.incarnation in (None, node.incarnation):
@@ -296,6 +326,8 @@ _OF_NODES = (ErrorKind.NODE_LOST, ErrorKind.BROKEN_LINK)
 """Kinds of errors that concern all tasks of a node."""
 
 _FOLDS: dict[type[EventBase], Callable[[DetectorState, Any], None]] = {
+    ClusterConfigured: _configured,
+    FaultInjected: _injected,
     NodeJoined: _node_joined,
     NodeAdopted: _node_adopted,
     NodeLeft: _node_left,

@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from services.detector import faults, links, status_events
+from services.detector import causes, faults, links, status_events
 from services.detector.decision import Decision
 from services.detector.faults import Fault
 from services.detector.state import DetectorState, MonitoredTask, Suspicion
 from shared.codes import FailureCode
+from shared.escalation_settings import EscalationLimits
 from shared.signals import ProcessExited, RankRaised
 
 SETTLE_S = 0.25
@@ -34,12 +35,14 @@ class Incidents:
         decision: of the input; takes the events and the questions.
         window_s: ``restart_window_s`` of the settings.
         now: the time of the input.
+        limits: of escalation by cause.
     """
 
     state: DetectorState
     decision: Decision
     window_s: float
     now: datetime
+    limits: EscalationLimits
 
     def exited(self, task: MonitoredTask, exited: ProcessExited) -> None:
         """Take the end of a process."""
@@ -92,6 +95,7 @@ class Incidents:
         evidence = {**fault.evidence, "ranks": self._ranks(task), "mean_step_s": task.mean_step_s()}
         full = replace(fault, evidence=evidence)
         event = faults.judge(task, full, window_s=self.window_s, now=self.now)
+        event = causes.escalate(self.state, event, self.limits, full.traceback)
         # A stall that its plan did not end is found again, with the same id and another duration. The log refuses
         # another content under a known id.
         if event.event_id not in task.recorded:
@@ -111,7 +115,7 @@ class Incidents:
         found = links.examine(self.state, task, fault, self.now)
         self.decision.probes += found.questions
         for error in found.errors:
-            self.decision.add(self.state, error)
+            self.decision.add(self.state, causes.with_pair_limit(self.state, error, self.limits))
         return found.fault
 
     def _suspect(self, task: MonitoredTask, raised: RankRaised) -> None:

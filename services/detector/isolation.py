@@ -105,6 +105,8 @@ def ask(state: DetectorState, now: datetime) -> list[ProbeQuestion]:
     """Return the questions to isolated nodes whether their links work, as often as they are due."""
     questions: list[ProbeQuestion] = []
     for name, isolation in state.isolated.items():
+        if isolation.until_returned:
+            continue
         peers = _peers(state, name)
         interval_s = max(PROBE_INTERVAL_S, len(peers) / PROBES_PER_S)
         if isolation.asked_at is None or (now - isolation.asked_at).total_seconds() >= interval_s:
@@ -125,8 +127,8 @@ def may_return(state: DetectorState, name: str) -> bool:
     Nodes that have not been heard or are too old to be probed are left out, so the last node of a cluster returns.
     """
     isolation = state.isolated.get(name)
-    if isolation is None:
-        return True
+    if isolation is None or isolation.until_returned:
+        return isolation is None
     return all([_has_proven(state, isolation, name, peer) for peer in _peers(state, name)])
 
 

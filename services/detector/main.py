@@ -101,6 +101,7 @@ class DetectorService:
             node_timeout_s=settings.node_timeout_s,
             progress_interval_s=settings.progress_interval_s,
             restart_window_s=settings.restart_window_s,
+            escalation=settings,
             stalls=StallLimits(
                 hang_factor=settings.hang_factor,
                 hang_floor_s=settings.hang_floor_s,

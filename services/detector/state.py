@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from statistics import pstdev
 
+from services.detector.cause_history import CauseHistory
 from services.detector.known_errors import FailureHistory, KnownError
 from services.detector.link_state import Inquiry, Isolation, ProbeResult
 from services.detector.pairs import Pair
@@ -21,6 +22,9 @@ from shared.plans import Layout, Member, Stage, TaskChange
 from shared.signals import Heartbeat, RankRaised, WorkerStatus
 from shared.state_codec import PairMap, Unlogged
 from shared.tasks import DEFAULT_MAX_RESTARTS
+
+MTBF_NODE_S = 20 * 86_400.0
+"""The default of the setting, for a log without ``cluster.configured`` (``shared.settings`` has the reason)."""
 
 RECENT_STEPS = 32
 """Step durations kept for the mean and the median: enough to be steady, few enough to follow a real change."""
@@ -35,6 +39,7 @@ class MonitoredNode:
         incarnation: of its agent.
         joined: id of its newest join event.
         supervisor: id of the process that starts its agents again; empty if there is none.
+        hardware: the kind of its workers.
         past: the incarnations before it.
         lost: id of the error event that declared it lost; None while it counts as alive.
         draining: the newest request to empty it; None if there is none, or it was returned.
@@ -59,6 +64,7 @@ class MonitoredNode:
     incarnation: str
     joined: str
     supervisor: str = ""
+    hardware: str = "cpu"
     past: frozenset[str] = frozenset()
     lost: str | None = None
     left: bool = False
@@ -291,7 +297,10 @@ class DetectorState:
         unanswered: errors that no plan has answered yet, by id, in the order of the log.
         joins: ids of the join events. Each incarnation of an agent joins once, and once after each loss.
         admitted: admitted agents that have not joined yet, by node. Not in the log.
-        isolated: nodes that are left out because of a broken link.
+        isolated: nodes that are left out because of a broken link, or until an operator returns them.
+        condemned: nodes that another error of SEV1 isolated -> its id.
+        causes: what is remembered of the causes of errors.
+        mtbf_node_s: mean time between failures of a node, of the newest ``cluster.configured``, seconds.
         breaks: when each pair of nodes was found broken, as long as it is remembered.
         probes: (witness, node) -> the answer to the newest question. Not in the log.
         cut_off_since: since when no node is heard, and none is known to be lost. Not in the log.
@@ -304,6 +313,9 @@ class DetectorState:
     joins: set[str] = field(default_factory=set)
     admitted: dict[str, Admitted] = field(default_factory=dict)
     isolated: dict[str, Isolation] = field(default_factory=dict)
+    condemned: dict[str, str] = field(default_factory=dict)
+    causes: CauseHistory = field(default_factory=CauseHistory)
+    mtbf_node_s: float = MTBF_NODE_S
     breaks: PairMap[Pair, list[datetime]] = field(default_factory=dict)
     probes: PairMap[tuple[str, str], ProbeResult] = field(default_factory=dict)
     cut_off_since: datetime | None = None
@@ -328,6 +340,7 @@ class DetectorState:
         task = self.tasks.get(name)
         if task is not None and task.ended and task.change is None and not task.unanswered:
             del self.tasks[name]
+            self.causes.forget_task(name)
             self.ended[name] = EndedTask(task.generation, task.highest_generation, task.recorded)
 
     def recall(self, name: str) -> MonitoredTask | None:
