@@ -11,12 +11,13 @@ from typing import Any
 from pydantic import Field
 
 from services.api.other_answers import OtherAnswers
+from shared.events import Observation
 from shared.model import Model
 from shared.plans import Layout, Member, Response, Stage, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, TaskState
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 """Raised whenever a document or the fold changes; the projections are then folded again from position 0."""
 
 SHORTEST_STEP_S = 1e-6
@@ -140,6 +141,7 @@ class IncidentView(Model):
 
     ``tasks``: those that it hit (``task`` alone, or all on a lost or isolated node), and those that the plans changed.
     ``shortfalls``: keys of the spans in which tasks have fewer workers because of it (``SpanView``).
+    ``observations``, ``omitted``, ``root_cause``: of ``incident.observed``.
     """
 
     id: str
@@ -165,6 +167,9 @@ class IncidentView(Model):
     tasks: list[str] = Field(default_factory=list)
     shortfalls: list[str] = Field(default_factory=list)
     other_answers: OtherAnswers = OtherAnswers()
+    observations: list[Observation] = Field(default_factory=list)
+    omitted: int = 0
+    root_cause: Observation | None = None
 
 
 class PlanState(StrEnum):
@@ -279,8 +284,8 @@ class NodeView(Model):
     """A node.
 
     ``version``: of its stream, for expected-version appends. ``cordoned``: a user wants no new work on it, whatever its
-    state; that holds over incarnations. ``hardware``: the kind of its workers. ``kept_out``: only an operator returns it,
-    whatever its agent does: a lemon, or a node whose link has broken too often.
+    state; that holds over incarnations. ``hardware``: the kind of its workers. ``kept_out``: only an operator
+    returns it, whatever its agent does: a lemon, or a node whose link has broken too often.
 
     ``span``: key of the span that lasts (``SpanView``); empty while the node is not allocated. ``allocated_worker_s``:
     worker-seconds up to ``allocated_since``, from which its workers are allocated; None while they are not.

@@ -22,6 +22,7 @@ from services.detector import (
     hangs,
     isolation,
     leftovers,
+    observations,
     probing,
     silence,
     status_events,
@@ -85,6 +86,7 @@ class Monitor:
     def record(self, event: Event, now: datetime) -> Decision:
         """Take a new event of the log. A plan that could not be carried out escalates."""
         self.fold(event)
+        observations.settle(self.state, event, now)
         return self.escalate(now)
 
     def escalate(self, now: datetime) -> Decision:
@@ -205,6 +207,8 @@ class Monitor:
         decision = Decision()
         for node in list(self.state.nodes.values()):
             decision.add(self.state, drains.progress(self.state, node, now))
+        for observed in observations.due(self.state, now):
+            decision.add(self.state, observed)
         if self._deaf(now):
             return decision
         limits = SilenceLimits(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from services.detector import status_events
+from services.detector import observations, status_events
 from services.detector.evolve import evolve
 from services.detector.leftovers import Clean
 from services.detector.probing import ProbeQuestion
@@ -41,6 +41,7 @@ class Decision:
         if isinstance(event, ErrorDetected):
             for summary in status_events.before_fault(state, event, event.detected_at):
                 self.add(state, summary)
+            observations.begin(state, event)
         if event is not None:
             evolve(state, event)
             self.events.append(event)

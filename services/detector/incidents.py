@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from services.detector import causes, faults, links, status_events
+from services.detector import causes, faults, links, observations, status_events
 from services.detector.decision import Decision
 from services.detector.faults import Fault
 from services.detector.state import DetectorState, MonitoredTask, Suspicion
@@ -47,6 +47,7 @@ class Incidents:
     def exited(self, task: MonitoredTask, exited: ProcessExited) -> None:
         """Take the end of a process."""
         if not task.accepts(exited.worker, exited.generation):
+            observations.note(self.state, task, exited)
             return
         suspicion = task.suspicion
         known = suspicion is not None and suspicion.generation == exited.generation
@@ -66,6 +67,8 @@ class Incidents:
                 self.decision.add(self.state, faults.refusal(task, raised, now=self.now))
             else:
                 self.record(task, faults.of_exception(raised))
+        else:
+            observations.note(self.state, task, raised)
 
     def escalate(self) -> None:
         """Answer the plans that could not be carried out."""
@@ -123,6 +126,7 @@ class Incidents:
         newest = task.newest_generation()
         expected = raised.generation == task.generation if task.change is None else raised.generation == newest
         if task.unanswered or not expected or not task.accepts(raised.worker, raised.generation):
+            observations.note(self.state, task, raised)
             return
         if task.suspicion is None or task.suspicion.generation != raised.generation:
             task.suspicion = Suspicion(raised.generation, self.now, [])

@@ -14,6 +14,7 @@ from statistics import pstdev
 from services.detector.cause_history import CauseHistory
 from services.detector.known_errors import FailureHistory, KnownError
 from services.detector.link_state import Inquiry, Isolation, ProbeResult
+from services.detector.observation_state import IncidentWatch
 from services.detector.pairs import Pair
 from services.detector.stalls import STOPPED
 from shared.admission import Hello
@@ -303,6 +304,7 @@ class DetectorState:
         mtbf_node_s: mean time between failures of a node, of the newest ``cluster.configured``, seconds.
         breaks: when each pair of nodes was found broken, as long as it is remembered.
         probes: (witness, node) -> the answer to the newest question. Not in the log.
+        watches: incidents whose observations are collected, by id. Not in the log.
         cut_off_since: since when no node is heard, and none is known to be lost. Not in the log.
     """
 
@@ -318,6 +320,7 @@ class DetectorState:
     mtbf_node_s: float = MTBF_NODE_S
     breaks: PairMap[Pair, list[datetime]] = field(default_factory=dict)
     probes: PairMap[tuple[str, str], ProbeResult] = field(default_factory=dict)
+    watches: Unlogged[dict[str, IncidentWatch]] = field(default_factory=dict, compare=False)
     cut_off_since: datetime | None = None
 
     def highest_generation(self, name: str) -> int:

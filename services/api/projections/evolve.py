@@ -8,6 +8,7 @@ from services.api.views import CheckpointFailure, ClusterView, Views
 from shared.events import (
     ClusterConfigured,
     ErrorDetected,
+    IncidentObserved,
     NodeAdopted,
     NodeCordoned,
     NodeDrained,
@@ -80,6 +81,8 @@ def _evolve(views: Views, recorded: Recorded) -> None:
         case ErrorDetected():
             incidents.detected(views, recorded, event)
             nodes.failed(views, event)
+        case IncidentObserved():
+            incidents.observed(views, event)
         case PlanDecided():
             plans.decided(views, recorded, event)
         case StateMoved():
