@@ -64,7 +64,16 @@ def _service(name: str, publish: tuple[str, ...] = (), subscribe: tuple[str, ...
 RIGHTS: Mapping[str, Rights] = {
     "detector": _service(
         "detector",
-        (f"{ALIVE}.*.*", f"{REVOKED}.*.*", f"{PROBE}.*", f"{LEFTOVERS}.*", REACHABILITY, f"{ECHO}.*", f"{_NODES}.>"),
+        (
+            f"{ALIVE}.*.*",
+            f"{REVOKED}.*.*",
+            f"{PROBE}.*",
+            f"{SELF_TEST}.*",
+            f"{LEFTOVERS}.*",
+            REACHABILITY,
+            f"{ECHO}.*",
+            f"{_NODES}.>",
+        ),
         (f"{HEARTBEATS}.*", f"{SIGNALS}.*", f"{HELLO}.*", f"{DEPARTURES}.*", f"{ECHO}.*"),
     ),
     "planner": _service("planner"),

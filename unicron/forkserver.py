@@ -10,9 +10,10 @@ or is connected to the only one:
 
     agent -> server  {"do": "fork", "id", "task", "worker", "spec", "output", "env", "uid"}
                      {"do": "store", "id", "host", "output", "uid"}
+                     {"do": "check", "id", "output", "memory_bytes", "devices"}   (unicron.self_check; "forked" answers)
                      {"do": "acknowledge", "id"}                     (the end of this process need not be said again)
                      {"do": "exit"}
-    server -> agent  {"event": "ready", "pid", "version"}
+    server -> agent  {"event": "ready", "pid", "version", "can"}    (can: requests that a server may not know)
                      {"event": "forked", "id", "pid"}
                      {"event": "store", "id", "pid", "port"}
                      {"event": "stopped", "id", "pid"}               (by a signal)
@@ -152,7 +153,7 @@ class ForkServer:
             self._emit(event="forked", id=request_id, pid=pid)
         for end in self._ends.values():
             self._emit(**end)
-        self._emit(event="ready", pid=self._pid, version=VERSION)
+        self._emit(event="ready", pid=self._pid, version=VERSION, can=["check"])
 
     def _drop_agent(self) -> None:
         """Forget the agent, and what it has sent in part."""
@@ -199,6 +200,9 @@ class ForkServer:
                 self._emit(event="forked", id=request["id"], pid=pid)
             case "store":
                 self._start_store(request)
+            case "check":
+                pid = self._fork(request, lambda: _check(request))
+                self._emit(event="forked", id=request["id"], pid=pid)
             case "acknowledge":
                 self._ends.pop(request["id"], None)
             case unknown:
@@ -332,6 +336,13 @@ def _train(request: dict[str, Any]) -> int:
     os.environ[environment.TASK] = request["task"]
     os.environ[environment.WORKER] = request["worker"]
     return train.child()
+
+
+def _check(request: dict[str, Any]) -> int:
+    """Test the node's processor, memory and devices; return the exit code."""
+    from unicron import self_check
+
+    return self_check.run(request)
 
 
 def _store(host: str, writing: int) -> int:

@@ -24,6 +24,7 @@ from services.detector import (
     leftovers,
     observations,
     probing,
+    returns,
     silence,
     status_events,
 )
@@ -32,6 +33,7 @@ from services.detector.decision import Decision, Revoke
 from services.detector.evolve import evolve
 from services.detector.incidents import Incidents
 from services.detector.probing import ProbeQuestion
+from services.detector.return_state import SelfTestQuestion
 from services.detector.silence import SilenceLimits
 from services.detector.stalls import StallLimits
 from services.detector.state import Admitted, DetectorState, MonitoredNode
@@ -40,6 +42,7 @@ from shared.departure import Departure, DepartureAnswer
 from shared.escalation_settings import EscalationLimits
 from shared.events import Event
 from shared.probes import Outcome
+from shared.self_test import SelfTestResult
 from shared.signals import RECONNECT_GRACE_S, Heartbeat, ProcessExited, RankRaised, Signal
 
 ECHO_TIMEOUT_S = 0.5
@@ -179,7 +182,7 @@ class Monitor:
             decision.notes += silence.heard(self.state, node, now)
             gone = isolation.cause(self.state, node)
             if gone and isolation.may_return(self.state, node.name) and self._clean(decision, node, heartbeat, now):
-                decision.add(self.state, status_events.node_joined(heartbeat, gone, now))
+                self._join(decision, heartbeat, gone, now)
         node = self.state.nodes[heartbeat.node]
         node.receive(heartbeat, now)
         if node.present:
@@ -198,6 +201,10 @@ class Monitor:
         """Take the answer to a request to probe. ``outcomes`` is empty if the witness did not answer."""
         probing.take(self.state, question, outcomes, now, round_trips_s)
         return Decision()
+
+    def tested(self, question: SelfTestQuestion, result: SelfTestResult | None) -> Decision:
+        """Take the answer to a request for a self-test; None: there was none."""
+        return Decision(notes=returns.take(self.state, question, result))
 
     def tick(self, now: datetime) -> Decision:
         """Find the faults that time shows: silent nodes, vanished and hanging ranks, broken sockets without a cause.
@@ -255,8 +262,15 @@ class Monitor:
             self._lose(decision, node, now, "a new incarnation of the agent")
         if not isolation.may_return(self.state, heartbeat.node):
             return False
+        return self._join(decision, heartbeat, heartbeat.incarnation, now)
+
+    def _join(self, decision: Decision, heartbeat: Heartbeat, cause: str, now: datetime) -> bool:
+        """Have a node join, an isolated one once it has passed its self-test; return whether it has joined."""
+        if not returns.may_join(self.state, decision, heartbeat, now):
+            return False
+        checks = returns.passed(self.state, heartbeat.node)
         self.state.admitted.pop(heartbeat.node, None)
-        decision.add(self.state, status_events.node_joined(heartbeat, heartbeat.incarnation, now))
+        decision.add(self.state, status_events.node_joined(heartbeat, cause, now, checks))
         return True
 
     def _clean(self, decision: Decision, node: MonitoredNode, heartbeat: Heartbeat, now: datetime) -> bool:

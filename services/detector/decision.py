@@ -8,6 +8,7 @@ from services.detector import observations, status_events
 from services.detector.evolve import evolve
 from services.detector.leftovers import Clean
 from services.detector.probing import ProbeQuestion
+from services.detector.return_state import SelfTestQuestion
 from services.detector.state import DetectorState
 from shared.events import ErrorDetected, Event
 
@@ -24,13 +25,15 @@ class Revoke:
 class Decision:
     """The events to append, in order, the requests to agents, and the agents whose name belongs to another one.
 
-    ``probes``: requests to probe; their answers are inputs (``Monitor.probed``). ``notes``: lines for a person to read.
+    ``probes``: requests to probe; their answers are inputs (``Monitor.probed``). ``tests``: requests for a self-test,
+    answered likewise (``Monitor.tested``). ``notes``: lines for a person to read.
     """
 
     events: list[Event] = field(default_factory=list)
     cleans: list[Clean] = field(default_factory=list)
     revokes: list[Revoke] = field(default_factory=list)
     probes: list[ProbeQuestion] = field(default_factory=list)
+    tests: list[SelfTestQuestion] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def add(self, state: DetectorState, event: Event | None) -> None:

@@ -25,8 +25,8 @@ SERVICE = "detector"
 """The name of this service in derived ids."""
 
 ONE_FAULT_S = 60.0
-"""Time after the isolation of a node within which its loss belongs to the same incident: a machine that is about to fail
-loses its links first, and one that an operator restarts is lost later."""
+"""Time after the isolation of a node within which its loss belongs to the same incident: a machine that is about to
+fail loses its links first, and one that an operator restarts is lost later."""
 
 METHOD = {
     ErrorKind.NODE_LOST: Method.NODE_HEALTH,

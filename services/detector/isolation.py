@@ -18,7 +18,7 @@ from services.detector.probing import ProbeQuestion
 from services.detector.state import DetectorState, MonitoredNode
 from shared.events import ErrorDetected, derived_id
 from shared.evidence import Evidence
-from shared.probes import Outcome
+from shared.probes import Outcome, ProbeTarget
 from shared.severities import SEVERITY, ErrorKind
 
 RETURN_S = 5.0
@@ -159,6 +159,12 @@ def _peers(state: DetectorState, name: str) -> list[str]:
         and probing.can_probe(state, peer)
         and _kind(state, peer) == _kind(state, name)
     )
+
+
+def targets(state: DetectorState, name: str) -> dict[str, ProbeTarget]:
+    """Return how to reach the usable nodes of an isolated node's kind, without those that another error isolated."""
+    found = {peer: probing.target(state, peer) for peer in _peers(state, name) if peer not in state.condemned}
+    return {peer: target for peer, target in found.items() if target is not None}
 
 
 def _kind(state: DetectorState, name: str) -> str | None:

@@ -19,11 +19,12 @@ from prometheus_client import CollectorRegistry
 
 from services.detector import silence
 from services.detector.admission import Ask, Liveness
+from services.detector.agent_requests import AgentRequests
 from services.detector.decide import DetectorLimits, Monitor
 from services.detector.decision import Decision, Revoke
-from services.detector.leftovers import Clean
 from services.detector.metrics import DetectorMetrics
 from services.detector.probing import DETECTOR, ProbeQuestion
+from services.detector.return_state import SelfTestQuestion
 from services.detector.stalls import StallLimits
 from services.detector.state import DetectorState
 from services.detector.state_snapshot import KEPT
@@ -33,7 +34,6 @@ from shared.bus import Bus
 from shared.cancellation import cancelled
 from shared.changes import Changes
 from shared.clock import PROCESS_CLOCK
-from shared.commands import LEFTOVERS, REPLY, ReleaseTask
 from shared.departure import DEPARTURE, DEPARTURES, DepartureAnswer
 from shared.dropped import DroppedMessages
 from shared.errors import NoReceiver, Unavailable, Undecodable, UnicronError
@@ -43,7 +43,6 @@ from shared.log.own_events import OwnEvents
 from shared.log_lines import concerning, ids
 from shared.messages import decode
 from shared.network import network_stack
-from shared.probes import PROBE, PROBE_REPLY, Outcome, ProbeRequest
 from shared.reachability import ECHO, PUBLISHED_EVERY_S, REACHABILITY, Reachability
 from shared.senders import check_sender, counter_of
 from shared.service import Context, run
@@ -56,17 +55,9 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.1
 """Interval of the search for silent nodes and stalled tasks: a fifteenth of the default node time-out."""
 
-CLEAN_TIMEOUT_S = 5.0
-"""Time-out of the request to end left-behind ranks. The agent kills them, and answers within its own grace."""
-
 ALIVE_TIMEOUT_S = 0.5
 """Time-out of the question whether an agent lives. An agent answers within milliseconds; without an answer the new
 agent asks again."""
-
-PROBE_REPLY_S = 1.0
-"""Time for a request to probe and for its reply, beside the probe's own time-out: a round trip with a delay of 0.2 s in
-each direction, and the repetition of a segment that was lost. With less, a witness in such a network that waits for the
-whole time-out of a probe would answer too late, and could never say that a node is silent."""
 
 CONSUMER = "detector"
 """Name of the detector's consumer of the log's stream."""
@@ -95,6 +86,7 @@ class DetectorService:
     ) -> None:
         self._bus, self._journal, self._settings, self._keeper = bus, journal, settings, keeper
         self._dropped = DroppedMessages(counters if counters is not None else {})
+        self._agents = AgentRequests(bus, self._dropped)
         self._clock = PROCESS_CLOCK
         limits = DetectorLimits(
             heartbeat_interval_s=settings.heartbeat_interval_s,
@@ -304,7 +296,9 @@ class DetectorService:
             logger.warning("%s", note)
         for revoke in decision.revokes:
             await self._revoke(revoke)
-        requests = [self._clean(clean) for clean in decision.cleans] + [self._probe(one) for one in decision.probes]
+        requests = [self._agents.clean(clean) for clean in decision.cleans]
+        requests += [self._probe(one) for one in decision.probes]
+        requests += [self._self_test(one) for one in decision.tests]
         for request in requests:
             task = asyncio.create_task(request)
             self._requests.add(task)
@@ -335,48 +329,15 @@ class DetectorService:
         if question.witness == DETECTOR:
             outcomes = await probes.probe(question.peers, question.timeout_s)
         else:
-            outcomes, round_trips_s = await self._ask_witness(question)
+            outcomes, round_trips_s = await self._agents.witness(question)
         async with self._one_input:
             await self._carry_out(self.monitor.probed(question, outcomes, self._clock.now(), round_trips_s))
 
-    async def _ask_witness(self, question: ProbeQuestion) -> tuple[dict[str, Outcome], dict[str, float]]:
-        """Return what an agent found out, and the round trips in seconds; nothing if it does not answer."""
-        subject = f"{PROBE}.{question.witness}"
-        request = ProbeRequest(peers=dict(question.peers), timeout_s=question.timeout_s)
-        limit_s = question.timeout_s + PROBE_REPLY_S
-        try:
-            answer = await self._bus.request(subject, request.model_dump_json().encode(), timeout_s=limit_s)
-            reply = decode(PROBE_REPLY, answer)
-        except Unavailable:
-            return {}, {}
-        except Undecodable as err:
-            self._dropped.note(subject, err)
-            return {}, {}
-        return reply.known(), reply.round_trips_s
-
-    async def _clean(self, clean: Clean) -> None:
-        """Send a request to end left-behind ranks. A node that does not do it is asked again later."""
-        command = ReleaseTask(
-            command_id=str(uuid.uuid4()),
-            plan=f"clean/{clean.node}",
-            task=clean.task,
-            generation=clean.generation,
-            workers=clean.workers,
-        )
-        subject = f"{LEFTOVERS}.{clean.node}"
-        try:
-            answer = await self._bus.request(subject, command.model_dump_json().encode(), timeout_s=CLEAN_TIMEOUT_S)
-            reply = decode(REPLY, answer)
-        except Unavailable as err:
-            logger.warning("node %s is back and not clean yet: %s", clean.node, err.detail, extra=ids(clean))
-            return
-        except Undecodable as err:
-            self._dropped.note(subject, err)
-            return
-        if not reply.ok:
-            logger.warning(
-                "node %s is back and does not end %s: %s %s", clean.node, clean.task, reply.code, reply.detail
-            )
+    async def _self_test(self, question: SelfTestQuestion) -> None:
+        """Have an isolated node test itself, and decide on the answer."""
+        result = await self._agents.self_test(question)
+        async with self._one_input:
+            await self._carry_out(self.monitor.tested(question, result))
 
 
 async def serve(context: Context) -> None:

@@ -16,6 +16,7 @@ from services.detector.known_errors import FailureHistory, KnownError
 from services.detector.link_state import Inquiry, Isolation, ProbeResult
 from services.detector.observation_state import IncidentWatch
 from services.detector.pairs import Pair
+from services.detector.return_state import SelfTestState
 from services.detector.stalls import STOPPED
 from shared.admission import Hello
 from shared.events import NodeDraining, StateMoved
@@ -304,6 +305,7 @@ class DetectorState:
         mtbf_node_s: mean time between failures of a node, of the newest ``cluster.configured``, seconds.
         breaks: when each pair of nodes was found broken, as long as it is remembered.
         probes: (witness, node) -> the answer to the newest question. Not in the log.
+        self_tests: the self-tests of isolated nodes, by node. Not in the log.
         watches: incidents whose observations are collected, by id. Not in the log.
         cut_off_since: since when no node is heard, and none is known to be lost. Not in the log.
     """
@@ -320,6 +322,7 @@ class DetectorState:
     mtbf_node_s: float = MTBF_NODE_S
     breaks: PairMap[Pair, list[datetime]] = field(default_factory=dict)
     probes: PairMap[tuple[str, str], ProbeResult] = field(default_factory=dict)
+    self_tests: Unlogged[dict[str, SelfTestState]] = field(default_factory=dict, compare=False)
     watches: Unlogged[dict[str, IncidentWatch]] = field(default_factory=dict, compare=False)
     cut_off_since: datetime | None = None
 
