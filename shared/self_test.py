@@ -1,7 +1,7 @@
 """Messages by which a node's agent is had to test itself, before the node is used again: core NATS.
 
-The api asks for it when a user returns a node, and the detector before an isolated node returns by itself. ``tested``
-is what both do: it has the peers measure their own bandwidth first, which the node's is compared with.
+The api asks for it when a user returns a node, and the detector before an isolated node returns by itself.
+``run_self_test`` is what both do: it has the peers measure their own bandwidth first, which the node's is compared with.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ SELF_TEST_REQUEST: TypeAdapter[SelfTest] = TypeAdapter(SelfTest)
 SELF_TEST_RESULT: TypeAdapter[SelfTestResult] = TypeAdapter(SelfTestResult)
 
 
-async def tested(bus: Bus, node: str, peers: Mapping[str, ProbeTarget], *, empty: bool) -> SelfTestResult:
+async def run_self_test(bus: Bus, node: str, peers: Mapping[str, ProbeTarget], *, empty: bool) -> SelfTestResult:
     """Have a node's agent test itself, and return what it found.
 
     Args:

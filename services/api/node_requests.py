@@ -19,7 +19,7 @@ from shared.events import NodeCordoned, NodeDraining, NodeReturned
 from shared.messages import decode
 from shared.model import utc_now
 from shared.probes import ProbeTarget
-from shared.self_test import CheckResult, tested
+from shared.self_test import CheckResult, run_self_test
 
 _ATTEMPTS = 5
 """How often a request is tried in all, where other events of its node are logged at the same time."""
@@ -164,7 +164,7 @@ async def _self_test(api: Gateway, node: NodeView) -> list[CheckResult]:
         for peer in ready
         if peer.hardware == node.hardware and peer.name != node.name and peer.name in heard and heard[peer.name].probe
     }
-    result = await tested(api.bus, node.name, peers, empty=node.state is NodeState.ISOLATED)
+    result = await run_self_test(api.bus, node.name, peers, empty=node.state is NodeState.ISOLATED)
     if result.problem:
         raise Conflict(f"node {node.name!r} has failed its self-test: {result.problem}", state=node.state.value)
     _check_incarnation(node, result.incarnation)

@@ -15,7 +15,7 @@ from shared.errors import Unavailable, Undecodable
 from shared.log_lines import ids
 from shared.messages import decode
 from shared.probes import PROBE, PROBE_REPLY, Outcome, ProbeRequest
-from shared.self_test import SelfTestResult, tested
+from shared.self_test import SelfTestResult, run_self_test
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class AgentRequests:
     async def self_test(self, question: SelfTestQuestion) -> SelfTestResult | None:
         """Return what an agent's self-test found; None if it does not answer."""
         try:
-            return await tested(self._bus, question.node, question.peers, empty=True)
+            return await run_self_test(self._bus, question.node, question.peers, empty=True)
         except Unavailable as err:
             logger.warning("%s", err.detail)
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.detector import isolation, links
-from shared.events import ErrorDetected, NodeJoined, NodeReturned
+from shared.events import ErrorDetected, IncidentObserved, NodeJoined, NodeReturned
 from shared.evidence import Evidence
 from shared.plans import Response, TaskChange
 from shared.severities import ErrorKind, Severity
@@ -124,7 +124,9 @@ def test_a_new_agent_of_an_isolated_node_does_not_bring_it_back() -> None:
     found.statuses["n2"] = {**found.statuses["n2"], "incarnation": "second n2"}
     lost = found.until_event()
     assert (lost.kind, lost.node) == (ErrorKind.NODE_LOST, "n2")
-    assert found.run(20.0) == []
+    (seen,) = found.run(20.0)
+    assert isinstance(seen, IncidentObserved)
+    assert [one.kind for one in seen.observations] == [ErrorKind.BROKEN_LINK, ErrorKind.NODE_LOST]
     found.cut.clear()
     assert returned(found).incarnation == "second n2"
 
@@ -175,6 +177,7 @@ def test_an_isolated_node_is_tested_before_it_returns() -> None:
 def test_a_node_that_was_never_isolated_joins_without_a_test() -> None:
     found = Links()
     found.cluster.monitor.state.nodes["n1"].lost = "an error"
+    found.statuses["n1"] = {"task": None}
     assert isinstance(found.until_event(), NodeJoined)
     assert found.tested == []
 
