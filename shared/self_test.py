@@ -1,7 +1,7 @@
 """Messages by which a node's agent is had to test itself, before the node is used again: core NATS.
 
 The api asks for it when a user returns a node, and the detector before an isolated node returns by itself.
-``run_self_test`` is what both do: it has the peers measure their own bandwidth first, which the node's is compared with.
+``run_self_test`` is what both do: the peers measure their own bandwidth first, which that of the node is compared with.
 """
 
 from __future__ import annotations
