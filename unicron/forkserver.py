@@ -48,7 +48,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from unicron import environment
+from unicron import environment, self_check
 from unicron import output as process_output
 from unicron.fork_requests import error_detail, read_request
 from unicron.processes import become, belongs_to, end_with_parent, kill_group, peer, redirect
@@ -201,7 +201,7 @@ class ForkServer:
             case "store":
                 self._start_store(request)
             case "check":
-                pid = self._fork(request, lambda: _check(request))
+                pid = self._fork(request, lambda: self_check.run(request))
                 self._emit(event="forked", id=request["id"], pid=pid)
             case "acknowledge":
                 self._ends.pop(request["id"], None)
@@ -336,13 +336,6 @@ def _train(request: dict[str, Any]) -> int:
     os.environ[environment.TASK] = request["task"]
     os.environ[environment.WORKER] = request["worker"]
     return train.child()
-
-
-def _check(request: dict[str, Any]) -> int:
-    """Test the node's processor, memory and devices; return the exit code."""
-    from unicron import self_check
-
-    return self_check.run(request)
 
 
 def _store(host: str, writing: int) -> int:

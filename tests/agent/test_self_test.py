@@ -82,7 +82,7 @@ async def test_each_check_is_named_with_its_value_and_its_bound(agent: Agent, bu
     assert names == ["processes", "folders", "fork server", "compute", "memory", "bandwidth"]
     by_name = {check.name: check for check in found.checks}
     assert (by_name["compute"].value, by_name["compute"].bound, by_name["compute"].unit) == (0.0, 0.0, "wrong products")
-    assert by_name["memory"].detail == f"of {MEMORY_BYTES // 8} words, 5 of 5 patterns"
+    assert by_name["memory"].detail.startswith(f"of {MEMORY_BYTES // 8} words, ")
     assert by_name["bandwidth"].detail == "left out: no peer to measure with"
 
 
