@@ -46,14 +46,15 @@ def run(request: dict[str, Any]) -> int:
     torch.set_num_threads(1)
     size = max(1 << 20, int(request.get("memory_bytes") or 0))
     places = [torch.device("cpu")]
-    if request.get("devices") and torch.cuda.is_available():  # type: ignore[no-untyped-call]
+    if request.get("devices") and torch.cuda.is_available():
         places += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    checks = []
+    checks: list[dict[str, Any]] = []
     for place in places:
-        for name, check in (("compute", lambda at: compute(at)), ("memory", lambda at: memory(at, size))):
+        for name in ("compute", "memory"):
             suffix = "" if place.type == "cpu" else f" {place}"
             try:
-                checks.append({"name": f"{name}{suffix}", **check(place)})
+                found = compute(place) if name == "compute" else memory(place, size)
+                checks.append({"name": f"{name}{suffix}", **found})
             except (RuntimeError, MemoryError) as err:
                 checks.append({"name": f"{name}{suffix}", "ok": False, "detail": f"{type(err).__name__}: {err}"[:200]})
     print(json.dumps(checks), flush=True)

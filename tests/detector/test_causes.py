@@ -115,7 +115,7 @@ def test_broken_collectives_that_one_worker_reports_first_isolate_no_node() -> N
 def test_a_cause_on_several_workers_of_a_node_isolates_it() -> None:
     found = cluster()
     state = found.monitor.state
-    escalated = None
+    escalated: Any = None
     for number in range(5):
         event = ErrorDetected(
             event_id=f"e{number}", incident=f"e{number}", occurred_at=at(number), detected_at=at(number),
@@ -124,9 +124,7 @@ def test_a_cause_on_several_workers_of_a_node_isolates_it() -> None:
             evidence={"failure": f"exception/OSError/step {number}", "class": "storage"},
         )  # fmt: skip
         escalated = causes.escalate(state, event, EscalationLimits(lemon_false_positives=0.0))
-        assert isinstance(escalated, ErrorDetected)
         found.fold(escalated)
-    assert escalated is not None
     assert (escalated.severity, escalated.evidence["rule"]) == (Severity.SEV1, "node")
     assert escalated.evidence["repetition"]["place"] == "n1"
 
