@@ -261,7 +261,8 @@ async def test_an_agent_that_is_not_there_is_not_started_again(api: Server) -> N
 async def test_a_lemon_says_why_and_is_returned_also_where_its_agent_was_started_again(api: Server) -> None:
     await join(api)
     evidence = {"rule": "lemon", "repetition": {"faults": 5, "window_s": 604800.0, "expected": 0.35}}
-    fields = {"severity": Severity.SEV1, "detected_at": utc_now(), "node": "n0", "incident": "i", "evidence": evidence}
+    fields: dict[str, Any] = {"severity": Severity.SEV1, "detected_at": utc_now(), "node": "n0", "incident": "i"}
+    fields["evidence"] = evidence
     await api.append(ErrorDetected, kind=ErrorKind.DEVICE, method=Method.DEVICE, **fields)
     lost = {**fields, "incident": "j", "evidence": {}}
     record = await api.append(ErrorDetected, kind=ErrorKind.NODE_LOST, method=Method.NODE_HEALTH, **lost)
@@ -296,7 +297,7 @@ async def test_an_incident_shows_what_was_seen_of_it_and_the_root_cause(
 ) -> None:
     await join(api)
     await isolate(api)
-    about = {"node": "n0", "at": utc_now(), "method": Method.EXCEPTION}
+    about: dict[str, Any] = {"node": "n0", "at": utc_now(), "method": Method.EXCEPTION}
     cause = Observation(kind=ErrorKind.PROCESS_EXIT, worker="n0/0", rank=0, error="SIGKILL", **about)
     seen = [cause, Observation(kind=ErrorKind.CONNECTION, worker="n0/1", rank=1, error="CommunicationFailed", **about)]
     observed = {"incident": "i", "task": None, "observations": seen, "omitted": 3, "root_cause": cause}
