@@ -56,9 +56,10 @@ class Client:
         """Return the JSON at ``path``."""
         return self._request("GET", path, params=given(params))
 
-    def post(self, path: str, body: Any = None) -> Any:
-        """Send ``body`` and return the answer."""
-        return self._request("POST", path, json=body)
+    def post(self, path: str, body: Any = None, *, read_timeout_s: float = TIMEOUT_S) -> Any:
+        """Send ``body`` and return the answer, which may take ``read_timeout_s``."""
+        timeout = httpx.Timeout(TIMEOUT_S, read=read_timeout_s)
+        return self._request("POST", path, json=body, timeout=timeout)
 
     def delete(self, path: str, params: Params | None = None) -> Any:
         """Delete what is at ``path``, and return the answer."""

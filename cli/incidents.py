@@ -90,6 +90,7 @@ def _print_one(shown: dict[str, Any]) -> None:
     )
     for paragraph in incident_evidence.paragraphs(shown["evidence"]):
         print(f"\n{paragraph}")
+    _print_observations(shown)
     failure_s = sum(cost[name] for name in _FAILURE_PARTS)
     rows = [("as it was (from the log)", failure_s, cost["lost_flop"])]
     rows += [(f"{one['answer']} (model)", one["worker_s"], one["lost_flop"]) for one in shown["counterfactuals"]]
@@ -101,3 +102,27 @@ def _print_one(shown: dict[str, Any]) -> None:
             print(f"- {assumption}")
     if not shown["counterfactuals"]:
         print("\nno other answer: the log has too little for a model")
+
+
+def _print_observations(shown: dict[str, Any]) -> None:
+    """Print what ranks and methods saw of the incident, and which of it is the root cause."""
+    if not shown["observations"]:
+        return
+    rows = [
+        (
+            clock(one["at"]),
+            one["kind"],
+            one["method"],
+            one["worker"] or one["node"],
+            one["rank"],
+            one["error"],
+            one["detail"],
+        )
+        for one in shown["observations"]
+    ]
+    print()
+    print_table(("SEEN AT (UTC)", "WHAT", "SEEN BY", "WHERE", "RANK", "ERROR", "DETAIL"), rows)
+    if shown["omitted"]:
+        print(f"and {shown['omitted']} more")
+    cause = shown["root_cause"]
+    print(f"root cause: {cause['kind']} ({cause['error']}) of {cause['worker'] or cause['node'] or shown['task']}")

@@ -11,17 +11,20 @@ from cli.output import print_json
 
 app = typer.Typer(add_completion=False)
 
+TEST_TIMEOUT_S = 100.0
+"""Time for the self-test, which takes seconds: twice the longest time that the api waits for one agent, and its own."""
+
 
 @app.command("return")
 def return_node(node: NodeName, server: Server = None, output: Output = Format.TEXT) -> None:
     """Use a cordoned, drained or isolated node again.
 
-    The node's agent tests itself first: it starts a process and writes where ranks write.
+    The node's agent tests itself first: folders, processes, computation, memory, bandwidth to others.
     """
     from cli.client import Client
 
     with Client(server) as client:
-        answer = client.post(f"/v1/nodes/{quote(node, safe='')}/return")
+        answer = client.post(f"/v1/nodes/{quote(node, safe='')}/return", read_timeout_s=TEST_TIMEOUT_S)
     if output is Format.JSON:
         print_json(answer)
     else:

@@ -30,6 +30,8 @@ from shared.node_events import NodeLeft as NodeLeft
 from shared.node_events import NodeReturned as NodeReturned
 from shared.observed_events import AnomalyObserved as AnomalyObserved
 from shared.observed_events import FaultInjected as FaultInjected
+from shared.observed_events import IncidentObserved as IncidentObserved
+from shared.observed_events import Observation as Observation
 from shared.observed_events import WorkerSlowed as WorkerSlowed
 from shared.plans import LoggedTable, Problem, Response, Solution, TaskChange, Trigger
 from shared.severities import ErrorKind, Method, Severity
@@ -312,6 +314,7 @@ Event = Annotated[
     | WorkerSlowed
     | AnomalyObserved
     | FaultInjected
+    | IncidentObserved
     | ErrorDetected
     | PlanDecided
     | Annotated[StateMoved, BeforeValidator(_upcast)],

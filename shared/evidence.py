@@ -60,6 +60,8 @@ class Evidence(_Part):
         incarnation: of a lost or isolated node.
         tasks: task -> its part on a lost or isolated node.
         pairs: pairs of nodes that could not reach one another, each in the order of the names.
+        error_class: the class of the error's text (``services.detector.error_classes``); *wire*: ``class``.
+        rule: the rule of repetition that made the severity worse: ``worker``, ``node``, ``pair`` or ``lemon``.
     """
 
     workers: Annotated[list[str], BeforeValidator(_texts)] = Field(default_factory=list)
@@ -67,6 +69,8 @@ class Evidence(_Part):
     incarnation: Annotated[str | None, _or_default(str | None, lambda: None)] = None
     tasks: Annotated[dict[str, LostRanks], _or_default(dict[str, LostRanks], dict)] = Field(default_factory=dict)
     pairs: Annotated[list[tuple[str, str]], _or_default(list[tuple[str, str]], list)] = Field(default_factory=list)
+    error_class: Annotated[str, _or_default(str, str)] = Field(default="", alias="class")
+    rule: Annotated[str, _or_default(str, str)] = ""
 
     @classmethod
     def read(cls, evidence: Mapping[str, Any]) -> Self:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from shared.event_base import NodeEvent
+from shared.self_test import CheckResult
 
 
 class NodeJoined(NodeEvent):
@@ -12,7 +15,7 @@ class NodeJoined(NodeEvent):
 
     ``domain``: the failure domain of the node, for example its rack. ``hardware``: the kind of its workers, which names
     a profile of the throughput model. ``supervisor``: id of the process that starts the node's agents again; empty: of
-    an agent of an older version, which has none.
+    an agent of an older version, which has none. ``self_test``: the checks that an isolated node has passed.
     """
 
     type: Literal["node.joined"] = "node.joined"
@@ -23,6 +26,7 @@ class NodeJoined(NodeEvent):
     workers: list[str]
     hardware: str = "cpu"
     supervisor: str = ""
+    self_test: list[CheckResult] = Field(default_factory=list)
 
 
 class NodeAdopted(NodeEvent):
@@ -78,13 +82,14 @@ class NodeReturned(NodeEvent):
     """A user wants the node to be used again: one that is cordoned, drained or isolated.
 
     ``incarnation``: of the agent that has passed its self-test; of the last one, where the node is lost or has left.
-    ``actor``: as of ``node.cordoned``.
+    ``self_test``: the checks that it has passed. ``actor``: as of ``node.cordoned``.
     """
 
     type: Literal["node.returned"] = "node.returned"
     schema_version: Literal[1] = 1
     incarnation: str
     actor: str = ""
+    self_test: list[CheckResult] = Field(default_factory=list)
 
 
 class NodeLeft(NodeEvent):

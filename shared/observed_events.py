@@ -1,4 +1,4 @@
-"""Events of what was observed and broke nothing: slow workers, anomalies of a task's numbers, and injected faults."""
+"""Events of what was observed: slow workers, unusual numbers, injected faults, and all that was seen of one fault."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from shared.event_base import EventBase, NodeEvent, TaskEvent
+from shared.event_base import ClusterEvent, EventBase, NodeEvent, TaskEvent
+from shared.model import Model
+from shared.severities import ErrorKind, Method
 
 AnomalyKind = Literal["loss-spike", "throughput-regression", "slow-link"]
 """What is unusual of a task that trains on. A slow worker is an event of its own (``WorkerSlowed``)."""
@@ -76,3 +78,36 @@ class FaultInjected(EventBase):
     def stream(self) -> str:
         """The stream of the task or of the node that the fault is for."""
         return f"task/{self.task}" if self.task is not None else f"node/{self.node}"
+
+
+class Observation(Model):
+    """What one method saw of a fault at one place.
+
+    ``error``: the name of the error, such as an exception's type or a signal. ``detail``: a line of text. ``at``: the
+    best estimate of when it occurred.
+    """
+
+    method: Method
+    kind: ErrorKind
+    node: str | None = None
+    worker: str | None = None
+    rank: int | None = None
+    error: str = ""
+    detail: str = ""
+    at: datetime
+
+
+class IncidentObserved(ClusterEvent):
+    """What ranks and methods saw of one fault, the error event of the incident included; no plan follows from it.
+
+    ``task``: of the error event. ``observations``: in the order in which they came. ``omitted``: how many more there
+    were. ``root_cause``: the observation that the others follow from (``services.detector.observations.ORDER``).
+    """
+
+    type: Literal["incident.observed"] = "incident.observed"
+    schema_version: Literal[1] = 1
+    incident: str
+    task: str | None = None
+    observations: list[Observation]
+    omitted: int = 0
+    root_cause: Observation

@@ -68,7 +68,7 @@ RIGHTS: Mapping[str, Rights] = {
         "detector",
         (
             *(f"{prefix}.*.*" for prefix in (ALIVE, REVOKED)),
-            *(f"{prefix}.*" for prefix in (PROBE, STACKS, LEFTOVERS)),
+            *(f"{prefix}.*" for prefix in (PROBE, STACKS, SELF_TEST, LEFTOVERS)),
             REACHABILITY,
             f"{ECHO}.*",
             f"{_NODES}.>",

@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shared.endpoints import check_servers, listening
 from shared.errors import InvalidInput
+from shared.escalation_settings import EscalationLimits
 from shared.names import Label, Name, host_label
 from shared.tasks import CHECKPOINT_URL
 from shared.uids import uid_range
@@ -100,7 +101,7 @@ ORDERS = (
 """
 
 
-class Settings(BaseSettings):
+class Settings(BaseSettings, EscalationLimits):
     """All settings, with units in their names. ``ORDERS`` relates them to one another."""
 
     model_config = SettingsConfigDict(env_prefix="UNICRON_", frozen=True, extra="ignore", hide_input_in_errors=True)

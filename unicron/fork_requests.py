@@ -11,6 +11,7 @@ ERROR_CHARACTERS = 1000
 _TEXTS = {
     "fork": ("id", "task", "worker", "spec", "output"),
     "store": ("id", "host", "output"),
+    "check": ("id", "output"),
     "acknowledge": ("id",),
 }
 """The fields that each request needs."""

@@ -10,9 +10,10 @@ or is connected to the only one:
 
     agent -> server  {"do": "fork", "id", "task", "worker", "spec", "output", "stacks", "env", "uid"}
                      {"do": "store", "id", "host", "output", "uid"}
+                     {"do": "check", "id", "output", "memory_bytes", "devices"}   (unicron.self_check; "forked" answers)
                      {"do": "acknowledge", "id"}                     (the end of this process need not be said again)
                      {"do": "exit"}
-    server -> agent  {"event": "ready", "pid", "version"}
+    server -> agent  {"event": "ready", "pid", "version", "can"}    (can: requests that a server may not know)
                      {"event": "forked", "id", "pid"}
                      {"event": "store", "id", "pid", "port"}
                      {"event": "stopped", "id", "pid"}               (by a signal)
@@ -46,7 +47,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from unicron import environment
+from unicron import environment, self_check
 from unicron import output as process_output
 from unicron.fork_requests import error_detail, read_request
 from unicron.processes import become, belongs_to, end_with_parent, kill_group, peer, redirect, write_stacks
@@ -151,7 +152,7 @@ class ForkServer:
             self._emit(event="forked", id=request_id, pid=pid)
         for end in self._ends.values():
             self._emit(**end)
-        self._emit(event="ready", pid=self._pid, version=VERSION)
+        self._emit(event="ready", pid=self._pid, version=VERSION, can=["check"])
 
     def _drop_agent(self) -> None:
         """Forget the agent, and what it has sent in part."""
@@ -198,6 +199,9 @@ class ForkServer:
                 self._emit(event="forked", id=request["id"], pid=pid)
             case "store":
                 self._start_store(request)
+            case "check":
+                pid = self._fork(request, lambda: self_check.run(request))
+                self._emit(event="forked", id=request["id"], pid=pid)
             case "acknowledge":
                 self._ends.pop(request["id"], None)
             case unknown:

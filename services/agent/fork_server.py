@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from shared.dropped import DroppedMessages
 from shared.errors import Unavailable, Undecodable
@@ -44,6 +44,7 @@ class ForkServerEvent(Model):
     pid: Integer | None = None
     port: Integer | None = None
     code: Integer | None = None
+    can: list[str] = Field(default_factory=list)
     detail: str | None = None
     version: Integer = 1
 
@@ -131,6 +132,7 @@ class ForkServer:
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._children = Children()
         self._version = 0
+        self._can: frozenset[str] = frozenset()
         self._answers: dict[str, asyncio.Future[ForkServerEvent]] = {}
         self._stopping = False
 
@@ -180,6 +182,21 @@ class ForkServer:
             {"do": "store", "id": store_id, "host": host, "output": str(output), **self._user(uid)}
         )
         return Forked(answer.pid or 0), answer.port or 0
+
+    @property
+    def can_check(self) -> bool:
+        """Whether the fork server knows ``check``."""
+        return "check" in self._can
+
+    async def check(self, check_id: str, *, output: Path, memory_bytes: int, devices: bool) -> Forked:
+        """Run a process that computes and tests memory, and prints what it found (``unicron.self_check``).
+
+        Raises:
+            Unavailable: the fork server has ended, or could not fork.
+        """
+        request = {"do": "check", "id": check_id, "output": str(output)}
+        answer = await self._ask({**request, "memory_bytes": memory_bytes, "devices": devices})
+        return Forked(answer.pid or 0)
 
     def acknowledge(self, process_id: str) -> None:
         """Have the end of a process forgotten, which would be repeated to a successor."""
@@ -252,6 +269,7 @@ class ForkServer:
         about = event.id or ""
         match event.event:
             case "ready":
+                self._can = frozenset(event.can)
                 self._greeted(event.version)
             case "forked" if not self._ready.done():
                 self._children.living[about] = event.pid or 0

@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 
+from services.agent.bandwidth import BandwidthServer
 from shared import probes
 from shared.bus import Bus
 from shared.dropped import DroppedMessages
@@ -29,6 +30,7 @@ class ProbeServer:
     def __init__(self, bus: Bus, node: str, incarnation: str, ip: str, dropped: DroppedMessages) -> None:
         self._bus, self._node, self._ip, self._dropped = bus, node, ip, dropped
         self._line = probes.line(node, incarnation)
+        self._bandwidth = BandwidthServer()
         self._server: asyncio.Server | None = None
 
     @property
@@ -61,9 +63,11 @@ class ProbeServer:
             self._server.close()
             self._server = None
 
-    def _answer(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
             writer.write(self._line)
+            await self._bandwidth.serve(reader, writer)
+        finally:
             writer.close()
 
     async def _probe(self, data: bytes) -> bytes:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from services.api.cost_models import Counterfactual, IncidentCost
 from services.api.times import Time
 from services.api.views import Milestone, NodeState, PlanState, Result
+from shared.events import Observation
 from shared.plans import Layout, Response, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, TaskState
@@ -146,6 +147,9 @@ class IncidentFacts(BaseModel):
     state_source: str | None
     steps_recomputed: int
     evidence: dict[str, Any]
+    observations: list[Observation]
+    omitted: int
+    root_cause: Observation | None
 
 
 class IncidentAmounts(BaseModel):
@@ -159,7 +163,8 @@ class Incident(IncidentAmounts, IncidentFacts):
     """A fault. ``resumed_at``: end of the interrupted step; ``restored_at``: return to planned strength.
 
     ``task``: of a fault of one task; null for a node's. ``tasks``: all that the fault hit or its plans changed.
-    ``counterfactuals``: models of other answers.
+    ``counterfactuals``: models of other answers. ``observations``: what ranks and methods saw of it, if more than one
+    did; ``omitted``: how many more there were; ``root_cause``: the one that the others follow from.
     """
 
 

@@ -18,14 +18,11 @@ from shared.errors import Conflict, Unavailable, Undecodable
 from shared.events import NodeCordoned, NodeDraining, NodeReturned
 from shared.messages import decode
 from shared.model import utc_now
-from shared.self_test import SELF_TEST, SELF_TEST_RESULT, SelfTest
+from shared.probes import ProbeTarget
+from shared.self_test import CheckResult, run_self_test
 
 _ATTEMPTS = 5
 """How often a request is tried in all, where other events of its node are logged at the same time."""
-
-_SELF_TEST_TIMEOUT_S = 10.0
-"""Time for an agent's self-test, which forks a process and writes two files: far below a second, unless the machine is
-so busy or broken that it should not be used."""
 
 _RESTART_ANSWER_S = 3.0
 """Time for an agent's answer that it hands over, which takes milliseconds; a busy machine has a hundred times that."""
@@ -90,16 +87,17 @@ async def put_back(api: Gateway, name: str, who: Actor) -> NodeView:
 
     Raises:
         NotFound: there is no such node.
-        Conflict: the node is lost or has left, and is not cordoned; or the self-test has failed.
+        Conflict: the node is lost or has left, and nobody keeps it out of use; or the self-test has failed.
         Unavailable: the node's agent does not answer.
     """
 
     async def judge(node: NodeView) -> NodeEvent | None:
         if node.state is NodeState.READY:
             return None
+        checks: list[CheckResult] = []
         if node.state not in AWAY:
-            await _self_test(api, node)
-        elif not node.cordoned:
+            checks = await _self_test(api, node)
+        elif not node.cordoned and not node.kept_out:
             raise _wrong_state(node, "it is used again when its agent joins: start it")
         return NodeReturned(
             event_id=str(uuid.uuid4()),
@@ -107,6 +105,7 @@ async def put_back(api: Gateway, name: str, who: Actor) -> NodeView:
             node=name,
             incarnation=node.incarnation,
             actor=who.name,
+            self_test=checks,
         )
 
     return await _request(api, name, judge)
@@ -151,24 +150,25 @@ async def _request(api: Gateway, name: str, judge: Judge) -> NodeView:
     raise Conflict(f"node {name!r} keeps changing; try again")
 
 
-async def _self_test(api: Gateway, node: NodeView) -> None:
-    """Have the node's agent test itself.
+async def _self_test(api: Gateway, node: NodeView) -> list[CheckResult]:
+    """Have the node's agent test itself; return what it found.
 
     Raises:
         Conflict: it has failed.
         Unavailable: the agent does not answer, or not readably.
     """
-    request = SelfTest(empty=node.state is NodeState.ISOLATED).model_dump_json().encode()
-    subject = f"{SELF_TEST}.{node.name}"
-    try:
-        result = decode(SELF_TEST_RESULT, await api.bus.request(subject, request, timeout_s=_SELF_TEST_TIMEOUT_S))
-    except Unavailable as err:
-        raise Unavailable(f"the agent of node {node.name!r} does not answer: {err.detail}") from err
-    except Undecodable as err:
-        raise Unavailable(f"the agent of node {node.name!r} does not answer readably: {err.detail}") from err
+    ready = await api.read(lambda views: views.page(NODES, states=[NodeState.READY.value]))
+    heard = api.live.state().heartbeats
+    peers = {
+        peer.name: ProbeTarget(address=heard[peer.name].probe, incarnation=peer.incarnation)
+        for peer in ready
+        if peer.hardware == node.hardware and peer.name != node.name and peer.name in heard and heard[peer.name].probe
+    }
+    result = await run_self_test(api.bus, node.name, peers, empty=node.state is NodeState.ISOLATED)
     if result.problem:
         raise Conflict(f"node {node.name!r} has failed its self-test: {result.problem}", state=node.state.value)
     _check_incarnation(node, result.incarnation)
+    return result.checks
 
 
 def _check_incarnation(node: NodeView, incarnation: str) -> None:

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from services.api.observed_views import OpenAnomaly, SlowWorker
 from services.api.other_answers import OtherAnswers
+from shared.events import Observation
 from shared.model import Model
 from shared.plans import Layout, Member, Response, Stage, Trigger
 from shared.severities import ErrorKind, Method, Severity
@@ -144,6 +145,7 @@ class IncidentView(Model):
 
     ``tasks``: those that it hit (``task`` alone, or all on a lost or isolated node), and those that the plans changed.
     ``shortfalls``: keys of the spans in which tasks have fewer workers because of it (``SpanView``).
+    ``observations``, ``omitted``, ``root_cause``: of ``incident.observed``.
     """
 
     id: str
@@ -169,6 +171,9 @@ class IncidentView(Model):
     tasks: list[str] = Field(default_factory=list)
     shortfalls: list[str] = Field(default_factory=list)
     other_answers: OtherAnswers = OtherAnswers()
+    observations: list[Observation] = Field(default_factory=list)
+    omitted: int = 0
+    root_cause: Observation | None = None
 
 
 class PlanState(StrEnum):
@@ -283,7 +288,8 @@ class NodeView(Model):
     """A node.
 
     ``version``: of its stream, for expected-version appends. ``cordoned``: a user wants no new work on it, whatever its
-    state; that holds over incarnations. ``hardware``: the kind of its workers.
+    state; that holds over incarnations. ``hardware``: the kind of its workers. ``kept_out``: only an operator
+    returns it, whatever its agent does: a lemon, or a node whose link has broken too often.
 
     ``span``: key of the span that lasts (``SpanView``); empty while the node is not allocated. ``allocated_worker_s``:
     worker-seconds up to ``allocated_since``, from which its workers are allocated; None while they are not. ``slow``:
@@ -295,6 +301,7 @@ class NodeView(Model):
     version: int
     state: NodeState = NodeState.READY
     cordoned: bool = False
+    kept_out: bool = False
     reason: str = ""
     incarnation: str
     agent_pid: int

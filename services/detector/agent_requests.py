@@ -1,14 +1,29 @@
-"""Requests of the detector to agents, but for probes (``prober.py``): what their ranks do. Part of the shell."""
+"""Requests of the detector to agents, but for probes (``prober.py``): the end of left-behind ranks, self-tests, stacks.
+
+Part of the shell.
+"""
 
 from __future__ import annotations
 
+import logging
+import uuid
+
+from services.detector.leftovers import Clean
+from services.detector.return_state import SelfTestQuestion
 from services.detector.standstill import StacksQuestion
 from shared.bus import Bus
+from shared.commands import LEFTOVERS, REPLY, ReleaseTask
 from shared.dropped import DroppedMessages
 from shared.errors import Unavailable, Undecodable
+from shared.log_lines import ids
 from shared.messages import decode
+from shared.self_test import SelfTestResult, run_self_test
 from shared.stacks import STACKS, STACKS_REPLY, StacksReply, StacksRequest
 
+logger = logging.getLogger(__name__)
+
+CLEAN_TIMEOUT_S = 5.0
+"""Time-out of the request to end left-behind ranks. The agent kills them, and answers within its own grace."""
 REPLY_S = 1.0
 """Time for a request and for its reply, beside the time-out that the request itself has: as in ``prober.py``."""
 
@@ -23,6 +38,38 @@ class AgentRequests:
 
     def __init__(self, bus: Bus, dropped: DroppedMessages) -> None:
         self._bus, self._dropped = bus, dropped
+
+    async def self_test(self, question: SelfTestQuestion) -> SelfTestResult | None:
+        """Return what an agent's self-test found; None if it does not answer."""
+        try:
+            return await run_self_test(self._bus, question.node, question.peers, empty=True)
+        except Unavailable as err:
+            logger.warning("%s", err.detail)
+            return None
+
+    async def clean(self, clean: Clean) -> None:
+        """Send a request to end left-behind ranks. A node that does not do it is asked again later."""
+        command = ReleaseTask(
+            command_id=str(uuid.uuid4()),
+            plan=f"clean/{clean.node}",
+            task=clean.task,
+            generation=clean.generation,
+            workers=clean.workers,
+        )
+        subject = f"{LEFTOVERS}.{clean.node}"
+        try:
+            answer = await self._bus.request(subject, command.model_dump_json().encode(), timeout_s=CLEAN_TIMEOUT_S)
+            reply = decode(REPLY, answer)
+        except Unavailable as err:
+            logger.warning("node %s is back and not clean yet: %s", clean.node, err.detail, extra=ids(clean))
+            return
+        except Undecodable as err:
+            self._dropped.note(subject, err)
+            return
+        if not reply.ok:
+            logger.warning(
+                "node %s is back and does not end %s: %s %s", clean.node, clean.task, reply.code, reply.detail
+            )
 
     async def stacks(self, question: StacksQuestion) -> StacksReply | None:
         """Return what the ranks of a node do; None if it does not answer, as an agent of an older version does not."""

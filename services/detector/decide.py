@@ -16,14 +16,17 @@ from typing import Any
 from services.detector import (
     absences,
     admission,
+    causes,
     devices,
     drains,
     faults,
     hangs,
     isolation,
     leftovers,
+    observations,
     online_statistics,
     probing,
+    returns,
     silence,
     standstill,
     status_events,
@@ -33,14 +36,17 @@ from services.detector.decision import Decision, Revoke
 from services.detector.evolve import evolve
 from services.detector.incidents import Incidents
 from services.detector.probing import DETECTOR, ProbeQuestion
+from services.detector.return_state import SelfTestQuestion
 from services.detector.silence_limits import SilenceLimits
 from services.detector.stalls import StallLimits
 from services.detector.standstill import StacksQuestion
 from services.detector.state import Admitted, DetectorState, MonitoredNode
 from shared.admission import Answer, Hello
 from shared.departure import Departure, DepartureAnswer
+from shared.escalation_settings import EscalationLimits
 from shared.events import Event
 from shared.probes import Outcome
+from shared.self_test import SelfTestResult
 from shared.signals import RECONNECT_GRACE_S, DeviceFailed, Heartbeat, ProcessExited, RankRaised, Signal
 from shared.stacks import StacksReply
 
@@ -58,6 +64,7 @@ class DetectorLimits:
     progress_interval_s: float
     restart_window_s: float
     stalls: StallLimits
+    escalation: EscalationLimits = field(default_factory=EscalationLimits)
 
 
 @dataclass(slots=True)
@@ -87,6 +94,7 @@ class Monitor:
     def record(self, event: Event, now: datetime) -> Decision:
         """Take a new event of the log. A plan that could not be carried out escalates."""
         self.fold(event)
+        observations.settle(self.state, event, now)
         return self.escalate(now)
 
     def escalate(self, now: datetime) -> Decision:
@@ -184,7 +192,7 @@ class Monitor:
             decision.notes += silence.heard(self.state, node, now)
             gone = isolation.cause(self.state, node)
             if gone and isolation.may_return(self.state, node.name) and self._clean(decision, node, heartbeat, now):
-                decision.add(self.state, status_events.node_joined(heartbeat, gone, now))
+                self._join(decision, heartbeat, gone, now)
         node = self.state.nodes[heartbeat.node]
         node.receive(heartbeat, now)
         if node.present:
@@ -219,6 +227,10 @@ class Monitor:
         """Take an agent's answer to a request for stacks."""
         standstill.take(self.state, question, reply)
 
+    def tested(self, question: SelfTestQuestion, result: SelfTestResult | None) -> Decision:
+        """Take the answer to a request for a self-test; None: there was none."""
+        return Decision(notes=returns.take(self.state, question, result))
+
     def tick(self, now: datetime) -> Decision:
         """Find the faults that time shows: silent nodes, vanished and hanging ranks, broken sockets without a cause.
 
@@ -227,6 +239,8 @@ class Monitor:
         decision = Decision()
         for node in list(self.state.nodes.values()):
             decision.add(self.state, drains.progress(self.state, node, now))
+        for observed in observations.due(self.state, now):
+            decision.add(self.state, observed)
         if self._deaf(now):
             return decision
         self._judge_silence(decision, now)
@@ -282,8 +296,15 @@ class Monitor:
             self._lose(decision, node, now, "a new incarnation of the agent")
         if not isolation.may_return(self.state, heartbeat.node, new_agent=not successor):
             return False
+        return self._join(decision, heartbeat, heartbeat.incarnation, now)
+
+    def _join(self, decision: Decision, heartbeat: Heartbeat, cause: str, now: datetime) -> bool:
+        """Have a node join, an isolated one once it has passed its self-test; return whether it has joined."""
+        if not returns.may_join(self.state, decision, heartbeat, now):
+            return False
+        checks = returns.passed(self.state, heartbeat.node)
         self.state.admitted.pop(heartbeat.node, None)
-        decision.add(self.state, status_events.node_joined(heartbeat, heartbeat.incarnation, now))
+        decision.add(self.state, status_events.node_joined(heartbeat, cause, now, checks))
         return True
 
     def _clean(self, decision: Decision, node: MonitoredNode, heartbeat: Heartbeat, now: datetime) -> bool:
@@ -298,7 +319,8 @@ class Monitor:
 
     def _lose(self, decision: Decision, node: MonitoredNode, now: datetime, reason: str, **details: Any) -> None:
         details = {"limit_s": self.limits.node_timeout_s, **details}
-        decision.add(self.state, faults.node_lost(self.state, node, now=now, reason=reason, **details))
+        lost = faults.node_lost(self.state, node, now=now, reason=reason, **details)
+        decision.add(self.state, causes.escalate(self.state, lost, self.limits.escalation))
 
     def _incidents(self, decision: Decision, now: datetime) -> Incidents:
-        return Incidents(self.state, decision, self.limits.restart_window_s, now)
+        return Incidents(self.state, decision, self.limits.restart_window_s, now, self.limits.escalation)

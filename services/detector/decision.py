@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from services.detector import status_events
+from services.detector import observations, status_events
 from services.detector.evolve import evolve
 from services.detector.leftovers import Clean
 from services.detector.probing import ProbeQuestion
+from services.detector.return_state import SelfTestQuestion
 from services.detector.standstill import StacksQuestion
 from services.detector.state import DetectorState
 from shared.events import ErrorDetected, Event
@@ -25,8 +26,9 @@ class Revoke:
 class Decision:
     """The events to append, in order, the requests to agents, and the agents whose name belongs to another one.
 
-    ``probes``: requests to probe; their answers are inputs (``Monitor.probed``). ``stacks``: requests for stacks; their
-    answers too (``Monitor.stacks_answered``). ``notes``: lines for a person to read.
+    ``probes``: requests to probe; their answers are inputs (``Monitor.probed``). ``stacks``, ``tests``: requests for
+    stacks and for self-tests, answered likewise (``Monitor.stacks_answered``, ``Monitor.tested``). ``notes``: lines for
+    a person to read.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -34,6 +36,7 @@ class Decision:
     revokes: list[Revoke] = field(default_factory=list)
     probes: list[ProbeQuestion] = field(default_factory=list)
     stacks: list[StacksQuestion] = field(default_factory=list)
+    tests: list[SelfTestQuestion] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def add(self, state: DetectorState, event: Event | None) -> None:
@@ -44,6 +47,7 @@ class Decision:
         if isinstance(event, ErrorDetected):
             for summary in status_events.before_fault(state, event, event.detected_at):
                 self.add(state, summary)
+            observations.begin(state, event)
         if event is not None:
             evolve(state, event)
             self.events.append(event)

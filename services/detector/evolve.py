@@ -14,8 +14,10 @@ from services.detector.progress_gaps import ProgressGaps
 from services.detector.state import DetectorState, MonitoredNode, MonitoredTask
 from shared.events import (
     AnomalyObserved,
+    ClusterConfigured,
     ErrorDetected,
     EventBase,
+    FaultInjected,
     NodeAdopted,
     NodeDrained,
     NodeDraining,
@@ -67,10 +69,19 @@ def _task(state: DetectorState, name: str) -> MonitoredTask:
     return task
 
 
+def _configured(state: DetectorState, event: ClusterConfigured) -> None:
+    state.mtbf_node_s = event.mtbf_node_s
+
+
+def _injected(state: DetectorState, event: FaultInjected) -> None:
+    state.causes.inject(event)
+
+
 def _node_joined(state: DetectorState, event: NodeJoined) -> None:
     state.joins.add(event.event_id)
     state.isolated.pop(event.node, None)
     state.withheld.pop(event.node, None)
+    state.condemned.pop(event.node, None)
     _forget_slowness(state, event.node)
     known = state.nodes.get(event.node)
     same = known is not None and known.incarnation == event.incarnation
@@ -80,6 +91,7 @@ def _node_joined(state: DetectorState, event: NodeJoined) -> None:
         incarnation=event.incarnation,
         joined=event.event_id,
         supervisor=event.supervisor,
+        hardware=event.hardware,
         past=past - {event.incarnation},
         heard_at=known.heard_at if known is not None and same else None,
         heartbeat=known.heartbeat if known is not None and same else None,
@@ -124,17 +136,23 @@ def _node_drained(state: DetectorState, event: NodeDrained) -> None:
 
 
 def _node_returned(state: DetectorState, event: NodeReturned) -> None:
-    node = state.nodes.get(event.node)
+    """Note a node that an operator uses again. What it has failed at before counts no more."""
+    node, isolation = state.nodes.get(event.node), state.isolated.get(event.node)
     if node is not None and node.incarnation == event.incarnation:
         node.draining, node.planned, node.drained = None, False, False
         state.isolated.pop(event.node, None)
         state.withheld.pop(event.node, None)
+        state.condemned.pop(event.node, None)
+    elif isolation is not None and isolation.until_returned:
+        del state.isolated[event.node]  # its agent is another one by now, and joins
+    state.causes.forget_node(event.node)
 
 
 def _submitted(state: DetectorState, event: TaskSubmitted) -> None:
     """Add a task. Of an ended task with the same name, only the generations and the recorded results stay."""
     old = state.recall(event.task)
     state.tasks.pop(event.task, None)  # the order is that of the submissions
+    state.causes.forget_task(event.task)
     state.tasks[event.task] = MonitoredTask(
         name=event.task,
         max_restarts=event.spec.max_restarts,
@@ -204,9 +222,9 @@ def _error(state: DetectorState, event: ErrorDetected) -> None:
     evidence = Evidence.read(event.evidence)
     known = state.unanswered[event.event_id] = KnownError.of(event, evidence.failure)
     _note_breaks(state, event, evidence)
-    by_device = event.kind is ErrorKind.DEVICE and event.method is Method.DEVICE
-    if by_device and event.severity is Severity.SEV1 and event.node is not None:
-        state.withheld[event.node] = event.event_id
+    state.causes.add(event, evidence)
+    if event.severity is Severity.SEV1 and event.node is not None:
+        _condemn(state, event, event.node, evidence)
     if event.node is not None and _is_of_node(event):
         _leave_out(state, event, event.node, evidence)
         for name, part in evidence.tasks.items():
@@ -221,6 +239,7 @@ def _error(state: DetectorState, event: ErrorDetected) -> None:
     generation = event.generation if event.generation is not None else task.generation
     if event.worker is not None:
         task.cover(event.worker, generation)
+    by_device = event.kind is ErrorKind.DEVICE and event.method is Method.DEVICE
     for worker in evidence.workers if by_device else ():
         task.cover(worker, generation)
     task.recorded[event.event_id] = generation
@@ -250,11 +269,22 @@ def _note_breaks(state: DetectorState, event: ErrorDetected, evidence: Evidence)
         isolation.forget_breaks(state, pair, event.detected_at)
 
 
+def _condemn(state: DetectorState, event: ErrorDetected, name: str, evidence: Evidence) -> None:
+    """Note a node that an error isolates, for itself or because of a repetition; not one that is lost."""
+    if evidence.rule == "lemon":
+        state.isolated[name] = Isolation(event.event_id, event.detected_at, 0.0, True)
+    elif event.kind is not ErrorKind.BROKEN_LINK and (event.kind is not ErrorKind.NODE_LOST or event.escalates):
+        state.condemned[name] = event.event_id
+        if event.kind is ErrorKind.DEVICE and event.method is Method.DEVICE:
+            state.withheld[name] = event.event_id
+
+
 def _leave_out(state: DetectorState, event: ErrorDetected, name: str, evidence: Evidence) -> None:
     """Note that a node is lost, or isolated."""
     if event.kind is ErrorKind.BROKEN_LINK:
         after_s = isolation.return_after_s(state, evidence.pairs, event.detected_at)
-        state.isolated[name] = Isolation(event.event_id, event.detected_at, after_s)
+        stays = evidence.rule == "pair"
+        state.isolated[name] = Isolation(event.event_id, event.detected_at, after_s, stays)
         return
     node = state.nodes.get(name)
     if event.kind is ErrorKind.NODE_LOST and node is not None and evidence.incarnation in (None, node.incarnation):
@@ -339,6 +369,8 @@ _OF_NODES = (ErrorKind.NODE_LOST, ErrorKind.BROKEN_LINK)
 """Kinds of errors that concern all tasks of a node."""
 
 _FOLDS: dict[type[EventBase], Callable[[DetectorState, Any], None]] = {
+    ClusterConfigured: _configured,
+    FaultInjected: _injected,
     NodeJoined: _node_joined,
     NodeAdopted: _node_adopted,
     NodeLeft: _node_left,

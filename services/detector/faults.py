@@ -24,6 +24,10 @@ from shared.signals import ProcessExited, RankRaised
 SERVICE = "detector"
 """The name of this service in derived ids."""
 
+ONE_FAULT_S = 60.0
+"""Time after the isolation of a node within which its loss belongs to the same incident: a machine that is about to
+fail loses its links first, and one that an operator restarts is lost later."""
+
 METHOD = {
     ErrorKind.NODE_LOST: Method.NODE_HEALTH,
     ErrorKind.PROCESS_EXIT: Method.PROCESS_SUPERVISION,
@@ -322,11 +326,13 @@ def node_lost(
     """Return the error event of a lost node, with the tasks that have workers on the node. ``details``: evidence."""
     event_id = derived_id(node.joined, SERVICE, "lost")
     heard_at = node.heard_at or now
+    left_out = state.isolated.get(node.name)
+    same_fault = left_out is not None and (now - left_out.since).total_seconds() <= ONE_FAULT_S
     evidence = Evidence(incarnation=node.incarnation, tasks=lost_ranks(state, node))
     return ErrorDetected(
         event_id=event_id,
         occurred_at=min(heard_at, now),
-        incident=event_id,
+        incident=left_out.error if left_out is not None and same_fault else event_id,
         kind=ErrorKind.NODE_LOST,
         severity=Severity.SEV1,
         method=Method.NODE_HEALTH,

@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from services.detector import faults, links, standstill, status_events
+from services.detector import causes, faults, links, observations, standstill, status_events
 from services.detector.decision import Decision
 from services.detector.faults import Fault
 from services.detector.state import DetectorState, MonitoredTask, Suspicion
 from shared.codes import FailureCode
+from shared.escalation_settings import EscalationLimits
 from shared.evidence import Evidence
 from shared.severities import ErrorKind
 from shared.signals import ProcessExited, RankRaised
@@ -39,16 +40,19 @@ class Incidents:
         decision: of the input; takes the events and the questions.
         window_s: ``restart_window_s`` of the settings.
         now: the time of the input.
+        limits: of escalation by cause.
     """
 
     state: DetectorState
     decision: Decision
     window_s: float
     now: datetime
+    limits: EscalationLimits
 
     def exited(self, task: MonitoredTask, exited: ProcessExited) -> None:
         """Take the end of a process."""
         if not task.accepts(exited.worker, exited.generation):
+            observations.note(self.state, task, exited)
             return
         suspicion = task.suspicion
         known = suspicion is not None and suspicion.generation == exited.generation
@@ -68,6 +72,8 @@ class Incidents:
                 self.decision.add(self.state, faults.refusal(task, raised, now=self.now))
             else:
                 self.record(task, faults.of_exception(raised))
+        else:
+            observations.note(self.state, task, raised)
 
     def escalate(self) -> None:
         """Answer the plans that could not be carried out."""
@@ -100,6 +106,7 @@ class Incidents:
             evidence |= standstill.evidence(known, fault.generation, Evidence.read(fault.evidence).workers)
         full = replace(fault, evidence=evidence)
         event = faults.judge(task, full, window_s=self.window_s, now=self.now)
+        event = causes.escalate(self.state, event, self.limits, full.traceback)
         # A stall that its plan did not end is found again, with the same id and another duration. The log refuses
         # another content under a known id.
         if event.event_id not in task.recorded:
@@ -119,7 +126,7 @@ class Incidents:
         found = links.examine(self.state, task, fault, self.now)
         self.decision.probes += found.questions
         for error in found.errors:
-            self.decision.add(self.state, error)
+            self.decision.add(self.state, causes.with_pair_limit(self.state, error, self.limits))
         return found.fault
 
     def _suspect(self, task: MonitoredTask, raised: RankRaised) -> None:
@@ -127,6 +134,7 @@ class Incidents:
         newest = task.newest_generation()
         expected = raised.generation == task.generation if task.change is None else raised.generation == newest
         if task.unanswered or not expected or not task.accepts(raised.worker, raised.generation):
+            observations.note(self.state, task, raised)
             return
         if task.suspicion is None or task.suspicion.generation != raised.generation:
             task.suspicion = Suspicion(raised.generation, self.now, [])

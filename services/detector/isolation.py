@@ -18,7 +18,7 @@ from services.detector.probing import ProbeQuestion
 from services.detector.state import DetectorState, MonitoredNode
 from shared.events import ErrorDetected, derived_id
 from shared.evidence import Evidence
-from shared.probes import Outcome
+from shared.probes import Outcome, ProbeTarget
 from shared.severities import SEVERITY, ErrorKind
 
 RETURN_S = 5.0
@@ -105,6 +105,8 @@ def ask(state: DetectorState, now: datetime) -> list[ProbeQuestion]:
     """Return the questions to isolated nodes whether their links work, as often as they are due."""
     questions: list[ProbeQuestion] = []
     for name, isolation in state.isolated.items():
+        if isolation.until_returned:
+            continue
         peers = _peers(state, name)
         interval_s = max(PROBE_INTERVAL_S, len(peers) / PROBES_PER_S)
         if isolation.asked_at is None or (now - isolation.asked_at).total_seconds() >= interval_s:
@@ -130,8 +132,8 @@ def may_return(state: DetectorState, name: str, *, new_agent: bool = False) -> b
     if name in state.withheld and not new_agent:
         return False
     isolation = state.isolated.get(name)
-    if isolation is None:
-        return True
+    if isolation is None or isolation.until_returned:
+        return isolation is None
     return all([_has_proven(state, isolation, name, peer) for peer in _peers(state, name)])
 
 
@@ -162,6 +164,12 @@ def _peers(state: DetectorState, name: str) -> list[str]:
         and probing.can_probe(state, peer)
         and _kind(state, peer) == _kind(state, name)
     )
+
+
+def targets(state: DetectorState, name: str) -> dict[str, ProbeTarget]:
+    """Return how to reach the usable nodes of an isolated node's kind, without those that another error isolated."""
+    found = {peer: probing.target(state, peer) for peer in _peers(state, name) if peer not in state.condemned}
+    return {peer: target for peer, target in found.items() if target is not None}
 
 
 def _kind(state: DetectorState, name: str) -> str | None:

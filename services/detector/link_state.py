@@ -45,12 +45,13 @@ class Inquiry:
 
 @dataclass(slots=True)
 class Isolation:
-    """A node that is left out because of a broken link, until its links work again (``isolation.py``).
+    """A node that is left out, until its links work again or an operator returns it (``isolation.py``).
 
     Attributes:
         error: id of the error event that isolated it.
         since: when.
         return_after_s: for how long its links must work before it returns, seconds.
+        until_returned: whether only an operator returns it: a lemon, or a link that has broken too often.
         asked_at: when it was last asked to probe the others. This and the next are not in the log.
         whole_since: node -> since when every probe of that node has got through.
     """
@@ -58,5 +59,6 @@ class Isolation:
     error: str
     since: datetime
     return_after_s: float
+    until_returned: bool = False
     asked_at: datetime | None = None
     whole_since: dict[str, datetime] = field(default_factory=dict)

@@ -22,10 +22,10 @@ from services.detector.admission import Liveness
 from services.detector.agent_requests import AgentRequests
 from services.detector.decide import DetectorLimits, Monitor
 from services.detector.decision import Decision, Revoke
-from services.detector.leftovers import Clean
 from services.detector.metrics import DetectorMetrics
 from services.detector.prober import Prober
 from services.detector.probing import ProbeQuestion
+from services.detector.return_state import SelfTestQuestion
 from services.detector.stalls import StallLimits
 from services.detector.standstill import StacksQuestion
 from services.detector.state import DetectorState
@@ -35,7 +35,6 @@ from shared.bus import Bus
 from shared.cancellation import cancelled
 from shared.changes import Changes
 from shared.clock import PROCESS_CLOCK
-from shared.commands import LEFTOVERS, REPLY, ReleaseTask
 from shared.departure import DEPARTURE, DEPARTURES, DepartureAnswer
 from shared.dropped import DroppedMessages
 from shared.errors import Unavailable, Undecodable, UnicronError
@@ -58,8 +57,6 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.1
 """Interval of the search for silent nodes and stalled tasks: a fifteenth of the default node time-out."""
 
-CLEAN_TIMEOUT_S = 5.0
-"""Time-out of the request to end left-behind ranks. The agent kills them, and answers within its own grace."""
 
 CONSUMER = "detector"
 """Name of the detector's consumer of the log's stream."""
@@ -96,6 +93,7 @@ class DetectorService:
             node_timeout_s=settings.node_timeout_s,
             progress_interval_s=settings.progress_interval_s,
             restart_window_s=settings.restart_window_s,
+            escalation=settings,
             stalls=StallLimits(
                 hang_factor=settings.hang_factor,
                 hang_floor_s=settings.hang_floor_s,
@@ -300,8 +298,11 @@ class DetectorService:
             logger.warning("%s", note)
         for revoke in decision.revokes:
             await self._revoke(revoke)
-        requests = [self._clean(clean) for clean in decision.cleans] + [self._probe(one) for one in decision.probes]
-        for request in requests + [self._ask_stacks(one) for one in decision.stacks]:
+        requests = [self._agents.clean(clean) for clean in decision.cleans]
+        requests += [self._probe(one) for one in decision.probes]
+        requests += [self._ask_stacks(one) for one in decision.stacks]
+        requests += [self._self_test(one) for one in decision.tests]
+        for request in requests:
             task = asyncio.create_task(request)
             self._requests.add(task)
             task.add_done_callback(self._requests.discard)
@@ -338,29 +339,11 @@ class DetectorService:
             async with self._one_input:
                 self.monitor.stacks_answered(question, reply)
 
-    async def _clean(self, clean: Clean) -> None:
-        """Send a request to end left-behind ranks. A node that does not do it is asked again later."""
-        command = ReleaseTask(
-            command_id=str(uuid.uuid4()),
-            plan=f"clean/{clean.node}",
-            task=clean.task,
-            generation=clean.generation,
-            workers=clean.workers,
-        )
-        subject = f"{LEFTOVERS}.{clean.node}"
-        try:
-            answer = await self._bus.request(subject, command.model_dump_json().encode(), timeout_s=CLEAN_TIMEOUT_S)
-            reply = decode(REPLY, answer)
-        except Unavailable as err:
-            logger.warning("node %s is back and not clean yet: %s", clean.node, err.detail, extra=ids(clean))
-            return
-        except Undecodable as err:
-            self._dropped.note(subject, err)
-            return
-        if not reply.ok:
-            logger.warning(
-                "node %s is back and does not end %s: %s %s", clean.node, clean.task, reply.code, reply.detail
-            )
+    async def _self_test(self, question: SelfTestQuestion) -> None:
+        """Have an isolated node test itself, and decide on the answer."""
+        result = await self._agents.self_test(question)
+        async with self._one_input:
+            await self._carry_out(self.monitor.tested(question, result))
 
 
 async def serve(context: Context) -> None:

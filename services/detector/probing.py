@@ -46,7 +46,7 @@ def ask(
 
     Left out are nodes of an older version, which can neither be asked nor be probed, and a witness's own node.
     """
-    targets = {name: target for name in peers if (target := _target(state, name)) is not None}
+    targets = {name: found for name in peers if (found := target(state, name)) is not None}
     questions = []
     for witness in witnesses:
         asked = {name: target for name, target in targets.items() if name != witness}
@@ -59,7 +59,7 @@ def ask(
 
 def can_probe(state: DetectorState, witness: str) -> bool:
     """Return whether a witness can be asked to probe: its agent answers probes, so it knows requests to probe."""
-    return witness == DETECTOR or _target(state, witness) is not None
+    return witness == DETECTOR or target(state, witness) is not None
 
 
 def take(
@@ -101,7 +101,7 @@ def is_pending(state: DetectorState, witness: str, peer: str, since: datetime) -
     return asked_at is not None and asked_at > since and witness not in results(state, peer, since)
 
 
-def _target(state: DetectorState, name: str) -> ProbeTarget | None:
+def target(state: DetectorState, name: str) -> ProbeTarget | None:
     """Return how to probe a node; None if its agent is of an older version, or has not been heard."""
     node = state.nodes.get(name)
     if node is None or node.heartbeat is None or not node.heartbeat.probe:

@@ -15,11 +15,14 @@ from pydantic import InstanceOf
 
 from services.detector.anomalies import OpenAnomaly
 from services.detector.arrivals import Arrivals
+from services.detector.cause_history import CauseHistory
 from services.detector.known_errors import FailureHistory, KnownError
 from services.detector.link_state import Inquiry, Isolation, ProbeResult
+from services.detector.observation_state import IncidentWatch
 from services.detector.pairs import Pair
 from services.detector.progress_gaps import ProgressGaps
 from services.detector.regressions import TaskRates
+from services.detector.return_state import SelfTestState
 from services.detector.slow_links import RoundTrips
 from services.detector.stalls import STOPPED
 from services.detector.step_statistics import StepStatistics
@@ -30,6 +33,9 @@ from shared.signals import DeviceFailed, Heartbeat, RankRaised, WorkerStatus
 from shared.stacks import RankReport
 from shared.state_codec import PairMap, Unlogged
 from shared.tasks import DEFAULT_MAX_RESTARTS
+
+MTBF_NODE_S = 20 * 86_400.0
+"""The default of the setting, for a log without ``cluster.configured`` (``shared.settings`` has the reason)."""
 
 RECENT_STEPS = 32
 """Step durations kept for the mean and the median: enough to be steady, few enough to follow a real change."""
@@ -44,6 +50,7 @@ class MonitoredNode:
         incarnation: of its agent.
         joined: id of its newest join event.
         supervisor: id of the process that starts its agents again; empty if there is none.
+        hardware: the kind of its workers.
         past: the incarnations before it.
         lost: id of the error event that declared it lost; None while it counts as alive.
         draining: the newest request to empty it; None if there is none, or it was returned.
@@ -69,6 +76,7 @@ class MonitoredNode:
     incarnation: str
     joined: str
     supervisor: str = ""
+    hardware: str = "cpu"
     past: frozenset[str] = frozenset()
     lost: str | None = None
     left: bool = False
@@ -333,13 +341,18 @@ class DetectorState:
         unanswered: errors that no plan has answered yet, by id, in the order of the log.
         joins: ids of the join events. Each incarnation of an agent joins once, and once after each loss.
         admitted: admitted agents that have not joined yet, by node. Not in the log.
-        isolated: nodes that are left out because of a broken link.
-        withheld: nodes that are isolated because of a device -> id of the error event. Links have no part in it.
+        isolated: nodes that are left out because of a broken link, or until an operator returns them.
+        condemned: nodes that another error of SEV1 isolated -> its id. They are tested before they return.
+        withheld: those of them that a fault of a device isolated.
         early_devices: reports on devices by agents that have not joined yet, by node. Not in the log.
+        causes: what is remembered of the causes of errors.
+        mtbf_node_s: mean time between failures of a node, of the newest ``cluster.configured``, seconds.
         breaks: when each pair of nodes was found broken, as long as it is remembered.
         slowed: worker -> slowdown, of those that are slower than their peers.
         round_trips: of pairs of nodes. Not in the log.
         probes: (witness, node) -> the answer to the newest question. Not in the log.
+        self_tests: the self-tests of isolated nodes, by node. Not in the log.
+        watches: incidents whose observations are collected, by id. Not in the log.
         cut_off_since: since when no node is heard, and none is known to be lost. Not in the log.
         standstills: by task, of those that seem to stand still. Not in the log.
     """
@@ -351,10 +364,15 @@ class DetectorState:
     joins: set[str] = field(default_factory=set)
     admitted: dict[str, Admitted] = field(default_factory=dict)
     isolated: dict[str, Isolation] = field(default_factory=dict)
+    condemned: dict[str, str] = field(default_factory=dict)
     withheld: dict[str, str] = field(default_factory=dict)
     early_devices: Unlogged[dict[str, list[DeviceFailed]]] = field(default_factory=dict)
+    causes: CauseHistory = field(default_factory=CauseHistory)
+    mtbf_node_s: float = MTBF_NODE_S
     breaks: PairMap[Pair, list[datetime]] = field(default_factory=dict)
     probes: PairMap[tuple[str, str], ProbeResult] = field(default_factory=dict)
+    self_tests: Unlogged[dict[str, SelfTestState]] = field(default_factory=dict, compare=False)
+    watches: Unlogged[dict[str, IncidentWatch]] = field(default_factory=dict, compare=False)
     cut_off_since: datetime | None = None
     standstills: Unlogged[dict[str, Standstill]] = field(default_factory=dict)
     slowed: dict[str, float] = field(default_factory=dict)
@@ -380,6 +398,7 @@ class DetectorState:
         task = self.tasks.get(name)
         if task is not None and task.ended and task.change is None and not task.unanswered:
             del self.tasks[name]
+            self.causes.forget_task(name)
             self.ended[name] = EndedTask(task.generation, task.highest_generation, task.recorded)
 
     def recall(self, name: str) -> MonitoredTask | None:

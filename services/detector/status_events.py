@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from datetime import datetime
 
 from services.detector import checkpoint_failures, progress
@@ -23,6 +24,7 @@ from shared.events import (
     TaskStopRefused,
     derived_id,
 )
+from shared.self_test import CheckResult
 from shared.signals import (
     PHASES,
     Heartbeat,
@@ -35,13 +37,14 @@ from shared.signals import (
 )
 
 
-def node_joined(heartbeat: Heartbeat, cause: str, now: datetime) -> NodeJoined:
+def node_joined(heartbeat: Heartbeat, cause: str, now: datetime, self_test: Sequence[CheckResult] = ()) -> NodeJoined:
     """Return the event of a node that offers workers.
 
     Args:
         heartbeat: the node's newest heartbeat.
         cause: the node's incarnation or, if the node returns, the id of the error event that declared it lost.
         now: the time.
+        self_test: what the node's self-test found, if it was isolated.
     """
     return NodeJoined(
         event_id=derived_id(cause, SERVICE, "joined"),
@@ -53,6 +56,7 @@ def node_joined(heartbeat: Heartbeat, cause: str, now: datetime) -> NodeJoined:
         hardware=heartbeat.hardware,
         workers=[w.worker for w in heartbeat.workers],
         supervisor=heartbeat.supervisor,
+        self_test=list(self_test),
     )
 
 

@@ -7,14 +7,26 @@ from typing import Any
 
 import pytest
 
+from cli.incidents import _print_one as print_one
 from services.api import gateway
 from shared.agent_restart import AGENT_RESTART, AGENT_RESTART_REQUEST, AgentRestart, AgentRestartResult
 from shared.bus import Bus
 from shared.errors import Conflict, NotFound, Unavailable
-from shared.events import ErrorDetected, Event, NodeAdopted, NodeDrained, NodeDraining, NodeJoined, NodeLeft
+from shared.events import (
+    ErrorDetected,
+    Event,
+    IncidentObserved,
+    NodeAdopted,
+    NodeDrained,
+    NodeDraining,
+    NodeJoined,
+    NodeLeft,
+    NodeReturned,
+    Observation,
+)
 from shared.log.log import EventLog
 from shared.model import utc_now
-from shared.self_test import SELF_TEST, SELF_TEST_REQUEST, SelfTest, SelfTestResult
+from shared.self_test import SELF_TEST, SELF_TEST_REQUEST, CheckResult, SelfTest, SelfTestResult
 from shared.severities import ErrorKind, Method, Severity
 from tests.api.kit import Server
 
@@ -244,3 +256,56 @@ async def test_an_agent_that_is_not_there_is_not_started_again(api: Server) -> N
     await leave(api)
     problem = await refused(api, "agent/restart")
     assert (problem["code"], problem["state"]) == (Conflict.code, "left")
+
+
+async def test_a_lemon_says_why_and_is_returned_also_where_its_agent_was_started_again(api: Server) -> None:
+    await join(api)
+    evidence = {"rule": "lemon", "repetition": {"faults": 5, "window_s": 604800.0, "expected": 0.35}}
+    fields: dict[str, Any] = {"severity": Severity.SEV1, "detected_at": utc_now(), "node": "n0", "incident": "i"}
+    fields["evidence"] = evidence
+    await api.append(ErrorDetected, kind=ErrorKind.DEVICE, method=Method.DEVICE, **fields)
+    lost = {**fields, "incident": "j", "evidence": {}}
+    record = await api.append(ErrorDetected, kind=ErrorKind.NODE_LOST, method=Method.NODE_HEALTH, **lost)
+    first = await api.append(ErrorDetected, kind=ErrorKind.NODE_LOST, method=Method.NODE_HEALTH, **fields)
+    await api.projected(max(record.position, first.position))
+    shown = (await api.http.get("/v1/nodes/n0")).json()
+    assert shown["state"] == "lost"
+    assert shown["reason"].startswith("lemon: 5 faults of its own within 7 days, 0.35 expected; node-lost")
+    assert (await ask(api, "return"))["state"] == "lost"  # its agent joins again
+    assert [event.type for event in await requests(api)] == ["node.returned"]
+    assert (await refused(api, "return"))["code"] == Conflict.code
+
+
+async def test_what_the_self_test_found_is_in_the_event(api: Server, bus: Bus) -> None:
+    await join(api)
+    await isolate(api)
+    check = CheckResult(name="compute", ok=True, value=0.0, bound=0.0, unit="wrong products")
+    result = SelfTestResult(incarnation=INCARNATION, checks=[check])
+
+    async def serve(_: bytes) -> bytes:
+        return result.model_dump_json().encode()
+
+    await bus.serve(f"{SELF_TEST}.n0", serve)
+    await ask(api, "return")
+    (event,) = await requests(api)
+    assert isinstance(event, NodeReturned)
+    assert event.self_test == [check]
+
+
+async def test_an_incident_shows_what_was_seen_of_it_and_the_root_cause(
+    api: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await join(api)
+    await isolate(api)
+    about: dict[str, Any] = {"node": "n0", "at": utc_now(), "method": Method.EXCEPTION}
+    cause = Observation(kind=ErrorKind.PROCESS_EXIT, worker="n0/0", rank=0, error="SIGKILL", **about)
+    seen = [cause, Observation(kind=ErrorKind.CONNECTION, worker="n0/1", rank=1, error="CommunicationFailed", **about)]
+    observed = {"incident": "i", "task": None, "observations": seen, "omitted": 3, "root_cause": cause}
+    await api.projected((await api.append(IncidentObserved, **observed)).position)
+    shown = (await api.http.get("/v1/incidents/i")).json()
+    assert [one["kind"] for one in shown["observations"]] == ["process-exit", "connection"]
+    assert (shown["omitted"], shown["root_cause"]["error"]) == (3, "SIGKILL")
+    print_one(shown)
+    printed = capsys.readouterr().out
+    assert "CommunicationFailed" in printed
+    assert "and 3 more\nroot cause: process-exit (SIGKILL) of n0/0\n" in printed

@@ -9,6 +9,7 @@ from typing import Any
 
 from services.detector.decide import DetectorLimits, Monitor
 from services.detector.leftovers import Clean
+from services.detector.return_state import SelfTestQuestion
 from services.detector.stalls import StallLimits
 from shared.departure import Departure
 from shared.events import ErrorDetected, Event, PlanDecided, StateMoved, TaskProgressed, TaskSubmitted
@@ -62,6 +63,7 @@ class Found:
     events: list[Any] = field(default_factory=list)
     cleans: list[Clean] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    tests: list[SelfTestQuestion] = field(default_factory=list)
 
 
 class Cluster:
@@ -131,7 +133,7 @@ class Cluster:
             workers=[WorkerStatus.model_validate({**fields, **status})],
         )
         decision = self.monitor.heartbeat(heartbeat, at(seconds))
-        return Found(list(decision.events), decision.cleans, decision.notes)
+        return Found(list(decision.events), decision.cleans, decision.notes, decision.tests)
 
     def signal(self, signal: Signal, seconds: float) -> list[Any]:
         """A signal that the monitor gets at a time."""

@@ -7,8 +7,10 @@ from typing import Any
 from services.detector.decision import Decision
 from services.detector.pairs import pair
 from services.detector.probing import ProbeQuestion
+from services.detector.return_state import SelfTestQuestion
 from shared.events import TaskProgressed
 from shared.probes import Outcome
+from shared.self_test import CheckResult, SelfTestResult
 from tests.detector.kit import Cluster, at
 
 STEP_S = 0.25
@@ -31,6 +33,9 @@ class Links:
         self.deaf: set[str] = set()
         self.hardware: dict[str, str] = {}
         self.asked: list[ProbeQuestion] = []
+        self.tested: list[SelfTestQuestion] = []
+        self.problem = ""
+        self.notes: list[str] = []
         self.now_s = 1.0
         self._open: list[tuple[float, ProbeQuestion]] = []
         self.statuses: dict[str, dict[str, Any]] = {name: {} for name in self.cluster.names}
@@ -63,7 +68,9 @@ class Links:
         for name in cluster.names:
             status = {"task": None} if name in self.idle else self.statuses[name]
             node = {"probe": f"{name}:1", "hardware": self.hardware.get(name, "cpu")}
-            events += cluster.beat(name, self.now_s, **node, **status).events
+            found = cluster.beat(name, self.now_s, **node, **status)
+            events += found.events
+            self._test(found.tests)
         for due_s, question in [*self._open]:
             if due_s <= self.now_s:
                 self._open.remove((due_s, question))
@@ -83,6 +90,14 @@ class Links:
             self._open.append((self.now_s + (question.timeout_s if slow else 0.0), question))
             self.asked.append(question)
         return list(decision.events)
+
+    def _test(self, questions: list[SelfTestQuestion]) -> None:
+        """Have isolated nodes test themselves."""
+        for question in questions:
+            self.tested.append(question)
+            checks = [CheckResult(name="compute", ok=not self.problem, detail=self.problem)]
+            result = SelfTestResult(incarnation=question.incarnation, problem=self.problem, checks=checks)
+            self.notes += self.cluster.monitor.tested(question, result).notes
 
     def _outcome(self, question: ProbeQuestion, peer: str) -> Outcome:
         return Outcome.SILENT if pair(question.witness, peer) in self.cut else Outcome.REACHED

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from services.detector import isolation, links
-from shared.events import ErrorDetected, NodeJoined
+from shared.events import ErrorDetected, IncidentObserved, NodeJoined, NodeReturned
 from shared.evidence import Evidence
 from shared.plans import Response, TaskChange
 from shared.severities import ErrorKind, Severity
 from tests.agent.kit import stage
-from tests.detector.kit import at, moved, plan
+from tests.detector.kit import START, at, moved, plan
 from tests.detector.network import STEP_S, Links, timed
 
 
@@ -124,7 +124,9 @@ def test_a_new_agent_of_an_isolated_node_does_not_bring_it_back() -> None:
     found.statuses["n2"] = {**found.statuses["n2"], "incarnation": "second n2"}
     lost = found.until_event()
     assert (lost.kind, lost.node) == (ErrorKind.NODE_LOST, "n2")
-    assert found.run(20.0) == []
+    (seen,) = found.run(20.0)
+    assert isinstance(seen, IncidentObserved)
+    assert [one.kind for one in seen.observations] == [ErrorKind.BROKEN_LINK, ErrorKind.NODE_LOST]
     found.cut.clear()
     assert returned(found).incarnation == "second n2"
 
@@ -153,3 +155,54 @@ def test_the_last_node_returns_to_a_cluster_without_others() -> None:
         found.cluster.monitor.state.nodes[name].lost = f"error of {name}"
         found.cluster.names.remove(name)
     returned(found)
+
+
+def test_an_isolated_node_is_tested_before_it_returns() -> None:
+    found = timed(Links())
+    left_out(found)
+    assert found.tested == []
+    found.problem = "memory: 3 wrong words, allowed 0"
+    found.cut.clear()
+    assert found.run(50.0) == []
+    assert [(q.node, sorted(q.peers)) for q in found.tested] == [("n2", ["n0", "n1"])]
+    assert found.notes == [
+        "node n2 stays isolated: self-test failed: memory: 3 wrong words, allowed 0; again after 60 s"
+    ]
+    found.problem = ""
+    joined = returned(found)
+    assert len(found.tested) == 2
+    assert [check.name for check in joined.self_test] == ["compute"]
+
+
+def test_a_node_that_was_never_isolated_joins_without_a_test() -> None:
+    found = Links()
+    found.cluster.monitor.state.nodes["n1"].lost = "an error"
+    found.statuses["n1"] = {"task": None}
+    assert isinstance(found.until_event(), NodeJoined)
+    assert found.tested == []
+
+
+def test_a_new_agent_of_a_condemned_node_is_tested_first() -> None:
+    found = Links(4)
+    state = found.cluster.monitor.state
+    state.condemned["n2"] = "an error"
+    state.nodes["n2"].lost = "another"
+    found.statuses["n2"] = {"task": None, "incarnation": "second n2"}
+    found.problem = "compute: 1 wrong products, allowed 0"
+    assert found.run(5.0) == []
+    assert [question.incarnation for question in found.tested] == ["second n2"]
+    found.problem = ""
+    assert returned(found).incarnation == "second n2"
+    assert state.condemned == {}
+
+
+def test_a_link_that_breaks_too_often_keeps_its_node_out_until_an_operator_returns_it() -> None:
+    found = timed(Links())
+    state = found.cluster.monitor.state
+    state.breaks["n1", "n2"] = [at(float(second)) for second in range(7)]
+    error = left_out(found)
+    assert (error.evidence["rule"], error.evidence["breaks"]) == ("pair", 8)
+    found.cut.clear()
+    assert found.run(isolation.RETURN_MAX_S + 60.0) == []
+    found.cluster.fold(NodeReturned(event_id="r", occurred_at=START, node="n2", incarnation="first n2"))
+    assert state.isolated == {}

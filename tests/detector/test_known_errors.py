@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from benchmarks.log_course import Course
 from services.detector import known_errors
+from services.detector.cause_history import REMEMBERED, CauseHistory
 from services.detector.known_errors import FailureHistory, KnownError
 from services.detector.state import DetectorState
 from services.detector.state_snapshot import KEPT as DETECTOR
@@ -142,6 +143,13 @@ def test_what_is_over_leaves_the_detectors_state(course: list[Recorded]) -> None
     assert len(state.ended) == ended
     assert sum(isinstance(r.event, ErrorDetected) for r in records) > 300
     assert len(state.unanswered) <= 1
+    # Of causes, the newest are remembered of each place.
+    assert state.causes.tasks.keys() <= state.tasks.keys()
+    assert state.causes.nodes.keys() <= state.nodes.keys()
+    remembered = [*state.causes.nodes.values(), *state.causes.tasks.values()]
+    assert max(len(occurred) for occurred in remembered) <= REMEMBERED
+    assert restored(DETECTOR, state) == state
+    state.causes = CauseHistory()
     # A task that ended is a name and some ids, whatever has happened to it.
     assert len(DETECTOR.codec.dump(state)) < 1000 * (len(state.tasks) + len(state.nodes)) + 1000 * ended
     assert restored(DETECTOR, state) == state

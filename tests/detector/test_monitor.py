@@ -246,7 +246,7 @@ async def test_a_node_that_refuses_to_be_cleaned_is_logged(
 ) -> None:
     monitor = strict_monitor
     warned = Warned("n9 is back and does not end gpt: fenced generation 9 was seen")
-    log = logging.getLogger("services.detector.main")
+    log = logging.getLogger("services.detector.agent_requests")
     log.addHandler(warned)
     request.addfinalizer(lambda: log.removeHandler(warned))
 

@@ -33,6 +33,7 @@ from shared.events import EVENT, Event, Recorded
 from shared.log.own_events import OwnEvents
 from shared.log.state_snapshots import KeptState
 from shared.messages import decode
+from shared.self_test import SelfTestResult
 from shared.signals import ACCEPTED, Heartbeat, Signal
 from tests.kept import folded, restored
 from tests.planner.kit import answers_to, recorded_answers
@@ -193,6 +194,9 @@ class Detector(Service):
         self.log.append(decision.events)
         for clean in decision.cleans:
             self.spawn(self._clean(clean))
+        for question in decision.tests:
+            result = SelfTestResult(incarnation=question.incarnation)
+            self._carry_out(self.monitor.tested(question, result))
 
     async def _clean(self, clean: Clean) -> None:
         command = ReleaseTask(

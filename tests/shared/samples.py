@@ -14,6 +14,7 @@ from shared.events import (
     ErrorDetected,
     Event,
     FaultInjected,
+    IncidentObserved,
     NodeAdopted,
     NodeCordoned,
     NodeDrained,
@@ -21,6 +22,7 @@ from shared.events import (
     NodeJoined,
     NodeLeft,
     NodeReturned,
+    Observation,
     PlanDecided,
     StateMoved,
     TaskCheckpointFailed,
@@ -106,7 +108,29 @@ _json: st.SearchStrategy[Any] = st.recursive(
     max_leaves=8,
 )
 
+_observations = st.builds(
+    Observation,
+    method=st.sampled_from(Method),
+    kind=st.sampled_from(ErrorKind),
+    node=st.none() | _names,
+    worker=st.none() | _names.map("{}/0".format),
+    rank=st.none() | _counts,
+    error=_text,
+    detail=_text,
+    at=_times,
+)
+
 events: st.SearchStrategy[Event] = st.one_of(
+    st.builds(
+        IncidentObserved,
+        event_id=_ids,
+        occurred_at=_times,
+        incident=_ids,
+        task=st.none() | _names,
+        observations=st.lists(_observations, max_size=3),
+        omitted=_counts,
+        root_cause=_observations,
+    ),
     st.builds(TaskStopRequested, event_id=_ids, occurred_at=_times, task=_names, lose_steps=st.booleans()),
     st.builds(
         TaskStopRefused,

@@ -9,6 +9,7 @@ from shared.events import (
     AnomalyObserved,
     ClusterConfigured,
     ErrorDetected,
+    IncidentObserved,
     NodeAdopted,
     NodeCordoned,
     NodeDrained,
@@ -82,6 +83,8 @@ def _evolve(views: Views, recorded: Recorded) -> None:
         case ErrorDetected():
             incidents.detected(views, recorded, event)
             nodes.failed(views, event)
+        case IncidentObserved():
+            incidents.observed(views, event)
         case PlanDecided():
             plans.decided(views, recorded, event)
         case StateMoved():

@@ -7,7 +7,7 @@ from typing import Any
 
 from services.api.counterfactuals import other_answers_to
 from services.api.views import Impact, IncidentView, Views
-from shared.events import ErrorDetected, PlanDecided, Recorded
+from shared.events import ErrorDetected, IncidentObserved, PlanDecided, Recorded
 from shared.evidence import Evidence
 
 _LIVE = frozenset({"own", "live", "take"})
@@ -47,6 +47,14 @@ def detected(views: Views, recorded: Recorded, event: ErrorDetected) -> None:
         # The names of severities sort from the worst. An escalation may be milder than the first error.
         update={"severity": min(known.severity, event.severity), "evidence": evidence, "restored_at": None}
     )
+
+
+def observed(views: Views, event: IncidentObserved) -> None:
+    """Add what ranks and methods saw of an incident."""
+    view = views.incidents.get(event.incident)
+    if view is not None:
+        changes = {"observations": event.observations, "omitted": event.omitted, "root_cause": event.root_cause}
+        views.incidents[event.incident] = view.model_copy(update=changes)
 
 
 def planned(views: Views, incident: str, event: PlanDecided, at: datetime) -> None:

@@ -17,6 +17,7 @@ from shared.events import (
     NodeReturned,
     Recorded,
 )
+from shared.evidence import Evidence
 from shared.severities import ErrorKind, Severity
 
 AGENT_LIVES = frozenset({NodeState.READY, NodeState.CORDONED, NodeState.DRAINING, NodeState.DRAINED})
@@ -95,17 +96,34 @@ def returned(views: Views, event: NodeReturned) -> None:
     node = views.nodes.get(event.node)
     if node is not None and node.incarnation == event.incarnation:
         shown = {} if node.state in AWAY else {"state": NodeState.READY, "reason": ""}
-        _change(views, event.node, cordoned=False, **shown)
+        _change(views, event.node, cordoned=False, kept_out=False, **shown)
 
 
 def failed(views: Views, event: ErrorDetected) -> None:
     """Mark the node of a SEV1 error as lost or isolated. An escalation has the kind of the error before."""
     if event.node is not None and event.node in views.nodes and event.severity is Severity.SEV1:
         lost = event.kind is ErrorKind.NODE_LOST and event.escalates is None
-        reason = f"{event.kind.value} ({event.method.value}), incident {event.incident}"
-        _change(views, event.node, state=NodeState.LOST if lost else NodeState.ISOLATED, reason=reason)
+        evidence = Evidence.read(event.evidence)
+        reason = f"{_repeated(event, evidence)}{event.kind.value} ({event.method.value}), incident {event.incident}"
+        kept_out = views.nodes[event.node].kept_out or evidence.rule in ("lemon", "pair")
+        state = NodeState.LOST if lost else NodeState.ISOLATED
+        _change(views, event.node, state=state, reason=reason, kept_out=kept_out)
         if lost:
             views.nodes[event.node] = forget_slowness(views, views.nodes[event.node])
+
+
+def _repeated(event: ErrorDetected, evidence: Evidence) -> str:
+    """Return which repetition isolated the node, in words; empty if none did."""
+    used = event.evidence.get("repetition")
+    if evidence.rule == "pair":
+        return "its link broke too often; "
+    if not evidence.rule or not isinstance(used, dict):
+        return ""
+    if evidence.rule == "lemon":
+        within = f"within {used.get('window_s', 0.0) / 86_400:g} days"
+        return f"lemon: {used.get('faults')} faults of its own {within}, {used.get('expected', 0.0):.2g} expected; "
+    within = f"within {used.get('window_s', 0.0):g} s"
+    return f"{used.get('cause')} {used.get('times')} times on {used.get('place')} {within}; "
 
 
 def _change(views: Views, name: str, **changes: Any) -> None:
