@@ -33,7 +33,7 @@ from shared.observed_events import FaultInjected as FaultInjected
 from shared.observed_events import IncidentObserved as IncidentObserved
 from shared.observed_events import Observation as Observation
 from shared.observed_events import WorkerSlowed as WorkerSlowed
-from shared.plans import LoggedTable, Problem, Response, Solution, TaskChange, Trigger
+from shared.plans import LoggedTable, Problem, Response, SlowWorkers, Solution, TaskChange, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec
 from shared.upcast import upcast
@@ -229,7 +229,7 @@ class PlanDecided(ClusterEvent):
     plan takes over. ``queued``: tasks that are left without workers, with the reason. ``decider``: number of the
     decision code that made the plan (``services.planner.decide.DECIDER``); plans from before the field are of decider
     1. ``tables``: throughput tables that the problem names, by digest, where no earlier plan has them (docs/log.md,
-    "What a plan says once").
+    "What a plan says once"). ``slow``: how slow workers are used, where there are some.
     """
 
     type: Literal["plan.decided"] = "plan.decided"
@@ -248,6 +248,7 @@ class PlanDecided(ClusterEvent):
     solution: Solution | None = None
     alternatives: list[Solution] = Field(default_factory=list)
     tables: dict[str, LoggedTable] = Field(default_factory=dict)
+    slow: SlowWorkers | None = Field(default=None, exclude_if=lambda value: value is None)
 
     def canonical(self) -> str:
         """Return the canonical JSON of the event, its workers as runs (``shared.worker_runs``)."""

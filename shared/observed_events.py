@@ -21,6 +21,9 @@ class WorkerSlowed(NodeEvent):
     ``worker``: of this node. ``slowdown``: its own compute time over that of its peers, for the same work; 1.0: it is
     as fast as they are again. ``task``, ``generation``, ``rank``, ``step``: in which it was measured; ``step`` is the
     first one at which the change could be decided. ``evidence``: details for people; no decision uses them.
+
+    ``ends``: set in the planner's own events of this type only. It is the id of the event that called the worker as
+    fast again; the planner did not trust it at once, and does so now (docs/planner.md, "Slow workers").
     """
 
     type: Literal["worker.slowed"] = "worker.slowed"
@@ -32,6 +35,7 @@ class WorkerSlowed(NodeEvent):
     rank: int | None = None
     step: int = 0
     evidence: dict[str, Any] = Field(default_factory=dict)
+    ends: str | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class AnomalyObserved(TaskEvent):

@@ -47,7 +47,11 @@ class Response(StrEnum):
 
 
 def _is_unset(value: object) -> bool:
-    return value is None or value == ""
+    return value is None or value == "" or value == []
+
+
+def _is_full_speed(value: object) -> bool:
+    return value == 1.0
 
 
 class LoggedTable(Model):
@@ -91,6 +95,8 @@ class TaskProblem(Model):
         table: digest of the ``LoggedTable`` from which ``throughput`` follows; empty in plans of decider 1.
         current_flop_per_s: T at ``current``, where the table has another value or none up to the pool's workers.
         reload_s: D_transition of the table's ``reloading`` counts, in ``transition_to_s`` already.
+        slowdown: by how much a slow worker among those that the task is to have holds it up, at every count: it
+            achieves T(t, x) / slowdown (docs/planner.md, "Slow workers").
     """
 
     name: str
@@ -112,6 +118,7 @@ class TaskProblem(Model):
     table: str = Field(default="", exclude_if=_is_unset)
     current_flop_per_s: float | None = Field(default=None, exclude_if=_is_unset)
     reload_s: float | None = Field(default=None, exclude_if=_is_unset)
+    slowdown: float = Field(default=1.0, ge=1.0, exclude_if=_is_full_speed)
 
     def with_table(self, table: LoggedTable, workers: int) -> TaskProblem:
         """Return the task's part with what its table says up to ``workers``, the workers of its pool."""
@@ -206,6 +213,38 @@ class Solution(Model):
         return self.model_copy(update={"terms": [], "waf_flop_per_s": self.total_waf_flop_per_s})
 
 
+class SlowChoice(Model):
+    """One way to use the slow workers, and what it is worth.
+
+    Attributes:
+        label: ``keep``: as they are used now. ``without-slow``: tasks leave them out and shrink. ``spare``: others take
+            their places. ``dealt-by-speed``: their replicas get fewer micro-batches. ``dealt-equally``: that ends.
+            ``last-resort``: a task gets one that none uses.
+        used: the task that may have each slow worker; empty: none.
+        assignment: the best worker counts if they are used so.
+        objective: of these counts, weighted FLOP.
+        waf_flop_per_s: of these counts.
+    """
+
+    label: Literal["keep", "without-slow", "spare", "dealt-by-speed", "dealt-equally", "last-resort"]
+    used: dict[str, str]
+    assignment: dict[str, int]
+    objective: float
+    waf_flop_per_s: float
+
+
+class SlowWorkers(Model):
+    """How a plan uses slow workers.
+
+    ``slowdowns``: of each. ``choices``: the one taken, then others, the most valuable first. ``margin``: by how much,
+    in weighted FLOP, the one taken had to exceed ``keep``; 0 if it is ``keep`` or had nothing to exceed.
+    """
+
+    slowdowns: dict[str, float]
+    choices: list[SlowChoice]
+    margin: float = 0.0
+
+
 class Layout(Model):
     """Parallel sizes of a generation: ``tensor * pipeline * data`` workers. ``micro_batch``: samples."""
 
@@ -262,6 +301,7 @@ class Stage(Model):
         complete: whether live members have the whole state, or the sources say that none has. If not, snapshots in the
             memory of their nodes have the missing part; or else the checkpoint is read; without one, the task begins
             anew.
+        shares: how many micro-batches of a step each data-parallel replica computes; empty: equally many.
     """
 
     kind: Literal["interrupted", "boundary"]
@@ -270,6 +310,7 @@ class Stage(Model):
     members: Annotated[list[Member], BeforeValidator(_full_members)]
     checkpoint: str = ""
     complete: bool = True
+    shares: list[int] = Field(default_factory=list, exclude_if=_is_unset)
 
 
 class TaskChange(Model):

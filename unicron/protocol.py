@@ -271,6 +271,8 @@ class Configure(Message):
     """Where this generation writes."""
     fault_step: int = 0
     """The newest step known before a fault, to count recomputed updates; 0: there was no fault."""
+    shares: list[int] = field(default_factory=list)
+    """How many micro-batches of a step each data-parallel replica computes; empty: equally many, up to one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -265,7 +265,7 @@ class Training:
         number = self.rank_state.applied + 1
         self.rank_state.check_before_step()
         if not resumes or self._joined.resumption is None:
-            self.rank_state.begin(number, own_share(self.micro_batches), self.configure.generation)
+            self.rank_state.begin(number, own_share(self.micro_batches, self._joined.shares), self.configure.generation)
         return Step(self, number, self.rank_state.step_in_progress.assigned)
 
     def _report_resumed(self, step: Step | None) -> None:

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from services.agent.configuration import configure_message
 from services.agent.node import Node
 from services.agent.process import Process
 from shared.cancellation import cancelled
@@ -257,29 +258,12 @@ class Commands:
                 rank = members[process.worker].rank
                 self._node.configure(process, generation=stage.generation, rank=rank, at_s=time.monotonic())
         self._notify()
+        directory = self._host.directory(command.task, stage.generation)
         for process in processes:
-            self._host.send(process, self._configure_message(command, members[process.worker].rank))
+            self._host.send(process, configure_message(command, members[process.worker].rank, directory))
         results = await self._until_resumed(command, processes)
         self._host.close_stores(command.task, before=stage.generation)
         return {"workers": results}
-
-    def _configure_message(self, command: ConfigureTask, rank: int) -> protocol.Configure:
-        stage = command.stage
-        return protocol.Configure(
-            generation=stage.generation,
-            stage=stage.kind,
-            rank=rank,
-            world_size=stage.layout.world_size,
-            tensor=stage.layout.tensor,
-            pipeline=stage.layout.pipeline,
-            store_host=command.store_host,
-            store_port=command.store_port,
-            members=[[m.rank, m.worker, m.source] for m in sorted(stage.members, key=lambda m: m.rank)],
-            checkpoint=stage.checkpoint,
-            complete=stage.complete,
-            directory=self._host.directory(command.task, stage.generation),
-            fault_step=command.fault_step,
-        )
 
     async def _until_resumed(self, command: ConfigureTask, processes: list[Process]) -> dict[str, WorkerResult]:
         """Return what each process reports once all have resumed in the command's stage."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shared.events import PlanDecided
 from shared.planning.waf import touches, transition_s
-from shared.plans import Problem, Response, Solution, Stage, TaskChange, TaskProblem, Trigger
+from shared.plans import Problem, Response, SlowWorkers, Solution, Stage, TaskChange, TaskProblem, Trigger
 
 _RESPONSES = {
     Response.RETRY: "all ranks finish the interrupted step in place (no solver asked)",
@@ -24,6 +24,7 @@ _TRIGGERS = {
     Trigger.STOP_REQUESTED: "the request to stop a task",
     Trigger.STOP_REFUSED: "a task that was not stopped, since its state could not be saved",
     Trigger.TASK_PAUSED: "a task whose state is saved, and that waits for workers",
+    Trigger.WORKER_SLOWED: "a worker that became slower, or as fast as its peers again",
     Trigger.TASK_STARVING: "a task that has waited too long for workers",
 }
 
@@ -42,6 +43,15 @@ _LABELS = {
     "equal-split": "equal shares",
 }
 
+_SLOW_LABELS = {
+    "keep": "used as they are now",
+    "without-slow": "left out, and their tasks shrink",
+    "spare": "left out, and others take their places",
+    "dealt-by-speed": "kept, with fewer micro-batches for their replicas",
+    "dealt-equally": "kept, with micro-batches dealt equally again",
+    "last-resort": "given to a task, as better than nothing",
+}
+
 _PREFIXES = ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -58,6 +68,8 @@ def explain(plan: PlanDecided) -> str:
         lines += ["", *(f"Task {name} waits: {reason}." for name, reason in sorted(plan.queued.items()))]
     if plan.problem is not None and plan.solution is not None:
         lines += ["", *_objective(plan.problem, plan.solution), *_alternatives(plan.solution, plan.alternatives)]
+    if plan.slow is not None:
+        lines += ["", *_slow(plan.slow)]
     if plan.inputs_sha256:
         lines += ["", f"Digest of the problem (SHA-256 of its canonical JSON): {plan.inputs_sha256}"]
     return "\n".join(lines)
@@ -93,7 +105,8 @@ def _stage(stage: Stage) -> str:
     for member in stage.members:
         groups.setdefault(member.source, []).append(member.worker)
     who = "; ".join(f"{' '.join(workers)} {_SOURCES[source]}" for source, workers in groups.items())
-    return f"generation {stage.generation}, {len(stage.members)} workers ({sizes}): {who}"
+    shares = f"; micro-batches: {' '.join(map(str, stage.shares))}" if stage.shares else ""
+    return f"generation {stage.generation}, {len(stage.members)} workers ({sizes}): {who}{shares}"
 
 
 def _objective(problem: Problem, solution: Solution) -> list[str]:
@@ -137,6 +150,8 @@ def _conditions(problem: Problem, task: TaskProblem) -> str:
         found.append(f"on {task.pool}")
     if task.correction != 1.0:
         found.append(f"measured {task.correction:.3g} x the modelled throughput")
+    if task.slowdown != 1.0:
+        found.append(f"held up {task.slowdown:.3g} x by slow workers")
     if task.faulted:
         found.append("lost a worker")
     if task.required:
@@ -153,6 +168,23 @@ def _alternatives(best: Solution, alternatives: list[Solution]) -> list[str]:
         label = _LABELS.get(other.label, other.label)
         less = best.objective - other.objective
         lines.append(f"  {label} ({counts}): {_flop(other.objective)}, {_flop(less)} less")
+    return lines
+
+
+def _slow(slow: SlowWorkers) -> list[str]:
+    """Return lines for the way in which slow workers are used, and those that were turned down."""
+    if not slow.slowdowns:
+        return ["No worker is slow; micro-batches had been dealt by speed."]
+    taken, *others = slow.choices
+    who = ", ".join(f"{worker} ({slowdown:.3g} x slower)" for worker, slowdown in slow.slowdowns.items())
+    margin = f"; that had to be better by {_flop(slow.margin)}" if slow.margin else ""
+    lines = [f"Slow workers: {who}. They are {_SLOW_LABELS[taken.label]} ({taken.label}){margin}."]
+    for other in others:
+        used = ", ".join(f"{worker} by {task or 'none'}" for worker, task in other.used.items())
+        more = other.objective - taken.objective
+        lines.append(
+            f"  {other.label} ({used}): {_flop(other.objective)}, {_flop(abs(more))} {'more' if more > 0.0 else 'less'}"
+        )
     return lines
 
 

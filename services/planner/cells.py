@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from services.planner.state import Node, node_of
@@ -36,6 +36,7 @@ class PlacementRequest:
         reserved: those of ``keep`` that no other task may get, on cordoned nodes; given up last.
         owners: workers whose process has the task's state.
         ranks: the task's last members by rank, if their tensor and pipeline sizes were the same; else empty.
+        slow: slow workers that it may have, and no other task, with their slowdowns; taken last and given up first.
     """
 
     name: str
@@ -46,6 +47,7 @@ class PlacementRequest:
     reserved: Collection[str] = frozenset()
     owners: Collection[str] = frozenset()
     ranks: Sequence[str] = ()
+    slow: Mapping[str, float] = field(default_factory=dict)
 
 
 class Room:
@@ -79,6 +81,23 @@ class Room:
         """Return the free workers of a node, idle ones first."""
         return [*self.idle.get(node, ()), *self.busy.get(node, ())]
 
+    def add(self, workers: Iterable[str], busy: Collection[str]) -> None:
+        """Add workers that only the next task may have."""
+        for worker in workers:
+            node = node_of(worker)
+            if node not in self.idle:
+                self.idle[node], self.busy[node] = [], []
+                self.position[node] = len(self.names)
+                self.names.append(node)
+            (self.busy if worker in busy else self.idle)[node].append(worker)
+
+    def discard(self, workers: Iterable[str]) -> None:
+        """Remove those of the added workers that were not taken."""
+        for worker in workers:
+            for where in (self.idle, self.busy):
+                if worker in where[node_of(worker)]:
+                    where[node_of(worker)].remove(worker)
+
     def remove(self, node: str, workers: Iterable[str]) -> None:
         """Remove workers of a node from the free ones."""
         for worker in workers:
@@ -89,10 +108,12 @@ class Room:
 class _NodeKey(NamedTuple):
     """How well a node suits the next cell; the least key is the best.
 
-    ``moved``: workers that move. ``incidents``: of the node. ``room``: cells that fit, negative. ``cells``: of the task
-    on the node. ``busy``: workers to wait for. ``position``: of the node.
+    ``slow``: slow workers that the cell would have. ``moved``: workers that move. ``incidents``: of the node. ``room``:
+    cells that fit, negative. ``cells``: of the task on the node. ``busy``: workers to wait for. ``position``: of the
+    node.
     """
 
+    slow: int
     moved: int
     incidents: int
     room: int
@@ -107,6 +128,7 @@ class _DomainKey(NamedTuple):
     ``cramped``: 1 if the domain lacks room for a replica, else 0. ``in_domain``: cells of the task in the domain.
     """
 
+    slow: int
     moved: int
     cramped: int
     incidents: int
@@ -188,7 +210,11 @@ class CellChooser:
         own = self._own.get(node, ())
         idle = room.idle.get(node, ())
         ready = len(own) + (sum(worker not in own for worker in idle) if own else len(idle))
+        slow = 0
+        if request.slow:
+            slow = sum(worker in request.slow for worker in self._ordered(node)[: request.tensor])
         return _NodeKey(
+            slow=slow,
             moved=request.tensor - min(request.tensor, len(own)),
             incidents=room.incidents.get(node, 0),
             room=-min(capacity, request.pipeline),
@@ -211,6 +237,7 @@ class CellChooser:
             return None
         key = top[0]
         return _DomainKey(
+            slow=key.slow,
             moved=key.moved,
             cramped=int(self._cells[domain] < self._request.pipeline),
             incidents=key.incidents,
@@ -226,23 +253,25 @@ class CellChooser:
         """Return the node for the next cell: fewest workers moved, then nearest to the neighbour, then the best."""
         while self._domains and self._domain_keys.get(self._domains[0].domain) != self._domains[0]:
             heapq.heappop(self._domains)
-        candidates: list[tuple[int, int, str]] = []
+        candidates: list[tuple[int, int, int, str]] = []
         if neighbour is not None:
             if neighbour in self._keys:
-                candidates.append((self._keys[neighbour].moved, 0, neighbour))
+                key = self._keys[neighbour]
+                candidates.append((key.slow, key.moved, 0, neighbour))
             near = self._top(self._room.domain(neighbour))
             if near is not None:
-                candidates.append((near[0].moved, 1, near[1]))
+                candidates.append((near[0].slow, near[0].moved, 1, near[1]))
         if self._domains:
             top = self._top(self._domains[0].domain)
             if top is not None:
-                candidates.append((top[0].moved, 2, top[1]))
-        return min(candidates)[2] if candidates else None
+                candidates.append((top[0].slow, top[0].moved, 2, top[1]))
+        return min(candidates)[3] if candidates else None
 
     def _ordered(self, node: str) -> list[str]:
-        """Return the free workers of a node: the task's own, then idle ones, then busy ones."""
+        """Return the free workers of a node: the task's own, then idle ones, then busy ones; slow ones last of all."""
         own = self._own.get(node, [])
-        return [*own, *(worker for worker in self._room.at(node) if worker not in own)]
+        found = [*own, *(worker for worker in self._room.at(node) if worker not in own)]
+        return sorted(found, key=self._request.slow.__contains__) if self._request.slow else found
 
     def _remove(self, node: str, workers: Collection[str]) -> None:
         """Remove workers of a node from the room and from the task's own."""

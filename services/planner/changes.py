@@ -17,6 +17,7 @@ from collections.abc import Collection, Sequence, Set
 from typing import Literal, NamedTuple
 
 from services.planner.state import State, Task, node_of, without
+from services.planner.task_deals import shares_of
 from services.planner.throughput_tables import layout_of
 from shared.plans import Layout, Member, Stage, TaskChange
 
@@ -120,11 +121,17 @@ def _move_live(
     alone = complete or _are_replicas(task)
     interrupted = _interrupted(task, complete=complete) if disturbed(task) and alone else None
     sources: dict[str, Source] = {worker: "live" if worker in kept else "take" for worker in workers}
+    shares = _shares(state, task, layout, workers)
     target = None
-    if interrupted is None or list(workers) != current(task) or not _same_split(interrupted.layout, layout):
+    if (
+        interrupted is None
+        or list(workers) != current(task)
+        or not _same_split(interrupted.layout, layout)
+        or interrupted.shares != shares
+    ):
         generation = (interrupted.generation if interrupted else task.generation) + 1
         whole = complete or interrupted is not None
-        target = _stage(task, "boundary", generation, layout, sources, complete=whole)
+        target = _stage(task, "boundary", generation, layout, sources, complete=whole, shares=shares)
     failed = _failed(state, task, kept)
     return TaskChange(
         task=task.name,
@@ -139,6 +146,14 @@ def _move_live(
         prepare=list(without(workers, kept)),
         target=target,
     )
+
+
+def _shares(state: State, task: Task, layout: Layout, workers: Sequence[str]) -> list[int]:
+    """Return how the micro-batches of a stage are dealt: as the question says, or as before by the same members."""
+    dealt = state.arrangement.dealt.get(task.name) if state.arrangement is not None else None
+    if dealt is None:
+        return list(task.shares) if tuple(workers) == task.members and layout == task.layout else []
+    return shares_of(state, task, layout, workers) if dealt and len(workers) == len(task.members) else []
 
 
 def _same_split(one: Layout, other: Layout) -> bool:
@@ -216,7 +231,8 @@ def _interrupted(task: Task, *, complete: bool) -> Stage:
     data = len(members) // (tensor * pipeline)
     layout = Layout(tensor=tensor, pipeline=pipeline, data=data, micro_batch=task.spec.batch.micro)
     sources: dict[str, Source] = dict.fromkeys(members, "live")
-    return _stage(task, "interrupted", task.generation + 1, layout, sources, complete=complete)
+    shares = list(task.shares) if tuple(members) == task.members else []
+    return _stage(task, "interrupted", task.generation + 1, layout, sources, complete=complete, shares=shares)
 
 
 def _stage(
@@ -227,6 +243,7 @@ def _stage(
     sources: dict[str, Source],
     *,
     complete: bool = True,
+    shares: Sequence[int] = (),
 ) -> Stage:
     """Return a stage of these workers, in rank order.
 
@@ -242,6 +259,7 @@ def _stage(
         ],
         checkpoint="" if complete and "checkpoint" not in sources.values() else task.checkpoint,
         complete=complete,
+        shares=list(shares),
     )
 
 

@@ -6,6 +6,7 @@
     submitted, ended, node  the solver divides the cluster anew
     node is drained         the same, without its workers; a task whose state cannot move saves it and waits
     task is paused          the solver divides the cluster anew: nodes may have joined while the task saved its state
+    worker slowed           the solver divides the cluster anew, and weighs how slow workers are used
     starving                the solver divides the cluster anew, with the starving task before running ones
     stop requested          the task drains, writes a checkpoint and ends
     stop refused            its state could not be saved: the task goes on, or ends without it if a user wants that
@@ -24,6 +25,7 @@ from services.planner.blame import blamed_node, blamed_task, is_stale
 from services.planner.changes import can_save, end, leave, move
 from services.planner.closed_nodes import has_processes, has_to_save
 from services.planner.reconfigure import Reconfiguration, Solve, reconfigure, same_workers
+from services.planner.slow_workers import is_answered
 from services.planner.state import State, Task
 from shared.events import (
     ErrorDetected,
@@ -43,6 +45,7 @@ from shared.events import (
     TaskStopRefused,
     TaskStopRequested,
     TaskSubmitted,
+    WorkerSlowed,
     derived_id,
 )
 from shared.planning.solver import solve_with_alternatives
@@ -52,7 +55,7 @@ from shared.severities import Severity
 SERVICE = "planner"
 """Name of this service in the ids of the events that it derives from a cause (``derived_id``)."""
 
-DECIDER = 3
+DECIDER = 4
 """Number of this decision code; every plan carries it.
 
 Raise it by one in every change after which some log would be decided differently, or the same decision written in
@@ -139,6 +142,8 @@ def _draft(state: State, event: EventBase) -> _Draft | None:
             return _draining(state, event)
         case ErrorDetected():
             return _error(state, event)
+        case WorkerSlowed():
+            return _slowed(state, event)
         case _:
             return None
 
@@ -158,6 +163,14 @@ def _draining(state: State, event: NodeDraining) -> _Draft:
         why = f"not gone after {event.timeout_s:g} s" if event.save else "its state cannot move"
         draft.changes.append(leave(state, task, "pause", f"node {event.node} is drained; {why}"))
     return draft if event.save else _ask(state, draft, f"node {event.node} is drained")
+
+
+def _slowed(state: State, event: WorkerSlowed) -> _Draft | None:
+    """Answer a worker that became slower, or as fast again; not one on trial, nor one of a node that is not used."""
+    if not is_answered(state, event):
+        return None
+    how = f"is {event.slowdown:.3g} x slower than its peers" if event.slowdown > 1.0 else "is as fast as its peers"
+    return _ask(state, _Draft(Trigger.WORKER_SLOWED), f"worker {event.worker} {how}")
 
 
 def _stop(state: State, event: TaskStopRequested) -> _Draft:
@@ -288,6 +301,7 @@ def _events(state: State, event: EventBase, at: datetime, draft: _Draft, *, dige
         solution=solved.solution if solved else None,
         alternatives=[other.without_terms() for other in solved.alternatives] if solved else [],
         tables=solved.tables if solved else {},
+        slow=solved.slow if solved else None,
     )
     return [plan, *_stops(event, at, draft.stopped)]
 

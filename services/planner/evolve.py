@@ -24,6 +24,7 @@ from services.planner.nodes import (
     lose_workers,
     return_node,
 )
+from services.planner.slow_workers import is_slowed, slow_worker
 from services.planner.state import State, Task
 from shared.events import (
     ClusterConfigured,
@@ -46,6 +47,7 @@ from shared.events import (
     TaskStopRefused,
     TaskStopRequested,
     TaskSubmitted,
+    WorkerSlowed,
 )
 from shared.severities import Severity
 
@@ -134,7 +136,8 @@ def _progressed(state: State, event: TaskProgressed, at: datetime) -> State:
     layout = task.trained.get(event.generation)
     if event.step_s > 0.0:
         changes["step_s"] = event.step_s
-        if layout is not None:
+        # The table has what a task achieves without slow workers; the slowdown is taken from it apart.
+        if layout is not None and not task.shares and not is_slowed(state, task):
             changes["measured"] = measure(state, task, layout, event.step_s)
     return state.with_task(task.model_copy(update=changes))
 
@@ -181,6 +184,7 @@ _FOLDS: dict[type[EventBase], Callable[[State, Any, datetime], State]] = {
     NodeDraining: drain_node,
     NodeReturned: return_node,
     ErrorDetected: _error,
+    WorkerSlowed: slow_worker,
     PlanDecided: make_plan,
     StateMoved: _moved,
 }

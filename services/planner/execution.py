@@ -73,6 +73,7 @@ def _changed(state: State, task: Task, change: TaskChange, plan: str, at: dateti
             "planned_at": at,
             "change": change,
             "layout": stage.layout if stage is not None else task.layout,
+            "shares": tuple(stage.shares) if stage is not None and moves else (),
             "idle_since": at if change.hold or change.action == "pause" else None,
             "idle_s": 0.0,
         }

@@ -34,6 +34,7 @@ from shared.events import (
     TaskStopRefused,
     TaskStopRequested,
     TaskSubmitted,
+    WorkerSlowed,
 )
 from shared.planning.solver import evaluate
 from shared.plans import Problem, Response, Solution, Stage, TaskChange, Trigger
@@ -57,6 +58,7 @@ TRIGGERS: dict[type[EventBase], Trigger] = {
     NodeDrained: Trigger.NODE_DRAINED,
     NodeReturned: Trigger.NODE_RETURNED,
     ErrorDetected: Trigger.ERROR,
+    WorkerSlowed: Trigger.WORKER_SLOWED,
 }
 """The trigger that a plan names, by the type of its cause."""
 
@@ -177,6 +179,12 @@ def _stage(before: State, change: TaskChange, stage: Stage) -> Iterator[str]:
         yield "a member is not on the node of its worker"
     if missing := [worker for worker in workers if not before.usable(worker)]:
         yield f"no usable node has the workers {', '.join(missing)}"
+    task = before.find(change.task)
+    if stage.shares and (len(stage.shares), sum(stage.shares)) != (
+        stage.layout.data,
+        task.spec.batch.micro_batches if task is not None else 0,
+    ):
+        yield f"shares {stage.shares}, not one for each replica that add up to the micro-batches"
     live = {member.worker for member in stage.members if member.source == "live"}
     if not live <= set(change.survivors):
         yield "a member brings state that it does not have"

@@ -5,6 +5,9 @@ a node that joins, the end of any task, the failure of any task for which no nod
 after the plan for the first. A worker that cannot be restarted takes its node with it, which is the same problem as the
 node's loss.
 
+Where there are slow workers, each way to use them is a problem (``slow_choices.py``). Those are solved ahead for all
+events but second losses and the last resort.
+
 The table is keyed by the content of the problem of each pool, that is, by everything the solver reads of it. So an
 answer can be missing but never wrong, and whether an answer was looked up or solved changes no byte of a plan.
 """
@@ -20,6 +23,7 @@ from services.planner.evolve import evolve
 from services.planner.next_events import NodeClasses, node_join, node_joins, node_loss, task_ends, task_failures
 from services.planner.node_problems import NodeProblems, PoolInputs, pool_inputs
 from services.planner.problem import horizons_s
+from services.planner.slow_choices import has_question, posed_states
 from services.planner.state import State
 from shared.errors import InvalidInput
 from shared.events import ErrorDetected, Event
@@ -125,7 +129,11 @@ def foreseen(
         event = node_loss(lost.node, at)
         after = evolve(state, event, at)
         posed = asked(after, event)
-        if posed is not None:
+        if posed is not None and has_question(posed):
+            states += posed_states(posed)
+            for way in posed_states(posed):
+                yield from pool_inputs(way, at, cache)
+        elif posed is not None:
             pools = pool_inputs(posed, at, cache)
             firsts.append((event, after, pools))
             states.append(posed)
@@ -133,13 +141,16 @@ def foreseen(
     others: list[Event] = [*node_joins(state, at), *task_ends(state, at), *task_failures(state, at)]
     for other in others:
         if (posed := asked(evolve(state, other, at), other)) is not None:
-            states.append(posed)
-            yield from pool_inputs(posed, at, cache)
+            for way in posed_states(posed):
+                states.append(way)
+                yield from pool_inputs(way, at, cache)
     later = at + timedelta(seconds=HORIZON_S)
     for posed in states:
         # The later problem differs from the present one only if D_running takes a step on its grid.
         if horizons_s(posed, at) != horizons_s(posed, later):
             yield from pool_inputs(posed, later, cache)
+    if has_question(state):
+        return
     yield from hits.of(state, present, lambda hit: node_join(state.nodes[hit.node], at))
     for event, after, pools in firsts:
         counts = [solved(inputs) for inputs in pools]

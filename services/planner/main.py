@@ -4,7 +4,7 @@
 
 ``Planner`` is the shell around the pure core: ``log_fold.Fold`` has the state and decides, ``lookahead.LookAhead``
 answers the solver's questions ahead of time, the journal appends the answers. Two tasks run beside the following of the
-log: one solves ahead, one logs that a task has waited too long.
+log: one solves ahead, one logs what timers are for (a task has waited too long, a worker's trial has ended).
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ import sys
 import time
 import uuid
 
-from services.planner.admission import due
-from services.planner.decide import SERVICE
 from services.planner.log_fold import Fold
 from services.planner.log_start import LogStart, check_decider, last_parameters, start_of
 from services.planner.logged_answers import LoggedAnswers
@@ -25,8 +23,9 @@ from services.planner.lookahead import LookAhead
 from services.planner.metrics import LOOKED_UP, NO_COUNTS, SOLVED, PlannerMetrics
 from services.planner.state import State
 from services.planner.state_snapshot import KEPT
+from services.planner.timers import next_timer
 from shared.errors import UnicronError
-from shared.events import ClusterConfigured, PlanDecided, Recorded, TaskStarving, derived_id
+from shared.events import ClusterConfigured, PlanDecided, Recorded
 from shared.log.state_snapshots import StateSnapshot
 from shared.log_lines import ids
 from shared.model import Clock, utc_now
@@ -135,17 +134,16 @@ class Planner:
             self._changed.set()
 
     async def keep_ageing(self) -> None:
-        """Append ``task.starving`` when a task has waited too long, until cancelled.
+        """Append the events of timers (``timers.py``) when their time has come, until cancelled.
 
         The first look comes after the log was folded to its end at the start: what is due before may be in the log.
         """
         while True:
             await self._aged.wait()
             self._aged.clear()
-            waits = due(self.fold.state)
-            if not waits:
+            first = next_timer(self.fold.state)
+            if first is None:
                 continue
-            first = waits[0]
             remaining_s = (first.at - self._clock()).total_seconds()
             if remaining_s > 0.0:
                 with contextlib.suppress(TimeoutError):
@@ -153,18 +151,16 @@ class Planner:
                         await self._aged.wait()
                 self._aged.set()
                 continue
-            starving = TaskStarving(
-                event_id=derived_id(first.cause, SERVICE, f"starving/{first.task}"),
-                occurred_at=first.at,
-                task=first.task,
-                since=first.since,
-            )
-            # The next wait is looked at when the log has delivered this event and it was answered.
+            # The next timer is looked at when the log has delivered this event and it was answered.
             try:
-                await self._journal.append([starving])
+                await self._journal.append([first.event])
             except UnicronError as err:
                 logger.warning(
-                    "cannot log that task %s is starving: %s; again", first.task, err.detail, extra=ids(first)
+                    "cannot log %s of task %s: %s; again",
+                    first.event.type,
+                    first.event.task,
+                    err.detail,
+                    extra=ids(first.event),
                 )
                 await asyncio.sleep(RETRY_S)
                 self._aged.set()

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from services.planner.blame import blamed_node
+from services.planner.slow_workers import forget_slowness
 from services.planner.state import Node, State, node_of, without
 from shared.events import ErrorDetected, NodeAdopted, NodeCordoned, NodeDraining, NodeJoined, NodeLeft, NodeReturned
 from shared.severities import ErrorKind, Severity
@@ -33,6 +34,7 @@ def join_node(state: State, event: NodeJoined, at: datetime) -> State:
         elsewhere = tuple(worker for worker in task.occupied if node_of(worker) != node.name)
         if len(elsewhere) < len(task.occupied):
             state = state.with_changed(task.name, occupied=elsewhere)
+    state = forget_slowness(state, node.workers if old is None else (*old.workers, *node.workers))
     nodes = {**state.nodes, node.name: node}
     return state.model_copy(update={"nodes": nodes, "kinds": _counted(state.kinds, old, node)})
 
@@ -67,7 +69,7 @@ def lose_node(state: State, name: str, event: ErrorDetected, at: datetime) -> St
     reason = f"{event.kind.value} ({event.incident})"
     state = _with_node(state, node, usable=False, since=at, reason=reason, away=away)
     state = state.model_copy(update={"losses": state.losses + 1})
-    return lose_workers(state, node.workers)
+    return lose_workers(forget_slowness(state, node.workers), node.workers)
 
 
 def leave_node(state: State, event: NodeLeft, at: datetime) -> State:
@@ -78,7 +80,7 @@ def leave_node(state: State, event: NodeLeft, at: datetime) -> State:
     if node.usable:
         state = _with_usable_time(state, node, at)
     state = _with_node(state, node, usable=False, since=at, reason=f"left: {event.reason}", away=True)
-    return lose_workers(state, node.workers)
+    return lose_workers(forget_slowness(state, node.workers), node.workers)
 
 
 def cordon_node(state: State, event: NodeCordoned, at: datetime) -> State:

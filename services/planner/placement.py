@@ -9,7 +9,9 @@ replicas (p cells, one for each pipeline stage); ranks follow at the end. In thi
    New members come last, so that the lowest ranks have the state. A task that shrinks first gives up workers that
    lost their process, then those that others can use (not on cordoned nodes), then those on lemons (nodes of many
    incidents), then those of the node or domain of which it has most.
+   Before all of these come its slow workers, which hold it up.
 3. A replica stays within one failure domain, and consecutive stages on the same node or on neighbouring nodes.
+   A slow worker that the task may have is taken last.
 4. Nodes of few incidents are filled first, so that lemons remain as spares.
 5. Replicas go where the task has fewest, by node, then by domain.
 6. Idle workers come before workers that another task gives up in the same plan, because a process can start on an
@@ -55,7 +57,10 @@ def place(
     placed = {}
     # Large groups first: small groups fit into the room that large ones leave.
     for request in sorted(requests, key=lambda w: (-w.tensor, -w.tensor * w.pipeline, w.name)):
+        slow = [worker for worker in request.slow if worker not in reserved]
+        room.add(slow, busy)
         full = _fill(request, replicas[request.name], room)
+        room.discard(slow)
         workers = [w for stage in range(request.pipeline) for replica in full for w in replica[stage]]
         crossing = 0
         if request.tensor > 1:
@@ -108,8 +113,9 @@ def _best(
         domain = nodes[node].domain
         without_state = sum(worker not in owners for worker in workers)
         failed = sum(incidents.get(name, 0) for name in {node_of(worker) for worker in workers})
+        slowdown = max((request.slow.get(worker, 1.0) for worker in workers), default=1.0)
         for_all = reserved.isdisjoint(workers)
-        keys.append((without_state, for_all, failed, on_node.get(node, 0), in_domain.get(domain, 0), index))
+        keys.append((slowdown, without_state, for_all, failed, on_node.get(node, 0), in_domain.get(domain, 0), index))
         on_node[node] = on_node.get(node, 0) + 1
         in_domain[domain] = in_domain.get(domain, 0) + 1
     return [whole[index] for index in sorted(key[-1] for key in sorted(keys)[:data])]

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from services.planner.admission import admit, called
 from services.planner.closed_nodes import closed_workers, draining_members
 from services.planner.corrections import correction
 from services.planner.pools import pool_sizes, settle
+from services.planner.slow_workers import taken_members
 from services.planner.state import State, Task
+from services.planner.task_deals import posed_slowdown
 from services.planner.throughput import flop_per_step
 from services.planner.throughput_tables import table_of, throughput_of
 from services.planner.transition_costs import on_grid, transition_cost
-from shared.plans import Problem, TaskProblem
+from shared.plans import Problem, Solution, TaskProblem
+
+Solve = Callable[[Problem], tuple[Solution, list[Solution]]]
+"""Answers a problem with the best assignment and the alternatives (``solver.solve_with_alternatives``)."""
 
 
 def build_problem(state: State, at: datetime) -> Problem:
@@ -54,11 +60,13 @@ def withheld_workers(state: State) -> set[str]:
     """Return the usable workers that no plan may give to a task.
 
     These are the workers on which a stopping task still has a process, unless they are planned for another task, and
-    those of closed nodes.
+    those of closed nodes. In a question about slow workers, also those of them that it leaves out.
     """
     withheld = {w for task in state.tasks.values() if task.life == "stopping" for w in task.occupied}
     if withheld:
         withheld -= {w for task in state.tasks.values() for w in task.members}
+    if state.arrangement is not None:
+        withheld |= {worker for worker, task in state.arrangement.used.items() if not task}
     return withheld | closed_workers(state)
 
 
@@ -94,6 +102,8 @@ def task_problem(state: State, task: Task, pool: str, workers: int, failure_s: f
     rate = table.get(current)
     in_table = rate == (whole.throughput.get(current) if current <= workers else None)
     cost = transition_cost(state, task)
+    dealt_anew = state.arrangement is not None and task.name in state.arrangement.dealt
+    is_hit = bool(task.lost) or task.broken or bool(draining_members(state, task))
     # Built without validation: a table has thousands of entries, and all values come from validated models.
     return TaskProblem.model_construct(
         name=task.name,
@@ -101,7 +111,7 @@ def task_problem(state: State, task: Task, pool: str, workers: int, failure_s: f
         necessary=task.spec.workers.min,
         maximum=maximum,
         current=current,
-        faulted=bool(task.lost) or task.broken or bool(draining_members(state, task)),
+        faulted=is_hit or bool(taken_members(state, task)) or dealt_anew,
         transition_s=cost.transition_s,
         transition_to_s=cost.to_s,
         staying=cost.staying,
@@ -114,6 +124,7 @@ def task_problem(state: State, task: Task, pool: str, workers: int, failure_s: f
         table=whole.sha256,
         current_flop_per_s=None if in_table else rate,
         reload_s=cost.reload_s,
+        slowdown=posed_slowdown(state, task, task.pool),
     )
 
 

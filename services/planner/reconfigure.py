@@ -6,8 +6,8 @@ turns workers into stages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from services.planner.admission import called, queued_reason
@@ -16,14 +16,14 @@ from services.planner.changes import leave, move
 from services.planner.closed_nodes import reserved_workers, without_cordons
 from services.planner.logged_tables import unlogged_tables
 from services.planner.placement import Placed, place
+from services.planner.problem import Solve as Solve
 from services.planner.problem import build_problem, wanting, withheld_workers
+from services.planner.slow_choices import has_question, ranking
+from services.planner.slow_workers import lent_workers, slowdown_of, taken_members
 from services.planner.state import State, Task, node_of, without
 from services.planner.throughput_tables import layout_of
 from shared.planning.waf import touches
-from shared.plans import LoggedTable, Problem, Solution, TaskChange
-
-Solve = Callable[[Problem], tuple[Solution, list[Solution]]]
-"""Answers a problem with the best assignment and the alternatives (``solver.solve_with_alternatives``)."""
+from shared.plans import LoggedTable, Problem, SlowWorkers, Solution, TaskChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Reconfiguration:
     """The solver's answer and what follows from it.
 
     ``changes``: of the tasks that are touched. ``queued``: why each task without workers has none. ``tables``: the
-    throughput tables of the problem that the log does not have yet, by digest.
+    throughput tables of the problem that the log does not have yet, by digest. ``slow``: how slow workers are used.
     """
 
     changes: list[TaskChange]
@@ -40,6 +40,7 @@ class Reconfiguration:
     solution: Solution
     alternatives: list[Solution]
     tables: dict[str, LoggedTable]
+    slow: SlowWorkers | None = None
 
 
 def reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfiguration:
@@ -57,8 +58,23 @@ def reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfigu
 
 
 def _reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfiguration:
-    problem = build_problem(state, at)
-    solution, alternatives = solve(problem)
+    if not has_question(state):
+        problem = build_problem(state, at)
+        return _carried_out(state, at, why, problem, *solve(problem))
+    ranked = ranking(state, at, solve)
+    for choice in ranked.choices:
+        try:
+            found = _carried_out(choice.state, at, why, choice.problem, choice.solution, choice.alternatives)
+        except NoRoom:
+            continue  # it needs a slow worker at a place where another task has to be
+        return replace(found, slow=ranked.logged(choice))
+    raise NoRoom("no way to use the slow workers has room for all tasks")
+
+
+def _carried_out(
+    state: State, at: datetime, why: str, problem: Problem, solution: Solution, alternatives: list[Solution]
+) -> Reconfiguration:
+    """Return what follows from a solution, with workers for all tasks that it changes."""
     problems = {task.name: task for task in problem.tasks}
     touched = [
         task.model_copy(update={"pool": problems[task.name].pool})
@@ -80,12 +96,21 @@ def _reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfig
 def _change(state: State, task: Task, count: int, placed: Placed, why: str) -> TaskChange | None:
     """Return the change that gives the task its count; None for a task that has no worker and gets none."""
     counts = f"{len(task.members)} -> {count} workers" if count != len(task.members) else f"{count} workers as before"
-    reason = f"{why}; {counts}"
+    reason = f"{why}; {counts}{_about_slow(state, task, placed)}"
     if count == 0:
         return leave(state, task, "pause", reason) if task.members or task.live_owners else None
     if placed.crossing:
         reason = f"{reason}; {placed.crossing} tensor groups span nodes: no node has room for a whole one"
     return move(state, task, placed.workers, reason)
+
+
+def _about_slow(state: State, task: Task, placed: Placed) -> str:
+    """Return what becomes of slow workers of the task, in words."""
+    mine, dealt = lent_workers(state, task), state.arrangement is not None and task.name in state.arrangement.dealt
+    texts = [f"{w} is {slowdown_of(state, w):.3g} x slower and left out" for w in taken_members(state, task)]
+    texts += [f"{w} is {mine[w]:.3g} x slower and used" for w in placed.workers if w in mine]
+    texts += ["micro-batches are dealt anew"] if dealt else []
+    return "".join(f"; {text}" for text in texts)
 
 
 def worker_order(state: State, task: Task, planned: Mapping[str, str] | None = None) -> list[str]:
@@ -130,6 +155,7 @@ def _place(state: State, touched: list[Task], problem: Problem, solution: Soluti
         within = {worker for workers in room.values() for worker in workers}
         mine = [task for task in touched if not problem.pools or task.pool == pool]
         reserved = {task.name: _reserved(state, task, pool) for task in mine}
+        slow = {task.name: _slow(state, task, pool) for task in mine}
         layouts = {task.name: layout_of(state, task, solution.assignment[task.name]) for task in mine}
         requests = [
             PlacementRequest(
@@ -137,10 +163,15 @@ def _place(state: State, touched: list[Task], problem: Problem, solution: Soluti
                 count=solution.assignment[task.name],
                 tensor=layouts[task.name].tensor,
                 pipeline=layouts[task.name].pipeline,
-                keep=[w for w in worker_order(state, task, planned) if w in within or w in reserved[task.name]],
+                keep=[
+                    w
+                    for w in worker_order(state, task, planned)
+                    if w in within or w in reserved[task.name] or w in slow[task.name]
+                ],
                 reserved=reserved[task.name],
                 owners=frozenset(task.live_owners),
                 ranks=task.members,
+                slow=slow[task.name],
             )
             for task in mine
         ]
@@ -150,14 +181,23 @@ def _place(state: State, touched: list[Task], problem: Problem, solution: Soluti
 
 def _reserved(state: State, task: Task, pool: str) -> frozenset[str]:
     """Return the task's workers on cordoned nodes of a pool."""
-    found = reserved_workers(state, task)
+    taken = set(taken_members(state, task))
+    found = [worker for worker in reserved_workers(state, task) if worker not in taken]
     return frozenset(w for w in found if pool in ("", state.nodes[node_of(w)].hardware))
+
+
+def _slow(state: State, task: Task, pool: str) -> dict[str, float]:
+    """Return the slow workers of a pool that the task, and no other, may have, with their slowdowns."""
+    mine = lent_workers(state, task)
+    return {w: slowdown for w, slowdown in mine.items() if pool in ("", state.nodes[node_of(w)].hardware)}
 
 
 def _free(state: State, names: Collection[str]) -> dict[str, list[str]]:
     """Return, by node, the workers that the named tasks may have: those that no other task keeps."""
     fixed = set[str]().union(*(task.members for task in state.tasks.values() if task.name not in names))
     fixed |= withheld_workers(state)
+    if state.arrangement is not None:
+        fixed |= state.arrangement.used.keys()  # those in use are in their tasks' requests
     found = {}
     for name, node in state.nodes.items():
         if node.open and not fixed.issuperset(node.workers):

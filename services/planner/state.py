@@ -21,7 +21,7 @@ from shared.events import ClusterConfigured
 from shared.model import Model, made
 from shared.plans import Layout, LoggedTable, TaskChange
 from shared.settings import Settings
-from shared.state_codec import PairMap, StateCodec
+from shared.state_codec import PairMap, StateCodec, Unlogged
 from shared.tasks import TaskSpec
 
 TransitionKind: TypeAlias = Literal["survivors", "newcomers", "restore", "pause"]
@@ -77,6 +77,41 @@ class Node(_Value):
         return self.usable and not self.cordoned and not self.draining
 
 
+class Trial(_Value):
+    """The time in which a worker that is as fast again is not trusted yet.
+
+    ``ends_at``: when it is. ``cause``: id of the event that called it as fast. ``task``, ``generation``: of that event.
+    """
+
+    ends_at: datetime
+    cause: str
+    task: str
+    generation: int
+
+
+class SlowWorker(_Value):
+    """A worker that is slow, or was within the time for which that is remembered (``slow_workers.py``).
+
+    ``slowdown``: what decisions use; 1.0: it is as fast as its peers. ``began``: when it became slow, the remembered
+    times, ascending. ``trial``: set while it is as fast again and not trusted yet.
+    """
+
+    slowdown: float
+    began: tuple[datetime, ...] = ()
+    trial: Trial | None = None
+
+
+class Arrangement(_Value):
+    """One way to use the slow workers, as a question to the solver poses it (``slow_choices.py``).
+
+    ``used``: the task that may have each slow worker; empty: none. ``dealt``: tasks whose micro-batches are dealt anew:
+    by speed, or else equally.
+    """
+
+    used: dict[str, str] = Field(default_factory=dict)
+    dealt: dict[str, bool] = Field(default_factory=dict)
+
+
 class Wait(_Value):
     """A task's wait for workers, and its turn after that.
 
@@ -120,6 +155,7 @@ class Task(_Value):
         trained: the hardware and layout of its newest generations.
         measured: throughput corrections: measured is 1.1 ** exponent times the modelled throughput.
         lose_steps: whether a user wants it to stop also if its state cannot be saved.
+        shares: how many micro-batches each data-parallel replica of its newest stage computes; empty: equally many.
         number: of the task's first submission, among all tasks.
     """
 
@@ -149,6 +185,7 @@ class Task(_Value):
     trained: dict[int, HardwareLayout] = Field(default_factory=dict)
     measured: PairMap[HardwareLayout, int] = Field(default_factory=dict)
     lose_steps: bool = False
+    shares: tuple[int, ...] = ()
     number: int = 0
 
     @property
@@ -219,6 +256,8 @@ class State(_Value):
         incidents: number of SEV1 and SEV2 incidents of each node over all its incarnations.
         transitions: number of measured transitions of running tasks, and the sum of their seconds, by kind.
         tables: the throughput tables of the newest problem, by digest; the log has them (``logged_tables.py``).
+        slow: workers that are slow, or were.
+        arrangement: how a question uses them; None outside questions.
     """
 
     config: ClusterConfigured | None = None
@@ -233,6 +272,8 @@ class State(_Value):
     incidents: dict[str, int] = Field(default_factory=dict)
     transitions: dict[TransitionKind, tuple[int, float]] = Field(default_factory=dict)
     tables: dict[str, LoggedTable] = Field(default_factory=dict)
+    slow: dict[str, SlowWorker] = Field(default_factory=dict)
+    arrangement: Unlogged[Arrangement | None] = None
 
     def parameter(self, name: str) -> float:
         """Return a parameter of decisions: the logged value, or the default before any configuration was logged."""

@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from services.planner.closed_nodes import draining_members
+from services.planner.slow_workers import taken_members
 from services.planner.state import State, Task, TransitionKind, node_of
 from services.planner.throughput_tables import table_of
 from shared.planning.performance import hardware
@@ -69,7 +70,7 @@ def transition_cost(state: State, task: Task) -> TransitionCost:
     to_s |= dict.fromkeys(reloading, reload_s)
     survivors_s = on_grid(_estimate_s(state, task, "survivors"))
     newcomers_s = on_grid(_estimate_s(state, task, "newcomers"))
-    leaving = {*task.lost, *draining_members(state, task)}
+    leaving = {*task.lost, *draining_members(state, task), *taken_members(state, task)}
     staying = len(task.members) - len(leaving.intersection(task.members))
     added_s = max(0.0, newcomers_s - survivors_s)
     return TransitionCost(survivors_s, to_s, staying, added_s, reload_s if reloading else None)

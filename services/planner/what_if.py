@@ -14,11 +14,13 @@ from typing import NamedTuple
 
 from pydantic import Field
 
+from services.planner.dealing import replica_slowdowns, slowdown_of_deal
 from services.planner.decide import DECIDER, decide
 from services.planner.evolve import evolve
 from services.planner.log_fold import Fold
+from services.planner.slow_workers import slowdown_of
 from services.planner.sources import AnsweredRows, Source
-from services.planner.state import State, node_of
+from services.planner.state import State, Task, node_of
 from services.planner.throughput_tables import throughput_of
 from services.planner.what_if_inputs import Inputs
 from shared.errors import InvalidInput
@@ -119,10 +121,11 @@ class Comparison(Model):
 
 
 class _Allocation(NamedTuple):
-    """Workers by task once a plan is made, and the kind of hardware of each task's."""
+    """Workers by task once a plan is made, the kind of each task's workers, and by how much slow ones hold it up."""
 
     counts: dict[str, int]
     kinds: dict[str, str]
+    slowdowns: dict[str, float]
 
 
 def compare(source: Source, inputs: Inputs) -> Comparison:
@@ -287,7 +290,15 @@ def _allocation(state: State, answer: Sequence[Event], at: datetime) -> _Allocat
         state = evolve(state, event, at)
     tasks = {name: task for name, task in sorted(state.tasks.items()) if task.members}
     kinds = {name: state.nodes[node_of(task.members[0])].hardware for name, task in tasks.items()}
-    return _Allocation({name: len(task.members) for name, task in tasks.items()}, kinds)
+    slowdowns = {name: _slowdown(state, task) for name, task in tasks.items()}
+    return _Allocation({name: len(task.members) for name, task in tasks.items()}, kinds, slowdowns)
+
+
+def _slowdown(state: State, task: Task) -> float:
+    slowdowns = {worker: slowdown_of(state, worker) for worker in task.members}
+    if task.shares and task.layout is not None:
+        return slowdown_of_deal(task.shares, replica_slowdowns(task.layout, task.members, slowdowns))
+    return max(slowdowns.values())
 
 
 def _decision(answer: Sequence[Event]) -> object:
@@ -298,7 +309,11 @@ def _decision(answer: Sequence[Event]) -> object:
             found.append(event.type)
             continue
         changes = [
-            (change.task, change.action, [[member.worker for member in stage.members] for stage in change.stages])
+            (
+                change.task,
+                change.action,
+                [([member.worker for member in stage.members], stage.shares) for stage in change.stages],
+            )
             for change in event.changes
         ]
         found.append((event.response, changes, sorted(event.queued)))
@@ -310,7 +325,9 @@ def _response(answer: Sequence[Event]) -> Response:
 
 
 def _waf_flop_per_s(state: State, allocation: _Allocation) -> float:
-    """Return the WAF of an allocation: weight times T of each task, by the tables of the moment; 0 below its minimum.
+    """Return the WAF of an allocation: weight times T of each task, by the tables and slowdowns of the moment.
+
+    A task below its minimum has 0.
 
     Workers beyond a useful count add nothing.
     """
@@ -320,5 +337,5 @@ def _waf_flop_per_s(state: State, allocation: _Allocation) -> float:
         if count >= task.spec.workers.min:
             table = throughput_of(state, task, count)
             rate = max((table[useful] for useful in table if useful <= count), default=0.0)
-            total += task.spec.weight * rate
+            total += task.spec.weight * rate / allocation.slowdowns[name]
     return total

@@ -86,6 +86,7 @@ class Inputs:
                 transition_s=np.array([task.transition_s for task in tasks], np.float64),
                 staying=np.array([task.staying for task in tasks], np.int64),
                 newcomers_s=np.array([task.newcomers_s for task in tasks], np.float64),
+                slowdown=np.array([task.slowdown for task in tasks], np.float64),
             ),
             TransitionArrays(
                 _starts([len(to) for to in transitions]),

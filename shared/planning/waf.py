@@ -9,7 +9,15 @@ from shared.plans import TaskProblem, Term
 
 
 def waf_flop_per_s(task: TaskProblem, workers: int) -> float:
-    """Return F(t, x), weighted FLOP/s: ``weight * T(t, x)`` from ``necessary`` workers on (at least 1), else 0."""
+    """Return F(t, x), weighted FLOP/s: ``weight * T(t, x) / slowdown`` from ``necessary`` workers on (at least 1).
+
+    Below that count it is 0.
+    """
+    return _full_flop_per_s(task, workers) / task.slowdown
+
+
+def _full_flop_per_s(task: TaskProblem, workers: int) -> float:
+    """Return F(t, x) as it would be without a slow worker."""
     if workers < max(1, task.necessary):
         return 0.0
     return task.weight * task.throughput.get(workers, 0.0)
@@ -31,11 +39,13 @@ def transition_s(task: TaskProblem, workers: int) -> float:
 def term(task: TaskProblem, workers: int) -> Term:
     """Return the task's part of the objective, in weighted FLOP.
 
-    G(t, x') = F(t, x') * D_running - [touched] * F(t, x) * D_transition, where x is the count before the fault.
+    G(t, x') = F(t, x') * D_running - [touched] * F(t, x) * D_transition, where x is the count before the fault. What a
+    transition costs is counted at full speed also of a task that a slow worker holds up: so the value of a plan never
+    rises with a slowdown.
     """
     rate = waf_flop_per_s(task, workers)
     reward = rate * task.running_s
-    penalty = waf_flop_per_s(task, task.current) * transition_s(task, workers) if touches(task, workers) else 0.0
+    penalty = _full_flop_per_s(task, task.current) * transition_s(task, workers) if touches(task, workers) else 0.0
     return Term(
         name=task.name,
         workers=workers,

@@ -208,6 +208,31 @@ def adopted_node(python: Path, run_dir: Path) -> None:
         cluster.ends("kept", "stopped")
 
 
+def slow_worker(python: Path, run_dir: Path) -> None:
+    """Record a worker that is slow, is replaced and comes back, a deal by speed, an anomaly, and a fault on request."""
+    with running(python, run_dir) as cluster:
+        cluster.submit("held-up", steps=100_000, workers={"min": 1, "max": 3}, batch={"global": 24, "micro": 1})
+        cluster.reaches("held-up", 10)
+        slow = cluster.worker("held-up", 0)
+        cluster.slows("held-up", slow, 2.0)
+        cluster.reaches("held-up", 10)
+        cluster.slows("held-up", slow, 1.0)  # the plan comes when its trial ends
+        # All workers are in use now, so another slow one gets fewer micro-batches.
+        cluster.submit("beside", steps=100_000, workers={"min": 1, "max": 1})
+        cluster.reaches("beside", 5)
+        cluster.slows("held-up", cluster.worker("held-up", 1), 1.5)
+        cluster.reaches("held-up", 10)
+        cluster.kill_rank("held-up", 2)
+        cluster.reaches("held-up", 10)
+        place = {"task": "held-up", "generation": cluster.task("held-up")["generation"], "step": 1}
+        numbers = {"value": 9.0, "expected": 3.0, "detected_at": cluster.now()}
+        cluster.observes(type="anomaly.observed", kind="loss-spike", **place, **numbers)
+        cluster.observes(type="fault.injected", fault="slow", task="held-up", rank=1, actor="uid/0")
+        for name in ("held-up", "beside"):
+            cluster.stop(name)
+            cluster.ends(name, "stopped")
+
+
 COURSES: dict[str, Callable[[Path, Path], None]] = {
     "demo": demo,
     "every-event": every_event,
@@ -215,6 +240,7 @@ COURSES: dict[str, Callable[[Path, Path], None]] = {
     "unsaved": unsaved,
     "drained-node": drained_node,
     "adopted-node": adopted_node,
+    "slow-worker": slow_worker,
 }
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import time
+import uuid
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,18 @@ WAIT_S = 180.0
 
 POLL_S = 0.2
 
+APPENDS = """\
+import sys
+
+from shared.events import EVENT
+from shared.log.log import EventLog
+
+log = EventLog(sys.argv[1])
+log.append([EVENT.validate_json(line) for line in sys.stdin])
+log.close()
+"""
+"""A program of the recorded code that appends events to its log; a service relays them within a second."""
+
 Answer = dict[str, Any]
 """What the REST interface answers."""
 
@@ -26,8 +41,9 @@ Answer = dict[str, Any]
 class Cluster:
     """A running ``unicron up``, asked and answered over REST."""
 
-    def __init__(self, stack: psutil.Process, url: str, corpus: Path) -> None:
+    def __init__(self, stack: psutil.Process, url: str, corpus: Path, python: Path) -> None:
         self._stack = stack
+        self._python = python
         self._corpus = corpus
         self._client = httpx.Client(base_url=url, timeout=30.0, trust_env=False)
 
@@ -78,6 +94,39 @@ class Cluster:
         pid = next(r["pid"] for r in self.task(name)["ranks"] if r["rank"] == rank)
         print(f"kills rank {rank} of {name}", flush=True)
         os.kill(pid, signal.SIGKILL)
+
+    def worker(self, name: str, rank: int) -> str:
+        """Return the worker of a rank of a task."""
+        return next(str(r["worker"]) for r in self.task(name)["ranks"] if r["rank"] == rank)
+
+    @staticmethod
+    def now() -> str:
+        """Return the time, as events have it."""
+        return datetime.now(UTC).isoformat()
+
+    def observes(self, **event: Any) -> None:
+        """Append an event that a part of the system would append if it saw what it says."""
+        body = {"event_id": str(uuid.uuid4()), "occurred_at": self.now(), "schema_version": 1, **event}
+        print(f"observes {event['type']}", flush=True)
+        command: list[str | Path] = [self._python, "-P", "-c", APPENDS, f"sqlite:///{self._corpus.parent / 'log.db'}"]
+        subprocess.run(command, input=json.dumps(body), text=True, cwd=self._corpus.parent, check=True)
+
+    def slows(self, name: str, worker: str, slowdown: float) -> None:
+        """Say that a worker is slow, or as fast again; wait for the plan, which may come behind a trial."""
+        before = len(self._plans("worker-slowed"))
+        self.observes(
+            type="worker.slowed",
+            node=worker.rpartition("/")[0],
+            worker=worker,
+            slowdown=slowdown,
+            task=name,
+            generation=self.task(name)["generation"],
+        )
+        self._until(lambda: len(self._plans("worker-slowed")) > before, f"{worker} is {slowdown} x slower")
+
+    def _plans(self, trigger: str) -> list[Answer]:
+        items = self._client.get("/v1/plans", params={"limit": 100}).raise_for_status().json()["items"]
+        return [item for item in items if item["trigger"] == trigger]
 
     def lose_node(self, node: str) -> None:
         """Kill a node's agent and everything it started; the stack starts the agent again after some seconds."""
@@ -166,7 +215,7 @@ def running(python: Path, run_dir: Path, **settings: object) -> Iterator[Cluster
         ready = process.stdout.readline().split()
         if len(ready) != 2 or ready[0] != "ready":
             raise SystemExit(f"the stack did not start; see {run_dir}/services")
-        yield Cluster(psutil.Process(process.pid), ready[1], corpus)
+        yield Cluster(psutil.Process(process.pid), ready[1], corpus, python)
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(timeout=WAIT_S)

@@ -11,6 +11,7 @@ from services.planner.decide import SERVICE
 from services.planner.log_fold import Fold
 from services.planner.reconfigure import Solve
 from services.planner.state import State, Task, node_of
+from services.planner.timers import next_timer
 from shared.events import (
     EVENT,
     ClusterConfigured,
@@ -34,6 +35,7 @@ from shared.events import (
     TaskStopRefused,
     TaskStopRequested,
     TaskSubmitted,
+    WorkerSlowed,
     derived_id,
 )
 from shared.planning.solver import solve_with_alternatives
@@ -259,6 +261,28 @@ class World:
 
     def exit(self, worker: str, task: str = "a", **fields: Any) -> PlanDecided:
         return self.error(ErrorKind.PROCESS_EXIT, worker=worker, node=node_of(worker), task=task, **fields)
+
+    def slow(self, worker: str, slowdown: float, task: str = "a") -> PlanDecided | None:
+        """Say that a worker is slower than its peers, or as fast again (1.0)."""
+        generation = self.task(task).generation
+        return self.log(
+            WorkerSlowed(
+                **self.base(),
+                node=node_of(worker),
+                worker=worker,
+                slowdown=slowdown,
+                task=task,
+                generation=generation,
+            )
+        )
+
+    def end_trial(self) -> PlanDecided:
+        """Let time pass until the next timer, that of a trial, and say so as the service does."""
+        timer = next_timer(self.state)
+        assert timer is not None
+        assert isinstance(timer.event, WorkerSlowed)
+        self._skipped += max(timedelta(), timer.at - self.now)
+        return self.must(timer.event)
 
     def lose(self, node: str) -> PlanDecided:
         return self.error(ErrorKind.NODE_LOST, node=node)

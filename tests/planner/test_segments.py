@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 from cli.archive import archive as archive_verb
 from cli.replay import replay
 from services.planner import verification_jobs
+from services.planner.decide import DECIDER
 from services.planner.replay import Replayer, Report
 from services.planner.segments import SegmentsSource
 from services.planner.what_if_inputs import parse_inputs
@@ -231,7 +232,7 @@ def test_each_process_ends_where_the_live_log_ended_at_first(folder: Path) -> No
 
 def test_the_command_verifies_segments_by_several_processes(tmp_path: Path) -> None:
     """Plans of this decider, which are decided again."""
-    rows = golden_rows(FOLDER / "planned-stop-3.jsonl")
+    rows = golden_rows(FOLDER / f"planned-stop-{DECIDER}.jsonl")
     with closing(EventLog(f"sqlite:///{restore(rows, tmp_path / 'log.db')}", read_only=True)) as log:
         for cut in (10, 20):
             archive(log, tmp_path / "segments", cut)

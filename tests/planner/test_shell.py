@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from services.planner import slow_workers
 from services.planner.decide import DECIDER
 from services.planner.log_start import LogStart
 from services.planner.lookahead import LookAhead
@@ -22,7 +23,16 @@ from services.planner.main import Planner, serve
 from services.planner.replay import verify
 from services.planner.state import State
 from shared.bus import Bus
-from shared.events import ClusterConfigured, Event, NodeJoined, PlanDecided, StateMoved, TaskStarving, TaskSubmitted
+from shared.events import (
+    ClusterConfigured,
+    Event,
+    NodeJoined,
+    PlanDecided,
+    StateMoved,
+    TaskStarving,
+    TaskSubmitted,
+    WorkerSlowed,
+)
 from shared.log.journal import Journal
 from shared.log.log import EventLog
 from shared.model import utc_now
@@ -175,6 +185,31 @@ async def test_a_task_that_waits_too_long_is_logged_once_and_a_restart_does_not_
     assert [plan.cause for plan in starving] == [event.event_id for event in called]
     assert [event.task for event in called[:2]] == ["b", "a"]
     assert list(starving[0].queued) == ["a"]
+    assert verify(log).ok
+
+
+def slowed(event_id: str, slowdown: float) -> WorkerSlowed:
+    return WorkerSlowed(
+        event_id=event_id, occurred_at=utc_now(), node="n0", worker="n0/0", slowdown=slowdown, task="a", generation=1
+    )
+
+
+async def test_the_end_of_a_trial_is_logged(
+    settings: Settings, bus: Bus, journal: Journal, log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that was left out is as fast again: the service says when it is trusted, and a plan uses it."""
+    monkeypatch.setattr(slow_workers, "TRIAL_S", 0.2)
+    async with planner(settings, bus, journal):
+        await journal.append([node("n0"), node("n1"), submission("a", workers={"min": 1, "max": 4})])
+        await journal.append([slowed("slow", 50.0), slowed("over", 1.0)])
+        await until(lambda: [p.trigger for p in plans(log)].count(Trigger.WORKER_SLOWED) == 2, journal)
+    ends = [event for event in events(log) if isinstance(event, WorkerSlowed) and event.ends is not None]
+    assert [event.ends for event in ends] == ["over"]
+    first, second = (plan for plan in plans(log) if plan.trigger is Trigger.WORKER_SLOWED)
+    assert (first.cause, second.cause) == ("slow", ends[0].event_id)
+    assert first.slow is not None
+    assert first.slow.choices[0].used == {"n0/0": ""}
+    assert second.slow is None
     assert verify(log).ok
 
 

@@ -29,7 +29,7 @@ from shared.log.schema import COLUMNS
 from shared.model import canonical_json
 from tests.logs.kit import FOLDER, Row, read_rows, restore
 
-ROWS = read_rows(FOLDER / "demo-3.jsonl")
+ROWS = read_rows(FOLDER / f"demo-{DECIDER}.jsonl")
 HEAD = ROWS[-1]["hash"]
 Rows = list[Row]
 

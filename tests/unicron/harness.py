@@ -236,8 +236,12 @@ class Agent:
         checkpoint: str = "",
         complete: bool = True,
         fault_step: int = 0,
+        shares: Mapping[str, list[int]] | None = None,
     ) -> int:
-        """Bring workers (worker -> source) into a new generation; return its number."""
+        """Bring workers (worker -> source) into a new generation; return its number.
+
+        ``shares``: of micro-batches by replica, as each worker is told.
+        """
         port = await self.store()
         self.generation += 1
         self.members = list(members)
@@ -251,6 +255,7 @@ class Agent:
                     tensor=tensor, pipeline=pipeline, store_host="127.0.0.1", store_port=port, members=listed,
                     checkpoint=checkpoint, complete=complete, fault_step=fault_step,
                     directory=str(self.folder / f"generation-{self.generation}"),
+                    shares=(shares or {}).get(worker, []),
                 ),
             )  # fmt: skip
         return self.generation

@@ -176,6 +176,20 @@ def deal(reports: Sequence[Report], step: int, micro_batches: int, *, in_place: 
     return Deal(kept=kept, assigned=[tuple(sorted(ks)) for ks in assigned], accountant=min(accountants, default=-1))
 
 
-def share(replica: int, replicas: int, micro_batches: int) -> list[int]:
-    """Return the micro-batches of one of ``replicas`` in a step that nothing has interrupted: round-robin."""
-    return list(range(replica, micro_batches, replicas))
+def share(replica: int, replicas: int, micro_batches: int, shares: Sequence[int] = ()) -> list[int]:
+    """Return the micro-batches of one of ``replicas`` in a step that nothing has interrupted.
+
+    They are dealt round-robin: each round, in order, to the replicas that have less than their share.
+
+    Args:
+        replica: which.
+        replicas: how many there are.
+        micro_batches: in the step.
+        shares: how many each replica computes; equally many, up to one, if they are not for these replicas and all
+            micro-batches.
+    """
+    if len(shares) != replicas or sum(shares) != micro_batches:
+        return list(range(replica, micro_batches, replicas))
+    # In round r, those whose share is greater than r get one each: behind all of the rounds before, and lower replicas.
+    rounds = range(shares[replica])
+    return [sum(min(s, r) for s in shares) + sum(s > r for s in shares[:replica]) for r in rounds]

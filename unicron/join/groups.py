@@ -54,8 +54,8 @@ def backend() -> str:
     return "nccl" if device.is_cuda() else "gloo"
 
 
-def make(configure: Configure, link: AgentLink, *, interleave: int = 1) -> None:
-    """Make the process groups of a generation.
+def make(configure: Configure, link: AgentLink, *, interleave: int = 1) -> bool:
+    """Make the process groups of a generation; return whether all its members have been told its shares.
 
     While this function runs, a hold breaks every socket opened since it began, also the connection to the store: a
     member may be waiting in the store. Afterwards a hold breaks the sockets of the groups and no others.
@@ -78,13 +78,24 @@ def make(configure: Configure, link: AgentLink, *, interleave: int = 1) -> None:
     store_sockets = sockets.connected() - before
     link.set_break_method(_method_while_making(before, configure.world_size))
     link.check()
+    if configure.shares:
+        store.set(_shares_key(configure.rank), "1")
     small = _initialise(configure, store, timeout, interleave)
+    # All members have been at the barriers of the groups. One of an older version, or of an agent of one, has set none.
+    every = [_shares_key(rank) for rank in range(configure.world_size)]
+    all_have_shares = bool(configure.shares) and store.check(every)
     replica = frozenset(model_ranks())
     own_sockets = frozenset[int]().union(*(inodes for ranks, inodes in small if ranks <= replica))
     shared_sockets = sockets.connected() - before - store_sockets - own_sockets
     link.set_break_method(_method(shared_sockets, own_sockets, replica), replica)
     if backend() == "gloo":
         _wait_in_slices(link)
+    return all_have_shares
+
+
+def _shares_key(rank: int) -> str:
+    """Return the key in the generation's store by which a member says that it has been told the shares."""
+    return f"shares/{rank}"
 
 
 def _set_backend_environment(store_host: str) -> None:

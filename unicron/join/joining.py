@@ -7,7 +7,7 @@ failure of any phase leaves the rank state as it was or, while a state is being 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,10 +39,10 @@ Build = Callable[[int, int], tuple[Any, Any]]
 """(tensor, pipeline) -> (model, optimizer), built in the process groups that exist when it is called."""
 
 
-def own_share(micro_batches: int) -> list[int]:
-    """Return this rank's micro-batches of a step that nothing has interrupted."""
+def own_share(micro_batches: int, shares: Sequence[int] = ()) -> list[int]:
+    """Return this rank's micro-batches of a step that nothing has interrupted; ``shares``: of ``agreement.share``."""
     group = data_group()
-    return agreement.share(group.rank(), group.size(), micro_batches)
+    return agreement.share(group.rank(), group.size(), micro_batches, shares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +71,8 @@ class JoinResult:
     """The checkpoint that the state was read from; empty: none."""
     resumption: Resumption | None = None
     """None: the next step begins anew."""
+    shares: Sequence[int] = ()
+    """How many micro-batches of a step each replica computes; empty: equally many."""
     repeats_update: bool = False
     """Whether the user's state lacks the last update: its step comes again, with nothing to compute."""
 
@@ -155,7 +157,7 @@ class Joiner:
             UnicronError: no member has the state that the configuration promises.
         """
         began_s = time.monotonic()
-        self._rebuild_groups(configure, link)
+        shares = self._rebuild_groups(configure, link)
         formed()
         rank_state = self._fitting(configure, micro_batches)
         rebuilt_s = time.monotonic()
@@ -203,14 +205,19 @@ class Joiner:
             steps_recomputed=max(0, configure.fault_step - rank_state.applied),
             checkpoint=checkpoint,
             resumption=resumption,
+            shares=shares,
             repeats_update=not self._user.is_at(rank_state.applied),
         )
 
-    def _rebuild_groups(self, configure: Configure, link: AgentLink) -> None:
-        """Leave the old process groups, make the new ones, and point the model that lives on to them."""
+    def _rebuild_groups(self, configure: Configure, link: AgentLink) -> Sequence[int]:
+        """Leave the old process groups, make the new ones, and point the model that lives on to them.
+
+        Returns:
+            The replicas' shares of a step's micro-batches, if all members have been told them.
+        """
         groups.leave(link.abandoned)
         link.abandoned = []
-        groups.make(configure, link, interleave=self._interleave)
+        all_have_shares = groups.make(configure, link, interleave=self._interleave)
         link.progress(self._next_step(), "setup", setup_parts=1)
         roles = groups_by_role()
         present = self.rank_state
@@ -220,6 +227,7 @@ class Joiner:
         self._roles = roles
         if present is not None and present.applied >= 0 and _has_no_live_state(configure):
             present.invalidate()
+        return configure.shares if all_have_shares else ()
 
     def _next_step(self) -> int:
         """Return the step that follows the present state."""

@@ -67,6 +67,7 @@ class TaskArrays(NamedTuple):
     transition_s: Floats
     staying: Ints
     newcomers_s: Floats
+    slowdown: Floats
 
 
 class TransitionArrays(NamedTuple):

@@ -49,7 +49,7 @@ def options(tables: TableArrays, tasks: TaskArrays, transitions: TransitionArray
             elif j < end and (not current_due or tables.counts[j] <= tasks.current[t]):
                 k = tables.counts[j]
                 if k >= max(np.int64(1), tasks.necessary[t]):
-                    rate = tasks.weight[t] * tables.flop_per_s[j]
+                    rate = tasks.weight[t] * tables.flop_per_s[j] / tasks.slowdown[t]
                 j += 1
                 if k > tasks.limit[t]:
                     j = end
@@ -82,7 +82,7 @@ def options(tables: TableArrays, tasks: TaskArrays, transitions: TransitionArray
 
 
 def _rate_now(tables: TableArrays, tasks: TaskArrays, t: Int) -> float:
-    """Return F of the task at its current count."""
+    """Return F of the task at its current count, at full speed (``waf.py``)."""
     rate = 0.0
     least: Int = max(np.int64(1), tasks.necessary[t])
     if tasks.current[t] >= least:

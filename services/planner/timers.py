@@ -1,0 +1,61 @@
+"""The planner's timers: a timer that matters is an event, which the service appends when its time has come. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+from services.planner.admission import due
+from services.planner.decide import SERVICE
+from services.planner.state import State, node_of
+from shared.events import TaskStarving, WorkerSlowed, derived_id
+
+
+class Timer(NamedTuple):
+    """An event that is to be appended at a time."""
+
+    at: datetime
+    event: TaskStarving | WorkerSlowed
+
+
+def next_timer(state: State) -> Timer | None:
+    """Return the timer that comes first; None if none is set. Its event's id follows from what has set it."""
+    timers = [*_waits(state), *_trials(state)]
+    return min(timers, key=lambda timer: timer.at, default=None)
+
+
+def _waits(state: State) -> list[Timer]:
+    """Return the timer of the task that starves first."""
+    return [
+        Timer(
+            first.at,
+            TaskStarving(
+                event_id=derived_id(first.cause, SERVICE, f"starving/{first.task}"),
+                occurred_at=first.at,
+                task=first.task,
+                since=first.since,
+            ),
+        )
+        for first in due(state)[:1]
+    ]
+
+
+def _trials(state: State) -> list[Timer]:
+    """Return the timers of the workers on trial, by name. The event is that of its end (``slow_workers.py``)."""
+    return [
+        Timer(
+            slow.trial.ends_at,
+            WorkerSlowed(
+                event_id=derived_id(slow.trial.cause, SERVICE, "trial-ended"),
+                occurred_at=slow.trial.ends_at,
+                node=node_of(worker),
+                worker=worker,
+                slowdown=1.0,
+                task=slow.trial.task,
+                generation=slow.trial.generation,
+                ends=slow.trial.cause,
+            ),
+        )
+        for worker, slow in sorted(state.slow.items())
+        if slow.trial is not None
+    ]
