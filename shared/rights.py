@@ -23,6 +23,7 @@ from shared.commands import COMMANDS, LEFTOVERS
 from shared.common_time import SUBJECT as TIME
 from shared.departure import DEPARTURES
 from shared.identities import NODE, SERVICES, inbox_prefix, node_identity, node_of
+from shared.injection import FAULTS
 from shared.node_files import FILES
 from shared.probes import PROBE
 from shared.reachability import ECHO, REACHABILITY
@@ -71,7 +72,7 @@ RIGHTS: Mapping[str, Rights] = {
     "transition": _service("transition", (f"{COMMANDS}.*",)),
     "api": _service(
         "api",
-        (f"{FILES}.*", f"{SELF_TEST}.*", f"{AGENT_RESTART}.*", f"{HEALTH}.*"),
+        (f"{FILES}.*", f"{SELF_TEST}.*", f"{AGENT_RESTART}.*", f"{FAULTS}.*", f"{HEALTH}.*"),
         (f"{HEARTBEATS}.*", REACHABILITY),
     ),
     NODE: Rights(
@@ -82,7 +83,7 @@ RIGHTS: Mapping[str, Rights] = {
             f"{inbox_prefix(node_identity(_NODE))}.>",
         ),
         (
-            *(f"{prefix}.{_NODE}" for prefix in (COMMANDS, LEFTOVERS, PROBE, FILES, SELF_TEST, AGENT_RESTART)),
+            *(f"{prefix}.{_NODE}" for prefix in (COMMANDS, LEFTOVERS, PROBE, FILES, SELF_TEST, AGENT_RESTART, FAULTS)),
             f"{ALIVE}.{_NODE}.*",
             f"{REVOKED}.{_NODE}.*",
             f"{HEALTH}.{AGENT}{_NODE}",

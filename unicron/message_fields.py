@@ -62,3 +62,8 @@ def _finite(value: Any) -> bool:
 
 def _encodable(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def printable(name: object) -> str:
+    """Return a message's name if it is a short line of text, else empty text."""
+    return name if isinstance(name, str) and name.isprintable() and len(name) <= 60 else ""

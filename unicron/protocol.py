@@ -17,6 +17,7 @@ this one and ``unicron.environment``.
     Drained       at a step boundary           Drain      finish the present step, keep the state, wait
     Progress      step, phase, micro-batch     Stop       as Drain, then write a checkpoint and exit
     Resumed       first step of a generation   Quit       exit now, keep nothing
+                                               Inject     have a fault happen at a step, as a test
     Raised        exception, broken collective Incompatible  the process is of a version that the agent does not read
     Checkpointed  a checkpoint is complete
     CheckpointFailed  a checkpoint could not be written
@@ -35,7 +36,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-from unicron.message_fields import UNREADABLE, field_types, read_field
+from unicron.message_fields import UNREADABLE, field_types, printable, read_field
 
 VERSION = 2
 """Version of the protocol, sent in ``Hello``: one higher with every change that an older reader would misread. A new
@@ -310,6 +311,20 @@ class Quit(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Inject(Message):
+    """Have a fault happen once (``unicron.faults`` has the kinds). A process that does not know the message drops it.
+
+    ``id``: of the request; a further message with it changes nothing. ``step``: 0: the next one that the rank begins.
+    """
+
+    name: ClassVar[str] = "inject"
+    id: str
+    kind: str
+    argument: str = ""
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Incompatible(Message):
     """The agent does not read the version of the process, which is to end."""
 
@@ -324,29 +339,21 @@ class Received(Message):
     name: ClassVar[str] = "received"
 
 
-_MESSAGES: dict[str, type[Message]] = {
-    m.name: m
-    for m in (
-        Hello,
-        Progress,
-        Held,
-        Drained,
-        Resumed,
-        Raised,
-        Checkpointed,
-        CheckpointFailed,
-        Stopped,
-        StopRefused,
-        Finished,
-        Configure,
-        Hold,
-        Drain,
-        Stop,
-        Quit,
-        Incompatible,
-        Received,
-    )
-}
+_OF_RANKS = (
+    Hello,
+    Progress,
+    Held,
+    Drained,
+    Resumed,
+    Raised,
+    Checkpointed,
+    CheckpointFailed,
+    Stopped,
+    StopRefused,
+    Finished,
+)
+_OF_AGENTS = (Configure, Hold, Drain, Stop, Quit, Inject, Incompatible, Received)
+_MESSAGES: dict[str, type[Message]] = {m.name: m for m in (*_OF_RANKS, *_OF_AGENTS)}
 
 
 def encode(message: Message) -> bytes:
@@ -371,7 +378,7 @@ def decode(line: bytes) -> Message:
     name = data.get("message") if isinstance(data, dict) else None
     kind = _MESSAGES.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise ProtocolError(f"not a known message: {line[:200]!r}", _printable(name))
+        raise ProtocolError(f"not a known message: {line[:200]!r}", printable(name))
     free = kind in _FREE_TEXT
     known = {item: read_field(data[item], of, free_text=free) for item, of in _TYPES[kind.name].items() if item in data}
     for field_name, value in known.items():
@@ -388,8 +395,3 @@ _FREE_TEXT = (Raised, CheckpointFailed, StopRefused)
 
 _TYPES = {name: field_types(kind) for name, kind in _MESSAGES.items()}
 """Message -> field -> type."""
-
-
-def _printable(name: object) -> str:
-    """Return a message's name if it is a short line of text, else empty text."""
-    return name if isinstance(name, str) and name.isprintable() and len(name) <= 60 else ""

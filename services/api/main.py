@@ -33,6 +33,7 @@ from services.api.routers import (
     browser,
     costs,
     events,
+    faults,
     health,
     incidents,
     log,
@@ -62,7 +63,21 @@ _SHUTDOWN_S = 2
 
 ROUTERS = tuple(
     module.router
-    for module in (tasks, results, nodes, incidents, plans, planning, events, log, costs, browser, health, metrics)
+    for module in (
+        tasks,
+        results,
+        nodes,
+        faults,
+        incidents,
+        plans,
+        planning,
+        events,
+        log,
+        costs,
+        browser,
+        health,
+        metrics,
+    )
 )
 
 
