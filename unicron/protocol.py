@@ -37,6 +37,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from unicron.message_fields import UNREADABLE, field_types, printable, read_field
+from unicron.message_fields import Message as Message
+from unicron.message_fields import ProtocolError as ProtocolError
 
 VERSION = 2
 """Version of the protocol, sent in ``Hello``: one higher with every change that an older reader would misread. A new
@@ -51,21 +53,6 @@ MAX_LINE_BYTES = 1 << 20
 REFUSED = "refused"
 """``Raised.kind`` of an error that shows before a task trains that the task cannot run as specified: a specification or
 model that the library refuses; a missing module or file, or a syntax error, at start-up. A restart would not help."""
-
-
-class ProtocolError(Exception):
-    """A line that is not a message of this protocol. ``name``: of the message, where the line has one."""
-
-    def __init__(self, text: str, name: str = "") -> None:
-        super().__init__(text)
-        self.name = name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """Base of all messages; ``name`` is the tag on the wire."""
-
-    name: ClassVar[str] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
