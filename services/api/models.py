@@ -214,7 +214,7 @@ class DrainRequest(NodeRequest):
 
 
 class NodeFault(BaseModel):
-    """A fault of a node, which happens at once. ``fault``: ``disconnect[=SECONDS|forever]`` or ``xid=CODE[:DEVICE]``."""
+    """A fault of a node, at once. ``fault``: ``disconnect[=SECONDS|forever]`` or ``xid=CODE[:DEVICE]``."""
 
     model_config = ConfigDict(extra="forbid")
 
