@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import tempfile
 import time
@@ -12,7 +13,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.embedded import POLL_S
 from cli.processes import run_module
 from cli.stack import Stack
 from cli.waiting import Record, WaitingClient
@@ -20,6 +20,9 @@ from shared.errors import Conflict, InvalidInput, Unavailable
 
 WAIT_S = 60.0
 """Longest wait for one condition; each comes true within seconds."""
+
+POLL_S = 0.1
+"""Time between two looks: what is measured is in the events, and each look costs the api a few milliseconds."""
 
 EVENTS = 1000
 """Events of one look; between two looks a handful is appended."""
@@ -117,6 +120,7 @@ class Lab:
             except (InvalidInput, Conflict, Unavailable):  # the rank has yet to train again
                 if time.monotonic() > deadline:
                     raise
+            await asyncio.sleep(POLL_S)
         return await self.client.until(f"{fault} happens", lambda: self._announced(asked), WAIT_S)
 
     async def _announced(self, asked: Record) -> Struck | None:

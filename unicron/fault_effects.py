@@ -73,8 +73,7 @@ class Slowness:
 
     def begin(self) -> None:
         """Note that the passes of a micro-batch begin."""
-        if self.factor > 1.0:
-            self._began_s = time.monotonic()
+        self._began_s = time.monotonic() if self.factor > 1.0 else None
 
     def end(self) -> None:
         """Sleep for what the passes were too fast; several micro-batches may end between two calls of ``begin``."""

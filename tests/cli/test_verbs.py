@@ -383,7 +383,7 @@ def test_a_line_of_an_event_is_short_and_names_it() -> None:
     assert list(records([": comment", "id: 7", f"data: {json.dumps(record)}", ""])) == [record]
 
 
-async def test_a_fault_is_asked_for_and_what_is_wrong_is_refused_before(healed: Server, tmp_path: Path) -> None:
+async def test_a_fault_is_asked_for_and_what_is_wrong_is_refused_before(healed: Server) -> None:
     disabled = await call_unicron("inject", "gpt", "--fault", "kill", "--rank", "1", server=healed.url)
     assert (disabled.code, disabled.out) == (FaultsDisabled.exit_code, "")
     assert "UNICRON_FAULT_INJECTION=1" in disabled.err
@@ -397,13 +397,15 @@ async def test_a_fault_is_asked_for_and_what_is_wrong_is_refused_before(healed: 
         assert word in refused.err
 
 
-async def test_injected_faults_are_printed(settings: Settings, bus: Bus, journal: Journal, story: Story) -> None:
+async def test_injected_faults_are_printed(settings: Settings, bus: Bus, journal: Journal, tmp_path: Path) -> None:
+    story = Story(tmp_path / "story.db").running()
+    story.log.close()
     async def agree(_: bytes) -> bytes:
         return FaultResult(incarnation="i").model_dump_json().encode()
 
     for node in ("n0", "n1"):
         await bus.serve(f"{FAULTS}.{node}", agree)
-    recorded = await journal.append([record.event for record in story.running().records])
+    recorded = await journal.append([record.event for record in story.records])
     async with serving(settings.model_copy(update={"fault_injection": True}), bus, journal) as server:
         await server.projected(recorded[-1].position)
         rank = await call_unicron("inject", "gpt", "--fault", "hang", "--rank", "2", "--step", "50", server=server.url)
