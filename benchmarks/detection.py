@@ -94,7 +94,8 @@ async def spikes(lab: Lab, measures: Measures, ranks: int) -> None:
 
         def is_spike(record: Record) -> bool:
             event = record["event"]
-            return record["type"] == "anomaly.observed" and event["kind"] == "loss-spike" and not event["ended"]
+            found = record["type"] == "anomaly.observed" and event["kind"] == "loss-spike"
+            return bool(found and not event["ended"])
 
         record = await lab.event("a loss spike", is_spike)
         measures.add(record["event"]["step"] - struck.step, seconds=unix_s(record["recorded_at"]) - struck.at_s)
@@ -118,7 +119,8 @@ async def stragglers(lab: Lab, measures: Measures, ranks: int) -> None:
 
         def is_over(record: Record, worker: str = struck.worker) -> bool:
             event = record["event"]
-            return record["type"] == "worker.slowed" and event["worker"] == worker and event["slowdown"] == 1.0
+            found = record["type"] == "worker.slowed" and event["worker"] == worker
+            return bool(found and event["slowdown"] == 1.0)
 
         await lab.event("the worker is as fast as the others", is_over)
 
@@ -126,7 +128,7 @@ async def stragglers(lab: Lab, measures: Measures, ranks: int) -> None:
 def is_error(struck: Struck, kind: str, record: Record) -> bool:
     """Return whether a record is the error of a fault, of this kind."""
     event = record["event"]
-    return record["type"] == "error.detected" and event["kind"] == kind and event["task"] == TASK
+    return bool(record["type"] == "error.detected" and event["kind"] == kind and event["task"] == TASK)
 
 
 Course = Callable[[Lab, Measures, int], Awaitable[None]]

@@ -56,17 +56,15 @@ async def course(names: Sequence[str], ranks: int, scale: float, report: Report)
     async with laboratory(nodes=ranks) as lab:
         await lab.train(**SPECIFICATION, workers={"min": ranks, "max": ranks})
         rounds = max(measures.injections for measures in of_kind.values())
-        for number, (name, measures) in enumerate(itertools.product(range(rounds), of_kind.items())):
-            _ = name
-            kind, found = measures
+        for number, (kind, found) in itertools.product(range(rounds), of_kind.items()):
             try:
                 await hang(lab, HANGS[kind], number % ranks, found, floor_s)
             except TimedOut as err:
                 found.give_up(err.detail)
                 break
         await lab.stop()
-    for measures_of in of_kind.values():
-        measures_of.judge(report)
+    for measures in of_kind.values():
+        measures.judge(report)
 
 
 async def hang(lab: Lab, fault: str, rank: int, measures: Measures, floor_s: float) -> None:
@@ -86,7 +84,7 @@ async def hang(lab: Lab, fault: str, rank: int, measures: Measures, floor_s: flo
 
 def is_hang(record: Record) -> bool:
     """Return whether a record is an error of the task."""
-    return record["type"] == "error.detected" and record["event"]["task"] == TASK
+    return bool(record["type"] == "error.detected" and record["event"]["task"] == TASK)
 
 
 def recent_steps(folder: Path, struck: Struck) -> list[float]:

@@ -46,8 +46,8 @@ def main() -> None:
                 run.heartbeat()
                 time.sleep(EVALUATION_S)
 
-    Samples.batch = late  # type: ignore[method-assign]
-    Run.steps = evaluated  # type: ignore[method-assign]
+    Samples.batch = late  # type: ignore[method-assign, assignment]
+    Run.steps = evaluated  # type: ignore[method-assign, assignment]
     train(Path(os.environ[environment.SPEC]))
 
 

@@ -79,7 +79,7 @@ async def test_a_fault_is_in_the_log_before_the_agent_lets_it_happen(lab: Server
     assert (happens.fault_id, happens.worker, happens.rank, happens.step) == (event.event_id, "n1/0", 2, 50)
 
 
-async def test_a_fault_of_a_node_goes_to_its_agent(lab, bus: Server) -> None:
+async def test_a_fault_of_a_node_goes_to_its_agent(lab: Server, bus: Bus) -> None:
     node = await agent(lab, bus)
     answer = await ask(lab, "nodes/n0", fault="disconnect=2")
     assert answer.status_code == 202, answer.text

@@ -400,6 +400,7 @@ async def test_a_fault_is_asked_for_and_what_is_wrong_is_refused_before(healed: 
 async def test_injected_faults_are_printed(settings: Settings, bus: Bus, journal: Journal, tmp_path: Path) -> None:
     story = Story(tmp_path / "story.db").running()
     story.log.close()
+
     async def agree(_: bytes) -> bytes:
         return FaultResult(incarnation="i").model_dump_json().encode()
 
@@ -410,5 +411,5 @@ async def test_injected_faults_are_printed(settings: Settings, bus: Bus, journal
         await server.projected(recorded[-1].position)
         rank = await call_unicron("inject", "gpt", "--fault", "hang", "--rank", "2", "--step", "50", server=server.url)
         assert (rank.code, rank.out) == (0, "gpt: hang=stop in rank 2 (n1/0) at step 50\n")
-        node = await call_unicron("inject", "n0", "--fault", "disconnect=5", "-o", "json", server=server.url)
-        assert json.loads(node.out)["fault"] == "disconnect=5"
+        of_node = await call_unicron("inject", "n0", "--fault", "disconnect=5", "-o", "json", server=server.url)
+        assert json.loads(of_node.out)["fault"] == "disconnect=5"
