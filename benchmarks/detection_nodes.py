@@ -49,11 +49,14 @@ async def course(names: Sequence[str], ranks: int, scale: float, report: Report)
 
 async def lost(lab: Lab, node: str, name: str, measures: Measures) -> None:
     """End or stop all processes of a node, the agent's first; then start the node again."""
-    processes = lab.stack.node_processes(node)
-    at_s = time.time()
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.suspend() if name == "node-silent" else process.kill()
+    if name == "node-silent":
+        processes = lab.stack.node_processes(node)
+        at_s = time.time()
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
+    else:
+        at_s = await lab.stack.kill_node(node)
     try:
         error = await lab.event(f"{node} is lost", lambda record: is_of_node(record, node, "node-lost"))
         measures.add(unix_s(error["recorded_at"]) - at_s, node=node)
