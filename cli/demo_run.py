@@ -8,13 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from pathlib import Path
 
-import psutil
 import yaml
 from rich.console import Console
 
@@ -47,7 +45,7 @@ def examples_directory() -> Path:
 
 
 def demo_specs(corpus: Path, seed: int) -> list[Record]:
-    """Return the example tasks with the demo's own text, fewer steps, and processes that accept injected faults."""
+    """Return the example tasks with the demo's own text and fewer steps."""
     specs = []
     faster = max(1.0, min(NODES * WORKERS_PER_NODE, os.cpu_count() or 1) / CORES)
     for name, steps in STEPS.items():
@@ -60,7 +58,6 @@ def demo_specs(corpus: Path, seed: int) -> list[Record]:
                 "data": str(corpus),
                 "seed": seed,
                 "steps": round(steps * faster),
-                "env": {"UNICRON_FAULT_SIGNALS": "1"},
             }
         )
     return specs
@@ -82,7 +79,10 @@ class DemoRun:
         await run_module("unicron.trainer.corpus", str(corpus), "--seed", str(self._seed))
         specs = demo_specs(corpus, self._seed)
         self._view.say(f"starting {NODES} nodes with {WORKERS_PER_NODE} workers each")
-        async with Stack(self._run_dir, nodes=NODES, workers_per_node=WORKERS_PER_NODE) as stack:
+        environment = {"UNICRON_FAULT_INJECTION": "1"}
+        async with Stack(
+            self._run_dir, nodes=NODES, workers_per_node=WORKERS_PER_NODE, environment=environment
+        ) as stack:
             async with WaitingClient(stack.url) as self._client:
                 # The live view runs beside the course, and ends with it.
                 view = asyncio.create_task(self._view.follow(self._client))
@@ -118,7 +118,7 @@ class DemoRun:
         self._processes.look()
 
         before = {r["worker"]: r["pid"] for r in (await self._client.task(large))["ranks"]}
-        killed = await self._break(large, signal.SIGKILL, "kills rank 1 of", "process-exit")
+        killed = await self._break(large, "kill", "kills rank 1 of", "process-exit")
         after = {r["worker"]: r["pid"] for r in (await self._client.task(large))["ranks"]}
         kept = {w for w in before if before[w] == after.get(w)}
         self._check(
@@ -129,8 +129,8 @@ class DemoRun:
         self._check(
             "no step is recomputed", killed["steps_recomputed"] == 0, f"{killed['steps_recomputed']} recomputed"
         )
-        await self._break(small, signal.SIGUSR1, "raises an exception in rank 1 of", "exception")
-        await self._break(large, signal.SIGSTOP, "stops (hangs) rank 1 of", "hang")
+        await self._break(small, "exception", "raises an exception in rank 1 of", "exception")
+        await self._break(large, "hang", "stops (hangs) rank 1 of", "hang")
 
         node = await self._node_of_both(large, small)
         self._view.say(f"kills node {node} with everything on it")
@@ -151,12 +151,12 @@ class DemoRun:
         self._check("the finished task's workers go to the other", grown > have, f"{have} -> {grown} workers")
         await self._until(lambda: self._state(small, "succeeded"), f"{small} finishes", 4 * WAIT_S)
 
-    async def _break(self, task: str, number: signal.Signals, words: str, kind: str) -> Record:
-        """Send a signal to rank 1 and wait until the task is at full strength again; return the incident."""
+    async def _break(self, task: str, fault: str, words: str, kind: str) -> Record:
+        """Inject a fault into rank 1 and wait until the task is at full strength again; return the incident."""
         known = await self._client.known_incidents()
         rank = next(r for r in (await self._client.task(task))["ranks"] if r["rank"] == 1)
         self._view.say(f"{words} {task} (worker {rank['worker']}, pid {rank['pid']})")
-        psutil.Process(rank["pid"]).send_signal(number)
+        await self._client.post(f"/v1/tasks/{task}/faults", {"fault": fault, "rank": 1})
         incident = await self._incident(kind, known=known)
         step = (await self._client.task(task))["step"]
         await self._training(task, step + 3, f"{task} goes on after {kind}")

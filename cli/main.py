@@ -39,6 +39,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "cordon": ("cli.cordon", "Place no new work on a node; what runs there stays."),
     "drain": ("cli.drain", "Empty a node: its tasks move away without a lost step, or save and wait."),
     "return": ("cli.return_node", "Use a cordoned, drained or isolated node again."),
+    "inject": ("cli.inject", "Have a fault happen, as a test: refused unless the setting fault_injection is on."),
     "control": ("cli.control", "Run the services of the control plane; Ctrl-C stops them."),
     "agent": ("cli.agent", "Run this machine's node agent, or have a node's agent started again."),
     "doctor": ("cli.doctor", "Check this machine before it joins as a node, and say what to do about each finding."),

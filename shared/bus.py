@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable
 
 import nats.errors
@@ -58,7 +59,7 @@ further effect; a request that is lost in a restart of the server waits this lon
 class Bus:
     """One connection to NATS, made by ``connect``."""
 
-    def __init__(self, client: Client, name: str, prefix: str) -> None:
+    def __init__(self, client: NatsClient, name: str, prefix: str) -> None:
         self._client = client
         self._name = name
         self.prefix = prefix
@@ -299,6 +300,14 @@ class Bus:
             task.add_done_callback(self._requests.discard)
 
         await self._listen(subject, receive)
+
+    def stay_away(self, duration_s: float) -> None:
+        """Drop the connection, as an injected fault, and make no other one before this time has passed.
+
+        Messages are kept meanwhile as in any other interruption. Infinite: until the process ends.
+        """
+        self._client.away_until_s = time.monotonic() + duration_s
+        self._end_connection()
 
     async def close(self) -> None:
         """Cancel the requests being served, send pending messages, and disconnect. Closing twice is allowed."""

@@ -3,6 +3,7 @@
     UnicronError
       Unauthenticated       nothing says who sends the request    401, exit 7
       Forbidden             whoever sends it may not do this      403, exit 7
+        FaultsDisabled      faults are not injected here          403, exit 7
       InvalidInput          a field, its value, what is allowed     422, exit 2
         Undecodable         a message that is not readable here     422, exit 2
         UnreachableAddress  peers cannot reach a node's address     422, exit 2
@@ -98,6 +99,12 @@ class Forbidden(UnicronError):
     code = "forbidden"
     status = 403
     exit_code = 7
+
+
+class FaultsDisabled(Forbidden):
+    """Faults may not be injected: the setting ``fault_injection`` is off."""
+
+    code = "faults-disabled"
 
 
 class NotFound(UnicronError):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import ssl
+import time
 
 import nats.errors
 from nats.aio.client import Client
 from nats.nuid import NUID
 
 from shared.errors import InvalidInput
+
+LONGEST_SLEEP_S = 3600.0
+"""Of one sleep: an event loop cannot sleep for an infinite time."""
 
 
 class _RandomNames(NUID):
@@ -34,6 +39,13 @@ class NatsClient(Client):
     def __init__(self) -> None:
         super().__init__()
         self._nuid = _RandomNames()
+        self.away_until_s = 0.0
+        """Time on the monotonic clock before which no connection is made (``Bus.stay_away``)."""
+
+    async def _select_next_server(self) -> None:
+        while (remaining_s := self.away_until_s - time.monotonic()) > 0.0:  # noqa: ASYNC110 - nothing else ends it
+            await asyncio.sleep(min(remaining_s, LONGEST_SLEEP_S))
+        await super()._select_next_server()
 
     async def _process_err(self, err_msg: str) -> None:
         if "permissions violation" in err_msg.lower():

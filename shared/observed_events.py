@@ -66,7 +66,8 @@ class FaultInjected(EventBase):
     """A user asked for a fault, to test what follows (``unicron inject``). It is in the log before the fault happens.
 
     ``fault``: its kind with its argument, such as ``kill`` or ``xid=79``. ``task``, ``rank``, ``step``: of a fault of a
-    rank; ``step`` None: the present one. ``node``: of a fault of a node. ``actor``: who, as of a submission.
+    rank; ``step`` None: the next one that the rank begins. ``node``: of a fault of a node. ``actor``: who, as of a
+    submission.
     """
 
     type: Literal["fault.injected"] = "fault.injected"

@@ -23,6 +23,7 @@ from shared.commands import COMMANDS, LEFTOVERS
 from shared.common_time import SUBJECT as TIME
 from shared.departure import DEPARTURES
 from shared.identities import NODE, SERVICES, inbox_prefix, node_identity, node_of
+from shared.injection import FAULTS
 from shared.limits_in_force import LIMITS
 from shared.node_files import FILES
 from shared.probes import PROBE
@@ -79,7 +80,7 @@ RIGHTS: Mapping[str, Rights] = {
     "transition": _service("transition", (f"{COMMANDS}.*",)),
     "api": _service(
         "api",
-        (f"{FILES}.*", f"{SELF_TEST}.*", f"{AGENT_RESTART}.*", LIMITS, f"{HEALTH}.*"),
+        (*(f"{prefix}.*" for prefix in (FILES, SELF_TEST, AGENT_RESTART, FAULTS)), LIMITS, f"{HEALTH}.*"),
         (f"{HEARTBEATS}.*", REACHABILITY),
     ),
     NODE: Rights(
@@ -90,7 +91,8 @@ RIGHTS: Mapping[str, Rights] = {
             f"{inbox_prefix(node_identity(_NODE))}.>",
         ),
         (
-            *(f"{prefix}.{_NODE}" for prefix in (COMMANDS, LEFTOVERS, PROBE, STACKS, FILES, SELF_TEST, AGENT_RESTART)),
+            *(f"{prefix}.{_NODE}" for prefix in (COMMANDS, LEFTOVERS, PROBE, STACKS, FILES, SELF_TEST)),
+            *(f"{prefix}.{_NODE}" for prefix in (AGENT_RESTART, FAULTS)),
             f"{ALIVE}.{_NODE}.*",
             f"{REVOKED}.{_NODE}.*",
             f"{HEALTH}.{AGENT}{_NODE}",

@@ -240,6 +240,10 @@ class Settings(BaseSettings, EscalationLimits):
     progress_interval_s: Seconds = 5.0
     """Shortest interval at which a task's progress is summarised in the log; it grows while the rate is the same."""
 
+    fault_injection: bool = False
+    """Whether faults may be injected (``unicron inject``): they cost steps, and can cost a node. The api and the agents
+    read it; off unless somebody tests."""
+
     command_timeout_s: Seconds = 60.0
     """Time-out of an agent's reply to a command that does not wait for a training step."""
     resume_timeout_s: Seconds = 300.0

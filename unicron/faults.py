@@ -1,4 +1,6 @@
-"""Injected faults, for tests and the demo: ``UNICRON_FAIL_AT=rank:step:at:kind[:always][,...]``.
+"""Injected faults. Two ways lead to one engine: the environment, in tests, and requests of users (``unicron inject``).
+
+The environment has ``UNICRON_FAIL_AT=rank:step:at:kind[:always][,...]``.
 
 ``at`` is the fault point, where n counts the micro-batches of that step that the rank has finished, from 0:
 
@@ -23,6 +25,18 @@ and ``spin`` (native code that computes on and keeps the interpreter lock). ``ra
 its first generation, whatever it becomes; ``*`` means every rank. A fault happens once in a process, and only in a
 process that started the task: a process that replaces a failed one does not repeat the fault unless ``always`` is
 appended.
+
+A request comes as an ``Inject`` of the agent (``unicron.protocol``) and is for this process. Its fault happens once, at
+its step, or at the next one that the rank begins, and is announced in the process's output right before. The points:
+
+    kill, exception, oom, hang=stop|sleep|deadlock|spin   before the step's first micro-batch; in a step in which the
+                                                          rank has none left, where it would begin to reduce
+    hang=collective    all micro-batches are computed, and the rank does not enter the reduction: it sleeps
+    nan[=PARAMETER]    in the backward pass of the rank's first micro-batch of the step, in the gradient of the
+                       parameter (the first one of the rank's model)
+    spike=FACTOR       the rank reports FACTOR times the loss of its micro-batches of the step; gradients and parameters
+                       stay as they are
+    slow=FACTOR        from the step on the rank's passes take FACTOR times as long, until ``slow=1``
 """
 
 from __future__ import annotations
@@ -37,9 +51,15 @@ from typing import Any
 
 from unicron import environment
 from unicron.errors import CommunicationFailed
+from unicron.fault_effects import Slowness, announce, put_non_finite, use_up_memory
+from unicron.protocol import Inject
 
 FOREVER_S = 86_400.0
 """Longer than any test or demo."""
+
+
+BEGIN, REDUCTION = "0", "reduce"
+"""The fault points of requests: before the first micro-batch of a step, and before its reduction."""
 
 
 class InjectedFault(RuntimeError):
@@ -62,8 +82,39 @@ KINDS: dict[str, Callable[[], object]] = {
 }
 """What each kind does that raises nothing."""
 
+HANGS = {"": "hang", "stop": "hang", "sleep": "sleep", "deadlock": "deadlock", "spin": "spin", "collective": "sleep"}
+"""Argument of an injected ``hang`` -> one of ``KINDS``."""
+
+INJECTED = ("kill", "exception", "hang", "slow", "nan", "spike", "oom")
+"""Kinds that an ``Inject`` may have."""
+
 RAISED: dict[str, type[Exception]] = {"exception": InjectedFault, "communication": CommunicationFailed}
 """What the other kinds raise."""
+
+
+@dataclass(slots=True)
+class RequestedFault:
+    """One fault that a user asks for. ``after``: the newest step that had begun when the request came."""
+
+    request: Inject
+    after: int
+
+    @property
+    def in_reduction(self) -> bool:
+        """Whether the fault is to keep the rank from the reduction."""
+        return (self.request.kind, self.request.argument) == ("hang", "collective")
+
+    @property
+    def text(self) -> str:
+        """The fault as users write it."""
+        return "=".join(part for part in (self.request.kind, self.request.argument) if part)
+
+    def is_due(self, step: int) -> bool:
+        """Return whether the fault belongs to a step; a slowness begins with its step or a later one."""
+        wanted = self.request.step
+        if wanted and self.request.kind != "slow":
+            return step == wanted
+        return step > self.after and step >= wanted
 
 
 @dataclass(slots=True)
@@ -160,7 +211,7 @@ class ScheduledFault:
 
 
 class FaultInjector:
-    """The faults of this process: those that the environment schedules, and those that SIGUSR1 asks for."""
+    """The faults of this process: those of the environment, those of requests, and those that SIGUSR1 asks for."""
 
     def __init__(self) -> None:
         """Read the environment; to be called from the main thread.
@@ -169,6 +220,14 @@ class FaultInjector:
             ValueError: a scheduled fault is not of the documented form.
         """
         self._scheduled = [ScheduledFault.parse(one) for one in environment.text(environment.FAIL_AT).split(",") if one]
+        self._requested: list[RequestedFault] = []
+        self._known: set[str] = set()
+        """Ids of the requests that have come."""
+        self._slowness = Slowness()
+        self._spike: tuple[int, float] | None = None
+        """The step whose losses are multiplied, and by what."""
+        self._step = 0
+        """The newest step that has begun."""
         self._signalled = False
         if environment.text(environment.FAULT_SIGNALS) == "1":
             signal.signal(signal.SIGUSR1, self._signal)
@@ -185,12 +244,53 @@ class FaultInjector:
         """
         self._scheduled = [fault for fault in self._scheduled if fault.belongs_to(rank, replaces=replaces)]
 
+    def request(self, message: Inject) -> None:
+        """Take a request, on any thread; one that has come before, or whose step has begun, changes nothing."""
+        if message.id in self._known:
+            return
+        self._known.add(message.id)
+        if message.kind not in INJECTED or 0 < message.step <= self._step:
+            why = "it is not known here" if message.kind not in INJECTED else f"step {self._step} has begun"
+            announce(message.id, f"{message.kind} does not happen: {why}")
+            return
+        self._requested.append(RequestedFault(message, self._step))
+
+    def _happens(self, fault: RequestedFault, step: int) -> None:
+        """Have a requested fault happen once, and say so."""
+        self._requested.remove(fault)
+        announce(fault.request.id, f"{fault.text} at step {step}")
+
+    def _reach_requested(self, step: int, at: str) -> None:
+        """Let requested faults happen that end or stop the process, and take in those that change what follows."""
+        if at not in (BEGIN, REDUCTION):
+            return
+        for fault in [fault for fault in self._requested if fault.is_due(step)]:
+            kind, argument = fault.request.kind, fault.request.argument
+            if kind == "nan" or (fault.in_reduction and at != REDUCTION):
+                continue
+            self._happens(fault, step)
+            if kind == "slow":
+                self._slowness.factor = float(argument)
+            elif kind == "spike":
+                self._spike = step, float(argument)
+            elif kind == "oom":
+                use_up_memory(int(argument))
+            elif kind == "exception":
+                raise InjectedFault(f"injected at step {step}, as a user has asked for (request {fault.request.id})")
+            else:
+                KINDS[HANGS[argument] if kind == "hang" else kind]()
+
     def reached(self, step: int, at: str) -> None:
         """Let a fault happen whose fault point this is.
 
         Raises:
             InjectedFault, CommunicationFailed: as ``ScheduledFault.reached``.
+            MemoryError, OSError: as ``use_up_memory``.
         """
+        if self._requested:
+            self._reach_requested(step, at)
+        if at == REDUCTION:
+            self._step = max(self._step, step)
         if self._signalled:
             self._signalled = False
             raise InjectedFault(f"injected by SIGUSR1 at step {step}, {at}")
@@ -206,8 +306,29 @@ class FaultInjector:
             chunks: the modules of the rank's model.
         """
         self.reached(step, str(finished))
+        self._step = max(self._step, step)
+        self._place_requested(step, finished, chunks)
         for fault in self._scheduled:
             fault.place_in_passes(step, finished, chunks)
+        self._slowness.begin()
+
+    def _place_requested(self, step: int, finished: int, chunks: Sequence[Any]) -> None:
+        for fault in [fault for fault in self._requested if fault.request.kind == "nan" and fault.is_due(step)]:
+            if finished:
+                continue
+            name = fault.request.argument
+            if put_non_finite(chunks, name):
+                self._happens(fault, step)
+            else:
+                self._requested.remove(fault)
+                announce(fault.request.id, f"nan does not happen: this rank has no parameter {name!r}")
+
+    def finished_passes(self, step: int, losses: list[float]) -> list[float]:
+        """Return the losses that the rank reports for micro-batches whose passes have just ended; be slow, if asked."""
+        self._slowness.end()
+        if self._spike is None or self._spike[0] != step:
+            return losses
+        return [self._spike[1] * loss for loss in losses]
 
     def reached_update(self, step: int, optimizer: Any) -> None:
         """Let a fault happen before the update of a step, or place it into the update.

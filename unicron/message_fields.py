@@ -1,17 +1,35 @@
-"""The fields of a message as its JSON has them, checked against the types of its class (``unicron.protocol``)."""
+"""What messages are made of: their base, and their fields as JSON has them, checked against the types of the class.
+
+``unicron.protocol`` has the messages.
+"""
 
 from __future__ import annotations
 
 import math
 import types
-from dataclasses import fields
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 MAX_INTEGER = 1 << 53
 """Largest integer in a message: readers of JSON agree up to here (RFC 8259, section 6)."""
 
 UNREADABLE = object()
 """In place of a value of another type than its field's."""
+
+
+class ProtocolError(Exception):
+    """A line that is not a message of this protocol. ``name``: of the message, where the line has one."""
+
+    def __init__(self, text: str, name: str = "") -> None:
+        super().__init__(text)
+        self.name = name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """Base of all messages; ``name`` is the tag on the wire."""
+
+    name: ClassVar[str] = ""
 
 
 def field_types(kind: type) -> dict[str, Any]:
@@ -62,3 +80,8 @@ def _finite(value: Any) -> bool:
 
 def _encodable(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def printable(name: object) -> str:
+    """Return a message's name if it is a short line of text, else empty text."""
+    return name if isinstance(name, str) and name.isprintable() and len(name) <= 60 else ""

@@ -17,6 +17,7 @@ this one and ``unicron.environment``.
     Drained       at a step boundary           Drain      finish the present step, keep the state, wait
     Progress      step, phase, micro-batch     Stop       as Drain, then write a checkpoint and exit
     Resumed       first step of a generation   Quit       exit now, keep nothing
+                                               Inject     have a fault happen at a step, as a test
     Raised        exception, broken collective Incompatible  the process is of a version that the agent does not read
     Checkpointed  a checkpoint is complete
     CheckpointFailed  a checkpoint could not be written
@@ -36,10 +37,11 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-from unicron.message_fields import UNREADABLE, field_types, read_field
+from unicron.message_fields import UNREADABLE, field_types, printable, read_field
+from unicron.message_fields import Message as Message
+from unicron.message_fields import ProtocolError as ProtocolError
 from unicron.report_messages import AskGroups as AskGroups
 from unicron.report_messages import Groups as Groups
-from unicron.report_messages import Message as Message
 
 VERSION = 2
 """Version of the protocol, sent in ``Hello``: one higher with every change that an older reader would misread. A new
@@ -54,14 +56,6 @@ MAX_LINE_BYTES = 1 << 20
 REFUSED = "refused"
 """``Raised.kind`` of an error that shows before a task trains that the task cannot run as specified: a specification or
 model that the library refuses; a missing module or file, or a syntax error, at start-up. A restart would not help."""
-
-
-class ProtocolError(Exception):
-    """A line that is not a message of this protocol. ``name``: of the message, where the line has one."""
-
-    def __init__(self, text: str, name: str = "") -> None:
-        super().__init__(text)
-        self.name = name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,6 +311,20 @@ class Quit(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Inject(Message):
+    """Have a fault happen once (``unicron.faults`` has the kinds). A process that does not know the message drops it.
+
+    ``id``: of the request; a further message with it changes nothing. ``step``: 0: the next one that the rank begins.
+    """
+
+    name: ClassVar[str] = "inject"
+    id: str
+    kind: str
+    argument: str = ""
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Incompatible(Message):
     """The agent does not read the version of the process, which is to end."""
 
@@ -331,31 +339,22 @@ class Received(Message):
     name: ClassVar[str] = "received"
 
 
-_MESSAGES: dict[str, type[Message]] = {
-    m.name: m
-    for m in (
-        Hello,
-        Progress,
-        Held,
-        Drained,
-        Resumed,
-        Raised,
-        Checkpointed,
-        CheckpointFailed,
-        Stopped,
-        StopRefused,
-        Finished,
-        Configure,
-        Hold,
-        Drain,
-        Stop,
-        Quit,
-        Incompatible,
-        Received,
-        AskGroups,
-        Groups,
-    )
-}
+_OF_RANKS = (
+    Hello,
+    Progress,
+    Held,
+    Drained,
+    Resumed,
+    Raised,
+    Checkpointed,
+    CheckpointFailed,
+    Stopped,
+    StopRefused,
+    Finished,
+    Groups,
+)
+_OF_AGENTS = (Configure, Hold, Drain, Stop, Quit, Inject, AskGroups, Incompatible, Received)
+_MESSAGES: dict[str, type[Message]] = {m.name: m for m in (*_OF_RANKS, *_OF_AGENTS)}
 
 
 def encode(message: Message) -> bytes:
@@ -380,7 +379,7 @@ def decode(line: bytes) -> Message:
     name = data.get("message") if isinstance(data, dict) else None
     kind = _MESSAGES.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise ProtocolError(f"not a known message: {line[:200]!r}", _printable(name))
+        raise ProtocolError(f"not a known message: {line[:200]!r}", printable(name))
     free = kind in _FREE_TEXT
     known = {item: read_field(data[item], of, free_text=free) for item, of in _TYPES[kind.name].items() if item in data}
     for field_name, value in known.items():
@@ -397,8 +396,3 @@ _FREE_TEXT = (Raised, CheckpointFailed, StopRefused)
 
 _TYPES = {name: field_types(kind) for name, kind in _MESSAGES.items()}
 """Message -> field -> type."""
-
-
-def _printable(name: object) -> str:
-    """Return a message's name if it is a short line of text, else empty text."""
-    return name if isinstance(name, str) and name.isprintable() and len(name) <= 60 else ""

@@ -8,12 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """Base of all messages; ``name`` is the tag on the wire."""
-
-    name: ClassVar[str] = ""
+from unicron.message_fields import Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

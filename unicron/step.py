@@ -187,6 +187,7 @@ class Step:
         """
         link = self._host.link
         link.synchronize()
+        losses = self._host.faults.finished_passes(self.number, losses)
         state = self._host.rank_state
         if state.gather is not None and not link.is_held():
             # Also where the hold spares this replica: on a device, what was broken off has ended without an error.

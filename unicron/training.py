@@ -80,6 +80,7 @@ class Training:
         self.end_of_step: EndOfStep
         self.checkpoint_every = checkpoint_every
         self.faults = FaultInjector()
+        link.on_inject = self.faults.request
         self.snapshots = Snapshots(memory_every, link.wait)
         self._checkpoint_directory = checkpoint_directory
         self._writer = Writer(checkpoint_keep)

@@ -17,6 +17,7 @@ from typing import Any
 from services.agent import address, inheritance
 from services.agent.admission import Admission
 from services.agent.agent import Agent
+from services.agent.faults import Faults
 from services.agent.hand_over import HandOver
 from services.agent.inheritance import Inheritance
 from services.agent.restarts import HANDED_OVER
@@ -65,6 +66,8 @@ async def serve(inherited: Inheritance, hand_over: HandOver, context: Context) -
         context.ready()
         context.ending.cancels = False
         await hand_over.serve(bus, settings.node, incarnation, dropped)
+        xid = agent.devices.inject
+        await Faults(agent.node, agent.send, bus, enabled=settings.fault_injection, xid=xid).serve(dropped)
         await _first(agent.run(), admission.run(), _drained(context.stop, agent), hand_over.asked())
     except NameInUse:
         in_use = True

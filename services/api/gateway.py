@@ -227,15 +227,16 @@ class Gateway:
             return await self.task(name)
         raise Conflict(f"task {name!r} keeps changing; try again")
 
-    async def append(self, event: Event, version: int) -> Recorded:
-        """Append what a user asked for, if the stream has this version.
+    async def append(self, event: Event, version: int | None) -> Recorded:
+        """Append what a user asked for, if the stream has this version; None: whatever version it has.
 
         Raises:
             Conflict: it has another version.
             Unavailable: the log is away.
         """
         try:
-            (recorded,) = await self.journal.append([event], expected={event.stream: version}, limit_s=APPEND_LIMIT_S)
+            expected = {event.stream: version} if version is not None else None
+            (recorded,) = await self.journal.append([event], expected=expected, limit_s=APPEND_LIMIT_S)
         except Unavailable as err:
             raise Unavailable(f"{err.detail}; the request may have been recorded: look before you repeat it") from err
         return recorded

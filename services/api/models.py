@@ -256,6 +256,38 @@ class DrainRequest(NodeRequest):
     timeout_s: float | None = Field(default=None, ge=0, le=86_400)
 
 
+class NodeFault(BaseModel):
+    """A fault of a node, at once. ``fault``: ``disconnect[=SECONDS|forever]`` or ``xid=CODE[:DEVICE]``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    fault: str = Field(max_length=300)
+
+
+class RankFault(NodeFault):
+    """A fault of a rank. ``fault``: one of ``kill``, ``exception``, ``hang``, ``slow``, ``nan``, ``spike``, ``oom``.
+
+    ``step``: at which it is to happen; null: the next one that the rank begins.
+    """
+
+    rank: int = Field(ge=0, le=1_000_000)
+    step: int | None = Field(default=None, ge=1, le=2**53)
+
+
+class InjectedFault(BaseModel):
+    """A fault that is on its way, as it is in the log. ``id``: of its event. ``worker``: of a fault of a rank."""
+
+    id: str
+    fault: str
+    task: str | None
+    rank: int | None
+    step: int | None
+    worker: str | None
+    node: str
+    actor: str
+    at: Time
+
+
 class EventRecord(BaseModel):
     """An event with its place in the log."""
 

@@ -15,13 +15,13 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from services.api.browser_sessions import COOKIE
-from services.api.models import DrainRequest, NodeRequest, StopOptions
+from services.api.models import DrainRequest, NodeFault, NodeRequest, RankFault, StopOptions
 from services.api.problems import Problem
 from services.api.routers.bodies import REFERENCE
 from shared.planning.standalone import StandaloneProblem
 from shared.tasks import TaskSpec
 
-BODIES = (DrainRequest, NodeRequest, StandaloneProblem, StopOptions, TaskSpec)
+BODIES = (DrainRequest, NodeFault, NodeRequest, RankFault, StandaloneProblem, StopOptions, TaskSpec)
 """Models of the bodies that endpoints read themselves."""
 
 _DESCRIPTION = """\

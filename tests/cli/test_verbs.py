@@ -20,7 +20,7 @@ import yaml
 from cli.events import line, records
 from shared.agent_restart import AGENT_RESTART, AgentRestartResult
 from shared.bus import Bus
-from shared.errors import InvalidInput, Unavailable
+from shared.errors import FaultsDisabled, InvalidInput, Unavailable
 from shared.events import (
     NodeAdopted,
     NodeDrained,
@@ -30,6 +30,7 @@ from shared.events import (
     TaskStopRefused,
     TaskStopRequested,
 )
+from shared.injection import FAULTS, FaultResult
 from shared.log.journal import Journal
 from shared.self_test import SELF_TEST, SelfTestResult
 from shared.settings import Settings
@@ -395,3 +396,35 @@ def test_a_line_of_an_event_is_short_and_names_it() -> None:
     assert '"gpt"' in text
     assert len(text) < 300
     assert list(records([": comment", "id: 7", f"data: {json.dumps(record)}", ""])) == [record]
+
+
+async def test_a_fault_is_asked_for_and_what_is_wrong_is_refused_before(healed: Server) -> None:
+    disabled = await call_unicron("inject", "gpt", "--fault", "kill", "--rank", "1", server=healed.url)
+    assert (disabled.code, disabled.out) == (FaultsDisabled.exit_code, "")
+    assert "UNICRON_FAULT_INJECTION=1" in disabled.err
+    for arguments, word in (
+        (("gpt", "--fault", "kill"), "--rank"),
+        (("gpt", "--fault", "melt", "--rank", "0"), "unknown kind"),
+        (("n0", "--fault", "disconnect", "--rank", "0"), "strikes a node"),
+    ):
+        refused = await call_unicron("inject", *arguments, server=NOWHERE)
+        assert (refused.code, refused.out) == (InvalidInput.exit_code, "")
+        assert word in refused.err
+
+
+async def test_injected_faults_are_printed(settings: Settings, bus: Bus, journal: Journal, tmp_path: Path) -> None:
+    story = Story(tmp_path / "story.db").running()
+    story.log.close()
+
+    async def agree(_: bytes) -> bytes:
+        return FaultResult(incarnation="i").model_dump_json().encode()
+
+    for node in ("n0", "n1"):
+        await bus.serve(f"{FAULTS}.{node}", agree)
+    recorded = await journal.append([record.event for record in story.records])
+    async with serving(settings.model_copy(update={"fault_injection": True}), bus, journal) as server:
+        await server.projected(recorded[-1].position)
+        rank = await call_unicron("inject", "gpt", "--fault", "hang", "--rank", "2", "--step", "50", server=server.url)
+        assert (rank.code, rank.out) == (0, "gpt: hang=stop in rank 2 (n1/0) at step 50\n")
+        of_node = await call_unicron("inject", "n0", "--fault", "disconnect=5", "-o", "json", server=server.url)
+        assert json.loads(of_node.out)["fault"] == "disconnect=5"

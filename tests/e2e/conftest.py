@@ -26,7 +26,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     """Four nodes of one worker each, for all tests; at the end its log replays, and no process is left."""
     run_dir = tmp_path_factory.mktemp("stack") / "run"
-    async with Stack(run_dir, nodes=NODES, workers_per_node=1) as started:
+    environment = {"UNICRON_FAULT_INJECTION": "1"}
+    async with Stack(run_dir, nodes=NODES, workers_per_node=1, environment=environment) as started:
         yield started
     assert processes_of(run_dir) == []
     log = EventLog(f"sqlite:///{run_dir / 'log.db'}", read_only=True)

@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 from unicron import environment
@@ -30,6 +31,7 @@ from unicron.protocol import (
     Hello,
     Hold,
     Incompatible,
+    Inject,
     Message,
     Progress,
     Quit,
@@ -77,6 +79,8 @@ class AgentLink(Collectives):
         self._unanswered_hold = 0
         self._requests: set[int] = set()
         self._unanswered_request = NOTHING
+        self.on_inject: Callable[[Inject], None] | None = None
+        """Called, on the connection's thread, with each request for a fault; None: they are ignored."""
         self._connection: AgentConnection | None = None
         if standalone is None:
             self._breaker.start()
@@ -250,6 +254,8 @@ class AgentLink(Collectives):
             match message:
                 case Quit():
                     os._exit(0)
+                case Inject() if self.on_inject is not None:
+                    self.on_inject(message)
                 case Incompatible():
                     print(
                         f"unicron: the node agent refuses this process: {message.reason}", file=sys.stderr, flush=True
