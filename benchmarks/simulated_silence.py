@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.detector.arrivals import REFRESH, WARM_UP, WINDOW
+from services.detector.monitored_node import MonitoredNode
 from services.detector.silence_limits import SilenceLimits
 from services.detector.stalls import StallLimits
-from services.detector.state import MonitoredNode
 from shared.settings import Settings
 from shared.signals import Heartbeat
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from services.agent import report_text
 from services.agent.proc import Scheduled, starved_s
 from services.agent.process import Process
 from services.agent.step_window import step_report
 from shared.events import derived_id
-from shared.evidence_limits import DETAIL_CHARACTERS, TRACEBACK_CHARACTERS
 from shared.messages import MAX_SECONDS
 from shared.signals import (
     ProcessExited,
@@ -215,7 +215,7 @@ class Node:
                 process.resumed = replace(message, phases=phases)
                 process.step, process.progress_at_s = message.step, at_s
             case protocol.Raised() if message.generation >= process.generation or _refuses_to_start(process, message):
-                process.raised = _storable(message)
+                process.raised = report_text.storable(message)
                 return [self._raised(process, process.raised, now)]
             case protocol.Checkpointed():
                 return [self._checkpointed(process, message, now)]
@@ -227,7 +227,7 @@ class Node:
                 process.stopped, process.ending, process.step = message, True, message.step
                 return signals
             case protocol.StopRefused():
-                process.stop_refused = replace(message, reason=_encodable(message.reason))
+                process.stop_refused = replace(message, reason=report_text.encodable(message.reason))
                 process.step = message.step
             case protocol.Finished():
                 signals = [self._finished(process, message, now)] if message.rank == 0 else []
@@ -302,7 +302,7 @@ class Node:
 
     def _checkpoint_failed(self, process: Process, message: protocol.CheckpointFailed, now: datetime) -> Signal:
         about = self._about(process, now, generation=message.generation, step=message.step)
-        return RankCheckpointFailed(**about, reason=_encodable(message.reason))
+        return RankCheckpointFailed(**about, reason=report_text.encodable(message.reason))
 
     def _stopped(self, process: Process, message: protocol.Stopped, now: datetime) -> Signal:
         about = self._about(process, now, generation=message.generation, step=message.step)
@@ -388,16 +388,3 @@ def _slot_state(process: Process) -> str:
 def _refuses_to_start(process: Process, message: protocol.Raised) -> bool:
     """Return whether a process reports that it cannot run its task, before any generation (the message's is 0)."""
     return message.kind == protocol.REFUSED and not process.configured
-
-
-def _storable(message: protocol.Raised) -> protocol.Raised:
-    """Return the message cut to its limits, without lone surrogates: an error quotes any text; UTF-8 has none."""
-    error, parameter = _encodable(message.error), _encodable(message.parameter)
-    detail = _encodable(message.detail[:DETAIL_CHARACTERS])
-    traceback = _encodable(message.traceback[-TRACEBACK_CHARACTERS:])
-    return replace(message, error=error, detail=detail, traceback=traceback, parameter=parameter)
-
-
-def _encodable(text: str) -> str:
-    """Return a text without lone surrogates."""
-    return text.encode("utf-8", "replace").decode()

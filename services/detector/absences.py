@@ -10,7 +10,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from services.detector.faults import Fault
-from services.detector.state import DetectorState, MonitoredTask
+from services.detector.monitored_task import MonitoredTask
+from services.detector.state import DetectorState
 from shared.evidence import Evidence
 from shared.plans import Member
 from shared.severities import ErrorKind

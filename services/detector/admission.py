@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from services.detector.state import Admitted, DetectorState, MonitoredNode
+from services.detector.monitored_node import MonitoredNode
+from services.detector.state import Admitted, DetectorState
 from services.detector.status_events import node_joined
 from shared.admission import Answer, Hello
 from shared.errors import NameInUse, UnreachableAddress

@@ -28,7 +28,8 @@ from typing import Any
 
 from services.detector.cause_history import Occurrence, occurrence
 from services.detector.faults import SERVICE, last_line
-from services.detector.state import DetectorState, MonitoredNode
+from services.detector.monitored_node import MonitoredNode
+from services.detector.state import DetectorState
 from shared.escalation_settings import EscalationLimits
 from shared.events import ErrorDetected, Event, TaskFailed, derived_id
 from shared.evidence import Evidence

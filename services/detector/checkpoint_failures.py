@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from services.detector.state import MonitoredTask
+from services.detector.monitored_task import MonitoredTask
 
 MAX_KINDS = 8
 """Kinds of one run of failures that the log gets. Chosen: a reader learns nothing from further ones, and a reason that

@@ -35,12 +35,13 @@ from services.detector.admission import Ask, Liveness, Patience
 from services.detector.decision import Decision, Revoke
 from services.detector.evolve import evolve
 from services.detector.incidents import Incidents
+from services.detector.monitored_node import MonitoredNode
 from services.detector.probing import DETECTOR, ProbeQuestion
 from services.detector.return_state import SelfTestQuestion
 from services.detector.silence_limits import SilenceLimits
 from services.detector.stalls import StallLimits
 from services.detector.standstill import StacksQuestion
-from services.detector.state import Admitted, DetectorState, MonitoredNode
+from services.detector.state import Admitted, DetectorState
 from shared.admission import Answer, Hello
 from shared.departure import Departure, DepartureAnswer
 from shared.escalation_settings import EscalationLimits

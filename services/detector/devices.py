@@ -17,7 +17,9 @@ from typing import Any
 from services.detector.faults import METHOD, SERVICE, Fault, lost_ranks
 from services.detector.incidents import Incidents
 from services.detector.known_errors import KnownError
-from services.detector.state import DetectorState, MonitoredNode, MonitoredTask
+from services.detector.monitored_node import MonitoredNode
+from services.detector.monitored_task import MonitoredTask
+from services.detector.state import DetectorState
 from shared.device_faults import DeviceFault, device_fault
 from shared.events import ErrorDetected, derived_id
 from shared.evidence import Evidence

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from services.detector.faults import SERVICE
-from services.detector.state import DetectorState, MonitoredNode
+from services.detector.monitored_node import MonitoredNode
+from services.detector.state import DetectorState
 from shared.departure import Departure
 from shared.events import Event, NodeDrained, NodeDraining, derived_id
 

@@ -10,8 +10,10 @@ from services.detector import anomalies, checkpoint_failures, isolation
 from services.detector.faults import SERVICE
 from services.detector.known_errors import KnownError
 from services.detector.link_state import Isolation
+from services.detector.monitored_node import MonitoredNode
+from services.detector.monitored_task import MonitoredTask
 from services.detector.progress_gaps import ProgressGaps
-from services.detector.state import DetectorState, MonitoredNode, MonitoredTask
+from services.detector.state import DetectorState
 from shared.events import (
     AnomalyObserved,
     ClusterConfigured,

@@ -14,7 +14,9 @@ from typing import Any
 
 from services.detector.error_classes import ErrorClass, class_of, class_of_exit
 from services.detector.known_errors import KnownError
-from services.detector.state import DetectorState, MonitoredNode, MonitoredTask, Suspicion
+from services.detector.monitored_node import MonitoredNode
+from services.detector.monitored_task import MonitoredTask, Suspicion
+from services.detector.state import DetectorState
 from shared.codes import FailureCode
 from shared.events import ErrorDetected, Event, StateMoved, TaskFailed, derived_id
 from shared.evidence import Evidence, LostRanks

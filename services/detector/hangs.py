@@ -12,9 +12,10 @@ from datetime import datetime, timedelta
 
 from services.detector import stalls
 from services.detector.faults import Fault
+from services.detector.monitored_task import MonitoredTask
 from services.detector.progress_gaps import HangLimit
 from services.detector.stalls import Stall, StallLimits
-from services.detector.state import DetectorState, MonitoredTask
+from services.detector.state import DetectorState
 from shared.evidence import Evidence
 from shared.plans import Layout, Member, Stage
 from shared.severities import ErrorKind

@@ -13,7 +13,8 @@ from datetime import datetime
 from services.detector import causes, faults, links, observations, standstill, status_events
 from services.detector.decision import Decision
 from services.detector.faults import Fault
-from services.detector.state import DetectorState, MonitoredTask, Suspicion
+from services.detector.monitored_task import MonitoredTask, Suspicion
+from services.detector.state import DetectorState
 from shared.codes import FailureCode
 from shared.escalation_settings import EscalationLimits
 from shared.evidence import Evidence

@@ -13,9 +13,10 @@ from datetime import datetime
 from services.detector import probing
 from services.detector.faults import METHOD, SERVICE, Fault, lost_ranks
 from services.detector.link_state import Isolation
+from services.detector.monitored_node import MonitoredNode
 from services.detector.pairs import Pair
 from services.detector.probing import ProbeQuestion
-from services.detector.state import DetectorState, MonitoredNode
+from services.detector.state import DetectorState
 from shared.events import ErrorDetected, derived_id
 from shared.evidence import Evidence
 from shared.probes import Outcome, ProbeTarget

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from services.detector.state import DetectorState, MonitoredNode
+from services.detector.monitored_node import MonitoredNode
+from services.detector.state import DetectorState
 from shared.signals import Heartbeat, WorkerStatus
 
 CLEAN_INTERVAL_S = 1.0

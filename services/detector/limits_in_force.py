@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from services.detector import hangs, stalls
+from services.detector.monitored_node import MonitoredNode
+from services.detector.monitored_task import MonitoredTask
 from services.detector.progress_gaps import HangLimit
 from services.detector.silence_limits import SilenceLimits
-from services.detector.state import DetectorState, MonitoredNode, MonitoredTask
+from services.detector.state import DetectorState
 from shared.limits_in_force import HangLimitInForce, NodeLimits
 from shared.messages import MAX_SECONDS
 from shared.signals import WorkerStatus

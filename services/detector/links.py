@@ -22,9 +22,10 @@ from datetime import datetime
 from services.detector import isolation, probing, rounds
 from services.detector.faults import Fault
 from services.detector.link_state import Inquiry
+from services.detector.monitored_task import MonitoredTask
 from services.detector.pairs import broken_pairs, left_out, pair
 from services.detector.probing import ProbeQuestion
-from services.detector.state import DetectorState, MonitoredTask
+from services.detector.state import DetectorState
 from shared.events import ErrorDetected
 from shared.evidence import Evidence
 from shared.probes import PROBE_TIMEOUT_S, Outcome

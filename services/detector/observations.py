@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from services.detector.faults import SERVICE, Fault, last_line, of_exception, of_exit
+from services.detector.monitored_task import MonitoredTask
 from services.detector.observation_state import IncidentWatch
-from services.detector.state import DetectorState, MonitoredTask
+from services.detector.state import DetectorState
 from shared.events import ErrorDetected, Event, IncidentObserved, Observation, StateMoved, derived_id
 from shared.evidence import Evidence
 from shared.severities import ErrorKind, Method

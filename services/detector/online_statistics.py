@@ -15,9 +15,10 @@ from services.detector import probing, regressions
 from services.detector.anomalies import OpenAnomaly, key_of
 from services.detector.faults import SERVICE
 from services.detector.loss_spikes import Spike
+from services.detector.monitored_task import MonitoredTask
 from services.detector.probing import ProbeQuestion
 from services.detector.slow_links import SlowLink
-from services.detector.state import DetectorState, MonitoredTask
+from services.detector.state import DetectorState
 from services.detector.stragglers import Change
 from shared.events import AnomalyObserved, WorkerSlowed, derived_id
 from shared.observed_events import AnomalyKind

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Sequence
 from datetime import datetime
 
-from services.detector.state import RECENT_STEPS, MonitoredTask
+from services.detector.monitored_task import RECENT_STEPS, MonitoredTask
 
 TIMED_STEPS = 2
 """Timed steps of a generation before its rate is recorded: the first step includes work that is done once."""

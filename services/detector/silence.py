@@ -12,9 +12,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from services.detector import hangs, probing
+from services.detector.monitored_node import MonitoredNode
+from services.detector.monitored_task import MonitoredTask
 from services.detector.probing import DETECTOR, ProbeQuestion
 from services.detector.silence_limits import SilenceLimit, SilenceLimits, evidence
-from services.detector.state import DetectorState, MonitoredNode, MonitoredTask
+from services.detector.state import DetectorState
 from shared.probes import Outcome
 from shared.reachability import Reachability, Unreachable
 from shared.signals import RECONNECT_GRACE_S

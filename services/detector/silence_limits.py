@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from services.detector.arrivals import Arrivals
+from services.detector.monitored_node import MonitoredNode
 from services.detector.stalls import StallLimits
-from services.detector.state import MonitoredNode
 from shared.probes import PROBE_TIMEOUT_S
 
 ASK_FRACTION = 0.25

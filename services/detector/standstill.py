@@ -15,8 +15,9 @@ from typing import Any
 
 from services.detector import hangs
 from services.detector.missing_ranks import missing
+from services.detector.monitored_task import Standstill
 from services.detector.stalls import StallLimits
-from services.detector.state import DetectorState, Standstill
+from services.detector.state import DetectorState
 from shared.evidence_limits import REPORTED_RANKS, STACKS_CHARACTERS
 from shared.stacks import MAX_TIMEOUT_S, RankReport, StacksReply
 

@@ -8,7 +8,9 @@ from datetime import datetime
 
 from services.detector import checkpoint_failures, progress
 from services.detector.faults import SERVICE
-from services.detector.state import DetectorState, MonitoredNode, MonitoredTask
+from services.detector.monitored_node import MonitoredNode
+from services.detector.monitored_task import MonitoredTask
+from services.detector.state import DetectorState
 from shared.events import (
     ErrorDetected,
     Event,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.detector.state import MonitoredTask
+from services.detector.monitored_task import MonitoredTask
 from shared.events import TaskStopped, derived_id
 from shared.plans import Layout, Response, Stage, TaskChange
 from shared.severities import ErrorKind, Severity

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.detector import causes
-from services.detector.state import DetectorState, MonitoredNode
+from services.detector.monitored_node import MonitoredNode
+from services.detector.state import DetectorState
 from shared.escalation_settings import EscalationLimits
 from shared.events import ErrorDetected, NodeJoined, NodeReturned
 from shared.evidence import Evidence

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.detector import progress, status_events
-from services.detector.state import DetectorState, MonitoredTask
+from services.detector.monitored_task import MonitoredTask
+from services.detector.state import DetectorState
 from shared.events import ErrorDetected, TaskProgressed
 from shared.severities import ErrorKind, Method, Severity
 from shared.signals import WorkerStatus

@@ -8,8 +8,8 @@ from typing import Any
 
 from services.agent.agent import Agent
 from services.detector import standstill
+from services.detector.monitored_task import Standstill
 from services.detector.standstill import StacksQuestion
-from services.detector.state import Standstill
 from shared.bus import Bus
 from shared.events import ErrorDetected
 from shared.evidence_limits import STACK_CHARACTERS, STACKS_CHARACTERS

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from services.detector import isolation
 from services.detector.known_errors import FailureHistory, KnownError
-from services.detector.state import DetectorState, MonitoredTask
+from services.detector.monitored_task import MonitoredTask
+from services.detector.state import DetectorState
 from shared.severities import SEVERITY, Severity
 from tests.reconcile.simulation import Kind, ScheduledFault, Script, Simulation, courses
 from tests.reconcile.virtual import run

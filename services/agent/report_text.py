@@ -1,0 +1,21 @@
+"""The texts in reports of ranks, as signals and the log can have them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shared.evidence_limits import DETAIL_CHARACTERS, TRACEBACK_CHARACTERS
+from unicron import protocol
+
+
+def storable(message: protocol.Raised) -> protocol.Raised:
+    """Return the message cut to its limits, without lone surrogates: an error quotes any text; UTF-8 has none."""
+    error, parameter = encodable(message.error), encodable(message.parameter)
+    detail = encodable(message.detail[:DETAIL_CHARACTERS])
+    traceback = encodable(message.traceback[-TRACEBACK_CHARACTERS:])
+    return replace(message, error=error, detail=detail, traceback=traceback, parameter=parameter)
+
+
+def encodable(text: str) -> str:
+    """Return a text without lone surrogates."""
+    return text.encode("utf-8", "replace").decode()
