@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from cli.demo_straggler import Straggler
 
 TOLERANCE = 1e-5
 """Largest absolute parameter difference (fp32) between a run with failures and one without."""
@@ -48,6 +50,7 @@ class Report:
     costs: dict[str, Any] = field(default_factory=dict)
     comparisons: list[TaskComparison] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
+    stragglers: list[Straggler] = field(default_factory=list)
     replay_verified: bool = False
     wall_s: float = 0.0
 
@@ -71,6 +74,7 @@ class Report:
                 for c in self.comparisons
             ],
             "checks": [{"name": c.name, "ok": c.ok, "detail": c.detail} for c in self.checks],
+            "stragglers": [asdict(straggler) for straggler in self.stragglers],
             "replay_verified": self.replay_verified,
             "wall_s": round(self.wall_s, 3),
         }
@@ -140,6 +144,17 @@ def incident_cost_table(incidents: list[dict[str, Any]]) -> Table:
     return table
 
 
+def straggler_table(stragglers: list[Straggler]) -> Table:
+    """Return the table of slow workers; times in seconds from the slowdown's record in the log."""
+    table = Table(title="Slow workers", title_justify="left")
+    for name in ("task", "where", "times as slow", "found s", "moved s", "left out"):
+        table.add_column(name)
+    for s in stragglers:
+        times = (f"{s.slowdown:.2f}", f"{s.found_s:.3f}", f"{s.moved_s:.3f}")
+        table.add_row(s.task, s.worker, *times, "yes" if s.left else "NO")
+    return table
+
+
 def task_table(costs: dict[str, Any], comparisons: list[TaskComparison]) -> Table:
     """Return the table of tasks: what each cost and how it compares with its failure-free run."""
     table = Table(title="Tasks", title_justify="left")
@@ -166,6 +181,7 @@ def print_report(report: Report, console: Console) -> None:
     console.print()
     console.print(incident_table(report.incidents))
     console.print(incident_cost_table(report.incidents))
+    console.print(straggler_table(report.stragglers))
     console.print(task_table(report.costs, report.comparisons))
     for check in report.checks:
         verdict = "[green]holds[/]" if check.ok else "[red bold]FAILS[/]"

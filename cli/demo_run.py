@@ -18,6 +18,7 @@ from rich.console import Console
 
 from cli.demo_reference import compare
 from cli.demo_report import Check, Report
+from cli.demo_straggler import SLOWDOWN, straggle
 from cli.demo_view import View
 from cli.processes import SeenProcesses, run_module
 from cli.stack import Stack
@@ -31,7 +32,7 @@ WORKERS_PER_NODE = 2
 WAIT_S = 90.0
 """Longest wait for any one condition; each comes true within seconds on two cores."""
 
-STEPS = {"gpt-large": 130, "gpt-small": 480}
+STEPS = {"gpt-large": 170, "gpt-small": 580}
 """Steps of each task: every fault strikes while the first trains; the second then still trains on all workers."""
 
 CORES = 2
@@ -132,6 +133,8 @@ class DemoRun:
         await self._break(small, "exception", "raises an exception in rank 1 of", "exception")
         await self._break(large, "hang", "stops (hangs) rank 1 of", "hang")
 
+        await self._straggle(large)
+
         node = await self._node_of_both(large, small)
         self._view.say(f"kills node {node} with everything on it")
         await stack.kill_node(node)
@@ -161,6 +164,19 @@ class DemoRun:
         step = (await self._client.task(task))["step"]
         await self._training(task, step + 3, f"{task} goes on after {kind}")
         return incident
+
+    async def _straggle(self, task: str) -> None:
+        """Slow rank 1 down, and wait until a plan has given its work to others."""
+        self._view.say(f"slows rank 1 of {task} down, {SLOWDOWN:g} times")
+        straggler = await straggle(self._client, task, 1)
+        self._report.stragglers.append(straggler)
+        self._view.say(f"  {straggler.worker} found after {straggler.found_s:.2f} s, its work moved")
+        self._check(
+            "the slow worker is left out",
+            straggler.left,
+            f"{straggler.worker}, {straggler.slowdown:.2f} times as slow, found after {straggler.found_s:.2f} s, moved "
+            f"after {straggler.moved_s:.2f} s",
+        )
 
     async def _incident(self, kind: str, *, node: str | None = None, known: frozenset[str] = frozenset()) -> Record:
         """Return the new incident of this kind once everything is back at planned strength."""
