@@ -61,7 +61,7 @@ OF_NODES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class RequestedFault:
     """A fault as it is written. ``argument``: with its default filled in; empty: the kind has none."""
 
     kind: str
@@ -89,7 +89,7 @@ class Fault:
         return int(code), int(device or 0)
 
 
-def parse(text: str) -> Fault:
+def parse(text: str) -> RequestedFault:
     """Return the fault that a text names.
 
     Raises:
@@ -103,7 +103,7 @@ def parse(text: str) -> Fault:
     found = _argument(kind, argument) if given else _DEFAULTS.get(kind)
     if found is None or (given and not argument):
         raise refusal("fault", text, f"must be {written}")
-    return Fault(kind, found)
+    return RequestedFault(kind, found)
 
 
 _DEFAULTS = {

@@ -19,7 +19,7 @@ from services.agent.process import Process
 from shared.bus import Bus
 from shared.dropped import DroppedMessages
 from shared.errors import InvalidInput, Undecodable
-from shared.injection import FAULT_REQUEST, FAULTS, Fault, FaultRequest, FaultResult, parse
+from shared.injection import FAULT_REQUEST, FAULTS, FaultRequest, FaultResult, parse
 from shared.messages import REASON_CHARACTERS, decode
 from unicron import protocol
 
@@ -121,7 +121,7 @@ class Faults:
             return None
         return process if process.attached and process.configured and not process.ending else None
 
-    def _refusal_of_rank(self, request: FaultRequest, fault: Fault) -> Refusal | None:
+    def _refusal_of_rank(self, request: FaultRequest, fault: RequestedFault) -> Refusal | None:
         process = self._process(request)
         if process is None:
             return Refusal("rank", f"no process of {request.task!r} trains as this rank on {request.worker} now")
@@ -134,12 +134,12 @@ class Faults:
             )
         return None
 
-    def _refusal_of_node(self, fault: Fault) -> Refusal | None:
+    def _refusal_of_node(self, fault: RequestedFault) -> Refusal | None:
         if fault.kind == "xid" and self._xid is None:
             return Refusal("fault", "xid is not supported by this agent: it reads no reports of devices")
         return None
 
-    def _inject(self, request: FaultRequest, fault: Fault) -> Refusal | None:
+    def _inject(self, request: FaultRequest, fault: RequestedFault) -> Refusal | None:
         """Have the fault happen; return why it cannot after all."""
         if fault.kind == "disconnect":
             asyncio.get_running_loop().call_later(ANSWERED_S, self._bus.stay_away, fault.away_s)

@@ -71,7 +71,8 @@ class Settling:
             *(task_changed_from_s(before, task) for before, task in tasks),
         ]
         from_s = min(times, default=math.inf)
-        for before, span in spans:
+        # In the order of time, so that the sum is the same to the last bit whatever the batches are.
+        for before, span in sorted(spans, key=lambda change: (change[1].end or change[1].start, change[1].start)):
             ends = span.end or span.start
             settled = replace(
                 settled,

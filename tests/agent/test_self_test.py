@@ -79,7 +79,7 @@ async def ask(bus: Bus, node: str = "n0", **fields: Any) -> SelfTestResult:
 async def test_each_check_is_named_with_its_value_and_its_bound(agent: Agent, bus: Bus) -> None:
     found = await ask(bus, empty=True)
     names = [check.name for check in found.checks]
-    assert names == ["processes", "folders", "fork server", "compute", "memory", "bandwidth"]
+    assert names == ["processes", "devices", "folders", "fork server", "compute", "memory", "bandwidth"]
     by_name = {check.name: check for check in found.checks}
     assert (by_name["compute"].value, by_name["compute"].bound, by_name["compute"].unit) == (0.0, 0.0, "wrong products")
     assert by_name["memory"].detail.startswith(f"of {MEMORY_BYTES // 8} words, ")

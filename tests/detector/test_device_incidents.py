@@ -56,7 +56,7 @@ async def test_from_the_drivers_event_to_the_incident(
         await ear.until(lambda: {one.device: one.faults for one in ear.heartbeats[-1].devices} == faults)
         request = SelfTest().model_dump_json().encode()
         answer = SELF_TEST_RESULT.validate_json(await bus.request(f"{SELF_TEST}.n0", request, timeout_s=WAIT_S))
-        assert answer.problem == "device 0 (NVIDIA H100 80GB HBM3): NVML says that the device is lost " + (
+        assert answer.problem == "devices: device 0 (NVIDIA H100 80GB HBM3): NVML says that the device is lost " + (
             "(NVML_ERROR_GPU_IS_LOST)"
         )
     assert len(await until_errors(monitor, 2)) == 2

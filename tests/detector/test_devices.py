@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from shared.events import NodeJoined, NodeReturned
+from shared.self_test import CheckResult, SelfTestResult
 from shared.severities import ErrorKind, Method, Severity
 from shared.signals import DeviceFailed
 from tests.detector.kit import START, Cluster, at, complete, only_error, restart_plan
@@ -147,8 +148,13 @@ def test_a_new_agent_brings_the_node_back_and_a_successor_does_not() -> None:
     adopted = cluster.beat("n1", 2.0, task=None, incarnation="second n1").events
     assert [event.type for event in adopted] == ["node.adopted"]
     assert "n1" in cluster.monitor.state.withheld
-    found = cluster.beat("n1", 3.0, task=None, incarnation="third n1", supervisor="another").events
-    assert [event.type for event in found if event.type != "task.progressed"] == ["error.detected", "node.joined"]
+    found = cluster.beat("n1", 3.0, task=None, incarnation="third n1", supervisor="another")
+    assert [event.type for event in found.events if event.type != "task.progressed"] == ["error.detected"]
+    (question,) = found.tests
+    passed = SelfTestResult(incarnation="third n1", checks=[CheckResult(name="devices", ok=True)])
+    cluster.monitor.tested(question, passed)
+    joined = cluster.beat("n1", 3.5, task=None, incarnation="third n1", supervisor="another").events
+    assert [event.type for event in joined] == ["node.joined"]
     assert "n1" not in cluster.monitor.state.withheld
 
 

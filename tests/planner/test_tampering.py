@@ -42,7 +42,12 @@ def at(kind: str, number: int = 0) -> int:
 PLAN = at("plan.decided", 5)
 MOVING = at("plan.decided", 6)
 TABLED = at("plan.decided", 4)
-JOINED = at("node.joined")
+JOINED = next(
+    index
+    for index, row in enumerate(ROWS)
+    if row["type"] == "node.joined" and json.loads(ROWS[index + 1]["data"]).get("cause") == row["event_id"]
+)
+"""Of a node whose plan follows at once."""
 ERROR = at("error.detected", 1)
 PROGRESSED = at("task.progressed", 3)
 MOVED = at("state.moved", 4)
@@ -203,7 +208,7 @@ MATRIX: dict[str, tuple[Callable[[Rows], Rows], int, str]] = {
     "removed event": (lambda rows: rows[:19] + rows[20:], 21, "position 20 is missing"),
     "removed start": (lambda rows: rows[5:], 6, "position 1 is missing: 6 follows 0"),
     # the chain computed anew
-    "removed trigger": (without(JOINED), 2, "nothing in the log calls for it"),
+    "removed trigger": (without(JOINED), JOINED + 1, "nothing in the log calls for it"),
     "removed plan": (without(PLAN), PLAN, "has no plan in the log"),
     "removed first submission": (without(SUBMITTED), FIRST_MOVED, "was never submitted"),
     "swapped events": (swapped(SWAPPED, times=False), SWAPPED + 2, "recorded before the row that precedes it"),

@@ -224,7 +224,8 @@ def test_what_was_gathered_does_not_count_once_the_generation_is_held(held: bool
         step_in_progress=SimpleNamespace(remaining=lambda: [0]),
         commit=lambda *_: None,
     )
-    host: Any = SimpleNamespace(link=SimpleNamespace(is_held=lambda: held, **nothing), rank_state=state)
+    faults = SimpleNamespace(finished_passes=lambda _, losses: losses)
+    host: Any = SimpleNamespace(link=SimpleNamespace(is_held=lambda: held, **nothing), rank_state=state, faults=faults)
     Step(host, 1, [0]).commit(0, 1.0, [0])
     assert bool(settled) is not held
 
