@@ -19,7 +19,7 @@ from services.agent.process import Process
 from shared.bus import Bus
 from shared.dropped import DroppedMessages
 from shared.errors import InvalidInput, Undecodable
-from shared.injection import FAULT_REQUEST, FAULTS, FaultRequest, FaultResult, parse
+from shared.injection import FAULT_REQUEST, FAULTS, FaultRequest, FaultResult, RequestedFault, parse
 from shared.messages import REASON_CHARACTERS, decode
 from unicron import protocol
 
