@@ -63,7 +63,7 @@ async def lost(lab: Lab, node: str, name: str, measures: Measures) -> None:
     finally:
         await lab.stack.kill_node(node)
     await lab.stack.start_node(node)
-    await ready(lab, node)
+    await shown(lab, node, "ready")
 
 
 async def report_of_device(lab: Lab, node: str, measures: Measures) -> None:
@@ -72,17 +72,18 @@ async def report_of_device(lab: Lab, node: str, measures: Measures) -> None:
     injected = await lab.event("the fault is logged", lambda record: record["type"] == "fault.injected")
     error = await lab.event(f"an incident of {node}", lambda record: is_of_node(record, node, "device"))
     measures.add(unix_s(error["recorded_at"]) - unix_s(injected["recorded_at"]), node=node)
+    await shown(lab, node, "isolated")  # before that, there is nothing to return
     await lab.client.post(f"/v1/nodes/{node}/return")
-    await ready(lab, node)
+    await shown(lab, node, "ready")
 
 
-async def ready(lab: Lab, node: str) -> None:
-    """Wait until a node is used again."""
+async def shown(lab: Lab, node: str, state: str) -> None:
+    """Wait until the interface shows a node in a state."""
 
-    async def is_ready() -> bool:
-        return bool((await lab.client.get(f"/v1/nodes/{node}"))["state"] == "ready")
+    async def is_shown() -> bool:
+        return bool((await lab.client.get(f"/v1/nodes/{node}"))["state"] == state)
 
-    await lab.client.until(f"{node} is ready", is_ready, START_S)
+    await lab.client.until(f"{node} is {state}", is_shown, START_S)
 
 
 def is_of_node(record: Record, node: str, kind: str) -> bool:
