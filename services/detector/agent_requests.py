@@ -9,6 +9,7 @@ import logging
 import uuid
 
 from services.detector.leftovers import Clean
+from services.detector.prober import REPLY_S
 from services.detector.return_state import SelfTestQuestion
 from services.detector.standstill import StacksQuestion
 from shared.bus import Bus
@@ -24,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 CLEAN_TIMEOUT_S = 5.0
 """Time-out of the request to end left-behind ranks. The agent kills them, and answers within its own grace."""
-REPLY_S = 1.0
-"""Time for a request and for its reply, beside the time-out that the request itself has: as in ``prober.py``."""
 
 
 class AgentRequests:

@@ -60,7 +60,7 @@ def _keep(state: DetectorState, signal: DeviceFailed) -> None:
 def _isolate(incidents: Incidents, node: MonitoredNode, signal: DeviceFailed, fault: DeviceFault) -> None:
     """Isolate the node, unless it is because of a device already."""
     state, now = incidents.state, incidents.now
-    if node.name in state.withheld:
+    if state.is_held_by_device(node.name):
         return
     original = _outstanding(state, signal)
     event_id = derived_id(signal.signal_id, SERVICE, "device")

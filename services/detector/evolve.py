@@ -13,6 +13,7 @@ from services.detector.link_state import Isolation
 from services.detector.monitored_node import MonitoredNode
 from services.detector.monitored_task import MonitoredTask
 from services.detector.progress_gaps import ProgressGaps
+from services.detector.return_state import Condemnation
 from services.detector.state import DetectorState
 from shared.events import (
     AnomalyObserved,
@@ -82,7 +83,6 @@ def _injected(state: DetectorState, event: FaultInjected) -> None:
 def _node_joined(state: DetectorState, event: NodeJoined) -> None:
     state.joins.add(event.event_id)
     state.isolated.pop(event.node, None)
-    state.withheld.pop(event.node, None)
     state.condemned.pop(event.node, None)
     _forget_slowness(state, event.node)
     known = state.nodes.get(event.node)
@@ -139,13 +139,12 @@ def _node_drained(state: DetectorState, event: NodeDrained) -> None:
 
 def _node_returned(state: DetectorState, event: NodeReturned) -> None:
     """Note a node that an operator uses again. What it has failed at before counts no more."""
-    node, isolation = state.nodes.get(event.node), state.isolated.get(event.node)
+    node, isolated = state.nodes.get(event.node), state.isolated.get(event.node)
     if node is not None and node.incarnation == event.incarnation:
         node.draining, node.planned, node.drained = None, False, False
         state.isolated.pop(event.node, None)
-        state.withheld.pop(event.node, None)
         state.condemned.pop(event.node, None)
-    elif isolation is not None and isolation.until_returned:
+    elif isolated is not None and isolated.until_returned:
         del state.isolated[event.node]  # its agent is another one by now, and joins
     state.causes.forget_node(event.node)
 
@@ -241,11 +240,15 @@ def _error(state: DetectorState, event: ErrorDetected) -> None:
     generation = event.generation if event.generation is not None else task.generation
     if event.worker is not None:
         task.cover(event.worker, generation)
-    by_device = event.kind is ErrorKind.DEVICE and event.method is Method.DEVICE
-    for worker in evidence.workers if by_device else ():
+    for worker in evidence.workers if _is_by_device(event) else ():
         task.cover(worker, generation)
     task.recorded[event.event_id] = generation
     task.failures.add(known, generation, task.max_restarts)
+
+
+def _is_by_device(event: ErrorDetected) -> bool:
+    """Return whether a device itself has reported an error, not a process that met it."""
+    return event.kind is ErrorKind.DEVICE and event.method is Method.DEVICE
 
 
 def _is_of_node(event: ErrorDetected) -> bool:
@@ -276,9 +279,8 @@ def _condemn(state: DetectorState, event: ErrorDetected, name: str, evidence: Ev
     if evidence.rule == "lemon":
         state.isolated[name] = Isolation(event.event_id, event.detected_at, 0.0, True)
     elif event.kind is not ErrorKind.BROKEN_LINK and (event.kind is not ErrorKind.NODE_LOST or event.escalates):
-        state.condemned[name] = event.event_id
-        if event.kind is ErrorKind.DEVICE and event.method is Method.DEVICE:
-            state.withheld[name] = event.event_id
+        by_device = _is_by_device(event) or state.is_held_by_device(name)
+        state.condemned[name] = Condemnation(event.event_id, by_device)
 
 
 def _leave_out(state: DetectorState, event: ErrorDetected, name: str, evidence: Evidence) -> None:

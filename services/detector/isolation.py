@@ -130,7 +130,7 @@ def may_return(state: DetectorState, name: str, *, new_agent: bool = False) -> b
 
     Nodes that have not been heard or are too old to be probed are left out, so the last node of a cluster returns.
     """
-    if name in state.withheld and not new_agent:
+    if state.is_held_by_device(name) and not new_agent:
         return False
     isolation = state.isolated.get(name)
     if isolation is None or isolation.until_returned:

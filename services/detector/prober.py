@@ -22,10 +22,11 @@ ALIVE_TIMEOUT_S = 0.5
 """Time-out of the question whether an agent lives. An agent answers within milliseconds; without an answer the new
 agent asks again."""
 
-PROBE_REPLY_S = 1.0
-"""Time for a request to probe and for its reply, beside the probe's own time-out: a round trip with a delay of 0.2 s in
-each direction, and the repetition of a segment that was lost. With less, a witness in such a network that waits for the
-whole time-out of a probe would answer too late, and could never say that a node is silent."""
+REPLY_S = 1.0
+"""Time for a request to an agent and for its reply, beside the time-out that the request itself has: a round trip with
+a delay of 0.2 s in each direction, and the repetition of a segment that was lost. With less, a witness in such a
+network that waits for the whole time-out of a probe would answer too late, and could never say that a node is silent.
+"""
 
 
 class Prober:
@@ -49,7 +50,7 @@ class Prober:
             return await self._probe(question), {}
         subject = f"{PROBE}.{question.witness}"
         request = ProbeRequest(peers=dict(question.peers), timeout_s=question.timeout_s)
-        limit_s = question.timeout_s + PROBE_REPLY_S
+        limit_s = question.timeout_s + REPLY_S
         try:
             answer = await self._bus.request(subject, request.model_dump_json().encode(), timeout_s=limit_s)
             reply = decode(PROBE_REPLY, answer)

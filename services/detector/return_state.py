@@ -18,6 +18,19 @@ RETRY_MAX_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
+class Condemnation:
+    """Why a node is left out that an error of SEV1 has isolated, other than that of a link (``Isolation``).
+
+    Attributes:
+        error: id of the error event.
+        by_device: whether a fault of a device did. Then a user or a new agent returns it, and nothing else.
+    """
+
+    error: str
+    by_device: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SelfTestQuestion:
     """A request to a node's agent to test itself.
 

@@ -16,7 +16,7 @@ from services.detector.monitored_node import MonitoredNode
 from services.detector.monitored_task import EndedTask, MonitoredTask, Standstill
 from services.detector.observation_state import IncidentWatch
 from services.detector.pairs import Pair
-from services.detector.return_state import SelfTestState
+from services.detector.return_state import Condemnation, SelfTestState
 from services.detector.slow_links import RoundTrips
 from shared.admission import Hello
 from shared.signals import DeviceFailed, WorkerStatus
@@ -47,8 +47,7 @@ class DetectorState:
         joins: ids of the join events. Each incarnation of an agent joins once, and once after each loss.
         admitted: admitted agents that have not joined yet, by node. Not in the log.
         isolated: nodes that are left out because of a broken link, or until an operator returns them.
-        condemned: nodes that another error of SEV1 isolated -> its id. They are tested before they return.
-        withheld: those of them that a fault of a device isolated.
+        condemned: nodes that another error of SEV1 isolated. They are tested before they return.
         early_devices: reports on devices by agents that have not joined yet, by node. Not in the log.
         causes: what is remembered of the causes of errors.
         mtbf_node_s: mean time between failures of a node, of the newest ``cluster.configured``, seconds.
@@ -69,8 +68,7 @@ class DetectorState:
     joins: set[str] = field(default_factory=set)
     admitted: dict[str, Admitted] = field(default_factory=dict)
     isolated: dict[str, Isolation] = field(default_factory=dict)
-    condemned: dict[str, str] = field(default_factory=dict)
-    withheld: dict[str, str] = field(default_factory=dict)
+    condemned: dict[str, Condemnation] = field(default_factory=dict)
     early_devices: Unlogged[dict[str, list[DeviceFailed]]] = field(default_factory=dict)
     causes: CauseHistory = field(default_factory=CauseHistory)
     mtbf_node_s: float = MTBF_NODE_S
@@ -82,6 +80,11 @@ class DetectorState:
     standstills: Unlogged[dict[str, Standstill]] = field(default_factory=dict)
     slowed: dict[str, float] = field(default_factory=dict)
     round_trips: Unlogged[RoundTrips] = field(default_factory=RoundTrips, compare=False, repr=False)
+
+    def is_held_by_device(self, node: str) -> bool:
+        """Return whether a node is left out because of a device."""
+        known = self.condemned.get(node)
+        return known is not None and known.by_device
 
     def highest_generation(self, name: str) -> int:
         """Return the highest generation of a task that any plan has named; 0 if the log does not have the task."""

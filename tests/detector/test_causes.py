@@ -6,6 +6,7 @@ from typing import Any
 
 from services.detector import causes
 from services.detector.decide import DetectorLimits
+from services.detector.return_state import Condemnation
 from services.detector.state import DetectorState
 from shared.escalation_settings import EscalationLimits
 from shared.events import ErrorDetected, FaultInjected, NodeReturned, StateMoved, TaskFailed
@@ -65,7 +66,7 @@ def test_a_cause_that_comes_again_on_one_worker_isolates_its_node_although_each_
         "first_at": at(100.0).isoformat(),
         "place": "n1/0",
     }
-    assert found.monitor.state.condemned == {"n1": last.event_id}
+    assert found.monitor.state.condemned == {"n1": Condemnation(last.event_id, by_device=False)}
 
 
 def test_what_is_older_than_the_window_and_another_cause_do_not_count() -> None:

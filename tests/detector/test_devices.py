@@ -147,7 +147,7 @@ def test_a_new_agent_brings_the_node_back_and_a_successor_does_not() -> None:
     only_error(cluster.signal(failed(cluster, "xid-79"), 1.0))
     adopted = cluster.beat("n1", 2.0, task=None, incarnation="second n1").events
     assert [event.type for event in adopted] == ["node.adopted"]
-    assert "n1" in cluster.monitor.state.withheld
+    assert cluster.monitor.state.is_held_by_device("n1")
     found = cluster.beat("n1", 3.0, task=None, incarnation="third n1", supervisor="another")
     assert [event.type for event in found.events if event.type != "task.progressed"] == ["error.detected"]
     (question,) = found.tests
@@ -155,7 +155,7 @@ def test_a_new_agent_brings_the_node_back_and_a_successor_does_not() -> None:
     cluster.monitor.tested(question, passed)
     joined = cluster.beat("n1", 3.5, task=None, incarnation="third n1", supervisor="another").events
     assert [event.type for event in joined] == ["node.joined"]
-    assert "n1" not in cluster.monitor.state.withheld
+    assert not cluster.monitor.state.is_held_by_device("n1")
 
 
 def test_what_an_agent_finds_before_it_has_joined_isolates_the_node_as_it_joins() -> None:

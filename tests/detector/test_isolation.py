@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.detector import isolation, links
+from services.detector.return_state import Condemnation
 from shared.events import ErrorDetected, IncidentObserved, NodeJoined, NodeReturned
 from shared.evidence import Evidence
 from shared.plans import Response, TaskChange
@@ -185,7 +186,7 @@ def test_a_node_that_was_never_isolated_joins_without_a_test() -> None:
 def test_a_new_agent_of_a_condemned_node_is_tested_first() -> None:
     found = Links(4)
     state = found.cluster.monitor.state
-    state.condemned["n2"] = "an error"
+    state.condemned["n2"] = Condemnation("an error", by_device=False)
     state.nodes["n2"].lost = "another"
     found.statuses["n2"] = {"task": None, "incarnation": "second n2"}
     found.problem = "compute: 1 wrong products, allowed 0"
