@@ -107,7 +107,8 @@ class PartialStep:
 
     def remaining(self) -> list[int]:
         """Return the assigned micro-batches that are still to be computed, by some chunk at least."""
-        return [k for k in self.assigned if not all(k in computed for computed in self.computed)]
+        computed = set.intersection(*self.computed)
+        return [k for k in self.assigned if k not in computed]
 
     def finished(self) -> set[int]:
         """Return the micro-batches that all chunks have done."""

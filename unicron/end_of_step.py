@@ -4,11 +4,15 @@ So the contribution of every rank is known when the gradients count, even if the
 
 Everything travels as float64 in one sum over all ranks, in which whole numbers are exact up to 2**53: first, for each
 status, how many ranks are at each level, which tells the largest; then a row for each micro-batch.
+
+The numbers are put together in an array, not with tensor operations: between passes, where nothing is in the caches, a
+small operation takes 10 to 30 microseconds (measured), and this would take some twenty in every step.
 """
 
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
@@ -68,7 +72,8 @@ def total(values: torch.Tensor, wait: Wait) -> torch.Tensor:
     Raises:
         RuntimeError: the collective broke.
     """
-    values = values.to(device.current())
+    if device.is_cuda():
+        values = values.to(device.current())
     wait(dist.all_reduce(values, async_op=True))
     return values.cpu()
 
@@ -112,36 +117,63 @@ class EndOfStep:
             RuntimeError: a collective broke.
         """
         accounted = partial.account is not None
-        levels = _levels([request, *statuses])
-        counts = self._counts.encode(partial.done, self._micro_batches)
-        rows = torch.cat([counts] if accounted else [counts, self._entries(partial)], dim=1)
-        summed = self._total(torch.cat([levels.view(-1), rows.view(-1)]))
-        worst = _worst(summed[: levels.numel()].view_as(levels))
-        rows = summed[levels.numel() :].view_as(rows)
+        levels = [request, *statuses]
+        columns, first = self._counts.columns, LEVELS * len(levels)
+        width = columns if accounted else columns + self._entry_width
+        numbers = _zeros(first + self._micro_batches * width)
+        for i, level in enumerate(levels):
+            numbers[LEVELS * i + level] = 1.0
+        self._counts.write(partial.done, numbers, first, width)
+        if not accounted:
+            self._write_entries(partial, numbers, first + columns, width)
+        summed = self._sum(numbers)
+        rows = [summed[i : i + width] for i in range(first, len(summed), width)]
         if not accounted:
             self._counts.check(rows, self._member.reporting, self._member.chunks - 1, partial.step)
-            partial.account = self._account(partial, rows[:, counts.shape[1] :].tolist())
+            partial.account = self._account(partial, [row[columns:] for row in rows])
         if partial.reduced < buckets:
             for chunk in range(self._member.chunks):
                 self._counts.check(rows, self._member.shard, chunk, partial.step)
+        worst = _worst(summed[:first])
         return Agreement(worst[0], worst[1:])
 
-    def _entries(self, partial: PartialStep) -> torch.Tensor:
-        """Return for each micro-batch its loss, the number of its sample ids, and the ids where there is room."""
-        entries = torch.zeros(self._micro_batches, 2 + self._samples, dtype=torch.float64)
-        if self._member.shard == self._member.reporting:
-            for k in partial.done[-1]:
-                ids = partial.samples[k]
-                numbers = [partial.losses[k], len(ids), *(ids if len(ids) <= self._samples else [])]
-                entries[k, : len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
-        return entries
+    def _sum(self, numbers: array[float]) -> list[float]:
+        """Return the sum over all ranks; the array may be overwritten."""
+        summed: list[float] = self._total(torch.frombuffer(numbers, dtype=torch.float64)).tolist()
+        return summed
+
+    @property
+    def _entry_width(self) -> int:
+        """Numbers of an entry: a micro-batch's loss, the number of its sample ids, and the ids."""
+        return 2 + self._samples
+
+    def _write_entries(self, partial: PartialStep, numbers: array[float], first: int, width: int) -> None:
+        """Write the entries of this rank's micro-batches, with the ids where there is room.
+
+        Args:
+            partial: the step, on this rank.
+            numbers: to write to.
+            first: the place of micro-batch 0's entry.
+            width: the distance from one entry to the next.
+        """
+        if self._member.shard != self._member.reporting:
+            return
+        for k in partial.done[-1]:
+            ids = partial.samples[k]
+            entry = array("d", [partial.losses[k], len(ids), *(ids if len(ids) <= self._samples else [])])
+            place = first + k * width
+            numbers[place : place + len(entry)] = entry
 
     def _account(self, partial: PartialStep, entries: list[list[float]]) -> StepAccount:
         """Return the account from the sum of all ranks' entries."""
         most = max(int(number) for _, number, *_ in entries)
         if most > self._samples:
             self._samples = most
-            entries = self._total(self._entries(partial)).tolist()
+            width = self._entry_width
+            numbers = _zeros(self._micro_batches * width)
+            self._write_entries(partial, numbers, 0, width)
+            summed = self._sum(numbers)
+            entries = [summed[i : i + width] for i in range(0, len(summed), width)]
         loss = math.fsum(loss for loss, *_ in entries) / self._micro_batches
         return StepAccount(loss, [int(i) for _, number, *ids in entries for i in ids[: int(number)]])
 
@@ -156,41 +188,47 @@ class _Counts:
     def __init__(self, member: Member) -> None:
         self._base = member.replicas + 1
         self._in_column = int(EXACT_BITS / math.log2(self._base))
-        self._columns = -(-member.shards * member.chunks // self._in_column)
+        self.columns = -(-member.shards * member.chunks // self._in_column)
+        """Numbers of a row."""
         self._shard, self._chunks = member.shard, member.chunks
 
-    def encode(self, done: Sequence[Collection[int]], micro_batches: int) -> torch.Tensor:
-        """Return this rank's counts of what each of its chunks has done, [micro_batches, columns]."""
-        counts = torch.zeros(micro_batches, self._columns, dtype=torch.float64)
+    def write(self, done: Sequence[Collection[int]], numbers: array[float], first: int, width: int) -> None:
+        """Count what each of this rank's chunks has done.
+
+        Args:
+            done: for each chunk, its micro-batches.
+            numbers: to write to.
+            first: the place of the first column of micro-batch 0.
+            width: the distance from one micro-batch to the next.
+        """
         for chunk, computed in enumerate(done):
             column, digit = self._place(self._shard, chunk)
-            counts[list(computed), column] += float(self._base**digit)
-        return counts
+            for k in computed:
+                numbers[first + k * width + column] += float(self._base**digit)
 
     def _place(self, shard: int, chunk: int) -> tuple[int, int]:
         """Return the column and the digit in which a chunk is counted."""
         return divmod(shard * self._chunks + chunk, self._in_column)
 
-    def check(self, rows: torch.Tensor, shard: int, chunk: int, step: int) -> None:
-        """Check the counts of a shard's chunk; ``rows`` begin with the sums over all ranks.
+    def check(self, rows: list[list[float]], shard: int, chunk: int, step: int) -> None:
+        """Check the counts of a shard's chunk; each of ``rows`` begins with the sums over all ranks.
 
         Raises:
             SampleAccountingError: a micro-batch was not computed exactly once.
         """
         column, digit = self._place(shard, chunk)
-        counts = [int(number) // self._base**digit % self._base for number in rows[:, column].tolist()]
+        unit = self._base**digit
+        counts = [int(row[column]) // unit % self._base for row in rows]
         wrong = {k: count for k, count in enumerate(counts) if count != 1}
         if wrong:
             raise SampleAccountingError(f"step {step}: times computed, by micro-batch: {wrong}")
 
 
-def _levels(statuses: Sequence[int]) -> torch.Tensor:
-    """Return one at the level of each status, [statuses, LEVELS]."""
-    levels = torch.zeros(len(statuses), LEVELS, dtype=torch.float64)
-    levels[list(range(len(statuses))), list(statuses)] = 1.0
-    return levels
+def _zeros(numbers: int) -> array[float]:
+    """Return an array of zeros of type float64."""
+    return array("d", bytes(8 * numbers))
 
 
-def _worst(levels: torch.Tensor) -> list[int]:
+def _worst(levels: list[float]) -> list[int]:
     """Return the largest level of each status at which there is a rank."""
-    return [max(level for level, ranks in enumerate(counts) if ranks) for counts in levels.tolist()]
+    return [max(level for level in range(LEVELS) if levels[first + level]) for first in range(0, len(levels), LEVELS)]

@@ -307,7 +307,8 @@ class FaultInjector:
         """
         self.reached(step, str(finished))
         self._step = max(self._step, step)
-        self._place_requested(step, finished, chunks)
+        if self._requested:
+            self._place_requested(step, finished, chunks)
         for fault in self._scheduled:
             fault.place_in_passes(step, finished, chunks)
         self._slowness.begin()

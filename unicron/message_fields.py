@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import types
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 MAX_INTEGER = 1 << 53
@@ -32,6 +34,27 @@ class Message:
     name: ClassVar[str] = ""
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+"""One for all lines: ``json.dumps`` would make one for each."""
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as one line, with its line feed; fields that are None are left out where None is the default."""
+    content: dict[str, Any] = {"message": message.name}
+    kind: Any = type(message)
+    for name, has_default in _names(kind):
+        value = getattr(message, name)
+        if value is not None or not has_default:
+            content[name] = value
+    return _ENCODER.encode(content).encode() + b"\n"
+
+
+@cache
+def _names(kind: Any) -> list[tuple[str, bool]]:
+    """Return the fields of a message's class, each with whether None is its default."""
+    return [(item.name, item.default is None) for item in fields(kind)]
+
+
 def field_types(kind: type) -> dict[str, Any]:
     """Return the type of each field of a message's class."""
     hints = get_type_hints(kind)
@@ -40,7 +63,7 @@ def field_types(kind: type) -> dict[str, Any]:
 
 def read_field(value: Any, of: Any, *, free_text: bool) -> Any:
     """Return a value as a field of type ``of`` has it, or ``UNREADABLE``."""
-    origin, arguments = get_origin(of), get_args(of)
+    origin, arguments = _parts(of)
     if origin in (Union, types.UnionType):
         return _read_optional(value, arguments, free_text=free_text)
     if origin in (list, dict):
@@ -55,6 +78,12 @@ def read_field(value: Any, of: Any, *, free_text: bool) -> Any:
         return value if isinstance(value, int) and 0 <= value <= MAX_INTEGER else UNREADABLE
     small = isinstance(value, int) and abs(value) <= MAX_INTEGER
     return value if small or _finite(value) else UNREADABLE
+
+
+@cache
+def _parts(of: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return what a generic type is made of; a rank's agent reads fields of the same types many times a second."""
+    return get_origin(of), get_args(of)
 
 
 def _read_optional(value: Any, arguments: tuple[Any, ...], *, free_text: bool) -> Any:

@@ -34,12 +34,13 @@ these messages arrives at least once.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from unicron.message_fields import UNREADABLE, field_types, printable, read_field
 from unicron.message_fields import Message as Message
 from unicron.message_fields import ProtocolError as ProtocolError
+from unicron.message_fields import encode as encode
 from unicron.report_messages import AskGroups as AskGroups
 from unicron.report_messages import Groups as Groups
 
@@ -355,11 +356,6 @@ _OF_RANKS = (
 )
 _OF_AGENTS = (Configure, Hold, Drain, Stop, Quit, Inject, AskGroups, Incompatible, Received)
 _MESSAGES: dict[str, type[Message]] = {m.name: m for m in (*_OF_RANKS, *_OF_AGENTS)}
-
-
-def encode(message: Message) -> bytes:
-    """Return a message as one line, with its line feed."""
-    return json.dumps({"message": message.name, **asdict(message)}, separators=(",", ":")).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:

@@ -185,21 +185,22 @@ class Step:
             NonFiniteValue: a loss is not finite or, in exact mode, a gradient.
             WrongLoop: several at once in exact mode, which must tell their gradients apart.
         """
-        link = self._host.link
+        link, state = self._host.link, self._host.rank_state
         link.synchronize()
         losses = self._host.faults.finished_passes(self.number, losses)
-        state = self._host.rank_state
         if state.gather is not None and not link.is_held():
             # Also where the hold spares this replica: on a device, what was broken off has ended without an error.
             state.gather.settle()
-        before = set(self.remaining())
+        partial = state.step_in_progress
+        before = partial.remaining()
         state.commit(dict(zip(micro_batches, losses, strict=False)), dict(zip(micro_batches, ids, strict=True)), chunk)
         link.finish_micro_batch()
-        remaining = self.remaining()
-        finished = before.difference(remaining)
-        for k in finished:
+        remaining = partial.remaining()
+        if len(remaining) == len(before):
+            return  # a model chunk that is not the last to have done its part
+        for k in set(before).difference(remaining):
             link.progress(self.number, "compute", micro_batch=k)
-        if self._in_one_schedule and finished and remaining:
+        if self._in_one_schedule and remaining:
             self._reach_micro_batch()
 
     def reduce(self) -> None:

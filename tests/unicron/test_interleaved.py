@@ -130,6 +130,20 @@ def test_each_backward_tells_whose_backward_pass_has_ended() -> None:
         chunks[1](torch.ones(1, 2))
 
 
+def test_each_backward_knows_a_chunk_without_layers() -> None:
+    """Its output is its input, which nothing has computed on this rank."""
+    chunks: list[Any] = [torch.nn.Linear(2, 2), torch.nn.Identity()]
+    for chunk in chunks:
+        chunk.config = SimpleNamespace(timers=None)
+    ended: list[int] = []
+    with each_backward(chunks, ended.append):
+        outputs = [chunk(torch.ones(1, 2, requires_grad=True)) for chunk in chunks]
+        for output in reversed(outputs):
+            output.sum().backward()
+            chunks[0].config.timers("backward-compute").stop()
+    assert ended == [1, 0]
+
+
 VIRTUAL = {"virtual_pipeline_model_parallel_size": 2}
 ON_GLOO = VIRTUAL | {"overlap_p2p_comm": True, "batch_p2p_comm": False}
 

@@ -378,7 +378,8 @@ def _check_finite(tensors: list[torch.Tensor]) -> None:
     Raises:
         NonFiniteValue: an element is not finite.
     """
-    if not tensors or math.isfinite(torch.stack([tensor.sum() for tensor in tensors]).sum()):
+    sums = [tensor.sum() for tensor in tensors]
+    if not sums or math.isfinite(sums[0] if len(sums) == 1 else torch.stack(sums).sum()):
         return
     # A sum may overflow where no element does.
     if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):

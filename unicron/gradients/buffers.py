@@ -121,7 +121,7 @@ class GradientBuffers:
         Raises:
             WrongLoop: a parameter's ``.grad`` is another tensor.
         """
-        if any(parameter.grad is not tensor for parameter, tensor in self._plain):
+        if self._plain and any(parameter.grad is not tensor for parameter, tensor in self._plain):
             raise WrongLoop("a parameter's .grad was replaced: it must stay the tensor that it is (set none to None)")
 
     def release(self) -> None:

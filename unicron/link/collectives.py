@@ -78,8 +78,8 @@ class Collectives(ABC):
 
     def finish_micro_batch(self) -> None:
         """Note that a micro-batch is finished."""
-        with self._changed:
-            self._sparing.finish_micro_batch(time.monotonic())
+        # Without the lock, which costs more than this does: a hold meanwhile sets the same time to much the same value.
+        self._sparing.finish_micro_batch(time.monotonic())
 
     def end_passes(self) -> None:
         """Note that this rank computes no more micro-batches in this step; leave the step if the generation is held.
@@ -192,7 +192,8 @@ class Collectives(ABC):
             Interrupted: the generation is held.
             RuntimeError: something failed on the device.
         """
-        self._synchronize(self._breaker.method.synchronize)
+        if self._breaker.method.synchronize is not None:
+            self._synchronize(self._breaker.method.synchronize)
 
     def _synchronize(self, synchronize: Callable[[], None] | None) -> None:
         if self.supervised and synchronize is not None:

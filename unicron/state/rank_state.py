@@ -240,14 +240,13 @@ class RankState:
         self._buffers.check()
         self.finite.losses(partial, losses)
         for number in range(self._chunks) if chunk is None else (chunk,):
-            added = self._commit_chunk(set(samples), number)
-            partial.samples.update((k, samples[k]) for k in added)
-            if number == self._chunks - 1:
-                partial.losses.update((k, losses[k]) for k in added if k in losses)
+            for k in self._commit_chunk(partial, set(samples), number):
+                partial.samples[k] = samples[k]
+                if number == self._chunks - 1 and k in losses:
+                    partial.losses[k] = losses[k]
 
-    def _commit_chunk(self, micro_batches: set[int], chunk: int) -> set[int]:
+    def _commit_chunk(self, partial: PartialStep, micro_batches: set[int], chunk: int) -> set[int]:
         """Count micro-batches as done by one model chunk; return those that are in its sums."""
-        partial = self.step_in_progress
         counted = micro_batches & partial.counted[chunk]
         if len(micro_batches) > 1 and (self._exact or (counted and not self.accumulator.in_place)):
             raise WrongLoop("micro-batches must be committed one at a time: see unicron.each_backward")
