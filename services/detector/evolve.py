@@ -12,7 +12,6 @@ from services.detector.known_errors import KnownError
 from services.detector.link_state import Isolation
 from services.detector.monitored_node import MonitoredNode
 from services.detector.monitored_task import MonitoredTask
-from services.detector.progress_gaps import ProgressGaps
 from services.detector.return_state import Condemnation
 from services.detector.state import DetectorState
 from shared.events import (
@@ -339,13 +338,14 @@ def _resumed(task: MonitoredTask, stage: Stage, event: StateMoved) -> None:
     task.previous_size = len(task.members) or task.previous_size
     task.generation, task.members = stage.generation, {m.worker: m for m in stage.members}
     task.layout = stage.layout
+    task.statistics.enter(task.generation, task.layout, task.members)
     task.has_trained = True
     task.step = event.step
     setup_s = sum(event.durations_s.get(name, 0.0) for name in ("rebuild", "agree", "move"))
     task.setup_s = max(task.setup_s or 0.0, setup_s) or None
     task.durations_s.clear()
     task.timed = 0
-    task.gaps = ProgressGaps()
+    task.progress.enter(stage.layout, stage.members)
     task.absent_since = {}
 
 

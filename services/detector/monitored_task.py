@@ -14,6 +14,7 @@ from services.detector.anomalies import OpenAnomaly
 from services.detector.known_errors import FailureHistory, KnownError
 from services.detector.link_state import Inquiry
 from services.detector.progress_gaps import ProgressGaps
+from services.detector.progress_history import ProgressHistory
 from services.detector.regressions import TaskRates
 from services.detector.step_statistics import StepStatistics
 from shared.events import StateMoved
@@ -79,7 +80,7 @@ class MonitoredTask:
         setup_s: the longest time that its ranks have taken to join a generation, seconds.
         durations_s: durations of the recent steps of this generation, seconds.
         timed: how many steps of this generation were timed.
-        gaps: for how long its ranks went without progress in this generation.
+        progress: for how long its ranks went without progress, in each layout.
         previous_mean_s: the mean step of the generation before, seconds.
         previous_size: the number of workers of the generation before.
         progressed_at: time of the newest ``task.progressed`` event, with its generation and step.
@@ -121,7 +122,7 @@ class MonitoredTask:
     # Telemetry and its summaries
     durations_s: Unlogged[deque[float]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     timed: int = 0
-    gaps: Unlogged[InstanceOf[ProgressGaps]] = field(default_factory=ProgressGaps, compare=False, repr=False)
+    progress: Unlogged[InstanceOf[ProgressHistory]] = field(default_factory=ProgressHistory, compare=False, repr=False)
     previous_mean_s: float | None = None
     previous_size: int = 0
     progressed_at: datetime | None = None
@@ -184,6 +185,11 @@ class MonitoredTask:
     def stages(self) -> list[Stage]:
         """Return the stages of the outstanding plan, in order."""
         return self.change.stages if self.change is not None else []
+
+    @property
+    def gaps(self) -> ProgressGaps:
+        """For how long its ranks went without progress in the present layout."""
+        return self.progress.present
 
     def mean_step_s(self) -> float | None:
         """Return the mean of the recent steps of this generation; None if no step was timed."""

@@ -33,7 +33,7 @@ def of_status(state: DetectorState, status: WorkerStatus, now: datetime) -> Iter
     if status.worker not in task.members or not status.steps:
         return
     statistics = task.statistics
-    statistics.enter(task.generation, task.layout)
+    statistics.enter(task.generation, task.layout, task.members)
     statistics.add(status)
     for change in statistics.changes(task.members, task.layout, state.slowed):
         yield _slowed(task, change, now)
@@ -123,7 +123,9 @@ def _of_step_times(task: MonitoredTask, now: datetime) -> Iterator[AnomalyObserv
         return
     before_s = task.rates.before(task.layout, task.generation)
     found = regressions.judge(task.durations_s, before_s, known=lasting is not None)
-    if found is not None:
+    begins = found is not None and not found.ended
+    since = task.statistics.regressed_since = (task.statistics.regressed_since or now) if begins else None
+    if found is not None and (since is None or regressions.has_lasted(task.durations_s, since, now)):
         evidence = {"unit": "seconds of a step", "steps": regressions.WINDOW, "workers": len(task.members)}
         kind: AnomalyKind = "throughput-regression"
         yield _anomaly(task, kind, task.step, found.step_s, found.expected_s, now, evidence, ended=found.ended)

@@ -9,13 +9,18 @@ shorter limit than one of seconds. The limit of a rank in a phase (``ProgressGap
 but not below the floor nor below 1.5 times the longest gap that is remembered. The second term in the maximum is the
 quantile of a log-normal distribution seven standard deviations above its median (its p99 is 2.33 above), which for a
 heavy tail is far above its p99. Quantiles stay what they are when one gap in a hundred is an outlier.
+
+What is known outlives a generation (``progress_history.py``), but nothing is noted of a generation's first steps, and
+they are judged by their mean. If they are slower than nearly all steps before, what was known is scaled.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 WINDOW = 128
@@ -28,6 +33,10 @@ WARM_UP = 32
 FIRST_STEPS = 8
 """Steps of a generation of which nothing is noted: kernels are tuned in them, memory is allocated, caches are filled. A
 minute of that would be the longest gap for an hour."""
+
+COMPARED_STEPS = 3
+"""Least number of a generation's first steps that tell whether it is slower than those before: one of three may be
+long. Of steps that are shorter than an interval of heartbeats, not all are reported."""
 
 QUANTILE = 0.99
 
@@ -83,6 +92,19 @@ class RecentTimes:
         self.count += 1
         self._fresh -= 1
         self.longest_s = max(seconds, self.longest_s * LONGEST_DECAY)
+
+    def scaled(self, factor: float) -> RecentTimes:
+        """Return these times, each multiplied."""
+        found = RecentTimes()
+        found._values = array("d", (factor * value for value in self._values))
+        found.count, found.longest_s = self.count, factor * self.longest_s
+        return found
+
+    def remembered(self, factor: float) -> RecentTimes:
+        """Return no times, but the memory of the longest of these, multiplied."""
+        found = RecentTimes()
+        found.longest_s = factor * self.longest_s
+        return found
 
     @property
     def warm(self) -> bool:
@@ -156,46 +178,78 @@ class GapLimits:
 
 
 class ProgressGaps:
-    """The gaps of one task's ranks in its present generation, and its steps.
+    """The gaps of one task's ranks in one layout, and its steps.
 
     Attributes:
         steps: durations of the task's steps.
     """
 
-    __slots__ = ("_gaps", "_steps_timed", "steps")
+    __slots__ = ("_first_steps_s", "_gaps", "_settled", "_stages", "_steps_timed", "steps")
 
     def __init__(self) -> None:
         self.steps = RecentTimes()
-        self._steps_timed = 0
         self._gaps: dict[tuple[str, str], RecentTimes] = {}
+        self._stages: Mapping[str, int] = {}
+        self._steps_timed = 0
+        self._first_steps_s: list[float] = []
+        self._settled = False
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ProgressGaps) and (self.steps, self._gaps) == (other.steps, other._gaps)
 
+    def begin(self, stages: Mapping[str, int]) -> None:
+        """Begin a generation of the layout.
+
+        Args:
+            stages: worker -> pipeline stage. Gaps of a worker that had another one are forgotten: it computes another
+                part. Among the ranks of a stage, recoveries deal the workers anew.
+        """
+        same = {worker for worker, stage in stages.items() if self._stages.get(worker) == stage}
+        self._gaps = {(worker, phase): gaps for (worker, phase), gaps in self._gaps.items() if worker in same}
+        self._stages = stages
+        self._steps_timed, self._first_steps_s, self._settled = 0, [], False
+
     def note_step(self, steps_timed: int, step_s: float) -> None:
         """Take the duration of a step. ``steps_timed``: its number; one that is known is not taken again."""
-        if steps_timed > self._steps_timed:
-            self._steps_timed = steps_timed
-            if steps_timed > FIRST_STEPS:
-                self.steps.note(step_s)
+        if steps_timed <= self._steps_timed:
+            return
+        self._steps_timed = steps_timed
+        if self._settled:
+            self.steps.note(step_s)
+            return
+        self._first_steps_s.append(step_s)
+        if steps_timed >= FIRST_STEPS and (not self.steps.count or len(self._first_steps_s) >= COMPARED_STEPS):
+            self._settle()
+
+    def _settle(self) -> None:
+        """End the first steps of the generation.
+
+        If these are slower than nearly all steps before, the steps are taken to vary as before, in proportion. Which
+        phases have become slower is not known: their gaps begin anew, and until then the limit of the steps holds.
+        """
+        present_s, past_s = median(self._first_steps_s), self.steps.median_s
+        if self.steps.count and present_s > self.steps.p99_s:
+            factor = present_s / past_s if past_s > 0.0 else 1.0
+            self.steps = self.steps.scaled(factor) if past_s > 0.0 else RecentTimes()
+            self._gaps = {place: gaps.remembered(factor) for place, gaps in self._gaps.items()}
+        self._first_steps_s, self._settled = [], True
 
     def note(self, worker: str, phase: str, seconds: float) -> None:
         """Take a time without progress of a rank in a phase, after the first steps."""
-        if self._steps_timed < FIRST_STEPS:
-            return
-        self._gaps.setdefault((worker, phase), RecentTimes()).note(seconds)
+        if self._settled:
+            self._gaps.setdefault((worker, phase), RecentTimes()).note(seconds)
 
     def of(self, worker: str, phase: str) -> RecentTimes | None:
         """Return the gaps of a rank in a phase; None if there were none."""
         return self._gaps.get((worker, phase))
 
     def limit(self, worker: str, phase: str | None, limits: GapLimits) -> HangLimit | None:
-        """Return for how long a rank may make no progress in a phase; None as long as too little is known.
+        """Return for how long a rank may make no progress in a phase; None: too little is known, or in the first steps.
 
         Where the phase's own gaps are too few, its limit is that of the steps: phases that are shorter than the
         interval of reports are seldom seen.
         """
-        if not self.steps.warm:
+        if not (self._settled and self.steps.warm):
             return None
         step_s = self.steps.p99_s
         found = HangLimit(STEP_FACTOR * step_s - limits.latency_s, "step", step_s, STEP_FACTOR, self.steps.samples)

@@ -7,13 +7,14 @@ should achieve is the planner's question, which corrects its throughput model.
 **False alarms.** Both the median of 32 steps has to be ``FACTOR`` times the slowest rate of before, and their lower
 quartile ``LEAST_FACTOR`` times: more than three in four steps are slower than any rate of before. With independent
 steps of the same distribution as before that has a probability below 2**-32 a window; a machine that is busier than
-before is no false alarm but the anomaly itself.
+before is no false alarm but the anomaly itself, once it has lasted for ``LEAST_S``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from statistics import median
 
 from shared.plans import Layout
@@ -30,6 +31,11 @@ task's throughput."""
 
 LEAST_FACTOR = 1.1
 """Slowdown of the fastest quarter of the steps. Below it the regression is over."""
+
+LEAST_S = 30.0
+"""How long all newest steps have to show a regression. A window of steps of 0.05 s takes two seconds, and on busy cores
+the medians of five seconds differ by a factor of two, while the rates of before are of 40 s. Where steps take a second,
+the window is as long by itself."""
 
 RATES = 8
 """Summaries of a generation that are remembered: as progress is recorded, those of most of its life."""
@@ -104,6 +110,17 @@ def judge(recent_s: Sequence[float], before_s: Sequence[float], *, known: bool) 
         return Regression(present_s, expected_s, ended=True) if present_s < LEAST_FACTOR * expected_s else None
     regressed = present_s >= FACTOR * expected_s and quartile_s >= LEAST_FACTOR * expected_s
     return Regression(present_s, expected_s, ended=False) if regressed else None
+
+
+def has_lasted(recent_s: Sequence[float], since: datetime, now: datetime) -> bool:
+    """Return whether a regression has lasted for ``LEAST_S``.
+
+    Args:
+        recent_s: the newest steps, which show it.
+        since: when steps have shown it first, and all since then.
+        now: the present time.
+    """
+    return (now - since).total_seconds() + sum(recent_s) >= LEAST_S
 
 
 def _key(layout: Layout | None) -> str:

@@ -88,7 +88,8 @@ def node_left(node: MonitoredNode, reason: str, now: datetime) -> NodeLeft:
 def of_rank(state: DetectorState, status: WorkerStatus, interval_s: float, now: datetime) -> TaskProgressed | None:
     """Learn a task's step and rate from the status of its rank 0; return a summary when one is due.
 
-    What any rank reports of times without progress is learnt, too.
+    What any rank reports of times without progress is learnt, too; not once a fault has been found or a plan is in
+    progress, since a rank may then have waited for another that hangs.
 
     Args:
         state: the detector's; the task's step and the durations of its steps are changed in place.
@@ -101,9 +102,10 @@ def of_rank(state: DetectorState, status: WorkerStatus, interval_s: float, now: 
         return None
     if status.worker not in task.members or status.state != "training":
         return None
-    for phase, seconds in status.gaps_s.items():
-        if phase in PHASES:  # those of a newer agent are of no use
-            task.gaps.note(status.worker, phase, seconds)
+    if task.change is None and not task.unanswered:
+        for phase, seconds in status.gaps_s.items():
+            if phase in PHASES:  # those of a newer agent are of no use
+                task.gaps.note(status.worker, phase, seconds)
     if status.rank != 0:
         return None
     task.step = max(task.step, status.step)

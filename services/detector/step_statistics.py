@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple
 
 from services.detector.loss_spikes import LossWindow
 from services.detector.stragglers import WARM_UP, Change, PeerGroup
@@ -21,6 +23,13 @@ LATE_STEPS = 4
 or they report none. Little beside the 20 steps within which a straggler is to be found."""
 
 
+class Passes(NamedTuple):
+    """A rank's own compute time of one step, seconds, for this many micro-batches; both positive."""
+
+    compute_s: float
+    micro_batches: int
+
+
 @dataclass(slots=True)
 class StepStatistics:
     """What is known of the steps of one task.
@@ -28,37 +37,55 @@ class StepStatistics:
     Attributes:
         generation: of the ranks whose steps these are.
         taken: worker -> the newest step that was taken of it.
-        pending: step -> worker -> own compute time for a micro-batch, seconds, of steps that are not judged yet.
+        pending: step -> worker -> its passes, of steps that are not judged yet.
         judged: the newest step that was judged.
         silent: workers without a report of the last step that was judged.
+        ranks: worker -> its rank.
         groups: pipeline stage -> the test of its ranks.
         histories: pipeline stage -> worker -> logarithms of its own times, over generations with the same tensor and
             pipeline sizes.
         shape: these sizes.
         losses: of the task.
+        regressed_since: since when the newest steps have been slower than those before the last transition, all the
+            time.
     """
 
     generation: int = -1
     taken: dict[str, int] = field(default_factory=dict)
-    pending: dict[int, dict[str, float]] = field(default_factory=dict)
+    pending: dict[int, dict[str, Passes]] = field(default_factory=dict)
     judged: int = 0
     silent: frozenset[str] = frozenset()
+    ranks: dict[str, int] = field(default_factory=dict)
     groups: dict[int, PeerGroup] = field(default_factory=dict)
     histories: dict[int, dict[str, deque[float]]] = field(default_factory=dict)
     shape: tuple[int, int] = (0, 0)
     losses: LossWindow = field(default_factory=LossWindow)
+    regressed_since: datetime | None = None
 
-    def enter(self, generation: int, layout: Layout) -> None:
-        """Begin a generation, unless it is the present one."""
+    def enter(self, generation: int, layout: Layout, members: Mapping[str, Member]) -> None:
+        """Begin a generation, unless it is the present one.
+
+        The tests go on where the same processes have the same work: a new deal of micro-batches does not hide who is
+        becoming slow, or how much the times vary. What was seen of a process that has ended says nothing of the next.
+
+        Args:
+            generation: its number.
+            layout: its layout.
+            members: its ranks, by worker.
+        """
         if generation == self.generation:
             return
         shape = (layout.tensor, layout.pipeline)
+        ranks = {worker: member.rank for worker, member in members.items()}
         if shape != self.shape:
             self.histories.clear()
-        self.generation, self.shape, self.judged, self.silent = generation, shape, -1, frozenset()
+        if (shape, ranks) != (self.shape, self.ranks) or any(each.source != "live" for each in members.values()):
+            self.groups.clear()
+        self.generation, self.shape, self.ranks = generation, shape, ranks
+        self.judged, self.silent = -1, frozenset()
+        self.regressed_since = None
         self.taken.clear()
         self.pending.clear()
-        self.groups.clear()
 
     def add(self, status: WorkerStatus) -> None:
         """Take the reports of a worker; those that were taken before change nothing."""
@@ -70,7 +97,7 @@ class StepStatistics:
             if self.judged < 0:
                 self.judged = report.step + WARM_UP - 1
             if report.step > self.judged and report.compute_s and report.micro_batches:
-                self.pending.setdefault(report.step, {})[worker] = report.compute_s / report.micro_batches
+                self.pending.setdefault(report.step, {})[worker] = Passes(report.compute_s, report.micro_batches)
 
     def changes(self, members: Mapping[str, Member], layout: Layout, known: Mapping[str, float]) -> list[Change]:
         """Judge the steps that all have reported; return the slowdowns that have changed.
@@ -83,17 +110,19 @@ class StepStatistics:
         found: list[Change] = []
         present = dict(known)
         for step in sorted(self.pending):
-            times = self.pending[step]
-            missing = members.keys() - times.keys() - self.silent
+            passes = self.pending[step]
+            missing = members.keys() - passes.keys() - self.silent
             if missing and len(self.pending) <= LATE_STEPS:
                 break
             del self.pending[step]
-            self.judged, self.silent = step, frozenset(members.keys() - times.keys())
-            for stage, group_times in _by_stage(times, members, layout).items():
-                if 2 * len(group_times) <= _in_stage(layout):
+            self.judged, self.silent = step, frozenset(members.keys() - passes.keys())
+            for stage, of_stage in _by_stage(passes, members, layout).items():
+                if 2 * len(of_stage) <= _in_stage(layout):
                     continue  # no majority of the peers is known
                 group = self.groups.setdefault(stage, PeerGroup(histories=self.histories.setdefault(stage, {})))
-                changes = group.take(step, group_times, present)
+                times_s = {worker: each.compute_s / each.micro_batches for worker, each in of_stage.items()}
+                compute_s = min(each.compute_s for each in of_stage.values())
+                changes = group.take(step, times_s, present, compute_s=compute_s)
                 found += changes
                 present |= {change.worker: change.slowdown for change in changes}
         return found
@@ -103,10 +132,12 @@ def _in_stage(layout: Layout) -> int:
     return layout.tensor * layout.data
 
 
-def _by_stage(times: Mapping[str, float], members: Mapping[str, Member], layout: Layout) -> dict[int, dict[str, float]]:
-    """Return the times by pipeline stage. Ranks are in the order tensor, data, pipeline (``placement.py``)."""
-    found: dict[int, dict[str, float]] = {}
-    for worker, time_s in times.items():
+def _by_stage(
+    passes: Mapping[str, Passes], members: Mapping[str, Member], layout: Layout
+) -> dict[int, dict[str, Passes]]:
+    """Return the passes of the workers by pipeline stage."""
+    found: dict[int, dict[str, Passes]] = {}
+    for worker, each in passes.items():
         if worker in members:
-            found.setdefault(members[worker].rank // _in_stage(layout), {})[worker] = time_s
+            found.setdefault(layout.pipeline_stage(members[worker].rank), {})[worker] = each
     return found

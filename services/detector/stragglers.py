@@ -8,7 +8,11 @@ their own past first: of two ranks the one that has changed more is slow, and tw
 The test is a CUSUM (Page, Biometrika 41, 1954) of bounded scores. A step adds 1 if the log ratio is clearly above a
 limit, takes 1 off if it is clearly below, and something in between near the limit; the sum never falls below 0. A
 worker is slow when the sum reaches ``EVIDENCE``. So no step counts for more than 1, however long it took: a stall of
-one rank's data, a snapshot, or a process that was stopped for a while is no straggler.
+one rank's data, a snapshot, or a process that was stopped for a while is no straggler. A step that computes for less
+than ``FULL_STEP_S`` counts for less: what a busy machine does to a rank lasts for many such steps.
+
+What a slow rank's times were is no noise: the scale of the log ratios is taken from steps in which nothing had changed,
+or one slowdown would raise the limit above the next.
 
 **False alarms.** The limit is at least ``QUANTILE`` robust standard deviations above 0, so a score is positive with
 probability p <= 0.1 where nothing is wrong. With independent steps, sums of such scores reach h on average once in
@@ -21,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -48,6 +52,12 @@ EVIDENCE = 11.0
 """Sum of scores at which it is decided. With log ratios around log(1.3) and a standard deviation of 0.07, a step adds
 0.8 on average: 14 steps, and fewer than 20 in most courses; a higher one would be safer and too late."""
 
+FULL_STEP_S = 0.05
+"""Own compute time from which on a step counts fully. Log ratios of shorter steps are far from independent: on two
+cores with a load of 10 to 15, a rank whose steps compute for 19 ms was slower by 1.3 to 2 for 12 to 21 steps in
+succession, 0.6 to 2.3 s, now and then (five minutes of the soak of ``benchmarks/detection.py``, recorded). The
+evidence from these never exceeded 8.2 of ``EVIDENCE`` with this weight. Steps of 0.1 s count as those of 10 s."""
+
 QUANTUM = 1.1
 """Slowdowns are published as powers of this, like the planner's corrections of throughput: what is nearer has no effect
 on a plan and only noise."""
@@ -59,12 +69,16 @@ separates."""
 WINDOW = 128
 """Log ratios from which their scale is known: a median absolute deviation within a tenth."""
 
+FEW = 3
+"""Size up to which one slow rank of a group shifts the log ratios of the others without limit: the median of two peers
+is their mean. In a larger group it shifts them by no more than the distance between two of them."""
+
 REVIEW = 32
 """Steps after which a slowdown is estimated again. The median of so many has a standard deviation of 0.22 of a
 step's."""
 
 SCALED = 8
-"""Steps between two estimates of the scale, and before the first."""
+"""Noise values between two estimates of the scale, and before the first."""
 
 PRIOR_SCALE = 0.1
 """Standard deviation of log ratios before ``SCALED`` of them are known: the largest at which ``LIMIT`` holds as it
@@ -108,9 +122,16 @@ class Change:
 
 @dataclass(slots=True)
 class _Track:
-    """What is known of one worker in one generation."""
+    """What is known of one worker in one generation, and in those after it that keep the ranks and their processes.
+
+    ``ratios`` has the log ratios of all steps, ``noise`` those of steps in which nothing had changed: a shift would
+    widen their scale, and a scale that a slowdown has widened would hide the next one.
+    """
 
     ratios: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    noise: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    unsettled: int = 0
+    """Newest log ratios of which it is not known whether they are noise or a change."""
     scale: float = PRIOR_SCALE
     unscaled: int = 0
     evidence: float = 0.0
@@ -119,10 +140,26 @@ class _Track:
     """Steps since the evidence was 0."""
     unreviewed: int = 0
 
+    def add(self, ratio: float, weight: float, *, slow: bool) -> None:
+        """Take the log ratio of a step into the evidence.
+
+        Args:
+            ratio: the log ratio.
+            weight: at most how much the step adds to the evidence, or takes off it.
+            slow: whether the worker is known to be slow.
+        """
+        self.ratios.append(ratio)
+        self.unsettled += 1
+        limit = OVER_LIMIT if slow else max(LIMIT, QUANTILE * self.scale)
+        score = max(-1.0, min(1.0, (limit - ratio if slow else ratio - limit) / SOFTNESS))
+        self.evidence = min(EVIDENCE, max(0.0, self.evidence + weight * score))
+        self.rising = self.rising + 1 if self.evidence > 0.0 else 0
+        self.unreviewed += 1
+
 
 @dataclass(slots=True)
 class PeerGroup:
-    """The test of the ranks of one pipeline stage in one generation.
+    """The test of the ranks of one pipeline stage.
 
     Attributes:
         tracks: by worker.
@@ -135,17 +172,22 @@ class PeerGroup:
     histories: dict[str, deque[float]] = field(default_factory=dict)
     departures: dict[str, deque[float]] = field(default_factory=dict)
 
-    def take(self, step: int, times_s: Mapping[str, float], known: Mapping[str, float]) -> list[Change]:
+    def take(
+        self, step: int, times_s: Mapping[str, float], known: Mapping[str, float], *, compute_s: float = FULL_STEP_S
+    ) -> list[Change]:
         """Take the times of one step; return the slowdowns that have changed.
 
         Args:
             step: its number.
             times_s: worker -> own compute time for a micro-batch, seconds, positive.
             known: worker -> slowdown that is known already; a worker without one is not slow.
+            compute_s: own compute time of the quickest rank for all micro-batches of the step, seconds, positive.
         """
         if len(times_s) < 2:
             return []
+        weight = min(1.0, compute_s / FULL_STEP_S)
         logs = {worker: math.log(time_s) for worker, time_s in times_s.items()}
+        slow = {worker for worker in logs if known.get(worker, 1.0) > 1.0}
         ratios = self._of_two(logs) if len(logs) == 2 else _of_many(logs)
         changes: list[Change] = []
         for worker, ratio in ratios.items():
@@ -153,11 +195,13 @@ class PeerGroup:
             if track is None:
                 track = self.tracks[worker] = _Track()
             changed = len(logs) > 2 or self._has_changed(logs)
-            change = _judge(track, worker, step, ratio, known.get(worker, 1.0), len(logs) - 1, changed=changed)
+            track.add(ratio, weight, slow=worker in slow)
+            change = _judge(track, worker, step, known.get(worker, 1.0), len(logs) - 1, changed=changed)
             if change is not None:
                 changes.append(change)
+        self._settle(ratios.keys(), slow | {change.worker for change in changes})
         if len(logs) == 2:
-            self._remember(logs, known)
+            self._remember(logs, is_steady=not slow and not changes)
         return changes
 
     def _of_two(self, logs: Mapping[str, float]) -> dict[str, float]:
@@ -180,13 +224,43 @@ class PeerGroup:
         """Return whether, of two ranks, the slower one has become slower, rather than the other one faster."""
         return sum(median(self.departures[each]) for each in logs) > 0.0
 
-    def _remember(self, logs: Mapping[str, float], known: Mapping[str, float]) -> None:
+    def _settle(self, workers: Collection[str], changed: Collection[str]) -> None:
+        """Decide which of the newest log ratios are noise.
+
+        Those of a rise of the evidence are, once it has come to nothing; those that end in a change, and those of slow
+        workers, are not. Of few ranks that holds for all together, since each shifts the log ratios of the others.
+
+        Args:
+            workers: that have a log ratio of this step.
+            changed: those that are slow, or have just changed.
+        """
+        for together in [workers] if len(workers) <= FEW else [[worker] for worker in workers]:
+            tracks = [self.tracks[worker] for worker in together]
+            if any(worker in changed for worker in together):
+                for track in tracks:
+                    track.unsettled = 0
+            elif not any(track.evidence for track in tracks):
+                for track in tracks:
+                    _take_as_noise(track)
+
+    def _remember(self, logs: Mapping[str, float], *, is_steady: bool) -> None:
         """Add a step to the past of two ranks, unless something speaks against one of them.
 
-        Both or neither: what slows or speeds both up is then in both pasts.
+        Both or neither: what slows or speeds both up is then in both pasts. Where one has become faster than ever, and
+        has stayed so for ``WINDOW`` steps, its past is over: without a new one nothing would be found any more.
+
+        Args:
+            logs: of the step.
+            is_steady: neither of them is slow or has just changed.
         """
         tracks = [self.tracks[worker] for worker in logs if worker in self.tracks]
-        if known.keys().isdisjoint(logs) and not any(track.evidence for track in tracks):
+        if not is_steady:
+            return
+        if any(track.evidence >= EVIDENCE and track.rising >= WINDOW for track in tracks):
+            self.tracks.clear()
+            self.histories.clear()
+            self.departures.clear()
+        elif not any(track.evidence for track in tracks):
             for worker, own in logs.items():
                 self.histories[worker].append(own)
 
@@ -213,21 +287,12 @@ def _of_many(logs: Mapping[str, float]) -> dict[str, float]:
     return found
 
 
-def _judge(
-    track: _Track, worker: str, step: int, ratio: float, known: float, peers: int, *, changed: bool
-) -> Change | None:
-    """Take one log ratio of a worker; return the change that it decides.
+def _judge(track: _Track, worker: str, step: int, known: float, peers: int, *, changed: bool) -> Change | None:
+    """Return the change of a worker that its newest log ratio decides.
 
     ``changed``: whether a high log ratio is due to the worker, and not to its peers.
     """
-    track.ratios.append(ratio)
-    _rescale(track)
     slow = known > 1.0
-    limit = OVER_LIMIT if slow else max(LIMIT, QUANTILE * track.scale)
-    score = (limit - ratio if slow else ratio - limit) / SOFTNESS
-    track.evidence = min(EVIDENCE, max(0.0, track.evidence + max(-1.0, min(1.0, score))))
-    track.rising = track.rising + 1 if track.evidence > 0.0 else 0
-    track.unreviewed += 1
     if track.evidence < EVIDENCE:
         return _review(track, worker, step, known, peers) if slow else None
     steps = min(track.rising, len(track.ratios))
@@ -260,12 +325,13 @@ def _estimate(track: _Track, steps: int) -> float:
     return math.exp(median(list(track.ratios)[-steps:]))
 
 
-def _rescale(track: _Track) -> None:
-    """Estimate the scale of the log ratios again, now and then, while they show no change: a shift would widen it."""
-    track.unscaled += 1
-    if track.unscaled < SCALED or track.evidence > 0.0:
+def _take_as_noise(track: _Track) -> None:
+    """Take the unsettled log ratios as noise; estimate its scale again, now and then."""
+    track.noise.extend(track.ratios[-back] for back in range(min(track.unsettled, WINDOW), 0, -1))
+    track.unscaled += track.unsettled
+    track.unsettled = 0
+    if track.unscaled < SCALED:
         return
     track.unscaled = 0
-    ordered = sorted(track.ratios)
-    middle = ordered[len(ordered) // 2]
-    track.scale = _MAD_TO_SIGMA * sorted([abs(ratio - middle) for ratio in ordered])[len(ordered) // 2]
+    middle = median(track.noise)
+    track.scale = _MAD_TO_SIGMA * median([abs(ratio - middle) for ratio in track.noise])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -133,6 +134,30 @@ def test_slower_steps_after_a_transition_are_in_the_log_once_and_so_is_their_end
         status: dict[str, Any] = {"step": number, "step_s": 1.0, "steps_timed": timed, "steps": reports}
         found.extend(cluster.beat("n0", number * 2.0, **status).events)
     assert [event.ended for event in observed(found)] == [False, True]
+
+
+@pytest.mark.parametrize(("slow_steps", "kinds"), [(250, []), (400, ["throughput-regression"])])
+def test_short_steps_have_to_be_slower_for_longer_than_a_busy_machine_makes_them(
+    slow_steps: int, kinds: list[str]
+) -> None:
+    """Steps of 0.05 s take 0.1 s after a transition: for 25 s, or 40 s."""
+    cluster, found = Cluster(1), []
+    number, at_s = 0, 0.0
+
+    def train(steps: int, step_s: float) -> None:
+        nonlocal number, at_s
+        for timed in range(1, steps + 1):
+            number, at_s = number + 1, at_s + step_s
+            reports = [StepReport(number, None, None, step_s, 2.0)]
+            status: dict[str, Any] = {"step": number, "step_s": step_s, "steps_timed": timed, "steps": reports}
+            found.extend(cluster.beat("n0", at_s, **status).events)
+
+    train(400, 0.05)
+    change = TaskChange(task="gpt", reason="moved", action="move", from_generation=1, target=stage(2, cluster.workers))
+    cluster.fold(plan("p2", "moving", change), moved("p2", 2, "restored", complete=True, step=number))
+    cluster.generation = 2
+    train(slow_steps, 0.1)
+    assert [event.kind for event in observed(found)] == kinds
 
 
 def probed(cluster: Cluster, one: str, found_s: dict[str, float], seconds: float) -> list[AnomalyObserved]:

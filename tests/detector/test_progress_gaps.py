@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.detector.progress_gaps import FIRST_STEPS, WARM_UP, WINDOW, GapLimits, HangLimit, ProgressGaps
+from services.detector.progress_history import LAYOUTS, ProgressHistory
+from shared.plans import Layout, TaskChange
 from shared.severities import ErrorKind
-from tests.detector.hanging import drain_plan
-from tests.detector.kit import LIMITS, Cluster, moved, only_error
+from tests.agent.kit import stage
+from tests.detector.kit import LIMITS, Cluster, moved, only_error, plan, restart_plan
 
 BOUNDS = GapLimits(floor_s=0.5, bound_s=120.0, latency_s=0.35)
 STEPS = FIRST_STEPS + WARM_UP
@@ -26,6 +28,7 @@ TIMES = st.lists(st.floats(0.001, 300.0), min_size=WARM_UP, max_size=2 * WINDOW)
 def learnt(steps_s: list[float], gaps_s: list[float], first_s: float = 1.0) -> ProgressGaps:
     """What is known after some first steps, these steps, and these gaps of ``w`` in ``compute``."""
     gaps = ProgressGaps()
+    gaps.begin({"w": 0})
     for number in range(1, FIRST_STEPS + 1):
         gaps.note("w", "compute", first_s)
         gaps.note_step(number, first_s)
@@ -111,6 +114,21 @@ def test_gaps_of_a_log_normal_distribution_are_no_hangs(deviation: float) -> Non
         gaps.note("w", "compute", seconds)
 
 
+@settings(deadline=None, derandomize=True, max_examples=50)
+@given(st.integers(0, 2**32 - 1), st.lists(st.sampled_from([0.3, 0.9, 1.0, 1.1, 3.0, 20.0]), min_size=2, max_size=5))
+def test_generations_of_any_speed_with_slow_first_steps_have_no_hangs(seed: int, speeds: list[float]) -> None:
+    draw, gaps = random.Random(seed), ProgressGaps()
+    for speed in speeds:
+        gaps.begin({"w": 0})
+        for number in range(1, draw.choice([FIRST_STEPS, STEPS, WINDOW])):
+            first = draw.uniform(2.0, 30.0) if number <= 3 else 1.0
+            step_s = 10.0 * speed * first * draw.lognormvariate(0.0, 0.1)
+            found = gaps.limit("w", "compute", BOUNDS)
+            assert found is None or 0.25 * step_s <= found.limit_s
+            gaps.note("w", "compute", 0.25 * step_s)
+            gaps.note_step(number, step_s)
+
+
 # ---- in the detector
 
 
@@ -177,10 +195,130 @@ def test_agents_that_report_no_gaps_have_the_limit_of_the_steps() -> None:
     assert only_error(stands(cluster, n0=late_s, n1=late_s, n2=late_s)).evidence["limit_source"] == "step"
 
 
-def test_a_new_generation_begins_with_the_limit_of_the_mean() -> None:
+def resumed(cluster: Cluster, generation: int, workers: list[str], **fields: Any) -> None:
+    """The task has begun a generation on these workers, by a plan of its own."""
+    name = f"p{generation}"
+    target = stage(generation, workers)
+    target = target.model_copy(update={"layout": fields.pop("layout", target.layout)})
+    change = TaskChange(task="gpt", reason="restart", action="move", from_generation=generation - 1, target=target)
+    cluster.fold(plan(name, f"cause of {name}", change), moved(name, generation, "restored", complete=True))
+    cluster.generation = generation
+
+
+def recovered(cluster: Cluster) -> None:
+    """The survivors of a fault have finished its step alone, and all go on: two further generations."""
+    resumed(cluster, cluster.generation + 1, cluster.workers[:2])
+    resumed(cluster, cluster.generation + 1, cluster.workers)
+
+
+def first_steps(cluster: Cluster, step_s: float, steps: int = FIRST_STEPS, **gaps_s: float) -> None:
+    """All ranks do the first steps of a generation."""
+    for timed in range(1, steps + 1):
+        for name in cluster.names:
+            cluster.beat(name, 450.0 + timed, step=timed, step_s=step_s, steps_timed=timed, gaps_s=gaps_s)
+
+
+def test_a_recovery_keeps_the_limits_of_its_layout() -> None:
+    cluster = Cluster()
+    trained(cluster, 20.0, compute=1.5, reduce=10.0)
+    recovered(cluster)
+    first_steps(cluster, 20.0, compute=1.5)
+    assert stands(cluster, n0=4.4, n1=4.4, n2=4.4) == []
+    hang = only_error(stands(cluster, n0=4.6, n1=4.6, n2=4.6))
+    assert (hang.generation, hang.worker, hang.evidence["limit_s"]) == (3, "n1/0", 4.5)
+
+
+def test_the_first_steps_of_a_generation_have_the_limit_of_the_mean() -> None:
+    cluster = Cluster()
+    trained(cluster, 20.0, compute=1.5, reduce=10.0)
+    recovered(cluster)
+    first_steps(cluster, 30.0, FIRST_STEPS - 1, compute=40.0)
+    assert stands(cluster, n0=89.9, n1=89.9, n2=89.9) == []
+    assert only_error(stands(cluster, n0=90.1, n1=90.1, n2=90.1)).evidence["limit_source"] == "mean"
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(tensor=1, pipeline=3, data=1, micro_batch=1),
+        Layout(tensor=3, pipeline=1, data=1, micro_batch=1),
+        Layout(tensor=1, pipeline=1, data=3, micro_batch=2),
+    ],
+)
+def test_another_layout_begins_with_the_limit_of_the_mean(layout: Layout) -> None:
     cluster = Cluster()
     trained(cluster, 20.0, compute=1.5)
-    drain_plan(cluster)
-    cluster.fold(moved("p2", 2, "restored", complete=True))
-    cluster.generation = 2
+    resumed(cluster, 2, cluster.workers, layout=layout)
+    first_steps(cluster, 20.0, compute=1.5)
     assert stands(cluster, n0=4.6, n1=4.6, n2=4.6) == []
+    assert only_error(stands(cluster, n0=60.1, n1=60.1, n2=60.1)).evidence["limit_source"] == "mean"
+
+
+@pytest.mark.parametrize(("pipeline", "source"), [(1, "phase"), (3, "step")])
+def test_a_worker_in_another_pipeline_stage_has_the_limit_of_the_steps(pipeline: int, source: str) -> None:
+    """Its phases take other times there. Among the replicas of a stage, a recovery deals the workers anew."""
+    layout = Layout(tensor=1, pipeline=pipeline, data=3 // pipeline, micro_batch=1)
+    cluster = Cluster(layout=layout)
+    trained(cluster, 20.0, compute=1.5)
+    resumed(cluster, 2, [*cluster.workers[1:], cluster.workers[0]], layout=layout)
+    for timed in range(1, FIRST_STEPS + 1):
+        cluster.beat("n1", 450.0 + timed, rank=0, step=timed, step_s=20.0, steps_timed=timed)
+    for rank, name in enumerate(["n1", "n2", "n0"]):
+        cluster.beat(name, 500.0, rank=rank, step=STEPS, progress_age_s=100.0)
+    assert only_error(cluster.tick(500.0)).evidence["limit_source"] == source
+
+
+@pytest.mark.parametrize(("step_s", "source", "limit_s"), [(19.0, "phase", 4.5), (30.0, "step", 60.0 - LATENCY_S)])
+def test_a_slower_generation_has_the_limit_of_its_steps(step_s: float, source: str, limit_s: float) -> None:
+    """Another node, or another task beside it, has made the layout slower than nearly all steps before."""
+    cluster = Cluster()
+    trained(cluster, 20.0, compute=1.5)
+    recovered(cluster)
+    first_steps(cluster, step_s, compute=1.5)
+    evidence = only_error(stands(cluster, n0=100.0, n1=100.0, n2=100.0)).evidence
+    assert (evidence["limit_source"], evidence["limit_s"]) == (source, pytest.approx(limit_s))
+
+
+def test_a_slower_generation_remembers_the_longest_gap() -> None:
+    gaps = learnt([1.0] * WARM_UP, [4.0] * WARM_UP)
+    gaps.begin({"w": 0})
+    for number in range(1, FIRST_STEPS + 1):
+        gaps.note_step(number, 3.0)
+    assert limit(gaps) == HangLimit(18.0, "longest", None, 1.5, 0)
+    assert limit(gaps, "reduce") == HangLimit(5.65, "step", 3.0, 2.0, WARM_UP)
+
+
+def test_steps_that_took_no_time_are_no_measure() -> None:
+    """An agent may report that a step took 0 s."""
+    gaps = learnt([0.0] * WARM_UP, [0.5] * WARM_UP)
+    gaps.begin({"w": 0})
+    for number in range(1, FIRST_STEPS + 1):
+        gaps.note_step(number, 3.0)
+    assert gaps.limit("w", "compute", BOUNDS) is None
+
+
+def test_a_rank_that_waits_for_one_that_hangs_learns_nothing_from_it() -> None:
+    cluster = Cluster()
+    trained(cluster, 20.0, compute=1.5, reduce=10.0)
+    gaps = cluster.monitor.state.tasks["gpt"].gaps
+    before = gaps.of("n0/0", "reduce")
+    assert before is not None
+    assert before.longest_s == pytest.approx(10.0)
+    error = only_error(stands(cluster, n0=41.0, n1=41.0, n2=41.0))
+    cluster.beat("n0", 501.0, gaps_s={"reduce": 42.0})
+    restart_plan("p2", error, cluster, "n1/0")
+    cluster.beat("n0", 502.0, gaps_s={"reduce": 43.0})
+    assert before.longest_s == pytest.approx(10.0)
+
+
+def test_only_some_layouts_are_remembered() -> None:
+    history = ProgressHistory()
+    layouts = [Layout(tensor=1, pipeline=1, data=data, micro_batch=1) for data in range(1, LAYOUTS + 2)]
+    known = []
+    for layout in layouts:
+        history.enter(layout, [])
+        known.append(history.present)
+    history.enter(layouts[1], [])
+    assert history.present is known[1]
+    history.enter(layouts[0], [])
+    assert history.present is not known[0]

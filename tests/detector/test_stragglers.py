@@ -15,9 +15,10 @@ from benchmarks.simulated_steps import false_alarms, straggler_delay
 from services.detector import stragglers
 from services.detector.stragglers import Change, PeerGroup, quantised
 from shared.events import WorkerSlowed
-from shared.plans import Layout
+from shared.plans import Layout, Response, TaskChange
 from shared.signals import StepReport
-from tests.detector.kit import Cluster
+from tests.agent.kit import stage
+from tests.detector.kit import Cluster, moved, plan
 
 SIGMA = 0.05
 
@@ -25,13 +26,15 @@ Slowness = Callable[[int, int], float]
 """(rank, step) -> factor on the rank's time."""
 
 
-def course(ranks: int, steps: int, slow: Slowness, *, seed: int = 1, scale: float = 1.0) -> list[Change]:
+def course(
+    ranks: int, steps: int, slow: Slowness, *, seed: int = 1, scale: float = 1.0, compute_s: float = 1.0
+) -> list[Change]:
     """Return what a group finds whose known slowdowns are those that it has found."""
     draw, group, known = random.Random(seed), PeerGroup(), dict[str, float]()
     found = []
     for step in range(1, steps + 1):
         times = {f"n{rank}/0": scale * slow(rank, step) * math.exp(draw.gauss(0.0, SIGMA)) for rank in range(ranks)}
-        for change in group.take(step, times, known):
+        for change in group.take(step, times, known, compute_s=compute_s):
             found.append(change)
             known = (
                 {**known, change.worker: change.slowdown}
@@ -95,6 +98,66 @@ def test_a_stall_of_fewer_steps_than_the_evidence_is_no_straggler(seed: int, len
     assert course(4, 200, one_slow(factor, end=101 + length), seed=seed) == []
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4, 16])
+@pytest.mark.parametrize(("compute_s", "is_found"), [(0.019, False), (0.05, True), (10.0, True)])
+def test_a_burst_is_no_straggler_where_steps_are_short(ranks: int, compute_s: float, *, is_found: bool) -> None:
+    """The longest burst that was seen on busy cores: 21 steps of 19 ms."""
+    assert bool(course(ranks, 200, one_slow(2.0, end=122), compute_s=compute_s)) is is_found
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("compute_s", [0.002, 0.019])
+def test_a_rank_that_stays_slow_is_found_where_steps_are_short(ranks: int, compute_s: float) -> None:
+    (change,) = course(ranks, 450, one_slow(1.5), compute_s=compute_s)
+    assert change.worker == "n1/0"
+    spent_s = (change.step - 100) * compute_s
+    assert stragglers.EVIDENCE * stragglers.FULL_STEP_S <= spent_s + 1e-9
+    assert spent_s <= 20 * stragglers.FULL_STEP_S
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 16])
+def test_a_slowdown_does_not_hide_the_next_one(ranks: int) -> None:
+    """What a slow rank's times were is no noise, neither of its own nor of its peers'."""
+
+    def twice(rank: int, step: int) -> float:
+        return (3.0 if 100 < step <= 164 else 1.3 if step > 228 else 1.0) if rank == 1 else 1.0
+
+    found = course(ranks, 300, twice)
+    again = next(change for change in found if change.step > 228)
+    assert {change.worker for change in found} == {"n1/0"}
+    assert again.slowdown == pytest.approx(1.3, rel=0.1)
+    assert again.step <= 228 + (25 if ranks == 2 else 20)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_ranks_that_are_slow_by_turns_are_found_each_time(seed: int) -> None:
+    """The next slowdown begins as soon as the last one is known to be over."""
+    draw, group, known = random.Random(seed), PeerGroup(), dict[str, float]()
+    slow, began, delays = "", 0, list[int]()
+    for step in range(1, 1200):
+        if not slow and not known and step > 40:
+            slow, began = f"n{len(delays) % 2}/0", step
+        names = ("n0/0", "n1/0")
+        times = {name: math.exp(draw.gauss(0.0, SIGMA)) * (1.3 if name == slow else 1.0) for name in names}
+        for change in group.take(step, times, known):
+            if change.slowdown > 1.0:
+                assert change.worker == slow
+                delays.append(step - began + 1)
+                known, slow = {change.worker: change.slowdown}, ""
+            else:
+                known = {}
+    assert len(delays) >= 30
+    assert max(delays) <= 25
+
+
+def test_noise_that_reaches_the_limit_raises_it() -> None:
+    """Rises of the evidence that come to nothing are noise: without them the limit would be too low."""
+    draw, group = random.Random(5), PeerGroup()
+    for step in range(2000):
+        assert group.take(step, {f"n{rank}/0": math.exp(draw.gauss(0.0, 0.3)) for rank in range(8)}, {}) == []
+    assert all(track.scale == pytest.approx(0.32, rel=0.3) for track in group.tracks.values())
+
+
 def test_a_slowdown_that_grows_is_published_again_and_noise_is_not() -> None:
     found = course(
         4, 600, lambda rank, step: (1.0 if step <= 100 else 1.35 if step <= 300 else 2.0) if rank == 1 else 1.0
@@ -115,6 +178,28 @@ def test_of_two_ranks_the_one_that_becomes_faster_makes_the_other_not_slow() -> 
     assert course(2, 300, one_slow(0.7)) == []
 
 
+def test_of_two_ranks_what_one_has_become_is_its_past_after_a_while() -> None:
+    """One becomes faster, and stays so: that does not hide a slowdown of the other for ever."""
+
+    def faster_then_slow(rank: int, step: int) -> float:
+        return (0.7 if step > 100 else 1.0) if rank == 0 else (1.3 if step > 400 else 1.0)
+
+    (change,) = course(2, 450, faster_then_slow)
+    assert change.worker == "n1/0"
+    assert 400 < change.step <= 425
+
+
+def test_of_two_ranks_evidence_that_rises_slowly_is_not_forgotten() -> None:
+    """Of each 25 steps 13 speak for a straggler, and 12 against: it takes more steps than the window has."""
+    draw, group, found = random.Random(2), PeerGroup(), list[Change]()
+    for step in range(1, 600):
+        factor = 1.4 if step > 100 and (step - 101) % 25 % 2 == 0 else 1.0
+        times = {"n0/0": math.exp(draw.gauss(0.0, 0.005)), "n1/0": factor * math.exp(draw.gauss(0.0, 0.005))}
+        found += group.take(step, times, {change.worker: change.slowdown for change in found})
+    assert found[0].worker == "n1/0"
+    assert 100 + stragglers.WINDOW < found[0].step < 400
+
+
 def test_no_false_alarm_in_generated_step_times() -> None:
     """A short course of ``benchmarks/simulated_steps.py``."""
     found = false_alarms(ranks=100, hours=2.0, seed=7)
@@ -130,8 +215,9 @@ def test_no_false_alarm_in_generated_step_times() -> None:
 class Reports:
     """Four nodes whose workers report their steps; ``n2`` is slower from step 31 on."""
 
-    def __init__(self, layout: Layout | None = None) -> None:
+    def __init__(self, layout: Layout | None = None, compute_s: float = 2.0) -> None:
         self.cluster = Cluster(4, layout=layout)
+        self.compute_s = compute_s
         self.draw = random.Random(3)
         self.steps: dict[str, list[StepReport]] = {name: [] for name in self.cluster.names}
         self.found: list[Any] = []
@@ -139,11 +225,30 @@ class Reports:
     def step(self, number: int, *, slow: float = 1.0, lost: tuple[str, ...] = (), window: int = 3) -> None:
         """One step of all; every heartbeat has the newest ``window`` steps, and those of ``lost`` nodes are lost."""
         for name in self.cluster.names:
-            time_s = 2.0 * math.exp(self.draw.gauss(0.0, 0.03)) * (slow if name == "n2" else 1.0)
+            time_s = self.compute_s * math.exp(self.draw.gauss(0.0, 0.03)) * (slow if name == "n2" else 1.0)
             self.steps[name].append(StepReport(number, time_s, 4))
             if name not in lost:
                 reports = self.steps[name][-window:]
                 self.found += self.cluster.beat(name, number / 2, step=number, steps=reports).events
+
+    def enter(self, generation: int, **sources: str) -> None:
+        """Have the same workers go on in another generation; ``sources``: node -> of its rank, if not its memory."""
+        next_stage = stage(generation, self.cluster.workers)
+        members = [m.model_copy(update={"source": sources.get(m.node, m.source)}) for m in next_stage.members]
+        change = TaskChange(
+            task="gpt",
+            reason="a deal",
+            action="move",
+            from_generation=generation - 1,
+            survivors=self.cluster.workers,
+            target=next_stage.model_copy(update={"members": members}),
+        )
+        name = f"p{generation}"
+        self.cluster.fold(plan(name, "a worker slowed", change, response=Response.RECONFIGURE))
+        self.cluster.fold(moved(name, generation, "restored", complete=True))
+        self.cluster.generation = generation
+        for steps in self.steps.values():
+            steps.clear()
 
     def slowed(self) -> list[WorkerSlowed]:
         return [event for event in self.found if isinstance(event, WorkerSlowed)]
@@ -158,6 +263,42 @@ def test_a_slow_worker_is_in_the_log_once() -> None:
     assert 30 < event.step <= 50
     assert event.slowdown == pytest.approx(1.3, rel=0.1)
     assert reports.cluster.monitor.state.slowed == {"n2/0": event.slowdown}
+
+
+def test_the_time_of_all_micro_batches_of_a_step_is_what_counts() -> None:
+    """A rank is slower for 21 steps: a burst of busy cores in steps of 19 ms, a straggler in long ones."""
+    found = {}
+    for compute_s in (0.019, 2.0):
+        reports = Reports(compute_s=compute_s)
+        for number in range(1, 90):
+            reports.step(number, slow=2.0 if 30 < number <= 51 else 1.0)
+        found[compute_s] = [event.slowdown > 1.0 for event in reports.slowed()]
+    assert found == {0.019: [], 2.0: [True, False]}
+
+
+def test_a_generation_of_the_same_processes_keeps_the_evidence() -> None:
+    """A deal of micro-batches comes when nine steps have spoken for a straggler: it costs the steps of its warm-up."""
+    reports = Reports()
+    for number in range(1, 90):
+        if number == 40:
+            reports.enter(2)
+        reports.step(number, slow=1.3 if number > 30 else 1.0)
+    (event,) = reports.slowed()
+    assert (event.worker, event.generation) == ("n2/0", 2)
+    assert 40 < event.step <= 50
+
+
+def test_the_evidence_against_a_process_is_none_against_the_next() -> None:
+    """Also where the generation in which it came has ended before it reported a step."""
+    reports = Reports()
+    for number in range(1, 90):
+        if number == 40:
+            reports.enter(2, n2="take")
+            reports.enter(3)
+        reports.step(number, slow=1.3 if number > 30 else 1.0)
+    (event,) = reports.slowed()
+    assert (event.worker, event.generation) == ("n2/0", 3)
+    assert event.step > 50
 
 
 def test_lost_and_overlapping_heartbeats_neither_double_nor_invent_steps() -> None:
