@@ -19,10 +19,14 @@ from typing import Literal, NamedTuple
 from services.planner.state import State, Task, node_of, without
 from services.planner.task_deals import shares_of
 from services.planner.throughput_tables import layout_of
+from shared.model import made
 from shared.plans import Layout, Member, Stage, TaskChange
 
 Source = Literal["live", "take", "checkpoint", "initial"]
 """Where a member has its state from when a stage starts; see ``Member``."""
+
+
+_MEMBER_FIELDS = set(Member.model_fields)
 
 
 def disturbed(task: Task) -> bool:
@@ -118,9 +122,10 @@ def _move_live(
             a replica.
     """
     kept = task.live_owners
+    having = set(kept)
     alone = complete or _are_replicas(task)
     interrupted = _interrupted(task, complete=complete) if disturbed(task) and alone else None
-    sources: dict[str, Source] = {worker: "live" if worker in kept else "take" for worker in workers}
+    sources: dict[str, Source] = {worker: "live" if worker in having else "take" for worker in workers}
     shares = _shares(state, task, layout, workers)
     target = None
     if (
@@ -254,7 +259,8 @@ def _stage(
         generation=generation,
         layout=layout,
         members=[
-            Member(rank=rank, worker=worker, node=node_of(worker), source=source)
+            # Without validation: a stage may have thousands of members, and all values come from validated models.
+            made(Member, {"rank": rank, "worker": worker, "node": node_of(worker), "source": source}, _MEMBER_FIELDS)
             for rank, (worker, source) in enumerate(sources.items())
         ],
         checkpoint="" if complete and "checkpoint" not in sources.values() else task.checkpoint,

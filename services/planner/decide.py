@@ -55,7 +55,7 @@ from shared.severities import Severity
 SERVICE = "planner"
 """Name of this service in the ids of the events that it derives from a cause (``derived_id``)."""
 
-DECIDER = 4
+DECIDER = 5
 """Number of this decision code; every plan carries it.
 
 Raise it by one in every change after which some log would be decided differently, or the same decision written in
@@ -104,7 +104,7 @@ def decide(
         return []
     if draft.question is not None:
         posed, why = draft.question
-        draft.solved = reconfigure(posed, at, why, solve)
+        draft.solved = reconfigure(posed, at, why, solve, event.event_id)
         draft.changes += draft.solved.changes
     return _events(state, event, at, draft, digest=digest)
 
@@ -302,6 +302,7 @@ def _events(state: State, event: EventBase, at: datetime, draft: _Draft, *, dige
         alternatives=[other.without_terms() for other in solved.alternatives] if solved else [],
         tables=solved.tables if solved else {},
         slow=solved.slow if solved else None,
+        outlook=solved.outlook if solved else None,
     )
     return [plan, *_stops(event, at, draft.stopped)]
 

@@ -122,7 +122,8 @@ def execute_phase(state: State, event: StateMoved) -> State:
     changes = _after_phase(task, task.change, event)
     if event.complete and event.phase != "failed":
         state = _measure(state, task, task.change, event)
-        owners = tuple(worker for worker in changes.get("owners", task.owners) if worker in task.members)
+        members = set(task.members)
+        owners = tuple(worker for worker in changes.get("owners", task.owners) if worker in members)
         changes |= {"change": None, "occupied": tuple(sorted(task.members)), "owners": owners}
     return state.with_task(task.model_copy(update=changes)) if changes else state
 
@@ -139,7 +140,7 @@ def _after_phase(task: Task, change: TaskChange, event: StateMoved) -> dict[str,
     if event.phase == "resumed":
         changes |= {"idle_since": None, "idle_s": task.idle_s + _idle_s(task, event)}
     if event.phase == "released":
-        changes["occupied"] = without(task.occupied, [w for w in change.release if w not in task.members])
+        changes["occupied"] = without(task.occupied, without(change.release, task.members))
     return changes
 
 

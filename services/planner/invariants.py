@@ -13,6 +13,7 @@ from itertools import pairwise
 from math import isclose
 
 from services.planner.reconfigure import Solve
+from services.planner.rollouts import is_sure
 from services.planner.state import State, Task, node_of
 from shared.errors import InvalidInput
 from shared.events import (
@@ -224,7 +225,8 @@ def _solved(before: State, after: State, plan: PlanDecided, solve: Solve) -> Ite
     yield from _posed(before, problem)
     tables = {**before.tables, **plan.tables}
     if all(task.table in tables for task in problem.tasks if task.table):  # what is missing is named beside this
-        yield from _best(problem.with_tables(tables), solution, plan.alternatives, solve)
+        yield from _best(problem.with_tables(tables), plan, solution, solve)
+    yield from _outlook(plan, solution)
     for posed in problem.tasks:
         members = after.tasks[posed.name].members if posed.name in after.tasks else ()
         if len(members) != solution.assignment.get(posed.name, 0):
@@ -259,22 +261,40 @@ def _posed(before: State, problem: Problem) -> Iterator[str]:
             yield f"its problem has another task {posed.name} than the log"
 
 
-def _best(problem: Problem, solution: Solution, alternatives: Sequence[Solution], solve: Solve) -> Iterator[str]:
-    """Yield where the recorded solutions are not worth what they claim, or the solution is not the best."""
+def _best(problem: Problem, plan: PlanDecided, solution: Solution, solve: Solve) -> Iterator[str]:
+    """Yield where the recorded solutions are not worth what they claim, or the best of them is not the best.
+
+    That is the solution itself, or an alternative which futures were worth more than.
+    """
     try:
         best, _ = solve(problem)
     except InvalidInput as err:
         yield f"its problem cannot be solved: {err.detail}"
         return
-    if not _equal(best.objective, solution.objective):
-        yield f"solved again, the objective is {best.objective!r}; recorded is {solution.objective!r}"
+    compared = [solution, *plan.alternatives] if plan.outlook is not None else [solution]
+    recorded_best = next((each for each in compared if each.label == "best"), solution)
+    if not _equal(best.objective, recorded_best.objective):
+        yield f"solved again, the objective is {best.objective!r}; recorded is {recorded_best.objective!r}"
     if sum(solution.assignment.values()) > problem.workers:
         yield f"its solution has more than {problem.workers} workers"
-    for recorded in (solution, *alternatives):
+    for recorded in (solution, *plan.alternatives):
         value = evaluate(problem, recorded.assignment, recorded.label)
         same = _same_total(value, recorded) if recorded.waf_flop_per_s is not None else _same_terms(value, recorded)
         if not _equal(value.objective, recorded.objective) or not same:
             yield f"{recorded.label} is worth {value.objective!r}; recorded is {recorded.objective!r}"
+
+
+def _outlook(plan: PlanDecided, solution: Solution) -> Iterator[str]:
+    """Yield where the values in futures do not lead to the solution."""
+    if plan.outlook is None:
+        return
+    taken, *others = plan.outlook.choices
+    if taken.label != solution.label:
+        yield f"by its futures the solution is {taken.label}; recorded is {solution.label}"
+    if taken.label != "best" and not is_sure(taken):
+        yield f"{taken.label} is worth {taken.gain!r} more than the best, which may be chance"
+    if any(other.value > taken.value and is_sure(other) for other in others):
+        yield f"another solution is worth more in its futures than {taken.label}"
 
 
 def _same_terms(one: Solution, other: Solution) -> bool:

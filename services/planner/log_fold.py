@@ -8,15 +8,24 @@ fold through ``Fold``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from services.planner.decide import decide
 from services.planner.evolve import evolve
 from services.planner.reconfigure import Solve
 from services.planner.state import State
+from shared.errors import UnknownPolicy
 from shared.events import Event, Recorded
 from shared.log.own_events import OwnEvents
 from shared.planning.solver import solve_with_alternatives
+from shared.plans import Problem, Solution
+
+Policies = Mapping[str, Solve]
+"""How policies other than the live planner's answer problems, by the names that simulated histories have of them."""
+
+NO_POLICIES: Policies = MappingProxyType({})
+"""A program that knows no policy but the live planner's: that of every log of a running system."""
 
 
 class Fold:
@@ -25,15 +34,22 @@ class Fold:
     For each record: ``take`` it; if that returns True, ``decide`` or look up the answer, then fold it by ``answer``.
     """
 
-    def __init__(self, solve: Solve = solve_with_alternatives, state: State | None = None) -> None:
+    def __init__(
+        self,
+        solve: Solve = solve_with_alternatives,
+        state: State | None = None,
+        policies: Policies = NO_POLICIES,
+    ) -> None:
         """Start before the first event, or behind a later one.
 
         Args:
             solve: the solver, or a replacement that returns the same answers (``lookahead``).
             state: to start from; None: that before the first event.
+            policies: what answers in place of ``solve`` where the log names a policy (``cluster.configured``).
         """
         self.state = state if state is not None else State()
         self._solve = solve
+        self._policies = policies
         self._own = OwnEvents()
 
     @property
@@ -48,9 +64,34 @@ class Fold:
         self.state = evolve(self.state, record.event, record.recorded_at)
         return True
 
+    @property
+    def policy(self) -> str:
+        """The policy that the log names; empty: the live planner's own."""
+        return self.state.config.policy if self.state.config is not None else ""
+
+    @property
+    def knows_policy(self) -> bool:
+        """Whether this fold can decide as the policy did that the log names."""
+        return not self.policy or self.policy in self._policies
+
+    def solve(self, problem: Problem) -> tuple[Solution, list[Solution]]:
+        """Answer a problem as the policy does that the log names.
+
+        Raises:
+            UnknownPolicy: this program does not know it. No other policy decides in its place.
+        """
+        if not self.knows_policy:
+            known = ", ".join(sorted(self._policies)) or "none but the live planner's"
+            raise UnknownPolicy(f"policy: {self.policy!r} of the log is not known here; known are: {known}")
+        return (self._policies[self.policy] if self.policy else self._solve)(problem)
+
     def decide(self, record: Recorded) -> list[Event]:
-        """Return the answer to the record that was taken last; empty if the record calls for none."""
-        return decide(self.state, record.event, record.recorded_at, self._solve)
+        """Return the answer to the record that was taken last; empty if the record calls for none.
+
+        Raises:
+            UnknownPolicy: the solver is asked, and the log names a policy that is not known here.
+        """
+        return decide(self.state, record.event, record.recorded_at, self.solve)
 
     def answer(self, cause: Recorded, events: Sequence[Event]) -> None:
         """Fold the answer to the record that was taken last, as of the time at which that record was logged."""

@@ -21,7 +21,7 @@ from services.planner.cells import NoRoom
 from services.planner.decide import asked, decide
 from services.planner.evolve import evolve
 from services.planner.next_events import NodeClasses, node_join, node_joins, node_loss, task_ends, task_failures
-from services.planner.node_problems import NodeProblems, PoolInputs, pool_inputs
+from services.planner.node_problems import NodeProblems, posed_inputs
 from services.planner.problem import horizons_s
 from services.planner.slow_choices import has_question, posed_states
 from services.planner.state import State
@@ -123,7 +123,7 @@ def foreseen(
     """
     classes, hits = NodeClasses(), NodeProblems(at, cache)
     present = classes.of(state)
-    firsts: list[tuple[ErrorDetected, State, PoolInputs]] = []
+    firsts: list[tuple[ErrorDetected, State]] = []
     states: list[State] = []
     for lost in present:
         event = node_loss(lost.node, at)
@@ -132,49 +132,49 @@ def foreseen(
         if posed is not None and has_question(posed):
             states += posed_states(posed)
             for way in posed_states(posed):
-                yield from pool_inputs(way, at, cache)
+                yield from posed_inputs(way, at, cache).every
         elif posed is not None:
-            pools = pool_inputs(posed, at, cache)
-            firsts.append((event, after, pools))
+            firsts.append((event, after))
             states.append(posed)
-            yield from pools
+            yield from posed_inputs(posed, at, cache).every
     others: list[Event] = [*node_joins(state, at), *task_ends(state, at), *task_failures(state, at)]
     for other in others:
         if (posed := asked(evolve(state, other, at), other)) is not None:
             for way in posed_states(posed):
                 states.append(way)
-                yield from pool_inputs(way, at, cache)
+                yield from posed_inputs(way, at, cache).every
     later = at + timedelta(seconds=HORIZON_S)
     for posed in states:
         # The later problem differs from the present one only if D_running takes a step on its grid.
         if horizons_s(posed, at) != horizons_s(posed, later):
-            yield from pool_inputs(posed, later, cache)
+            yield from posed_inputs(posed, later, cache).every
     if has_question(state):
         return
     yield from hits.of(state, present, lambda hit: node_join(state.nodes[hit.node], at))
-    for event, after, pools in firsts:
-        counts = [solved(inputs) for inputs in pools]
-        known = [found for found in counts if found is not None]
-        if len(known) == len(pools):
-            planned = _planned(after, event, at, pools, known)
-            if planned is not None:
-                yield from hits.of(planned, classes.of(planned), lambda hit: node_loss(hit.node, at))
+    for event, after in firsts:
+        planned = _planned(after, event, at, solved, cache)
+        if planned is not None:
+            yield from hits.of(planned, classes.of(planned), lambda hit: node_loss(hit.node, at))
 
 
-def _planned(state: State, event: Event, at: datetime, pools: PoolInputs, counts: list[Counts]) -> State | None:
-    """Return the state once the plan for the event is made from the counts of each pool.
+def _planned(
+    state: State, event: Event, at: datetime, solved: Callable[[Inputs], Counts | None], cache: TableCache
+) -> State | None:
+    """Return the state once the plan for the event is made from the answers of the table.
 
-    None: these counts cannot be placed beside a cordoned node, and the plan solves another problem.
+    None: there is no answer, or it cannot be placed beside a cordoned node, and the plan solves another problem.
     """
-    assignment = {
-        task.name: count
-        for inputs, found in zip(pools, counts, strict=True)
-        for task, count in zip(inputs.tasks, found.best, strict=True)
-    }
-    solution = Solution(label="best", assignment=assignment, objective=0.0, terms=[])
+
+    def solve(problem: Problem) -> tuple[Solution, list[Solution]]:
+        pools = [Inputs.of(pool, cache) for pool in pools_of(problem)]
+        found = [(inputs, counts) for inputs in pools if (counts := solved(inputs)) is not None]
+        if len(found) < len(pools):
+            raise InvalidInput("a pool has no answer")
+        return answer(found)
+
     try:
-        answered = decide(state, event, at, lambda _: (solution, []), digest=False)
-    except NoRoom:
+        answered = decide(state, event, at, solve, digest=False)
+    except (NoRoom, InvalidInput):
         return None
     for decided in answered:
         state = evolve(state, decided, at)

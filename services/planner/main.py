@@ -109,7 +109,7 @@ class Planner:
         self._counters.update(table.counters())
         if not decided:
             return
-        how = LOOKED_UP if table.hits > hits else SOLVED if table.misses > misses else NO_COUNTS
+        how = SOLVED if table.misses > misses else LOOKED_UP if table.hits > hits else NO_COUNTS
         self._metrics.decided(how, seconds)
         self.fold.answer(record, decided)
         await self._journal.append(decided)
@@ -187,6 +187,12 @@ def configuration(settings: Settings, *, event_id: str, clock: Clock) -> Cluster
         storage_bytes_per_s=settings.storage_bytes_per_s,
         starvation_s=settings.starvation_s,
         allow_pausing=settings.allow_pausing,
+        rollouts=settings.rollouts,
+        memory_copies=settings.memory_copies,
+        repair_prior_s=settings.repair_prior_s,
+        spare_nodes_max=settings.spare_nodes_max,
+        prices=settings.prices,
+        value_per_eflop=settings.value_per_eflop,
     )
 
 

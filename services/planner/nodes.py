@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from services.planner.blame import blamed_node
+from services.planner.durations import NOTHING
 from services.planner.slow_workers import forget_slowness
 from services.planner.state import Node, State, node_of, without
 from shared.events import ErrorDetected, NodeAdopted, NodeCordoned, NodeDraining, NodeJoined, NodeLeft, NodeReturned
@@ -29,7 +30,9 @@ def join_node(state: State, event: NodeJoined, at: datetime) -> State:
         since=at,
         hardware=event.hardware,
         cordoned=old is not None and old.cordoned,
+        lives=old.lives if old is not None else None,
     )
+    state = _with_repair(state, old, at)
     for task in state.tasks.values():
         elsewhere = tuple(worker for worker in task.occupied if node_of(worker) != node.name)
         if len(elsewhere) < len(task.occupied):
@@ -57,6 +60,14 @@ def _counted(kinds: dict[str, dict[int, int]], old: Node | None, new: Node) -> d
     return {kind: {k: n for k, n in sizes.items() if n} for kind, sizes in kinds.items() if any(sizes.values())}
 
 
+def _with_repair(state: State, node: Node | None, at: datetime) -> State:
+    """Return the state with the time that a node was away, which is back now, if it had been lost."""
+    if node is None or node.lost_at is None:
+        return state
+    away_s = (at - node.lost_at).total_seconds()
+    return state.model_copy(update={"repairs": state.repairs.with_one(away_s, ended=True)})
+
+
 def lose_node(state: State, name: str, event: ErrorDetected, at: datetime) -> State:
     """Return the state after a usable node was lost or isolated because of an error."""
     node = state.nodes.get(name)
@@ -67,7 +78,8 @@ def lose_node(state: State, name: str, event: ErrorDetected, at: datetime) -> St
         return _with_node(state, node, away=away)
     state = _with_usable_time(state, node, at)
     reason = f"{event.kind.value} ({event.incident})"
-    state = _with_node(state, node, usable=False, since=at, reason=reason, away=away)
+    lives = (node.lives or NOTHING).with_one((at - node.since).total_seconds(), ended=True)
+    state = _with_node(state, node, usable=False, since=at, reason=reason, away=away, lost_at=at, lives=lives)
     state = state.model_copy(update={"losses": state.losses + 1})
     return lose_workers(forget_slowness(state, node.workers), node.workers)
 
@@ -79,7 +91,8 @@ def leave_node(state: State, event: NodeLeft, at: datetime) -> State:
         return state
     if node.usable:
         state = _with_usable_time(state, node, at)
-    state = _with_node(state, node, usable=False, since=at, reason=f"left: {event.reason}", away=True)
+    reason = f"left: {event.reason}"
+    state = _with_node(state, node, usable=False, since=at, reason=reason, away=True, lost_at=None)
     return lose_workers(forget_slowness(state, node.workers), node.workers)
 
 
@@ -105,7 +118,8 @@ def return_node(state: State, event: NodeReturned, at: datetime) -> State:
     state = _with_node(state, node, cordoned=False, draining=False)
     if node.usable or node.away:
         return state
-    return _with_node(state, state.nodes[node.name], usable=True, since=at, reason="")
+    state = _with_repair(state, node, at)
+    return _with_node(state, state.nodes[node.name], usable=True, since=at, reason="", lost_at=None)
 
 
 def lose_workers(state: State, workers: Iterable[str], name: str | None = None) -> State:

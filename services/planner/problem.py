@@ -18,6 +18,9 @@ from services.planner.throughput_tables import table_of, throughput_of
 from services.planner.transition_costs import on_grid, transition_cost
 from shared.plans import Problem, Solution, TaskProblem
 
+HOUR_S = 3600.0
+EFLOP = 1e18
+
 Solve = Callable[[Problem], tuple[Solution, list[Solution]]]
 """Answers a problem with the best assignment and the alternatives (``solver.solve_with_alternatives``)."""
 
@@ -70,18 +73,25 @@ def withheld_workers(state: State) -> set[str]:
     return withheld | closed_workers(state)
 
 
+def node_mtbf_s(state: State, at: datetime) -> float:
+    """Return the mean time between failures of one node, of any kind, seconds.
+
+    Failures are modelled as a Poisson process with a Gamma prior worth one failure. The rate of one node is
+    (1 + failures seen) / (prior mean time + node time observed).
+    """
+    usable = (node for node in state.nodes.values() if node.usable)
+    # Times are whole microseconds, so the sum is exact and does not depend on the order of the nodes.
+    observed_s = state.node_s + sum((at - node.since for node in usable), timedelta()).total_seconds()
+    return (state.parameter("mtbf_node_s") + max(0.0, observed_s)) / (1 + state.losses)
+
+
 def horizons_s(state: State, at: datetime) -> dict[str, float]:
     """Return D_running of each pool: the expected seconds until the next failure of any of its usable nodes.
 
-    A failure in another pool leaves a pool's problem unchanged. Failures are modelled as a Poisson process with a Gamma
-    prior worth one failure. The failure rate of one node, of any kind, is
-    (1 + failures seen) / (prior mean time + node time observed), and n nodes fail n times as often.
+    A failure in another pool leaves a pool's problem unchanged. n nodes fail n times as often as one.
     """
-    usable = [node for node in state.nodes.values() if node.usable]
-    # Times are whole microseconds, so the sum is exact and does not depend on the order of the nodes.
-    observed_s = state.node_s + sum((at - node.since for node in usable), timedelta()).total_seconds()
-    mtbf_s = (state.parameter("mtbf_node_s") + max(0.0, observed_s)) / (1 + state.losses)
-    numbers = Counter(node.hardware for node in usable) or Counter([""])
+    mtbf_s = node_mtbf_s(state, at)
+    numbers = Counter(node.hardware for node in state.nodes.values() if node.usable) or Counter([""])
     return {hardware: on_grid(mtbf_s / number) for hardware, number in sorted(numbers.items())}
 
 
@@ -125,7 +135,18 @@ def task_problem(state: State, task: Task, pool: str, workers: int, failure_s: f
         current_flop_per_s=None if in_table else rate,
         reload_s=cost.reload_s,
         slowdown=posed_slowdown(state, task, task.pool),
+        worker_cost_flop_per_s=worker_cost_flop_per_s(state, pool),
     )
+
+
+def worker_cost_flop_per_s(state: State, kind: str) -> float:
+    """Return what a worker of this kind costs, as weighted FLOP/s that are worth as much; 0: costs are not weighed."""
+    value = state.parameter("value_per_eflop")
+    if value <= 0.0:
+        return 0.0
+    prices = state.config.prices if state.config is not None else {}
+    per_hour = prices.get(kind, state.parameter("price_per_worker_hour"))
+    return per_hour / HOUR_S * EFLOP / value
 
 
 def _remaining_s(task: Task, table: dict[int, float], workers: int) -> float:

@@ -18,10 +18,12 @@ from services.planner.logged_tables import unlogged_tables
 from services.planner.placement import Placed, place
 from services.planner.problem import Solve as Solve
 from services.planner.problem import build_problem, wanting, withheld_workers
+from services.planner.rollouts import rank
 from services.planner.slow_choices import has_question, ranking
-from services.planner.slow_workers import lent_workers, slowdown_of, taken_members
+from services.planner.slow_workers import forget_slowness, lent_workers, slowdown_of, taken_members
 from services.planner.state import State, Task, node_of, without
 from services.planner.throughput_tables import layout_of
+from shared.outlook import Outlook
 from shared.planning.waf import touches
 from shared.plans import LoggedTable, Problem, SlowWorkers, Solution, TaskChange
 
@@ -32,6 +34,7 @@ class Reconfiguration:
 
     ``changes``: of the tasks that are touched. ``queued``: why each task without workers has none. ``tables``: the
     throughput tables of the problem that the log does not have yet, by digest. ``slow``: how slow workers are used.
+    ``outlook``: the futures by which the solution was compared with others.
     """
 
     changes: list[TaskChange]
@@ -41,26 +44,35 @@ class Reconfiguration:
     alternatives: list[Solution]
     tables: dict[str, LoggedTable]
     slow: SlowWorkers | None = None
+    outlook: Outlook | None = None
 
 
-def reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfiguration:
+def reconfigure(state: State, at: datetime, why: str, solve: Solve, cause: str) -> Reconfiguration:
     """Return the best assignment for the state, with workers for all tasks that it changes.
 
     Only tasks that are faulted, or whose count the solver changes, are touched. ``why``: what happened, in words.
+    ``cause``: id of the event that is answered, from which futures follow (``rollouts.py``).
 
     The workers of cordoned nodes count for the solver like all others, and can be given to no other task. Where its
     answer cannot be placed for that reason, tasks leave the cordoned nodes.
     """
     try:
-        return _reconfigure(state, at, why, solve)
+        return _reconfigure(state, at, why, solve, cause)
     except NoRoom:
-        return _reconfigure(without_cordons(state), at, why, solve)
+        return _reconfigure(without_cordons(state), at, why, solve, cause)
 
 
-def _reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfiguration:
+def _reconfigure(state: State, at: datetime, why: str, solve: Solve, cause: str) -> Reconfiguration:
     if not has_question(state):
         problem = build_problem(state, at)
-        return _carried_out(state, at, why, problem, *solve(problem))
+        answer = solve(problem)
+        taken, outlook = rank(state, at, cause, problem, answer, solve)
+        try:
+            return replace(_carried_out(state, at, why, problem, taken[0], taken[1:]), outlook=outlook)
+        except NoRoom:
+            if taken[0] is answer[0]:
+                raise
+            return _carried_out(state, at, why, problem, *answer)
     ranked = ranking(state, at, solve)
     for choice in ranked.choices:
         try:
@@ -68,7 +80,10 @@ def _reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfig
         except NoRoom:
             continue  # it needs a slow worker at a place where another task has to be
         return replace(found, slow=ranked.logged(choice))
-    raise NoRoom("no way to use the slow workers has room for all tasks")
+    # A slow worker is lent to the task that has it, and another one needs its place. As healthy ones all are for all.
+    whole = forget_slowness(state, state.slow)
+    problem = build_problem(whole, at)
+    return _carried_out(whole, at, why, problem, *solve(problem))
 
 
 def _carried_out(
@@ -145,6 +160,8 @@ def same_workers(state: State, task: Task) -> list[str]:
 
 def _place(state: State, touched: list[Task], problem: Problem, solution: Solution) -> dict[str, Placed]:
     """Return the workers of the touched tasks, pool by pool."""
+    if not touched:
+        return {}  # as where a node joins that no task needs: nothing is looked up for it
     names = {task.name for task in touched}
     free = _free(state, names)
     planned = planned_workers(touched)

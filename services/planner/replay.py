@@ -28,7 +28,7 @@ from typing import NamedTuple, Self
 
 from services.planner import verification_jobs
 from services.planner.decide import DECIDER
-from services.planner.log_fold import Fold
+from services.planner.log_fold import NO_POLICIES, Fold, Policies
 from services.planner.segments import SegmentsSource
 from services.planner.sources import AnsweredRows, LogSource, RecordsSource, Source
 from services.planner.state import State
@@ -129,7 +129,13 @@ class Replayer:
         """All records that can be read, in memory."""
         return [row.record for row in self._source.rows(Scan(self._source.base())) if row.record is not None]
 
-    def verify(self, anchors: Iterable[Anchor] = (), defects: Iterable[Defect] = (), jobs: int = 1) -> Report:
+    def verify(
+        self,
+        anchors: Iterable[Anchor] = (),
+        defects: Iterable[Defect] = (),
+        jobs: int = 1,
+        policies: Policies = NO_POLICIES,
+    ) -> Report:
         """Judge every event and every plan in the log.
 
         A cause at the very end without an answer is no mismatch: a live log may be read between the two.
@@ -139,18 +145,25 @@ class Replayer:
             defects: what is known to be wrong already; part of the report.
             jobs: number of processes; the report is the same. A program that asks for several starts its main work
                 below ``if __name__ == "__main__"``, as ``multiprocessing`` requires.
+            policies: how policies answer that simulated histories name (``simulator.policies.SOLVES``). A plan of one
+                that is not among them is a mismatch.
         """
-        return verification_jobs.verify(self._source, self._decider, anchors, defects, jobs)
+        return verification_jobs.verify(self._source, self._decider, anchors, defects, jobs, policies)
 
-    def what_if(self, inputs: Inputs) -> Comparison:
+    def what_if(self, inputs: Inputs, policies: Policies = NO_POLICIES) -> Comparison:
         """Decide each cause that recorded a plan again with changed inputs, and compare; see ``what_if``.
 
+        Args:
+            inputs: what is changed.
+            policies: as of ``verify``.
+
         Raises:
+            UnknownPolicy: a policy decided that is not among ``policies``.
             InvalidInput: a task is named that the log does not have, or is impossible with the changed inputs.
             Corrupt: the database is damaged.
         """
         self._require_whole()
-        return compare(self._source, inputs)
+        return compare(self._source, inputs, policies)
 
     def state_at(self, position: int | None = None) -> State:
         """Return the planner's state after the record at ``position`` (None: the last) and its recorded answer.

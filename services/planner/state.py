@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import Field
 
+from services.planner.durations import NOTHING, Observed
 from shared.events import ClusterConfigured
 from shared.model import Model, made
 from shared.plans import Layout, LoggedTable, TaskChange
@@ -57,6 +58,8 @@ class Node(_Value):
     ``usable``: false once the node is lost, isolated or left. ``since``: when ``usable`` changed last. ``reason``: why
     it is not usable. ``away``: its agent is lost or has left, so only ``node.joined`` makes it usable again.
     ``cordoned``: a user wants no new work on it; that holds over incarnations. ``draining``: tasks are to leave it.
+    ``lost_at``: when it was lost or isolated because of an error, until it is back or has left in order. ``lives``: how
+    long its earlier incarnations were usable until they were lost; None: it was never lost.
     """
 
     name: str
@@ -70,6 +73,8 @@ class Node(_Value):
     away: bool = False
     cordoned: bool = False
     draining: bool = False
+    lost_at: datetime | None = None
+    lives: Observed | None = None
 
     @property
     def open(self) -> bool:
@@ -253,6 +258,7 @@ class State(_Value):
         plans: number of plans made.
         losses: number of node failures.
         node_s: seconds that nodes were usable, up to their loss.
+        repairs: how long lost nodes were away until they were back.
         incidents: number of SEV1 and SEV2 incidents of each node over all its incarnations.
         transitions: number of measured transitions of running tasks, and the sum of their seconds, by kind.
         tables: the throughput tables of the newest problem, by digest; the log has them (``logged_tables.py``).
@@ -269,6 +275,7 @@ class State(_Value):
     plans: int = 0
     losses: int = 0
     node_s: float = 0.0
+    repairs: Observed = NOTHING
     incidents: dict[str, int] = Field(default_factory=dict)
     transitions: dict[TransitionKind, tuple[int, float]] = Field(default_factory=dict)
     tables: dict[str, LoggedTable] = Field(default_factory=dict)

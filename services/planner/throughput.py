@@ -39,11 +39,15 @@ def hardware_of(state: State, kind: str) -> Hardware:
     usual = next(iter(sizes), 0)
     if len(sizes) > 1:
         usual = min((workers for workers in sizes if workers > 0), key=lambda workers: (-sizes[workers], workers))
-    return _hardware(kind, usual, state.parameter("worker_flop_per_s"))
+    return hardware_in_nodes(kind, usual, state.parameter("worker_flop_per_s"))
 
 
 @lru_cache(maxsize=256)
-def _hardware(kind: str, workers_per_node: int, worker_flop_per_s: float) -> Hardware:
+def hardware_in_nodes(kind: str, workers_per_node: int, worker_flop_per_s: float) -> Hardware:
+    """Return the profile of workers of that kind in nodes of that size; 0: as the profile has it.
+
+    ``worker_flop_per_s``: the rate of workers that no data sheet describes.
+    """
     found = profile_of(kind)
     if workers_per_node:
         found = found._replace(workers_per_node=workers_per_node)

@@ -116,6 +116,15 @@ def throughput_of(state: State, task: Task, workers: int) -> dict[int, float]:
     return found
 
 
+def allowed_layouts(spec: TaskSpec, hardware: Hardware, most: int) -> dict[int, list[Timed]]:
+    """Return all layouts that the specification allows on up to ``most`` workers: by count, the fastest first.
+
+    At no count does the task run faster than the first of them, as modelled: its table prefers layouts that it has, or
+    that break the least (``STAYING``).
+    """
+    return _choice(spec, hardware, most).at
+
+
 def layout_of(state: State, task: Task, count: int) -> Layout:
     """Return the layout of the task on ``count`` workers: the present one at the present count, else that of the table.
 

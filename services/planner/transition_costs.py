@@ -77,14 +77,21 @@ def transition_cost(state: State, task: Task) -> TransitionCost:
 
 
 def is_live(state: State, task: Task) -> bool:
-    """Return whether a worker has the task's whole state, so that others can take it from there.
+    """Return whether a worker has the task's whole state, or copies in memory complete it: others can take it there.
 
     If so, all workers that are planned for the task and not lost count as staying: those that join now will soon have
     the state too.
     """
-    if task.replica_size > 1 or not task.members or not task.live_owners:
+    if not task.members or not task.live_owners:
         return False
+    if task.replica_size > 1 and not _has_copies(state, task):
+        return False  # a fault may have hit all replicas
     return task.pool in ("", _own_kind(state, task))
+
+
+def _has_copies(state: State, task: Task) -> bool:
+    """Return whether snapshots in memory have what a lost worker had, and decisions count on that."""
+    return task.spec.checkpoint.memory_every > 0 and state.parameter("memory_copies") > 0.0
 
 
 def kind_of_change(change: TaskChange) -> TransitionKind | None:
@@ -122,6 +129,16 @@ def _estimate_s(state: State, task: Task, kind: TransitionKind) -> float:
     return (_modelled_s(state, task, kind) + total_s) / (1 + number)
 
 
+def saving_s(state: State, task: Task) -> float:
+    """Return the modelled time in which a worker writes its state to storage, seconds."""
+    return max(0.0, _modelled_s(state, task, "pause") - state.parameter("transition_prior_s"))
+
+
+def recovery_s(state: State, task: Task) -> float:
+    """Return the estimated time in which a task has replaced a lost worker, and its state, seconds."""
+    return _estimate_s(state, task, "newcomers")
+
+
 def _modelled_s(state: State, task: Task, kind: TransitionKind) -> float:
     """Return the fixed cost plus a worker's state in bytes over the bandwidth of its source or target, seconds."""
     fixed_s = state.parameter("transition_prior_s")
@@ -129,10 +146,14 @@ def _modelled_s(state: State, task: Task, kind: TransitionKind) -> float:
     if kind != "newcomers" and not stored:
         return fixed_s
     profile = _hardware(state, task)
-    each = STATE_BYTES if profile.multiprocessors > 1 else CPU_STATE_BYTES
-    state_bytes = each * task.spec.model.parameters() / task.replica_size
+    state_bytes = bytes_per_parameter(profile) * task.spec.model.parameters() / task.replica_size
     bytes_per_s = state.parameter("storage_bytes_per_s") if stored else profile.inter_bytes_per_s
     return fixed_s + state_bytes / bytes_per_s
+
+
+def bytes_per_parameter(profile: hardware.Hardware) -> int:
+    """Return the bytes of a parameter with its gradient and its optimizer state on such workers."""
+    return STATE_BYTES if profile.multiprocessors > 1 else CPU_STATE_BYTES
 
 
 def _hardware(state: State, task: Task) -> hardware.Hardware:

@@ -9,15 +9,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import NamedTuple
 
 from pydantic import Field
 
 from services.planner.contradictions import Contradictions
 from services.planner.invariants import answer_problems, execution_problems
-from services.planner.log_fold import Fold
+from services.planner.log_fold import NO_POLICIES, Fold, Policies
 from services.planner.logged_tables import table_problems
+from services.planner.mismatches import Mismatch as Mismatch
+from services.planner.mismatches import differences, plan_name
 from services.planner.sources import AnsweredRows, Source
 from shared.errors import Corrupt
 from shared.events import Event, PlanDecided, Recorded, StateMoved
@@ -25,22 +26,9 @@ from shared.log.anchors import Anchor, AnchorCheck, Defect
 from shared.log.chain import FIRST_HASH
 from shared.log.scan import Row, Scan
 from shared.model import Model
-from shared.planning.solver import solve_with_alternatives
 
 MOST_PROBLEMS = 100
 """Problems that a report names. One changed row makes a few; a log that is wrong all through would fill the memory."""
-
-
-class Mismatch(Model):
-    """A place where the log contradicts the planner.
-
-    ``position``: of the plan, or of the cause where the log has no plan. ``plan``: the plan's name, empty if there is
-    none. ``problem``: the contradiction, in words.
-    """
-
-    position: int
-    plan: str
-    problem: str
 
 
 class LogProblem(Model):
@@ -180,6 +168,7 @@ class Verification:
         anchors: hashes that the log must have.
         defects: what is known to be wrong already.
         share: which recorded answers are judged.
+        policies: how policies answer that simulated histories name.
     """
 
     def __init__(
@@ -189,6 +178,7 @@ class Verification:
         anchors: Iterable[Anchor] = (),
         defects: Iterable[Defect] = (),
         share: Share = Share(),  # noqa: B008 (immutable)
+        policies: Policies = NO_POLICIES,
     ) -> None:
         self._source = source
         self._decider = decider
@@ -204,7 +194,7 @@ class Verification:
         self._anchors = AnchorCheck(anchors)
         self._anchors.begin(*base[:2])
         self._contradictions = Contradictions()
-        self._fold = Fold()
+        self._fold = Fold(policies=policies)
         self._folding = not base.is_cut
         self._folded = 0
         """Position of the last record that could be folded."""
@@ -318,7 +308,9 @@ class Verification:
                 for problem in table_problems(self._fold.state.tables, r.event):
                     self._mismatch(r, r.event, problem)
         decider = max(deciders.values(), default=self._decider)
-        if decider == self._decider and not recorded:
+        if not self._fold.knows_policy:
+            self._judge_unknown(cause, recorded)
+        elif decider == self._decider and not recorded:
             self._judge_silence(cause)
         elif decider == self._decider:
             self._judge_again(cause, recorded)
@@ -332,6 +324,13 @@ class Verification:
         turn = self._answered // SHARED_AT_ONCE
         self._answered += 1
         return turn % self._share.of == self._share.number
+
+    def _judge_unknown(self, cause: Recorded, recorded: Sequence[Recorded]) -> None:
+        """Fold an answer of a policy that is not known here: no other policy may judge it."""
+        for each in recorded:
+            problem = f"decided by policy {self._fold.policy!r}, which this program does not know"
+            self._mismatch(each, each.event, problem)
+        self._fold.answer(cause, [r.event for r in recorded])
 
     def _judge_silence(self, cause: Recorded) -> None:
         """Decide on a cause that has no answer in the log; what should be there is folded."""
@@ -347,7 +346,7 @@ class Verification:
             self._found.append(Found(self._events, 0, mismatch))
         self._unanswered = []
         if self._is_mine():
-            for mismatch in _differences(cause, recorded, self._fold.decide(cause)):
+            for mismatch in differences(cause, recorded, self._fold.decide(cause)):
                 self._found.append(Found(self._events, 1, mismatch))
         self._fold.answer(cause, [r.event for r in recorded])
 
@@ -357,9 +356,9 @@ class Verification:
         answer = [r.event for r in recorded]
         self._fold.answer(cause, answer)
         if self._is_mine():
-            for problem in answer_problems(before, cause, answer, self._fold.state, solve_with_alternatives):
+            for problem in answer_problems(before, cause, answer, self._fold.state, self._fold.solve):
                 self._mismatch(recorded[0], answer[0], problem, part=1)
-        self._older[_name(answer[0])] = recorded[0]
+        self._older[plan_name(answer[0])] = recorded[0]
 
     def _check_execution(self, record: Recorded) -> None:
         """Check a report of a plan's execution against the plan, where the plan is of an older decider."""
@@ -370,30 +369,5 @@ class Verification:
                 self._mismatch(plan, plan.event, f"position {record.position} contradicts it: {problem}")
 
     def _mismatch(self, record: Recorded, event: Event, problem: str, part: int = 0) -> None:
-        mismatch = Mismatch(position=record.position, plan=_name(event), problem=problem)
+        mismatch = Mismatch(position=record.position, plan=plan_name(event), problem=problem)
         self._found.append(Found(self._events, part, mismatch))
-
-
-def _differences(cause: Recorded, recorded: Sequence[Recorded], decided: Sequence[Event]) -> list[Mismatch]:
-    """Return the differences between the recorded answer to a cause and the answer decided now."""
-    found = []
-    for there, here in zip_longest(recorded, decided):
-        if there is None:
-            found.append(Mismatch(position=cause.position, plan=_name(here), problem="decided again, not in the log"))
-        elif here is None:
-            found.append(Mismatch(position=there.position, plan=_name(there.event), problem="not decided again"))
-        elif there.event.canonical() != here.canonical():
-            problem = _difference(there.event.canonical(), here.canonical())
-            found.append(Mismatch(position=there.position, plan=_name(there.event), problem=problem))
-    return found
-
-
-def _name(event: Event | None) -> str:
-    return event.plan if isinstance(event, PlanDecided) else ""
-
-
-def _difference(there: str, here: str) -> str:
-    """Return the first place at which two canonical texts differ, with the text around it."""
-    at = next((i for i, (a, b) in enumerate(zip(there, here, strict=False)) if a != b), min(len(there), len(here)))
-    start = max(0, at - 40)
-    return f"byte {at}: recorded ...{there[start : at + 40]!r}, decided again ...{here[start : at + 40]!r}"

@@ -12,13 +12,19 @@ from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
+from services.planner.log_fold import NO_POLICIES, Policies
 from services.planner.sources import Source
 from services.planner.verification import Findings, Report, Share, Verification, report_of
 from shared.log.anchors import Anchor, Defect
 
 
 def verify(
-    source: Source, decider: int, anchors: Iterable[Anchor] = (), defects: Iterable[Defect] = (), jobs: int = 1
+    source: Source,
+    decider: int,
+    anchors: Iterable[Anchor] = (),
+    defects: Iterable[Defect] = (),
+    jobs: int = 1,
+    policies: Policies = NO_POLICIES,
 ) -> Report:
     """Return the verification of a log.
 
@@ -28,17 +34,18 @@ def verify(
         anchors: hashes that the log must have.
         defects: what is known to be wrong already.
         jobs: number of processes.
+        policies: how policies answer that simulated histories name; can be pickled where there are several jobs.
     """
     anchors, defects = tuple(anchors), tuple(defects)
     if jobs > 1:
-        once = partial(_findings, source.as_it_is(), decider, anchors, defects)
+        once = partial(_findings, source.as_it_is(), decider, anchors, defects, dict(policies))
         # Forking would copy the locks of a caller's threads.
         with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
             passes = list(pool.map(once, [Share(number, jobs) for number in range(jobs)]))
         if len({_end(each) for each in passes}) == 1:
             return report_of(passes, decider)
         # In one process, a decision failed, and the others have judged what follows it.
-    return report_of([_findings(source, decider, anchors, defects, Share())], decider)
+    return report_of([_findings(source, decider, anchors, defects, policies, Share())], decider)
 
 
 def _end(found: Findings) -> tuple[object, ...]:
@@ -47,6 +54,11 @@ def _end(found: Findings) -> tuple[object, ...]:
 
 
 def _findings(
-    source: Source, decider: int, anchors: tuple[Anchor, ...], defects: tuple[Defect, ...], share: Share
+    source: Source,
+    decider: int,
+    anchors: tuple[Anchor, ...],
+    defects: tuple[Defect, ...],
+    policies: Policies,
+    share: Share,
 ) -> Findings:
-    return Verification(source, decider, anchors, defects, share).findings()
+    return Verification(source, decider, anchors, defects, share, policies).findings()

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from pydantic import Field
 
 from services.planner.dealing import replica_slowdowns, slowdown_of_deal
-from services.planner.decide import DECIDER, decide
+from services.planner.decide import DECIDER
 from services.planner.evolve import evolve
-from services.planner.log_fold import Fold
+from services.planner.log_fold import NO_POLICIES, Fold, Policies
 from services.planner.slow_workers import slowdown_of
 from services.planner.sources import AnsweredRows, Source
 from services.planner.state import State, Task, node_of
@@ -128,14 +128,20 @@ class _Allocation(NamedTuple):
     slowdowns: dict[str, float]
 
 
-def compare(source: Source, inputs: Inputs) -> Comparison:
+def compare(source: Source, inputs: Inputs, policies: Policies = NO_POLICIES) -> Comparison:
     """Decide each cause that recorded a plan again, with changed inputs.
 
+    Args:
+        source: the log.
+        inputs: what is changed.
+        policies: how policies answer that simulated histories name.
+
     Raises:
+        UnknownPolicy: a policy decided that is not among ``policies``.
         InvalidInput: a task is named that the log does not have, or is impossible with the changed inputs.
         Corrupt: the database is damaged.
     """
-    return _Pass(source, inputs).result()
+    return _Pass(source, inputs, policies).result()
 
 
 class _Side:
@@ -167,14 +173,14 @@ class _Side:
 class _Pass:
     """One pass over a log."""
 
-    def __init__(self, source: Source, inputs: Inputs) -> None:
+    def __init__(self, source: Source, inputs: Inputs, policies: Policies) -> None:
         self._inputs = inputs
         answers = list(source.answers())
         self._rows = AnsweredRows(source.rows(Scan()), answers)
-        self._fold = Fold()
+        self._fold = Fold(policies=policies)
         # What another decider recorded is no answer of this one: the recorded inputs are decided again, too.
         anew = any(answer.decider not in (None, DECIDER) for answer in answers)
-        self._plain = Fold() if anew else None
+        self._plain = Fold(policies=policies) if anew else None
         self._recorded, self._what_if = _Side(), _Side()
         self._at: datetime | None = None
         self._open: tuple[datetime, PlanDifference] | None = None
@@ -254,7 +260,7 @@ class _Pass:
         self._close(at)
         if plan.decider != DECIDER and self._plain is not None:
             self._anew += 1
-            answer = decide(self._plain.state, record.event, at)
+            answer = self._plain.decide(record)
         state, what_if = self._fold.state, self._fold.decide(changed)
         before, after = _allocation(state, answer, at), _allocation(state, what_if, at)
         self._recorded.counts, self._what_if.counts = before.counts, after.counts

@@ -229,7 +229,7 @@ def test_what_is_wrong_in_the_file_is_named(world: World, text: str, said: str) 
 
 
 def test_every_setting_that_decisions_use_can_be_changed() -> None:
-    identity = {"event_id", "occurred_at", "schema_version", "type", "currency"}
+    identity = {"event_id", "occurred_at", "schema_version", "type", "currency", "policy"}
     assert set(SettingsInput.model_fields) == set(ClusterConfigured.model_fields) - identity
     for name, field in SettingsInput.model_fields.items():
         assert field.metadata == Settings.model_fields[name].metadata

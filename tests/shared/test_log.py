@@ -256,3 +256,26 @@ def test_urls_that_are_no_log(url: str) -> None:
 def test_a_database_that_does_not_answer(tmp_path: Path) -> None:
     with pytest.raises(Unavailable):
         EventLog(f"postgresql+psycopg://postgres@/x?host={tmp_path}")
+
+
+def test_a_simulated_history_has_its_own_times(log: EventLog) -> None:
+    first, second = EPOCH + timedelta(days=400), EPOCH + timedelta(days=401)
+    log.append_history([(first, [node_joined(1, "n0"), node_joined(2, "n1")]), (second, [node_joined(3, "n0")])])
+    log.append_history([])
+    log.append_history([(first, [node_joined(4, "n2")])])  # a time never falls
+    records = log.read()
+    assert [record.recorded_at for record in records] == [first, first, second, second]
+    assert [(record.stream, record.stream_version) for record in records] == [
+        ("node/n0", 1),
+        ("node/n1", 1),
+        ("node/n0", 2),
+        ("node/n2", 1),
+    ]
+    assert log.verify().ok
+
+
+def test_a_simulated_history_with_a_known_id_and_other_content_is_refused(log: EventLog) -> None:
+    log.append([node_joined(1, "n0")])
+    with pytest.raises(Conflict):
+        log.append_history([(EPOCH + timedelta(days=400), [node_joined(1, "n1")])])
+    assert log.last_position() == 1

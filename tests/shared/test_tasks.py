@@ -37,7 +37,7 @@ def test_the_text_without_a_mistake_is_accepted() -> None:
         ("steps: .nan", "steps", "finite"),
         ("steps: .inf", "steps", "finite"),
         ("steps: -1", "steps", "greater than or equal to 1"),
-        ("steps: 1000000000000", "steps", "less than or equal to 1000000"),
+        ("steps: 1000000000000", "steps", "less than or equal to 1000000000"),
         ("weight: .nan", "weight", "finite"),
         ("weight: -.inf", "weight", "finite"),
         ("weight: -1", "weight", "greater than 0"),

@@ -1,0 +1,41 @@
+"""Advice on checkpoints: how long each task should train between two of them, from the measured rate of node losses.
+
+The specification says how many steps there are between two checkpoints (``checkpoint.every``); a plan says how many
+seconds would lose the least (``shared.planning.checkpoint_interval``).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from services.planner.problem import node_mtbf_s
+from services.planner.state import State, Task, node_of
+from services.planner.transition_costs import on_grid, recovery_s, saving_s
+from shared.planning.checkpoint_interval import interval_s, uncovered_mtbf_s
+
+
+def checkpoint_every_s(state: State, at: datetime) -> dict[str, float]:
+    """Return the seconds to train between two checkpoints, on the grid of times, for each task that has workers."""
+    mtbf_s = node_mtbf_s(state, at)
+    return {
+        name: on_grid(_every_s(state, task, mtbf_s))
+        for name, task in sorted(state.tasks.items())
+        if task.life == "active" and task.members
+    }
+
+
+def _every_s(state: State, task: Task, mtbf_s: float) -> float:
+    nodes = len({node_of(worker) for worker in task.members})
+    cost_s = max(saving_s(state, task), LEAST_COST_S)
+    return interval_s(cost_s, uncovered_mtbf_s(mtbf_s, nodes, _copies(task, nodes), recovery_s(state, task)))
+
+
+LEAST_COST_S = 1e-3
+"""A checkpoint stops a step for a millisecond at least: for the ranks to agree on it."""
+
+
+def _copies(task: Task, nodes: int) -> int:
+    """Return the copies of each part of the state on other nodes: another replica, or a snapshot in memory."""
+    replicas = task.layout.data if task.layout is not None else 1
+    replicated = replicas > 1 and not task.spec.parallel.distributed_optimizer
+    return 1 if nodes > 1 and (replicated or task.spec.checkpoint.memory_every > 0) else 0
