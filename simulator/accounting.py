@@ -1,0 +1,74 @@
+"""Accounting: the cost report's own projections and ledger, folded from the records of a run, in memory.
+
+The views are plain mappings in place of the tables of ``services.api.store``. Time is settled a day at a time, as the
+store does it, so that the claims of a long run are never in memory all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from services.api.claim_times import plan_times, span_times
+from services.api.costs import allocated_worker_s
+from services.api.ledger import CATEGORIES, History
+from services.api.projections.evolve import evolve
+from services.api.service_levels import achieved_flop
+from services.api.settlement import ALL, DAY_S, PARTS, settle_window
+from services.api.span_claims import Window
+from services.api.views import PlanView, SpanKind, SpanView, Views
+from shared.events import Recorded
+from simulator.agenda import START
+
+
+class Accounting:
+    """The costs of a run."""
+
+    def __init__(self) -> None:
+        self._views = Views()
+
+    def fold(self, record: Recorded) -> None:
+        """Fold a record."""
+        evolve(self._views, record)
+
+    def totals(self, until: datetime) -> tuple[dict[str, float], float]:
+        """Return the worker-seconds of each kind up to a time, and the allocated ones, which are counted apart."""
+        kinds = dict.fromkeys(CATEGORIES.values(), 0.0)
+        plans = sorted(((*plan_times(plan), plan) for plan in self._views.plans.values()), key=lambda each: each[:2])
+        spans = [(*span_times(span), span) for span in self._views.spans.values() if span.kind is not SpanKind.PROGRESS]
+        for window in _days(START.timestamp(), until.timestamp()):
+            history = self._reaching(window, plans, spans)
+            whole = settle_window(history, self._views.tasks, window, until)[ALL][""]
+            for part, kind in CATEGORIES.items():
+                kinds[kind] += whole[PARTS[part]]
+        return kinds, allocated_worker_s(self._views.nodes.values(), until)
+
+    def achieved_flop(self, until: datetime) -> float:
+        """Return the weighted FLOP of the steps done, as the report has it."""
+        window = Window.of(None, until)
+        return achieved_flop(self._views.spans.values(), self._views.tasks, window, until.timestamp())
+
+    def _reaching(
+        self, window: Window, plans: list[tuple[float, float, PlanView]], spans: list[tuple[float, float, SpanView]]
+    ) -> History:
+        """Return what reaches into a window, with all plans of the incidents concerned (``services.api.slices``)."""
+        views = self._views
+        found = {p.id: p for start_s, end_s, p in plans if start_s < window.end_s and end_s > window.start_s}
+        lasting = [s for start_s, end_s, s in spans if start_s < window.end_s and end_s > window.start_s]
+        named = {incident for plan in found.values() for incident in plan.incidents}
+        names = named | {span.incident for span in lasting if span.incident}
+        incidents = [views.incidents[name] for name in names if name in views.incidents]
+        answers = {plan for each in incidents if each.id in named for plan in each.plans}
+        found |= {name: views.plans[name] for name in answers if name in views.plans}
+        return History(
+            plans=sorted(found.values(), key=lambda plan: plan.position),
+            incidents=sorted(incidents, key=lambda incident: incident.position),
+            spans=sorted(lasting, key=lambda span: (span.position, span.id)),
+        )
+
+
+def _days(start_s: float, end_s: float) -> Iterator[Window]:
+    low = start_s
+    while low < end_s:
+        yield Window(low, min(low + DAY_S, end_s))
+        low += DAY_S

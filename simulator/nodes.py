@@ -1,0 +1,272 @@
+"""Nodes in simulated time: what a trace does to them, and when the system finds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from random import Random
+
+from services.planner.state import node_of
+from shared.events import ErrorDetected, Event, NodeJoined, WorkerSlowed
+from shared.severities import SEVERITY, ErrorKind, Method
+from simulator.agenda import Agenda, Entry, time_of
+from simulator.execution import Execution
+from simulator.policy import Policy
+from simulator.trace import Occurrence
+from simulator.training import Formation, Training
+
+_METHODS: dict[ErrorKind, Method] = {
+    ErrorKind.NODE_LOST: Method.NODE_HEALTH,
+    ErrorKind.PROCESS_EXIT: Method.PROCESS_SUPERVISION,
+    ErrorKind.CONNECTION: Method.EXCEPTION,
+    ErrorKind.EXCEPTION: Method.EXCEPTION,
+    ErrorKind.NON_FINITE: Method.EXCEPTION,
+    ErrorKind.DEVICE: Method.DEVICE,
+    ErrorKind.COLLECTIVE_TIMEOUT: Method.STATISTICS,
+    ErrorKind.HANG: Method.STATISTICS,
+    ErrorKind.TRANSITION_FAILED: Method.TRANSITION,
+    ErrorKind.BROKEN_LINK: Method.NODE_HEALTH,
+}
+"""The method that finds an error of each kind (docs/detector.md, "From signal to incident")."""
+
+SLOW_STEPS = 13
+"""Steps until a worker 1.3 x slower is known: the median of ``benchmarks.detection --classes straggler``."""
+
+
+class Nodes:
+    """The nodes of a trace.
+
+    Args:
+        workers_per_node: of every node.
+        hardware: kind of all workers.
+        policy: how long detection takes.
+        agenda: simulated time.
+        trainings: all tasks, by name.
+        seed: of the choice of the task and worker that a light fault hits.
+        emit: takes the events.
+        new_id: returns the id of the next event.
+
+    ``dead``: nodes that are lost, whether that is known or not. ``slowdowns``: of nodes that are slower than others.
+    """
+
+    def __init__(
+        self,
+        workers_per_node: int,
+        hardware: str,
+        policy: Policy,
+        agenda: Agenda,
+        trainings: Mapping[str, Training],
+        seed: int,
+        emit: Callable[[Event], None],
+        new_id: Callable[[], str],
+    ) -> None:
+        self.dead: set[str] = set()
+        self.slowdowns: dict[str, float] = {}
+        self.execution: Execution
+        self._workers_per_node = workers_per_node
+        self._hardware = hardware
+        self._policy = policy
+        self._agenda = agenda
+        self._trainings = trainings
+        self._random = Random(seed)
+        self._emit = emit
+        self._new_id = new_id
+        self._joined: dict[str, int] = {}
+        """How often each node has joined."""
+        self._losses: dict[str, tuple[Entry, float]] = {}
+        """The detection that is to come of each node that is lost, and when it was lost."""
+        self._isolated: set[str] = set()
+        self._slow: dict[str, tuple[float, str, int]] = {}
+        """Of each worker that is known as slow: slowdown, task and generation in which that was found."""
+
+    # ---- what the trace says
+
+    def happen(self, occurrence: Occurrence) -> None:
+        """Let something happen."""
+        node = occurrence.node
+        if occurrence.change == "up":
+            self._up(node)
+        elif node not in self._joined or node in self.dead:
+            return
+        elif occurrence.change == "down":
+            self._down(node)
+        elif occurrence.change == "degraded":
+            self.slowdowns[node] = occurrence.slowdown
+            self._slowness_changed(node)
+        else:
+            self._error(node, occurrence.error)
+
+    def joined(self, node: str) -> NodeJoined:
+        """Return the event of a node that joins, with a new incarnation."""
+        self._joined[node] = number = self._joined.get(node, 0) + 1
+        return NodeJoined(
+            event_id=self._new_id(),
+            occurred_at=self._agenda.now,
+            node=node,
+            incarnation=f"{node}-{number}",
+            agent_pid=number,
+            domain=node,
+            workers=[f"{node}/{slot}" for slot in range(self._workers_per_node)],
+            hardware=self._hardware,
+        )
+
+    def _up(self, node: str) -> None:
+        if node in self._losses:  # who joins again was lost, which is known by that at the latest
+            self._find_loss(node)
+        present = node in self._joined and node not in self.dead and node not in self._isolated
+        if self.slowdowns.pop(node, None) is not None and present:
+            self._slowness_changed(node)
+        if present:
+            return
+        self.dead.discard(node)
+        self._isolated.discard(node)
+        for worker in [worker for worker in self._slow if node_of(worker) == node]:
+            del self._slow[worker]
+        self._emit(self.joined(node))
+
+    def _down(self, node: str) -> None:
+        now_s = self._agenda.now_s
+        self.dead.add(node)
+        self.slowdowns.pop(node, None)
+        step_s = 0.0
+        for training in self._trainings.values():
+            if training.ended:
+                continue
+            trains = training.formation is not None and node in training.formation.nodes
+            awaited = training.part is not None and node in training.part.nodes
+            if not trains and not awaited:
+                continue
+            if trains or (training.part is not None and training.part.stopped):
+                step_s = min(step_s or training.step_s, training.step_s)
+                self.execution.interrupt(training, now_s)
+            else:
+                self.execution.lose_newcomer(training)
+        after_s = self._policy.timing.detection_s(ErrorKind.NODE_LOST, step_s)
+        self._losses[node] = self._agenda.at(now_s + after_s, lambda: self._find_loss(node)), now_s
+
+    def _find_loss(self, node: str) -> None:
+        entry, lost_s = self._losses.pop(node)
+        entry.cancel()
+        hit = [t for t in self._trainings.values() if t.formation is not None and node in t.formation.nodes]
+        for training in hit:
+            self.execution.report(training)
+        self._isolated.discard(node)
+        event_id = self._new_id()
+        self._emit(
+            ErrorDetected(
+                event_id=event_id,
+                occurred_at=time_of(lost_s),
+                incident=f"i-{event_id[:8]}",
+                kind=ErrorKind.NODE_LOST,
+                severity=SEVERITY[ErrorKind.NODE_LOST],
+                method=_METHODS[ErrorKind.NODE_LOST],
+                detected_at=self._agenda.now,
+                node=node,
+                evidence={"tasks": sorted(training.name for training in hit)},
+            )
+        )
+
+    def _error(self, node: str, kind: ErrorKind) -> None:
+        """Let a process of a task fail; the seed chooses the task and the worker. Nothing, where no task runs."""
+        running = [t for t in self._trainings.values() if t.formation is not None and node in t.formation.nodes]
+        running = [training for training in running if not training.ended]
+        if not running:
+            return
+        training = running[self._random.randrange(len(running))]
+        formation = training.formation
+        assert formation is not None
+        ranks = [rank for rank, worker in enumerate(formation.members) if node_of(worker) == node]
+        rank = ranks[self._random.randrange(len(ranks))]
+        now_s = self._agenda.now_s
+        self.execution.interrupt(training, now_s)
+        micro_batches = -(-training.spec.batch.micro_batches // formation.layout.data)
+        after_s = self._policy.timing.detection_s(kind, training.step_s, micro_batches)
+        self._agenda.at(now_s + after_s, lambda: self._find_error(training, kind, rank, formation.members[rank], now_s))
+
+    def _find_error(self, training: Training, kind: ErrorKind, rank: int, worker: str, occurred_s: float) -> None:
+        """Report a fault of a process, unless a plan for another fault has had all processes begin anew meanwhile."""
+        formation = training.formation
+        gone = formation is None or training.ended or node_of(worker) in self.dead
+        if gone or training.answered_s >= occurred_s:
+            return
+        assert formation is not None
+        self.execution.report(training)
+        if SEVERITY[kind].value == "SEV1":
+            self._isolated.add(node_of(worker))
+        event_id = self._new_id()
+        self._emit(
+            ErrorDetected(
+                event_id=event_id,
+                occurred_at=time_of(occurred_s),
+                incident=f"i-{event_id[:8]}",
+                kind=kind,
+                severity=SEVERITY[kind],
+                method=_METHODS[kind],
+                detected_at=self._agenda.now,
+                node=node_of(worker),
+                worker=worker,
+                task=training.name,
+                rank=rank,
+                generation=_generation_at_work(training, formation),
+                step=training.steps,
+            )
+        )
+
+    # ---- slow nodes
+
+    def _slowness_changed(self, node: str) -> None:
+        for training in self._trainings.values():
+            if training.formation is not None and node in training.formation.nodes:
+                training.advance(self._agenda.now_s)
+                self.execution.slow_down(training)
+        self.watch(node)
+
+    def watch(self, node: str) -> None:
+        """Have the slowness of a node's workers found, in the task that trains on them."""
+        if not self._policy.detects_slow:
+            return
+        step_s = max((t.step_s for t in self._trainings.values() if _trains_on(t, node)), default=0.0)
+        if step_s > 0.0 or any(node_of(worker) == node for worker in self._slow):
+            self._agenda.at(self._agenda.now_s + SLOW_STEPS * step_s, lambda: self._find_slowness(node))
+
+    def _find_slowness(self, node: str) -> None:
+        if node in self.dead or node in self._isolated:
+            return
+        slowdown = self.slowdowns.get(node, 1.0)
+        for slot in range(self._workers_per_node):
+            worker = f"{node}/{slot}"
+            training = next((t for t in self._trainings.values() if _trains_with(t, worker)), None)
+            known, task, generation = self._slow.get(worker, (1.0, "", 0))
+            if training is not None and training.formation is not None:
+                task, generation = training.name, training.formation.generation
+            if known == slowdown or not task:
+                continue
+            self._slow[worker] = slowdown, task, generation
+            self._emit(
+                WorkerSlowed(
+                    event_id=self._new_id(),
+                    occurred_at=self._agenda.now,
+                    node=node,
+                    worker=worker,
+                    slowdown=slowdown,
+                    task=task,
+                    generation=generation,
+                    step=training.steps if training is not None else 0,
+                )
+            )
+
+
+def _generation_at_work(training: Training, formation: Formation) -> int:
+    """Return the generation of a task's processes: where a recovery has suspended the old one, that being formed."""
+    part = training.part
+    stages = part.change.stages if part is not None and part.change.hold else []
+    return stages[-1].generation if stages else formation.generation
+
+
+def _trains_on(training: Training, node: str) -> bool:
+    return training.formation is not None and training.steps_per_s > 0.0 and node in training.formation.nodes
+
+
+def _trains_with(training: Training, worker: str) -> bool:
+    return _trains_on(training, node_of(worker)) and worker in (
+        training.formation.members if training.formation else ()
+    )
