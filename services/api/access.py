@@ -30,6 +30,10 @@ from shared.tokens import Scope, Token
 OPEN = frozenset({"/healthz", "/readyz"})
 """Paths for probes, which have no credentials."""
 
+PAGE = "/page/"
+"""What the paths of the live page's files begin with (``services.api.routers.page``). They are the same for everybody;
+what they show is asked for with credentials."""
+
 LINKS = "/open/"
 """What the paths of links begin with, whose credential is the rest of the path (``services.api.routers.browser``)."""
 
@@ -137,7 +141,7 @@ class Access:
         """Pass the request on with its actor, or refuse it."""
         if scope["type"] == "http" and scope["path"] not in OPEN:
             try:
-                if scope["path"].startswith(LINKS):
+                if scope["path"] == "/" or scope["path"].startswith((PAGE, LINKS)):
                     self._count(scope)
                 else:
                     scope.setdefault("state", {})["actor"] = self._admitted(scope)

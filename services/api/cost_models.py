@@ -137,6 +137,20 @@ class ServiceLevel(BaseModel):
     waf_fraction: float | None
 
 
+class WafHistory(BaseModel):
+    """WAF over a window that is cut into times of equal length, ``point_s``; each value is the mean of one of them.
+
+    ``waf_flop_per_s``: weighted FLOP of the steps done, over the time; steps are spread evenly over the time in which
+    their task progressed under one plan. ``healthy_flop_per_s``: of the healthy line; 0 where there is none.
+    """
+
+    window_start: Time
+    window_end: Time
+    point_s: float
+    waf_flop_per_s: list[float]
+    healthy_flop_per_s: list[float]
+
+
 class Bucket(Share):
     """A day or a week of the window, in UTC. ``key``: its first day, as a date."""
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import uvicorn
 from fastapi import Depends, FastAPI
-from fastapi.responses import RedirectResponse
 
 from services.api import openapi, problems
 from services.api.access import Access
@@ -40,10 +39,12 @@ from services.api.routers import (
     log,
     metrics,
     nodes,
+    page,
     planning,
     plans,
     results,
     tasks,
+    waf,
 )
 from services.api.routers.parameters import refuse_unknown
 from services.api.signed_heads import SignedHeads
@@ -76,9 +77,11 @@ ROUTERS = tuple(
         events,
         log,
         costs,
+        waf,
         browser,
         health,
         metrics,
+        page,
     )
 )
 
@@ -110,11 +113,6 @@ def create_app(gateway: Gateway) -> FastAPI:
     )
     app.add_middleware(HttpPolicy, hosts=gateway.settings.allowed_host_names, routes=app.routes)
     app.add_middleware(RequestMetrics, registry=gateway.registry)
-
-    @app.get("/", include_in_schema=False)
-    async def root() -> RedirectResponse:
-        return RedirectResponse("/docs")
-
     return app
 
 

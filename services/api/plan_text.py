@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from services.api.flop_text import flop
 from shared.events import PlanDecided
+from shared.outlook import Outlook
 from shared.planning.waf import touches, transition_s
 from shared.plans import Problem, Response, SlowWorkers, Solution, Stage, TaskChange, TaskProblem, Trigger
 
@@ -36,11 +38,12 @@ _SOURCES = {
 }
 
 _LABELS = {
-    "best": "chosen",
+    "best": "best up to the next failure",
     "second-best": "second best",
     "keep": "keep all counts",
     "only-faulted-shrinks": "only the faulted task shrinks",
     "equal-split": "equal shares",
+    "patient": "best up to the eighth failure",
 }
 
 _SLOW_LABELS = {
@@ -51,8 +54,6 @@ _SLOW_LABELS = {
     "dealt-equally": "kept, with micro-batches dealt equally again",
     "last-resort": "given to a task, as better than nothing",
 }
-
-_PREFIXES = ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def explain(plan: PlanDecided) -> str:
@@ -68,6 +69,8 @@ def explain(plan: PlanDecided) -> str:
         lines += ["", *(f"Task {name} waits: {reason}." for name, reason in sorted(plan.queued.items()))]
     if plan.problem is not None and plan.solution is not None:
         lines += ["", *_objective(plan.problem, plan.solution), *_alternatives(plan.solution, plan.alternatives)]
+    if plan.outlook is not None:
+        lines += ["", *_outlook(plan.outlook)]
     if plan.slow is not None:
         lines += ["", *_slow(plan.slow)]
     if plan.inputs_sha256:
@@ -113,17 +116,19 @@ def _objective(problem: Problem, solution: Solution) -> list[str]:
     """Return lines for the chosen assignment, with the terms of each task's objective."""
     tasks = {task.name: task for task in problem.tasks}
     used = sum(solution.assignment.values())
-    lines = [f"{used} of {problem.workers} workers are used; the plan is worth {_flop(solution.objective)}:"]
+    lines = [f"{used} of {problem.workers} workers are used; the plan is worth {flop(solution.objective)}:"]
     for pool, workers in sorted(problem.pools.items()):
         taken = sum(solution.assignment[task.name] for task in problem.tasks if task.pool == pool)
         lines.append(f"  of kind {pool}: {taken} of {workers}")
     for term in solution.terms:
         task = tasks[term.name]
-        count = f"{task.current} -> {term.workers}" if term.workers != task.current else f"{term.workers} as before"
+        count = f"{task.current} -> {term.workers} workers"
+        if term.workers == task.current:
+            count = f"{term.workers} workers as before"
         lines.append(
-            f"  {term.name} (weight {task.weight:g}{_conditions(problem, task)}): {count} workers, "
-            f"{_flop(term.waf_flop_per_s)}/s x {task.running_s:.4g} s = {_flop(term.reward)}, "
-            f"less {_flop(term.penalty)} for {_transition(task, term.workers)}"
+            f"  {term.name} (weight {task.weight:g}{_conditions(problem, task)}): {count}, "
+            f"{flop(term.waf_flop_per_s)}/s x {task.running_s:.4g} s = {flop(term.reward)}, "
+            f"less {flop(term.penalty)} for {_transition(task, term.workers)}"
         )
     return lines
 
@@ -152,6 +157,8 @@ def _conditions(problem: Problem, task: TaskProblem) -> str:
         found.append(f"measured {task.correction:.3g} x the modelled throughput")
     if task.slowdown != 1.0:
         found.append(f"held up {task.slowdown:.3g} x by slow workers")
+    if task.worker_cost_flop_per_s:
+        found.append(f"a worker costs what {flop(task.worker_cost_flop_per_s)}/s are worth")
     if task.faulted:
         found.append("lost a worker")
     if task.required:
@@ -167,8 +174,34 @@ def _alternatives(best: Solution, alternatives: list[Solution]) -> list[str]:
         counts = ", ".join(f"{name} {workers}" for name, workers in sorted(other.assignment.items()))
         label = _LABELS.get(other.label, other.label)
         less = best.objective - other.objective
-        lines.append(f"  {label} ({counts}): {_flop(other.objective)}, {_flop(less)} less")
+        lines.append(f"  {label} ({counts}): {flop(other.objective)}, {_more_or_less(-less)}")
     return lines
+
+
+def _outlook(outlook: Outlook) -> list[str]:
+    """Return lines for what the solutions are worth in futures of the cluster."""
+    reach = ", ".join(
+        f"{horizon_s:.4g} s{f' on {kind}' if len(outlook.horizon_s) > 1 else ''}"
+        for kind, horizon_s in outlook.horizon_s.items()
+    )
+    lines = [
+        f"In the mean of {outlook.rollouts} futures of {reach}, in which a node is lost every "
+        f"{1.0 / outlook.node_loss_per_s:.4g} s of its own time:"
+    ]
+    for node, seconds in outlook.returns_s.items():
+        lines.append(f"  node {node} is back after {seconds:.4g} s, or the end of the future")
+    for i, each in enumerate(outlook.choices):
+        label = "chosen: " if i == 0 else ""
+        than = "" if each.label == "best" else f", {_more_or_less(each.gain)} than best (+- {flop(each.gain_error)})"
+        lines.append(f"  {label}{each.label}: {flop(each.value)}{than}")
+    if outlook.checkpoint_every_s:
+        advice = ", ".join(f"{task} every {every_s:.3g} s" for task, every_s in outlook.checkpoint_every_s.items())
+        lines.append(f"At this rate of losses, these checkpoints lose the least: {advice}.")
+    return lines
+
+
+def _more_or_less(value: float) -> str:
+    return f"{flop(abs(value))} {'more' if value > 0.0 else 'less'}"
 
 
 def _slow(slow: SlowWorkers) -> list[str]:
@@ -177,20 +210,10 @@ def _slow(slow: SlowWorkers) -> list[str]:
         return ["No worker is slow; micro-batches had been dealt by speed."]
     taken, *others = slow.choices
     who = ", ".join(f"{worker} ({slowdown:.3g} x slower)" for worker, slowdown in slow.slowdowns.items())
-    margin = f"; that had to be better by {_flop(slow.margin)}" if slow.margin else ""
+    margin = f"; that had to be better by {flop(slow.margin)}" if slow.margin else ""
     lines = [f"Slow workers: {who}. They are {_SLOW_LABELS[taken.label]} ({taken.label}){margin}."]
     for other in others:
         used = ", ".join(f"{worker} by {task or 'none'}" for worker, task in other.used.items())
         more = other.objective - taken.objective
-        lines.append(
-            f"  {other.label} ({used}): {_flop(other.objective)}, {_flop(abs(more))} {'more' if more > 0.0 else 'less'}"
-        )
+        lines.append(f"  {other.label} ({used}): {flop(other.objective)}, {_more_or_less(more)}")
     return lines
-
-
-def _flop(value: float) -> str:
-    """Return weighted FLOP with a prefix, three digits."""
-    for factor, prefix in _PREFIXES:
-        if abs(value) >= factor:
-            return f"{value / factor:.3g} {prefix}FLOP"
-    return f"{value:.3g} FLOP"

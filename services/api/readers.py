@@ -22,6 +22,10 @@ _PARSED = 2048
 """Documents that are kept parsed: of the open time, which every request for costs reads again."""
 
 
+_BEHIND_ALL = 2**63 - 1
+"""A position behind that of every event: the largest integer of the column."""
+
+
 @functools.lru_cache(_PARSED)
 def _parsed(kind: Kind[Any], document: str) -> Any:
     return kind.view.model_validate_json(document)
@@ -29,6 +33,7 @@ def _parsed(kind: Kind[Any], document: str) -> Any:
 
 # To make a statement takes SQLAlchemy as long as to run it: each is made once.
 _HEAD = select(table_of(PositionRow).c.head)
+_POSITION = select(table_of(PositionRow).c.position)
 _PLANS = table_of(PlanRow)
 _NEXT_SOLVED = (
     select(_PLANS.c.document)
@@ -46,7 +51,16 @@ def _by_keys(kind: Kind[Any], columns: tuple[str, ...]) -> Select[Any]:
 
 
 @functools.cache
-def _listed(kind: Kind[Any], columns: tuple[str, ...], by_task: bool, by_state: bool, limited: bool) -> Select[Any]:
+def _newest(kind: Kind[Any]) -> Select[Any]:
+    table = table_of(kind.row)
+    query = select(table.c.document).where(table.c.position < bindparam("before"))
+    return query.order_by(table.c.position.desc()).limit(bindparam("limit"))
+
+
+@functools.cache
+def _listed(
+    kind: Kind[Any], columns: tuple[str, ...], by_task: bool, by_state: bool, limited: bool, newest: bool
+) -> Select[Any]:
     """Return the statement of ``ViewReader.rows``, with parameters for what it is called with."""
     table = table_of(kind.row)
     query = select(*(table.c[name] for name in ("key", "position", *columns)))
@@ -57,7 +71,11 @@ def _listed(kind: Kind[Any], columns: tuple[str, ...], by_task: bool, by_state: 
         query = query.join(listed, table.c.key == listed.c.key).where(listed.c.task == bindparam("task"))
     if by_state:
         query = query.where(listed.c.state == bindparam("state"))
-    query = query.where(listed.c.position > bindparam("after")).order_by(listed.c.position, listed.c.key)
+    if newest:
+        query = query.where(listed.c.position < bindparam("bound"))
+        query = query.order_by(listed.c.position.desc(), listed.c.key.desc())
+    else:
+        query = query.where(listed.c.position > bindparam("bound")).order_by(listed.c.position, listed.c.key)
     return query.limit(bindparam("limit")) if limited else query
 
 
@@ -114,6 +132,15 @@ class ViewReader:
             raise _not_found(kind, key)
         return row
 
+    def newest(self, kind: Kind[V], *, before: int, limit: int) -> list[V]:
+        """Return the newest views before a position, the newest first."""
+        found = self.connection.execute(_newest(kind), {"before": before, "limit": limit})
+        return [_parsed(kind, row.document) for row in found]
+
+    def position(self) -> int:
+        """Return the position of the log up to which the views know it."""
+        return int(self.connection.scalar(_POSITION) or 0)
+
     def next_solved(self, position: int) -> datetime | None:
         """Return when the first plan of the solver behind a position was decided; None: there is none."""
         document = self.connection.scalar(_NEXT_SOLVED, {"position": position})
@@ -134,18 +161,20 @@ class ViewReader:
         limit: int | None = None,
         states: Sequence[str] = (),
         task: str = "",
+        newest: bool = False,
     ) -> list[Any]:
-        """Return rows of views in the order of their positions.
+        """Return rows of views in the order of their positions, or with ``newest`` in the reverse order.
 
         Args:
             kind: of the views.
             columns: of the rows, besides ``key`` and ``position``.
-            after: only views behind this position.
+            after: only views behind this position; with ``newest`` those before it, 0: all.
             limit: most views to return; None: all.
             states: only views in one of these states; empty: in any.
             task: only views that concern this task, of a kind that is listed by task; empty: all.
+            newest: the newest first.
         """
-        given: dict[str, Any] = {"after": after}
+        given: dict[str, Any] = {"bound": (after or _BEHIND_ALL) if newest else after}
         if task:
             given["task"] = task
         if limit is not None:
@@ -153,11 +182,11 @@ class ViewReader:
         # One query for each state: the rows of several states are in order only within each. A list of all states by
         # task asks for each state too, so that one index serves both.
         each: Sequence[str | None] = sorted(states) or (kind.states if task else (None,))
-        query = _listed(kind, columns, bool(task), each[0] is not None, limit is not None)
+        query = _listed(kind, columns, bool(task), each[0] is not None, limit is not None, newest)
         rows: list[Any] = []
         for state in each:
             rows += self.connection.execute(query, given if state is None else {**given, "state": state}).all()
-        rows.sort(key=lambda row: int(row.position))
+        rows.sort(key=lambda row: int(row.position), reverse=newest)
         return rows[:limit]
 
 

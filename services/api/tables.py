@@ -21,8 +21,8 @@ from services.api import present
 from services.api.claim_times import plan_times, span_times
 from services.api.live import LiveState
 from services.api.models import Task
-from services.api.service_levels import progress_flop
-from services.api.span_claims import NODE_SPANS
+from services.api.service_levels import healthy_flop, progress_flop
+from services.api.span_claims import NODE_SPANS, Window
 from services.api.views import ClusterView, IncidentView, NodeView, PlanState, PlanView, SpanView, TaskView
 from shared.model import Model
 from shared.tasks import ENDED
@@ -123,7 +123,8 @@ class SpanRow(Row, table=True):
     __tablename__ = "api_spans"
     __table_args__ = (
         Index("api_spans_list", "position"),
-        Index("api_spans_claims", "reach_s", "start_s"),
+        # With the columns that WAF over time adds up: it then reads no row of the table.
+        Index("api_spans_claims", "reach_s", "start_s", "end_s", "achieved_flop", "healthy_flop"),
         Index("api_spans_starts", "start_s"),
     )
 
@@ -135,6 +136,8 @@ class SpanRow(Row, table=True):
     """Whether workers of a node are allocated in it."""
     achieved_flop: float
     """Of progress that has ended: the weighted FLOP of its steps."""
+    healthy_flop: float
+    """Of a healthy line that has ended: the weighted FLOP below it."""
 
 
 class ClusterRow(Row, table=True):
@@ -264,6 +267,7 @@ def _span_columns(view: SpanView) -> dict[str, Any]:
         "reach_s": reach_s,
         "allocated": view.kind in NODE_SPANS and bool(view.workers),
         "achieved_flop": progress_flop(view),
+        "healthy_flop": healthy_flop([view], Window(-math.inf, math.inf)) if view.end is not None else 0.0,
     }
 
 

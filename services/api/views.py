@@ -18,7 +18,7 @@ from shared.plans import Layout, Member, Response, Stage, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, TaskState
 
-SCHEMA_VERSION = 13
+SCHEMA_VERSION = 14
 """Raised whenever a document or the fold changes; the projections are then folded again from position 0."""
 
 SHORTEST_STEP_S = 1e-6
@@ -82,7 +82,8 @@ class TaskView(Model):
     ``rates``: the newest measured rates. ``modelled``: FLOP/s by the throughput model at the counts of workers that
     plans gave the task. ``demand``, ``progress``, ``shortfalls``: keys of the spans that last (``SpanView``).
     ``owner``: who submitted it. ``start_s``: how long the newest start from nothing took. ``counted_step``: up to which
-    earlier spans count the progress.
+    earlier spans count the progress. ``interrupted_progress``: key of the span of progress that a fault has ended,
+    until the task trains again.
     """
 
     name: str
@@ -116,6 +117,7 @@ class TaskView(Model):
     demand: str = ""
     progress: str = ""
     counted_step: int = 0
+    interrupted_progress: str = ""
     shortfalls: list[str] = Field(default_factory=list)
     loss: float | None = None
     checkpoint: str = ""

@@ -8,7 +8,7 @@ that is still there the best that a plan has given it since.
 from __future__ import annotations
 
 from services.api.projections.spans import begin, end
-from services.api.views import SpanKind, Views
+from services.api.views import SpanKind, TaskView, Views
 from shared.event_base import EventBase
 from shared.events import PlanDecided, Recorded, StateMoved, TaskFailed, TaskFinished, TaskStopped
 from shared.tasks import ENDED
@@ -17,7 +17,9 @@ from shared.tasks import ENDED
 def follow_progress(views: Views, name: str, recorded: Recorded) -> None:
     """End a span of progress at each plan that the task trains on under, and at its end; begin the next.
 
-    Each begins at the step at which the one before ended, so no step is counted twice, and none is left out.
+    Each begins at the step at which the one before ended, so no step is counted twice, and none is left out. When a
+    fault ends a span, the log knows the steps up to the newest summary; those behind it are known once the task trains
+    again, and belong to the time before the fault.
     """
     task, event = views.tasks.get(name), recorded.event
     if task is None:
@@ -31,12 +33,29 @@ def follow_progress(views: Views, name: str, recorded: Recorded) -> None:
     if task.progress:
         span = views.spans[task.progress]
         end(views, span, recorded.recorded_at, last_step=max(task.step, span.first_step))
-        task = task.model_copy(update={"counted_step": max(task.step, task.counted_step)})
+        interrupted = span.id if ended and task.state not in ENDED else ""
+        task = task.model_copy(
+            update={"counted_step": max(task.step, task.counted_step), "interrupted_progress": interrupted}
+        )
     key = ""
     if not ended:
+        task = _with_late_steps(views, task, recorded)
         fields = {"task": name, "first_step": task.counted_step, "flop_per_step": task.spec.weight * task.update_flop}
         key = begin(views, SpanKind.PROGRESS, name, recorded.position, recorded.recorded_at, **fields)
     views.tasks[name] = task.model_copy(update={"progress": key})
+
+
+def _with_late_steps(views: Views, task: TaskView, recorded: Recorded) -> TaskView:
+    """Add a span of the steps that were done before a fault, and that no summary has; return the task."""
+    before = views.spans[task.interrupted_progress] if task.interrupted_progress else None
+    if before is None or before.end is None:
+        return task
+    if task.step > task.counted_step:
+        key = f"{recorded.position}/late-progress/{task.name}"
+        changes = {"id": key, "position": recorded.position, "first_step": task.counted_step, "last_step": task.step}
+        views.spans[key] = before.model_copy(update=changes)
+    counted = max(task.step, task.counted_step)
+    return task.model_copy(update={"counted_step": counted, "interrupted_progress": ""})
 
 
 def _is_interrupted(views: Views, name: str, event: EventBase) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -12,8 +11,7 @@ from services.api.cost_models import Costs
 from services.api.costs import Period, report
 from services.api.gateway import Api
 from services.api.readers import ViewReader
-from services.api.routers.parameters import MAX_LIMIT, PROBLEMS
-from shared.errors import InvalidInput
+from services.api.routers.parameters import MAX_LIMIT, PROBLEMS, check_order
 from shared.messages import Time
 from shared.model import utc_now
 
@@ -35,21 +33,10 @@ async def costs(
 ) -> Response:
     """Report where the allocated worker-seconds went: by kind, task, incident and more, with a check of the sums."""
     as_of = utc_now()
-    _check_order(start, end)
+    check_order(start, end)
 
     def answer(views: ViewReader) -> Costs:
         account = Accounts(views, as_of).account(start=start, end=end, days=bucket is not None, limit=limit)
         return report(account, api.cluster(views), period=bucket)
 
     return await api.answer(answer)
-
-
-def _check_order(start: datetime | None, end: datetime | None) -> None:
-    """Refuse a window that ends before it begins.
-
-    Raises:
-        InvalidInput: it does.
-    """
-    if start is not None and end is not None and end < start:
-        text = f"must not be before from, {start.isoformat()}"
-        raise InvalidInput(f"to: {text}", [{"field": "to", "value": end.isoformat(), "problem": text}])

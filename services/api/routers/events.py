@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Response
@@ -14,6 +15,8 @@ from services.api.gateway import Api, Gateway, as_json
 from services.api.models import EventRecord, Page
 from services.api.routers.parameters import MAX_LIMIT, NAMED, PROBLEMS, Limit, page_json
 from shared.errors import Unavailable
+from shared.log.log import EventLog
+from shared.messages import Time
 
 router = APIRouter(prefix="/v1/events", tags=["events"], responses=PROBLEMS)
 
@@ -41,6 +44,8 @@ async def events(
     limit: Limit = 100,
     after: After = None,
     cursor: After = None,
+    last: Annotated[int | None, Query(ge=0, le=1_000_000, description="only the last so many events")] = None,
+    since: Annotated[Time | None, Query(description="only events that were recorded from then on")] = None,
     follow: Annotated[bool, Query(description="server-sent events, without end")] = False,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
@@ -49,6 +54,8 @@ async def events(
     Events that were archived come from their segments; where these are not at hand the answer is 404, ``archived``.
     """
     start = cursor if cursor is not None else after or 0
+    if cursor is None and (last is not None or since is not None):
+        start = max(start, await asyncio.to_thread(_start, api.journal.log, last, since))
     if follow:
         if last_event_id is not None and last_event_id.isdecimal() and len(last_event_id) <= _POSITION_DIGITS:
             start = max(start, int(last_event_id))
@@ -56,6 +63,16 @@ async def events(
             await asyncio.to_thread(api.journal.log.page, after=start, limit=1)
         return StreamingResponse(_stream(api, start), media_type="text/event-stream")
     return await asyncio.to_thread(_page, api, start, limit)
+
+
+def _start(log: EventLog, last: int | None, since: datetime | None) -> int:
+    """Return the position behind which the events asked for begin."""
+    behind = [0]
+    if last is not None:
+        behind.append(log.last_position() - last)
+    if since is not None:
+        behind.append(log.last_before(since))
+    return max(behind)
 
 
 def _page(api: Gateway, after: int, limit: int) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -14,9 +15,13 @@ from services.api.counterfactuals import counterfactuals
 from services.api.gateway import Api, Gateway, as_text
 from services.api.models import Incident, IncidentAmounts, Page
 from services.api.other_answers import OtherAnswers
+from services.api.postmortem import page
+from services.api.postmortem.gather import Known, known, post_mortem
+from services.api.postmortem.model import PostMortem
 from services.api.readers import ViewReader
-from services.api.routers.parameters import NAMED, PROBLEMS, Cursor, Id, Limit, TaskFilter, page_json
+from services.api.routers.parameters import NAMED, PROBLEMS, Cursor, Id, Limit, Order, TaskFilter, page_json
 from services.api.tables import INCIDENTS
+from services.api.views import ClusterView
 from shared.model import utc_now
 
 router = APIRouter(prefix="/v1/incidents", tags=["incidents"], responses=PROBLEMS)
@@ -43,15 +48,24 @@ async def incidents(
     api: Api,
     limit: Limit = 100,
     cursor: Cursor = 0,
+    order: Order = "oldest",
     task: TaskFilter = None,
     state: Annotated[Literal["open", "closed"] | None, Query(description="closed: back at planned strength")] = None,
 ) -> Response:
-    """List incidents, the oldest first."""
+    """List incidents in the order in which they were detected."""
     as_of = utc_now()
 
     def answer(views: ViewReader) -> str:
         states = [state] if state else []
-        found = views.rows(INCIDENTS, *_COLUMNS, after=cursor, limit=limit + 1, states=states, task=task or "")
+        found = views.rows(
+            INCIDENTS,
+            *_COLUMNS,
+            after=cursor,
+            limit=limit + 1,
+            states=states,
+            task=task or "",
+            newest=order == "newest",
+        )
         items = _shown(api, views, found[:limit], as_of)
         return page_json(items, [row.position for row in found], limit)
 
@@ -68,3 +82,36 @@ async def one(incident: Id, api: Api) -> Response:
         return shown
 
     return await api.answer(answer)
+
+
+_PAGE: dict[int | str, dict[str, Any]] = {
+    200: {
+        "model": PostMortem,
+        "content": {"text/html": {"schema": {"type": "string"}}, "text/markdown": {"schema": {"type": "string"}}},
+    }
+}
+
+
+@router.get("/{incident}/postmortem", response_model=None, responses=NAMED | _PAGE)
+async def postmortem(
+    incident: Id,
+    api: Api,
+    output: Annotated[
+        Literal["json", "html", "md"], Query(alias="format", description="html: one file that needs no other")
+    ] = "json",
+) -> Response:
+    """Show the post-mortem of an incident: its course, the decisions with their reasons, its cost, others like it."""
+    as_of = utc_now()
+
+    def read(views: ViewReader) -> tuple[Known, ClusterView]:
+        cluster = api.cluster(views)
+        return known(views, incident, cluster, as_of), cluster
+
+    found, cluster = await api.read(read)
+    made = await asyncio.to_thread(post_mortem, found, api.journal.log, cluster, as_of)
+    if output == "html":
+        policy = {"Content-Security-Policy": page.content_security_policy()}
+        return Response(page.html(made), media_type="text/html; charset=utf-8", headers=policy)
+    if output == "md":
+        return Response(page.markdown(made), media_type="text/markdown; charset=utf-8")
+    return Response(as_text(made), media_type="application/json")

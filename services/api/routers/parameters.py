@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, TypeVar
+from datetime import datetime
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import Path, Query, Request
 from fastapi.dependencies.models import Dependant
@@ -26,6 +27,7 @@ Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="most items of this
 Cursor = Annotated[
     int, Query(ge=0, lt=2**63, description="`next_cursor` of the page before", json_schema_extra={"example": 0})
 ]
+Order = Annotated[Literal["oldest", "newest"], Query(description="what comes first")]
 TaskFilter = Annotated[str | None, Query(pattern=NAME_PATTERN, description="only what concerns this task")]
 TaskName = Annotated[str, Path(pattern=NAME_PATTERN, description="the task's name")]
 NodeName = Annotated[str, Path(pattern=NAME_PATTERN, description="the node's name")]
@@ -116,3 +118,14 @@ def page_json(items: Sequence[str], positions: list[int], limit: int) -> str:
 
 def _next_cursor(positions: list[int], limit: int) -> str | None:
     return str(positions[limit - 1]) if len(positions) > limit else None
+
+
+def check_order(start: datetime | None, end: datetime | None) -> None:
+    """Refuse a window that ends before it begins.
+
+    Raises:
+        InvalidInput: it does.
+    """
+    if start is not None and end is not None and end < start:
+        text = f"must not be before from, {start.isoformat()}"
+        raise InvalidInput(f"to: {text}", [{"field": "to", "value": end.isoformat(), "problem": text}])

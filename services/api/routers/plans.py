@@ -12,7 +12,7 @@ from services.api.gateway import Api
 from services.api.models import Page, PlanDetail, PlanSummary
 from services.api.plan_text import explain
 from services.api.readers import ViewReader
-from services.api.routers.parameters import NAMED, PROBLEMS, Cursor, Id, Limit, TaskFilter, page_json
+from services.api.routers.parameters import NAMED, PROBLEMS, Cursor, Id, Limit, Order, TaskFilter, page_json
 from services.api.tables import PLANS
 from services.api.views import PlanState
 from shared.errors import Corrupt
@@ -26,14 +26,17 @@ async def plans(
     api: Api,
     limit: Limit = 100,
     cursor: Cursor = 0,
+    order: Order = "oldest",
     task: TaskFilter = None,
     state: Annotated[list[PlanState] | None, Query(description="only these states")] = None,
 ) -> Response:
-    """List plans, the oldest first."""
+    """List plans in the order in which they were decided."""
 
     def answer(views: ViewReader) -> str:
         states = [value.value for value in state or []]
-        found = views.rows(PLANS, "shown", after=cursor, limit=limit + 1, states=states, task=task or "")
+        found = views.rows(
+            PLANS, "shown", after=cursor, limit=limit + 1, states=states, task=task or "", newest=order == "newest"
+        )
         return page_json([row.shown for row in found], [row.position for row in found], limit)
 
     return await api.answer(answer)

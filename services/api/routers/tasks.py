@@ -20,7 +20,7 @@ from services.api.output_owners import OutputOwners, output_owners
 from services.api.output_search import OutputSearch
 from services.api.readers import ViewReader
 from services.api.routers.bodies import described, options, read_body
-from services.api.routers.parameters import CHANGE, NAMED, PROBLEMS, Cursor, Limit, TaskName, page_json
+from services.api.routers.parameters import CHANGE, NAMED, PROBLEMS, Cursor, Limit, Order, TaskName, page_json
 from services.api.tables import TASKS
 from shared.errors import InvalidInput, NotFound
 from shared.tasks import ENDED, MAX_SPEC_BYTES, TaskSpec, TaskState, load_spec, parse_spec
@@ -72,6 +72,7 @@ async def tasks(
     api: Api,
     limit: Limit = 100,
     cursor: Cursor = 0,
+    order: Order = "oldest",
     state: Annotated[list[TaskState] | None, Query(description="only these states")] = None,
 ) -> Response:
     """List tasks in the order of their submission."""
@@ -79,7 +80,7 @@ async def tasks(
 
     def answer(views: ViewReader) -> str:
         states = [value.value for value in state or []]
-        found = views.rows(TASKS, "shown", after=cursor, limit=limit + 1, states=states)
+        found = views.rows(TASKS, "shown", after=cursor, limit=limit + 1, states=states, newest=order == "newest")
         going_on = views.several(TASKS, [row.key for row in found if not row.shown])
         items = [row.shown or as_text(present.task(going_on[row.key], live)) for row in found]
         return page_json(items, [row.position for row in found], limit)

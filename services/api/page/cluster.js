@@ -1,0 +1,75 @@
+// The map: nodes, and their workers with the colour and letter of their tasks.
+
+import { confirmed } from "./actions.js";
+import { colour, letter } from "./colours.js";
+import { button, byId, element, keyed, setText } from "./dom.js";
+import { count } from "./text.js";
+
+const MARKS = {
+  ready: "●", cordoned: "◐", draining: "◑", drained: "○", isolated: "⊘", lost: "✕", left: "–", unreachable: "?",
+};
+const TROUBLE = new Set(["isolated", "lost", "unreachable"]);
+const EMPTY = { starting: "…", waiting: "…", isolated: "⊘", lost: "✕", left: "–" };
+const RETURNS = new Set(["cordoned", "draining", "drained", "isolated"]);
+
+/** Show the nodes. `more`: there are further ones. */
+export function showNodes(nodes, more) {
+  const shown = nodes.filter((node) => node.state !== "left");
+  keyed(byId("nodes"), shown, {
+    key: (node) => node.name,
+    make: makeNode,
+    update: fillNode,
+    shown: ({ state, reason, workers }) => [state, reason, workers, workers.map(({ task }) => task && letter(task))],
+  });
+  const trouble = shown.filter((node) => TROUBLE.has(node.state)).length;
+  const busy = shown.flatMap((node) => node.workers).filter((worker) => worker.task !== null).length;
+  const workers = shown.reduce((sum, node) => sum + node.workers.length, 0);
+  const parts = [count(shown.length, "node"), `${busy} of ${count(workers, "worker")} in use`];
+  if (trouble) parts.push(`${trouble} lost, isolated or unreachable`);
+  if (more) parts.push("further nodes are not shown");
+  setText(byId("cluster-text"), `${parts.join(", ")}.`);
+}
+
+function makeNode(node) {
+  const name = node.name;
+  return element("li", { class: "node" },
+    element("h3", {}, name), element("p"), element("ul", { class: "workers", "aria-label": `workers of ${name}` }),
+    element("p", { class: "node-actions" }));
+}
+
+function fillNode(item, node) {
+  const [, state, workers, actions] = item.children;
+  item.className = TROUBLE.has(node.state) ? "node trouble" : "node";
+  state.textContent = `${MARKS[node.state] ?? "?"} ${node.state}${node.reason ? `: ${node.reason}` : ""}`;
+  workers.replaceChildren(...node.workers.map(workerItem));
+  const action = RETURNS.has(node.state) ? "return" : node.state === "ready" ? "drain" : "";
+  if (actions.dataset.action !== action) {
+    actions.dataset.action = action;
+    actions.replaceChildren(...(action ? [nodeButton(node.name, action)] : []));
+  }
+}
+
+function workerItem(worker) {
+  const slow = worker.slowdown > 1;
+  const use = worker.task === null ? "no task" : `task ${worker.task}, rank ${worker.rank}`;
+  const text = `${worker.worker}: ${use}, ${worker.state}${slow ? `, ${worker.slowdown.toFixed(2)} times slower` : ""}`;
+  const mark = worker.task === null ? EMPTY[worker.state] ?? "·" : letter(worker.task);
+  const classes = ["worker", worker.task === null ? "" : colour(worker.task), slow ? "slow" : ""].join(" ").trim();
+  return element("li", { class: classes, title: text },
+    element("span", { "aria-hidden": "true" }, slow ? `${mark}!` : mark),
+    element("span", { class: "visually-hidden" }, text));
+}
+
+function nodeButton(name, action) {
+  const path = `/v1/nodes/${encodeURIComponent(name)}/${action}`;
+  if (action === "return") {
+    return button("Return", `Return node ${name}`, () => confirmed({
+      path, heading: `Use node ${name} again?`, yes: "Return", done: `Node ${name} is used again.`,
+      text: "It gets work again once its agent has passed its self-test.",
+    }));
+  }
+  return button("Drain", `Drain node ${name}`, () => confirmed({
+    path, heading: `Drain node ${name}?`, yes: "Drain", done: `Node ${name} is being drained.`, reason: true,
+    text: "Its tasks move to other nodes at their next step, or save their state and wait. It gets no new work.",
+  }));
+}

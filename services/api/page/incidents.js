@@ -1,0 +1,66 @@
+// The table of incidents, and the list of plans with their explanations.
+
+import { get } from "./api.js";
+import { byId, element, keyed } from "./dom.js";
+import { clock, duration, money, secondsBetween } from "./text.js";
+
+/** Show incidents, the newest first. */
+export function showIncidents(incidents, currency) {
+  keyed(byId("incident-rows"), incidents, {
+    key: (incident) => incident.id,
+    make: makeIncident,
+    update: (row, incident) => fillIncident(row, incident, currency),
+    shown: (incident) => [incident, currency],
+  });
+  byId("no-incidents").hidden = incidents.length > 0;
+}
+
+function makeIncident(incident) {
+  const link = element("a", { href: `/v1/incidents/${encodeURIComponent(incident.id)}/postmortem?format=html` },
+    `post-mortem of ${incident.id}`);
+  const kinds = ["", "text", "", "text", "n", "", "n"];
+  return element("tr", {}, ...kinds.map((kind) => element("td", { class: kind || null })), element("td", {}, link));
+}
+
+function fillIncident(row, incident, currency) {
+  const place = incident.worker ?? incident.node ?? "–";
+  const texts = [
+    clock(incident.occurred_at),
+    `${incident.severity}: ${incident.kind}`,
+    incident.rank === null ? place : `${place} (rank ${incident.rank})`,
+    incident.tasks.join(", ") || "–",
+    duration(secondsBetween(incident.occurred_at, incident.resumed_at ?? incident.restored_at)),
+    incident.restored_at ? "● closed" : "▲ open",
+    money(incident.cost.failure_money, currency),
+  ];
+  texts.forEach((text, index) => { row.children[index].textContent = text; });
+}
+
+/** Show plans, the newest first; the words of one are asked for when it is opened. */
+export function showPlans(plans) {
+  keyed(byId("plan-list"), plans, { key: (plan) => plan.id, make: makePlan, update: fillPlan });
+  byId("no-plans").hidden = plans.length > 0;
+}
+
+function makePlan(plan) {
+  const words = element("p", { class: "words", "aria-live": "polite" });
+  const made = element("details", {}, element("summary"), words);
+  made.addEventListener("toggle", async () => {
+    if (!made.open || words.textContent) return;
+    words.textContent = "…";
+    try {
+      words.textContent = (await get(`/v1/plans/${encodeURIComponent(plan.id)}`)).words;
+    } catch (error) {
+      words.textContent = `The explanation is not at hand: ${error.message}`;
+    }
+  });
+  return made;
+}
+
+function fillPlan(details, plan) {
+  const waiting = Object.keys(plan.queued);
+  const parts = [clock(plan.decided_at), `${plan.response} (${plan.trigger})`, plan.state];
+  if (plan.tasks.length) parts.push(plan.tasks.join(", "));
+  if (waiting.length) parts.push(`waiting: ${waiting.join(", ")}`);
+  details.firstChild.textContent = parts.join(" · ");
+}

@@ -1,0 +1,81 @@
+// The chart: WAF over time against the healthy line, with incidents marked.
+
+import { byId, setText } from "./dom.js";
+import { count, percent, si } from "./text.js";
+
+const HEIGHT_PX = 224;
+let chart = null;
+let marks = [];
+
+function colourOf(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+/** Return a round number of the axis; its digits behind the point are zeros mostly. */
+function axisText(value) {
+  return si(value, "FLOP/s").replace(/\.0+(?= )/, "");
+}
+
+function drawMarks(plot) {
+  const { ctx, bbox } = plot;
+  ctx.save();
+  ctx.strokeStyle = ctx.fillStyle = colourOf("--bad");
+  ctx.lineWidth = 2 * devicePixelRatio;
+  ctx.setLineDash([2 * devicePixelRatio, 3 * devicePixelRatio]);
+  for (const at_s of marks) {
+    const x = plot.valToPos(at_s, "x", true);
+    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.stroke();
+  }
+  ctx.restore();
+}
+
+function made(data, width) {
+  const axis = { stroke: colourOf("--quiet"), grid: { stroke: colourOf("--line"), width: 1 }, ticks: { stroke: colourOf("--line") } };
+  const options = {
+    width,
+    height: HEIGHT_PX,
+    legend: { show: false },
+    cursor: { show: false },
+    scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
+    axes: [axis, { ...axis, size: 100, values: (_, values) => values.map((value) => axisText(value)) }],
+    series: [
+      {},
+      { stroke: colourOf("--waf"), width: 2, fill: `${colourOf("--waf")}22`, points: { show: false } },
+      { stroke: colourOf("--healthy"), width: 2, dash: [6, 4], points: { show: false } },
+    ],
+    hooks: { draw: [drawMarks] },
+  };
+  return new uPlot(options, data, byId("waf-chart"));
+}
+
+/** Show WAF over time. `incidents`: those of which the page knows. */
+export function showWaf(history, incidents) {
+  const start_s = Date.parse(history.window_start) / 1000;
+  const end_s = Date.parse(history.window_end) / 1000;
+  const times = history.waf_flop_per_s.map((_, index) => start_s + (index + 0.5) * history.point_s);
+  const data = [times, history.waf_flop_per_s, history.healthy_flop_per_s];
+  marks = incidents.map((incident) => Date.parse(incident.occurred_at) / 1000)
+    .filter((at_s) => at_s >= start_s && at_s <= end_s);
+  if (chart === null) chart = made(data, byId("waf-chart").clientWidth);
+  else chart.setData(data);
+  const now = history.waf_flop_per_s.at(-1) ?? 0;
+  const healthy = history.healthy_flop_per_s.at(-1) ?? 0;
+  const share = healthy > 0 ? ` (${percent(now / healthy)})` : "";
+  setText(byId("waf-text"), `At the end ${si(now, "FLOP/s")} of ${si(healthy, "FLOP/s")}${share}; ${count(marks.length, "incident")} in this time.`);
+}
+
+new ResizeObserver(([entry]) => {
+  const width = Math.round(entry.contentRect.width);
+  if (chart !== null && width > 0 && width !== chart.width) chart.setSize({ width, height: HEIGHT_PX });
+}).observe(byId("waf-chart"));
+
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  if (chart === null) return;
+  const { data, width } = chart;
+  chart.destroy();
+  chart = made(data, width);
+});

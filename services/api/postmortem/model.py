@@ -1,0 +1,156 @@
+"""What a post-mortem says. Times are UTC; seconds and worker-seconds are those of the log and the cost report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from services.api.models import Incident
+from services.api.times import Time
+
+
+class Moment(BaseModel):
+    """A line of the time line.
+
+    ``since_fault_s``: seconds since the fault. ``what``: in words. ``durations_s``: of the parts of a phase, by name.
+    ``position``: of the record that says so in the log; None: it follows from another line's record.
+    """
+
+    at: Time
+    since_fault_s: float
+    what: str
+    task: str = ""
+    durations_s: dict[str, float] = Field(default_factory=dict)
+    position: int | None = None
+
+
+class Phase(BaseModel):
+    """A part of the way from the fault to full strength, and how long it took; None: it has not ended."""
+
+    name: str
+    meaning: str
+    duration_s: float | None
+
+
+class OtherCount(BaseModel):
+    """Another number of workers that a plan could have given a task.
+
+    ``workers``: that number; None: there is none that the task could use. ``less_flop``: by how much the task's part of
+    the objective is smaller, weighted FLOP; None where nothing is compared. ``reason``: why it was not chosen.
+    """
+
+    workers: int | None
+    less_flop: float | None
+    reason: str
+
+
+class CountReason(BaseModel):
+    """Why a task has as many workers as it has. ``fewer``, ``more``: the next useful numbers below and above."""
+
+    task: str
+    workers: int
+    fewer: OtherCount
+    more: OtherCount
+
+
+class Replanned(BaseModel):
+    """What re-planning would have given a task that was restarted or retried in place: a model.
+
+    ``restored_flop``, ``shrunk_flop``: the task's part of the objective with its workers back, and with the next
+    useful number below, ``shrunk_workers``; weighted FLOP. ``basis``: the plan whose problem the model takes.
+    """
+
+    task: str
+    workers: int
+    restored_flop: float
+    shrunk_workers: int
+    shrunk_flop: float
+    basis: str
+    assumptions: list[str]
+
+
+class DecidedPlan(BaseModel):
+    """A plan that answered the incident.
+
+    ``words``: as ``unicron plan show`` prints it. ``counts``: where the solver was asked, by task. ``unused_workers``:
+    workers that it leaves without a task; None: the solver was not asked.
+    """
+
+    id: str
+    position: int
+    decided_at: Time
+    words: str
+    counts: list[CountReason] = Field(default_factory=list)
+    unused_workers: int | None = None
+    replanned: list[Replanned] = Field(default_factory=list)
+
+
+class StateSource(BaseModel):
+    """Where the members of a stage had their state from: ``workers`` by source. ``position``: of the record."""
+
+    task: str
+    phase: str
+    generation: int
+    workers: dict[str, list[str]]
+    position: int
+
+
+class AlikeIncident(BaseModel):
+    """An earlier incident that is like this one. ``in_common``: in words."""
+
+    id: str
+    occurred_at: Time
+    kind: str
+    severity: str
+    where: str
+    in_common: list[str]
+
+
+class Alike(BaseModel):
+    """Earlier incidents: the newest that have most in common. ``examined``: how many were compared."""
+
+    examined: int
+    same_kind: int
+    same_node: int
+    same_worker: int
+    newest: list[AlikeIncident]
+
+
+class PostMortem(BaseModel):
+    """The post-mortem of an incident.
+
+    Attributes:
+        incident: the incident as ``GET /v1/incidents/{id}`` shows it, its cost included.
+        headline: what happened, in one sentence.
+        found: what saw the fault and how late, in words.
+        closed: whether all tasks are back at planned strength.
+        timeline: from the fault on.
+        phases: the parts of the way to full strength.
+        plans: that answered it, in order.
+        sources: where state came from.
+        alike: earlier incidents.
+        currency: of ``cost.money``.
+        left_out: what the page does not have, and why; in words.
+        as_of: the time that costs are computed for.
+        position: of the log up to which the page knows it.
+    """
+
+    incident: Incident
+    headline: str
+    found: str
+    closed: bool
+    timeline: list[Moment]
+    phases: list[Phase]
+    plans: list[DecidedPlan]
+    sources: list[StateSource]
+    alike: Alike
+    currency: str
+    left_out: list[str] = Field(default_factory=list)
+    as_of: Time
+    position: int
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """The incident's evidence."""
+        return self.incident.evidence

@@ -1,0 +1,143 @@
+"""The live page in a browser: what is shown, what a user may ask for, and for whom (`make test-page`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from shared.settings import Settings
+from shared.tokens import Scope
+from tests.api.kit import Server, bearer
+from tests.page.kit import Browser, browsing
+
+pytestmark = pytest.mark.page
+
+PHONE = {"viewport": {"width": 360, "height": 740}}
+SCHEMES: list[dict[str, Any]] = [{"color_scheme": "light"}, {"color_scheme": "dark"}, {"color_scheme": "dark", **PHONE}]
+
+
+async def event_types(server: Server) -> list[str]:
+    answer = await server.http.get("/v1/events", params={"limit": 1000})
+    return [item["type"] for item in answer.json()["items"]]
+
+
+@pytest.mark.parametrize("options", SCHEMES, ids=["light", "dark", "phone"])
+async def test_axe_finds_no_violation(cluster: Server, options: dict[str, Any]) -> None:
+    from axe_playwright_python.async_playwright import Axe
+
+    async with browsing(cluster, **options) as browser:
+        await browser.open()
+        await browser.shows("#cost-totals", "EUR")
+        await browser.shows("#nodes", "n2")
+        await browser.page.locator("#plan-list summary").first.click()
+        found = await Axe().run(browser.page)
+        assert found.violations_count == 0, found.generate_report()
+        await browser.page.locator("#submit").click()
+        found = await Axe().run(browser.page)
+        assert found.violations_count == 0, found.generate_report()
+
+
+async def test_a_phone_shows_all_in_its_width(cluster: Server) -> None:
+    async with browsing(cluster, **PHONE) as browser:
+        await browser.open()
+        await browser.shows("#task-rows", "gpt")
+        await browser.shows("#cost-totals", "EUR")
+        width = await browser.page.evaluate("document.documentElement.scrollWidth")
+        assert width <= PHONE["viewport"]["width"]
+        browser.check()
+
+
+async def test_an_incident_leads_to_its_post_mortem(cluster: Server) -> None:
+    async with browsing(cluster) as browser:
+        await browser.open()
+        await browser.page.get_by_role("link", name="post-mortem of i1").click()
+        await browser.page.wait_for_url("**/v1/incidents/i1/postmortem?format=html")
+        assert "n1/1" in await browser.page.locator("body").inner_text()
+
+
+async def test_a_plan_explains_itself_when_it_is_opened(cluster: Server) -> None:
+    words = (await cluster.http.get("/v1/plans/p1")).json()["words"]
+    async with browsing(cluster) as browser:
+        await browser.open()
+        opened = browser.page.locator("#plan-list details").filter(has_text="restart")
+        await opened.locator("summary").click()
+        await browser.shows("#plan-list .words", words.splitlines()[0])
+        browser.check()
+
+
+async def test_the_keyboard_stops_a_task_once_it_is_confirmed(cluster: Server) -> None:
+    async with browsing(cluster) as browser:
+        await browser.open()
+        await browser.shows("#task-rows", "gpt")
+        stop = browser.page.get_by_role("button", name="Stop task gpt")
+        await stop.focus()
+        await browser.page.keyboard.press("Enter")
+        await browser.shows("#confirm-heading", "Stop task gpt?")
+        await browser.page.keyboard.press("Escape")
+        await browser.page.locator("#confirm-dialog").wait_for(state="hidden")
+        assert "task.stop-requested" not in await event_types(cluster)
+        await stop.focus()
+        await browser.page.keyboard.press("Enter")
+        await browser.page.locator("#confirm-yes").focus()
+        await browser.page.keyboard.press("Enter")
+        await browser.shows("#message", "Task gpt is asked to stop.")
+        assert (await event_types(cluster))[-1] == "task.stop-requested"
+        browser.check()
+
+
+async def test_a_node_is_drained_with_a_reason(cluster: Server) -> None:
+    async with browsing(cluster) as browser:
+        await browser.open()
+        await browser.page.get_by_role("button", name="Drain node n1").click()
+        await browser.page.get_by_label("Reason").fill("a new fan")
+        await browser.page.locator("#confirm-yes").click()
+        await browser.shows("#message", "Node n1 is being drained.")
+        await browser.shows("#nodes", "a new fan")
+        browser.check()
+
+
+async def test_a_task_is_submitted_or_refused_with_the_reason(cluster: Server) -> None:
+    async with browsing(cluster) as browser:
+        await browser.open()
+        await browser.page.locator("#submit").click()
+        text = browser.page.get_by_label("Specification (YAML)")
+        await text.fill(yaml.safe_dump(cluster.spec("second", steps=0)))
+        await browser.page.locator("#submit-form button[type=submit]").click()
+        await browser.shows("#submit-problem", "steps")
+        await text.fill(yaml.safe_dump(cluster.spec("second")))
+        await browser.page.locator("#submit-form button[type=submit]").click()
+        await browser.shows("#message", "Task second was submitted.")
+        await browser.shows("#task-rows", "second")
+
+
+async def with_header(browser: Browser, headers: dict[str, str]) -> None:
+    await browser.page.set_extra_http_headers(headers)
+
+
+async def test_who_may_only_read_sees_why(cluster: Server, settings: Settings) -> None:
+    async with browsing(cluster) as browser:
+        await with_header(browser, bearer(settings, Scope.READ))
+        await browser.open()
+        await browser.page.get_by_role("button", name="Drain node n0").click()
+        await browser.page.locator("#confirm-yes").click()
+        await browser.shows("#confirm-problem", "Not allowed:")
+        assert (await event_types(cluster)).count("node.draining") == 1
+
+
+async def test_without_a_session_the_page_says_how_to_get_one(cluster: Server) -> None:
+    async with browsing(cluster) as browser:
+        await with_header(browser, {"Authorization": "Bearer wrong"})
+        await browser.page.goto(cluster.url)
+        await browser.shows("#no-session", "unicron open")
+        assert not await browser.page.locator("#content").is_visible()
+
+
+async def test_the_link_of_unicron_open_leads_to_the_page(cluster: Server, tmp_path: Path) -> None:
+    path = (await cluster.http.post("/v1/browser-links")).json()["path"]
+    async with browsing(cluster) as browser:
+        await browser.page.goto(cluster.url + path)
+        await browser.shows("#task-rows", "gpt")
+        assert [cookie["httpOnly"] for cookie in await browser.page.context.cookies()] == [True]

@@ -1,0 +1,24 @@
+"""The live page in a browser, as far as `make test` looks at it; `make test-page` looks at the rest."""
+
+from __future__ import annotations
+
+from shared.events import NodeJoined
+from tests.api.kit import Server
+from tests.page.kit import MARKUP, browsing
+
+
+async def test_the_page_shows_the_cluster_and_follows_the_log(cluster: Server) -> None:
+    async with browsing(cluster) as browser:
+        await browser.open()
+        page = browser.page
+        await browser.shows("#task-rows", "gpt")
+        await browser.shows("#nodes", "n0")
+        await browser.shows("#nodes", MARKUP)
+        await browser.shows("#cost-totals", "EUR")
+        assert "process-exit" in await page.locator("#incident-rows tr").inner_text()
+        assert await page.locator(".uplot canvas").count() == 1
+        await page.evaluate("window.unicronTest = 'the same document'")
+        await cluster.append(NodeJoined, node="late", incarnation="x", agent_pid=1, domain="d", workers=["late/0"])
+        await browser.shows("#nodes", "late")
+        assert await page.evaluate("window.unicronTest") == "the same document"
+        browser.check()
