@@ -56,6 +56,13 @@ class Client:
         """Return the JSON at ``path``."""
         return self._request("GET", path, params=given(params))
 
+    def text(self, path: str, params: Params | None = None) -> str:
+        """Return the text at ``path``."""
+        with transport_errors(self.server):
+            response = self._http.get(path, params=given(params))
+        raise_problem(response)
+        return response.text
+
     def post(self, path: str, body: Any = None, *, read_timeout_s: float = TIMEOUT_S) -> Any:
         """Send ``body`` and return the answer, which may take ``read_timeout_s``."""
         timeout = httpx.Timeout(TIMEOUT_S, read=read_timeout_s)

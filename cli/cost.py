@@ -30,6 +30,7 @@ class CostFormat(StrEnum):
     """How the report is printed."""
 
     TEXT = "text"
+    WIDE = "wide"
     JSON = "json"
     CSV = "csv"
 
@@ -54,7 +55,9 @@ class Dimension(StrEnum):
 _Output = Annotated[
     CostFormat,
     typer.Option(
-        "--output", "-o", help="text; json: the whole report; csv: kinds of time by what --by or --bucket names."
+        "--output",
+        "-o",
+        help="text; wide: all columns; json: the whole report; csv: kinds of time by what --by or --bucket names.",
     ),
 ]
 _From = Annotated[
@@ -87,7 +90,7 @@ def cost(
     elif output is CostFormat.CSV:
         _print_csv(costs, by)
     else:
-        _print_text(costs, by)
+        _print_text(costs, by, wide=output is CostFormat.WIDE)
 
 
 def _utc(at: datetime | None) -> str | None:
@@ -117,13 +120,13 @@ def _print_csv(costs: dict[str, Any], by: Dimension | None) -> None:
         writer.writerow([row["key"], *times, row["allocated_worker_s"], row["money"], *service])
 
 
-def _print_text(costs: dict[str, Any], by: Dimension | None) -> None:
+def _print_text(costs: dict[str, Any], by: Dimension | None, *, wide: bool) -> None:
     currency = costs["currency"]
     _print_kinds(costs)
     if by is not None:
-        _print_shares(by.value, costs["breakdowns"][by.value], costs)
+        _print_shares(by.value, costs["breakdowns"][by.value], costs, wide=wide)
     if costs["buckets"]:
-        _print_shares("from", costs["buckets"], costs)
+        _print_shares("from", costs["buckets"], costs, wide=wide)
     rows = []
     for row in (*costs["tasks"], {"task": "total", **costs["totals"]}):
         goodput, ettr = _percent(row["goodput_fraction"]), _percent(row.get("ettr"))
@@ -131,13 +134,20 @@ def _print_text(costs: dict[str, Any], by: Dimension | None) -> None:
         prices = (row["money"], row["failure_money"])
         rows.append((row["task"], *times, *(row[p] for p in _PARTS), row["weighted_flop"], goodput, ettr, *prices))
     columns = ("TASK", "WORKER-S", "TRAINING", "PLANNED", *_PART_COLUMNS, "WEIGHTED FLOP", "GOODPUT", "ETTR")
-    print_table((*columns, currency, f"FAILURES {currency}"), rows, empty="no tasks")
+    least = ("ETTR", "OF IT LOST", *_PART_COLUMNS, "PLANNED", f"FAILURES {currency}", "WEIGHTED FLOP")
+    print_table((*columns, currency, f"FAILURES {currency}"), rows, empty="no tasks", least=least, wide=wide)
     print()
     incidents = [
         (row["incident"], row["kind"], row["severity"], *(row[part] for part in _PARTS), row["failure_money"])
         for row in costs["incidents"]
     ]
-    print_table(("INCIDENT", "WHAT", "SEV", *_PART_COLUMNS, f"FAILURES {currency}"), incidents, empty="no incidents")
+    print_table(
+        ("INCIDENT", "WHAT", "SEV", *_PART_COLUMNS, f"FAILURES {currency}"),
+        incidents,
+        empty="no incidents",
+        least=("OF IT LOST", "LOST WEIGHTED FLOP", "RECOMPUTE", "TRANSITION", "DETECTION", "SUB-HEALTHY"),
+        wide=wide,
+    )
     check = costs["sum_check"]
     print(
         f"\nsum check {'ok' if check['ok'] else 'FAILED'}: kinds {check['categories_worker_s']:.3f} worker-s, "
@@ -168,7 +178,7 @@ def _percent(part: float | None) -> str:
     return "-" if part is None else f"{100 * part:.2f}%"
 
 
-def _print_shares(name: str, shares: list[dict[str, Any]], costs: dict[str, Any]) -> None:
+def _print_shares(name: str, shares: list[dict[str, Any]], costs: dict[str, Any], *, wide: bool) -> None:
     """Print a breakdown: a row for each key, a column for each kind."""
     kinds = list(costs["categories"])
     columns = [name.upper(), "WORKER-S", *(kind.replace("_", " ").upper() for kind in kinds), costs["currency"]]
@@ -181,5 +191,15 @@ def _print_shares(name: str, shares: list[dict[str, Any]], costs: dict[str, Any]
         rows = [
             [*row, *(_percent(share["service"][n]) for n in _SERVICE)] for row, share in zip(rows, shares, strict=True)
         ]
-    print_table(columns, rows)
+    kinds_left_out = (
+        "transition planned",
+        "unscheduled",
+        "idle",
+        "recompute",
+        "transition incident",
+        "detection",
+        "lost",
+    )
+    least = [*(level.replace("_", " ").upper() for level in _SERVICE[:2]), *(kind.upper() for kind in kinds_left_out)]
+    print_table(columns, rows, least=least, wide=wide)
     print()

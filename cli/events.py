@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.interrupt import end_at_once
-from cli.options import Format, Output, Server
+from cli.options import Format, Output, Server, Since, moment
 from cli.output import print_json, print_json_line
 
 _HIDDEN = frozenset({"event_id", "schema_version", "type", "occurred_at"})
@@ -23,6 +23,8 @@ _LINE_CHARACTERS = 200
 def events(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for further events.")] = False,
     after: Annotated[int, typer.Option(min=0, help="Only events behind this position.")] = 0,
+    last: Annotated[int | None, typer.Option(min=0, max=1_000_000, help="Only the last so many events.")] = None,
+    since: Since = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Most events to print, without --follow.")] = 1000,
     server: Server = None,
     output: Output = Format.TEXT,
@@ -34,10 +36,11 @@ def events(
     from cli.client import Client
 
     with Client(server) as client:
+        start = {"after": after, "last": last, "since": moment(since)}
         if follow:
-            _follow(client, after, output)
+            _follow(client, start, output)
             return
-        page = client.get("/v1/events", {"after": after, "limit": limit})
+        page = client.get("/v1/events", {**start, "limit": limit})
     if output is Format.JSON:
         print_json(page)
         return
@@ -47,11 +50,10 @@ def events(
         print(f"more: unicron events --after {page['next_cursor']}", file=sys.stderr)
 
 
-def _follow(client: Any, after: int, output: Format) -> None:
-    """Print events as they are appended, until the server ends."""
+def _follow(client: Any, start: dict[str, Any], output: Format) -> None:
+    """Print events as they are appended, until the server ends. ``start``: where to begin."""
     end_at_once()
-    params = {"after": after, "follow": True}
-    with client.lines("/v1/events", params, accept="text/event-stream") as lines:
+    with client.lines("/v1/events", {**start, "follow": True}, accept="text/event-stream") as lines:
         for record in records(lines):
             if output is Format.JSON:
                 print_json_line(record)

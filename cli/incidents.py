@@ -70,7 +70,9 @@ def incidents(
     ]
     columns = ("INCIDENT", "AT (UTC)", "WHAT", "SEV", "FOUND BY", "WHERE", "TASKS")
     times = ("DETECT S", "RESUME S", "RESTORE S", "LOST STEPS", "STATE FROM", "RESPONSE")
-    print_table((*columns, *times), rows, empty="no incidents")
+    # The id is what other verbs ask for; the rest is on the incident's own page, too.
+    least = ("STATE FROM", "LOST STEPS", "FOUND BY", "TASKS", "RESUME S", "RESTORE S", "RESPONSE", "DETECT S", "WHERE")
+    print_table((*columns, *times), rows, empty="no incidents", least=least, wide=output is Format.WIDE)
 
 
 def _print_one(shown: dict[str, Any]) -> None:

@@ -34,6 +34,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "show": ("cli.show", "Show a task."),
     "logs": ("cli.logs", "Print what a task's ranks print."),
     "result": ("cli.result", "Fetch the parameters of a task that has succeeded."),
+    "wait": ("cli.wait", "Wait until a task has ended, or is in a state."),
     "stop": ("cli.stop", "Stop a task at the next step, with a checkpoint."),
     "nodes": ("cli.nodes", "List nodes and their workers."),
     "cordon": ("cli.cordon", "Place no new work on a node; what runs there stays."),
@@ -44,6 +45,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "agent": ("cli.agent", "Run this machine's node agent, or have a node's agent started again."),
     "doctor": ("cli.doctor", "Check this machine before it joins as a node, and say what to do about each finding."),
     "incidents": ("cli.incidents", "List faults and what was done about them."),
+    "postmortem": (
+        "cli.postmortem",
+        "Print the post-mortem of a fault: its course, the decisions and their reasons, its cost.",
+    ),
     "plan": ("cli.plan", "Look at plans, or make one."),
     "events": ("cli.events", "Print the event log."),
     "cost": ("cli.cost", "Report where worker-seconds went, and what failures cost."),
@@ -57,6 +62,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "Write the whole log to a folder, while the services run; again: what has been added since.",
     ),
     "restore": ("cli.restore", "Make a log of a backup, in an empty database; nothing is overwritten."),
+    "simulate": ("cli.simulate", "Simulate what a history of failures costs a cluster under each policy."),
     "replay": ("cli.replay", "Rebuild the state from a log, and check it."),
 }
 """Verb -> its module, and its help in one line, so that listing the verbs imports none of them."""

@@ -34,7 +34,7 @@ def nodes(server: Server = None, detector: Detector = False, output: Output = Fo
             )
             rows.append((node["name"], node["state"], worker["worker"], does, worker["task"], rank, heartbeat))
     columns = ("NODE", "STATE", "WORKER", "DOES", "TASK", "RANK", "LAST HEARTBEAT")
-    print_table(columns, rows, empty="no nodes")
+    print_table(columns, rows, empty="no nodes", least=("LAST HEARTBEAT", "RANK"), wide=output is Format.WIDE)
     for node in page["items"]:
         if node["reason"]:
             print(f"{node['name']} is {node['state']}: {node['reason']}")
@@ -62,7 +62,9 @@ def _show_limits(page: dict[str, Any], output: Format) -> None:
         for node in page["items"]
     ]
     columns = ("NODE", "SILENT S", "PHI", "ASK S", "LIMIT S", "FROM", "MEDIAN LATE S", "LONGEST LATE S", "SAMPLES")
-    print_table(columns, rows, empty="no nodes")
+    wide = output is Format.WIDE
+    least = ("MEDIAN LATE S", "SAMPLES", "LONGEST LATE S", "ASK S", "PHI")
+    print_table(columns, rows, empty="no nodes", least=least, wide=wide)
     ranks = [
         (
             rank["worker"],
@@ -80,7 +82,7 @@ def _show_limits(page: dict[str, Any], output: Format) -> None:
     ]
     if ranks:
         columns = ("WORKER", "TASK", "RANK", "PHASE", "STILL S", "LIMIT S", "FROM", "P99 S", "SAMPLES")
-        print_table(columns, ranks, empty="")
+        print_table(columns, ranks, empty="", least=("SAMPLES", "P99 S", "FROM", "RANK"), wide=wide)
 
 
 def _seconds(value: float | None) -> str | None:

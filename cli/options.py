@@ -17,6 +17,7 @@ class Format(StrEnum):
     """How results are printed."""
 
     TEXT = "text"
+    WIDE = "wide"
     JSON = "json"
 
 
@@ -31,8 +32,15 @@ Server = Annotated[
     str | None,
     typer.Option("--server", envvar="UNICRON_SERVER", help="Address of the server. Default: http://127.0.0.1:8642"),
 ]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WHEN", help="Only from then on: 90s, 10m, 3h or 2d ago, or a time as 2026-03-01T14:00 (UTC)."
+    ),
+]
 Output = Annotated[
-    Format, typer.Option("--output", "-o", help="text, or json: standard output has JSON and nothing else.")
+    Format,
+    typer.Option("--output", "-o", help="text; wide: all columns; json: standard output has JSON and nothing else."),
 ]
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="The task's name.")]
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]
@@ -63,6 +71,32 @@ PidFile = Annotated[
     Path | None,
     typer.Option(help="File with the pid of nats-server, which is reloaded. Default: nats.pid there."),
 ]
+
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def moment(since: str | None) -> str | None:
+    """Return the time that ``--since`` means, as the interface takes it; None: it was not given.
+
+    Raises:
+        InvalidInput: it is no time.
+    """
+    from datetime import UTC, datetime, timedelta
+
+    from shared.errors import InvalidInput
+
+    if since is None:
+        return None
+    try:
+        if since[-1:] in _UNITS_S:
+            return (datetime.now(UTC) - timedelta(seconds=float(since[:-1]) * _UNITS_S[since[-1]])).isoformat()
+        at = datetime.fromisoformat(since)
+        return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).isoformat()
+    except (ValueError, OverflowError):
+        problem = "must be like 90s, 10m, 3h, 2d, or a time like 2026-03-01T14:00"
+        text = f"--since: {since!r} {problem}"
+        raise InvalidInput(text, [{"field": "--since", "value": since, "problem": problem}]) from None
 
 
 def given(**options: Any) -> dict[str, Any]:

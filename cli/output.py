@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
+
+from shared.si_prefixes import prefix_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,12 +18,26 @@ _PIPE_COLUMNS = 10_000
 """Width where the output is no terminal: enough that no cell is ever cut."""
 
 
-def console() -> Console:
-    """Return the console of standard output."""
+_GAP = 2
+"""Spaces between two columns."""
+
+_LEAST_TEXT = 16
+"""Characters to which a column of text may shrink: its cells then take several lines, and words stay mostly whole."""
+
+
+def console(*, wide: bool = False) -> Console:
+    """Return the console of standard output: as wide as the terminal, or as ``UNICRON_COLUMNS`` says.
+
+    Where the output is no terminal, or if ``wide``: as wide as its lines. ``COLUMNS`` does not count there: many shells
+    export it, and what a script reads must not depend on a window.
+    """
     from rich.console import Console
 
     terminal = sys.stdout.isatty()
-    return Console(width=None if terminal else _PIPE_COLUMNS, highlight=False, soft_wrap=not terminal)
+    given = os.environ.get("UNICRON_COLUMNS", "")
+    if wide or not (terminal or given.isdecimal()):
+        return Console(width=_PIPE_COLUMNS, highlight=False, soft_wrap=True)
+    return Console(width=int(given) if given.isdecimal() else None, highlight=False)
 
 
 def print_json(value: Any) -> None:
@@ -33,20 +50,67 @@ def print_json_line(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=False), flush=True)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str = "none") -> None:
-    """Print rows under headings; ``None`` shows as ``-``."""
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    empty: str = "none",
+    least: Sequence[str] = (),
+    wide: bool = False,
+) -> None:
+    """Print rows under headings; ``None`` shows as ``-``.
+
+    Args:
+        columns: the headings.
+        rows: a cell for each heading.
+        empty: printed in place of no rows.
+        least: headings of columns that are left out where the lines are too short for all, these first. The last
+            column, if that is text, takes several lines before any is left out.
+        wide: print all columns, however long the lines are.
+    """
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(text(cell)) for cell in row))
-    if table.row_count:
-        console().print(table)
-    else:
+    cells = [[text(cell) for cell in row] for row in rows]
+    if not cells:
         print(empty)
+        return
+    target = console(wide=wide)
+    left_out = () if wide else too_wide(columns, cells, least, target.width)
+    shown = [i for i, column in enumerate(columns) if column not in left_out]
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for i in shown:
+        # A column that is not the last never breaks: the half of a number, or of an id to be copied, is of no use.
+        table.add_column(columns[i], overflow="fold", no_wrap=i != shown[-1])
+    for row in cells:
+        table.add_row(*(Text(row[i]) for i in shown))
+    target.print(table)
+    if left_out:
+        print(f"left out: {', '.join(left_out)} (-o wide has all)")
+
+
+def too_wide(columns: Sequence[str], cells: Sequence[Sequence[str]], least: Sequence[str], width: int) -> list[str]:
+    """Return the headings of the columns to leave out, so that a line of the others is at most ``width`` long.
+
+    Args:
+        columns: the headings.
+        cells: of each row.
+        least: headings in the order in which their columns are left out.
+        width: characters of a line.
+    """
+    widths = {
+        column: max(len(column), *(len(line) for row in cells for line in row[i].splitlines() or [""]))
+        for i, column in enumerate(columns)
+    }
+    left_out: list[str] = []
+    for column in (*dict.fromkeys(name for name in least if name in widths), None):
+        shown = {name: size for name, size in widths.items() if name not in left_out}
+        last = list(shown)[-1]
+        shown[last] = min(shown[last], max(_LEAST_TEXT, len(last)))
+        if sum(shown.values()) + _GAP * (len(shown) - 1) <= width or column is None:
+            break
+        left_out.append(column)
+    return left_out
 
 
 def print_fields(fields: Iterable[tuple[str, object]]) -> None:
@@ -63,11 +127,19 @@ def text(value: object) -> str:
         case None | "":
             return "-"
         case float():
-            return f"{value:.4g}"
+            return number(value)
         case list():
             return ", ".join(str(item) for item in value) or "-"
         case _:
             return str(value)
+
+
+def number(value: float) -> str:
+    """Return four digits of a number, from a million on with an SI prefix."""
+    if abs(value) >= 1e6:
+        scale, prefix = prefix_of(value)
+        return f"{value / scale:.4g}{prefix}"
+    return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
 def seconds_between(start: str | None, end: str | None) -> str | None:

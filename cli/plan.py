@@ -43,7 +43,9 @@ def list_plans(
         )
         for plan in page["items"]
     ]
-    print_table(("PLAN", "AT (UTC)", "TRIGGER", "RESPONSE", "STATE", "TASKS", "INCIDENT"), rows, empty="no plans")
+    columns = ("PLAN", "AT (UTC)", "TRIGGER", "RESPONSE", "STATE", "TASKS", "INCIDENT")
+    least = ("TASKS", "STATE", "INCIDENT", "RESPONSE")
+    print_table(columns, rows, empty="no plans", least=least, wide=output is Format.WIDE)
 
 
 @app.command("show")

@@ -37,4 +37,6 @@ def ps(
         )
         for task in page["items"]
     ]
-    print_table(("NAME", "STATE", "STEP", "WORKERS", "WEIGHT", "LOSS", "WAF FLOP/S", "REASON"), rows, empty="no tasks")
+    columns = ("NAME", "STATE", "STEP", "WORKERS", "WEIGHT", "LOSS", "WAF FLOP/S", "REASON")
+    least = ("WEIGHT", "LOSS", "WAF FLOP/S", "WORKERS")
+    print_table(columns, rows, empty="no tasks", least=least, wide=output is Format.WIDE)

@@ -19,6 +19,7 @@ from shared.log.anchors import Anchor, Defect, parse_anchor
 from shared.log.segments import is_segment, segments_in
 from shared.log.signed_heads import anchors_of, read_heads, read_key
 from shared.settings import read_settings
+from simulator.policies import SOLVES
 
 
 class Output(StrEnum):
@@ -76,12 +77,12 @@ def replay(
     inputs = read_inputs(what_if) if what_if is not None else None
     replayer = _replayer(log or [], run_dir)
     if inputs is not None:
-        _what_if(replayer.what_if(inputs), output)
+        _what_if(replayer.what_if(inputs, SOLVES), output)
         return
     if verify_plans:
         anchors, defects = _signed(heads)
         anchors += [parse_anchor(text) for text in expect_head or ()]
-        _verify(replayer.verify(anchors, defects, jobs), output)
+        _verify(replayer.verify(anchors, defects, jobs, SOLVES), output)
         return
     place = replayer.place_at(at)
     typer.echo(_place_json(place) if output is Output.JSON else _place_text(place))

@@ -36,12 +36,12 @@ def submit(
     spec = with_absolute_paths(load_spec(_read(file)), Path.cwd() if str(file) == "-" else file.parent)
     with Client(server) as client:
         task = client.post("/v1/tasks", spec.model_dump(mode="json", by_alias=True))
-        if output is Format.TEXT:
+        if output is not Format.JSON:
             resumed = f", goes on from step {task['step']}" if task["step"] else ""
             print(f"submitted {task['name']} ({task['state']}{resumed})", flush=True)
         if wait:
             task = wait_for_end(server, task["name"])
-            if output is Format.TEXT:
+            if output is not Format.JSON:
                 print(f"{task['name']}: {task['state']} at step {task['step']} of {task['steps']}; {task['reason']}")
     if output is Format.JSON:
         print_json(task)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
@@ -214,10 +214,24 @@ def wait_for_stop(server: str | None, name: str) -> Record:
 
 def wait_for_end(server: str | None, name: str) -> Record:
     """Return a task once it has ended, with success or without (for verbs, which have no event loop)."""
+    return wait_for_task(server, name, ENDED, None)
+
+
+def wait_for_task(server: str | None, name: str, states: Collection[str], limit_s: float | None) -> Record:
+    """Return a task once it is in one of these states (for verbs).
+
+    Raises:
+        TimedOut: the limit has passed.
+    """
 
     async def wait() -> Record:
         async with WaitingClient(server, poll_s=END_POLL_S) as client:
-            return await client.until_ended(name)
+
+            async def reached() -> Record | None:
+                task = await client.task(name)
+                return task if task["state"] in states else None
+
+            return await client.until(f"{name} is {' or '.join(sorted(states))}", reached, limit_s)
 
     return asyncio.run(wait())
 

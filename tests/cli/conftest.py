@@ -15,7 +15,7 @@ from cli.main import main
 from shared.bus import Bus
 from shared.log.journal import Journal
 from shared.settings import Settings
-from tests.api.kit import Server, serving
+from tests.api.kit import Server, Story, serving
 from tests.api.node_machines import NodeMachines, node_machines
 
 
@@ -95,3 +95,13 @@ def machines(bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     """Node machines with run directories of their own; none serves yet."""
     with node_machines(bus, tmp_path / "machines", monkeypatch) as made:
         yield made
+
+
+@pytest.fixture
+async def healed(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterator[Server]:
+    """The gateway over the story of a process that was lost and restarted."""
+    story = Story(settings.run_dir / "log.db")
+    story.running().process_exit().process_restored()
+    story.log.close()
+    async with serving(settings, bus, journal) as server:
+        yield server

@@ -10,7 +10,6 @@ import json
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -204,16 +203,6 @@ async def test_stop_says_what_cannot_be_saved(api: Server, unicron: Unicron) -> 
     await until(stopped)
 
 
-@pytest.fixture
-async def healed(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterator[Server]:
-    """The gateway over the story of a process that was lost and restarted."""
-    story = Story(settings.run_dir / "log.db")
-    story.running().process_exit().process_restored()
-    story.log.close()
-    async with serving(settings, bus, journal) as server:
-        yield server
-
-
 VERBS = {
     ("ps",): ("gpt", "running", "95/100"),
     ("show", "gpt"): ("gpt", "running", "95 of 100", "n1/1", "tensor 1, pipeline 1, data 4"),
@@ -228,6 +217,7 @@ VERBS = {
         "plain-restart (model)",
         "not a measurement",
     ),
+    ("postmortem", "i1"): ("process-exit", "What was decided, and why not otherwise", "Plan p1 answers", "n1/1"),
     ("plan", "list"): ("start", "p1", "restart"),
     ("plan", "show", "p1"): ("restart", "i1", "resumed", "restored"),
     ("events",): ("cluster.configured", "state.moved"),

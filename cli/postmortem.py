@@ -1,0 +1,56 @@
+"""``unicron postmortem``."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import quote
+
+import typer
+
+from cli.options import Server
+from cli.output import print_json
+from shared.errors import InvalidInput
+
+
+class PageFormat(StrEnum):
+    """How the page is written."""
+
+    MARKDOWN = "md"
+    HTML = "html"
+    JSON = "json"
+
+
+def postmortem(
+    incident: Annotated[str, typer.Argument(metavar="INCIDENT", help="Its id, as `unicron incidents` lists it.")],
+    file: Annotated[
+        Path | None, typer.Option("--file", help="Write the page there, not to standard output.", dir_okay=False)
+    ] = None,
+    server: Server = None,
+    output: Annotated[
+        PageFormat, typer.Option("--output", "-o", help="md, html (one file that needs no other), or json")
+    ] = PageFormat.MARKDOWN,
+) -> None:
+    """Print the post-mortem of a fault: its course, the decisions and their reasons, its cost.
+
+    The page says what failed, what saw it and how late, what was decided and why not otherwise, where state came from,
+    how long each phase took, what it cost, and what earlier faults were like it. Positions in the log prove each line.
+    """
+    from cli.client import Client
+
+    path = f"/v1/incidents/{quote(incident, safe='')}/postmortem"
+    with Client(server) as client:
+        if output is PageFormat.JSON and file is None:
+            print_json(client.get(path))
+            return
+        page = client.text(path, {"format": output.value})
+    if file is None:
+        sys.stdout.write(page)
+        return
+    try:
+        file.write_text(page, encoding="utf-8")
+    except OSError as err:
+        raise InvalidInput(f"--file: {str(file)!r}: {err.strerror or err}") from err
+    print(file)
