@@ -61,7 +61,8 @@ PARAMETER = "decoder.layers.1.mlp.linear_fc1.weight"
 """Whose gradient a ``nan`` strikes: in the middle of the model, so that only a search finds it."""
 
 PAST_STEPS = 25
-"""Steps between a spike and the next: more than the past without which there is no spike."""
+"""Steps between a spike and the next, and before the first straggler: more than the past without which neither is
+found."""
 
 
 async def killed(lab: Lab, measures: Measures, ranks: int, fault: str, kind: str) -> None:
@@ -109,7 +110,12 @@ async def spikes(lab: Lab, measures: Measures, ranks: int) -> None:
 
 
 async def stragglers(lab: Lab, measures: Measures, ranks: int) -> None:
-    """Slow a rank down until it is found; then let it be as fast as the others again."""
+    """Slow a rank down until it is found; then let it be as fast as the others again.
+
+    The first one comes when the ranks have a past: a rank that has been slow from the beginning is not judged beside a
+    single peer. Each of the others comes as soon as the last one is known to be over.
+    """
+    await lab.client.until_step(TASK, PAST_STEPS + (await lab.client.task(TASK))["step"], 60.0)
     for number in measures.numbers():
         await lab.forget()
         struck = await lab.strike(f"slow={STRAGGLER}", number % ranks)

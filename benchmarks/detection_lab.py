@@ -64,6 +64,8 @@ class Lab:
     corpus: Path
     events: list[Record] = field(default_factory=list)
     """Those behind ``forget``."""
+    incidents: dict[str, Record] = field(default_factory=dict)
+    """Every incident so far -> its first error event."""
     _position: int = 0
 
     async def look(self) -> None:
@@ -71,6 +73,9 @@ class Lab:
         while True:
             page = await self.client.get("/v1/events", {"after": self._position, "limit": EVENTS})
             self.events += page["items"]
+            for record in page["items"]:
+                if record["type"] == "error.detected":
+                    self.incidents.setdefault(record["event"]["incident"], record)
             if page["items"]:
                 self._position = page["items"][-1]["position"]
             if page["next_cursor"] is None:
@@ -90,7 +95,7 @@ class Lab:
 
         return await self.client.until(what, found, limit_s)
 
-    async def healed(self, error: Record) -> None:
+    async def healed(self, error: Record, limit_s: float = WAIT_S) -> None:
         """Wait until the incident of an error event is over."""
         incident = error["event"]["incident"]
 
@@ -98,7 +103,7 @@ class Lab:
             event = record["event"]
             return record["type"] == "state.moved" and bool(event.get("complete")) and event.get("incident") == incident
 
-        await self.event(f"incident {incident} is over", over)
+        await self.event(f"incident {incident} is over", over, limit_s)
 
     async def train(self, **specification: Any) -> None:
         """Submit the task, and wait until it trains."""
@@ -110,21 +115,21 @@ class Lab:
         await self.client.post(f"/v1/tasks/{TASK}/stop", {"lose_steps": True})
         await self.client.until_ended(TASK, WAIT_S)
 
-    async def strike(self, fault: str, rank: int) -> Struck:
+    async def strike(self, fault: str, rank: int, task: str = TASK) -> Struck:
         """Have a fault happen in a rank, as soon as that trains; return when it has."""
         deadline = time.monotonic() + WAIT_S
         while True:
             try:
-                asked = await self.client.post(f"/v1/tasks/{TASK}/faults", {"fault": fault, "rank": rank})
+                asked = await self.client.post(f"/v1/tasks/{task}/faults", {"fault": fault, "rank": rank})
                 break
             except (InvalidInput, Conflict, Unavailable):  # the rank has yet to train again
                 if time.monotonic() > deadline:
                     raise
             await asyncio.sleep(POLL_S)
-        return await self.client.until(f"{fault} happens", lambda: self._announced(asked), WAIT_S)
+        return await self.client.until(f"{fault} happens", lambda: self._announced(asked, task), WAIT_S)
 
-    async def _announced(self, asked: Record) -> Struck | None:
-        folder = self.stack.run_dir / "tasks" / TASK / "output"
+    async def _announced(self, asked: Record, task: str) -> Struck | None:
+        folder = self.stack.run_dir / "tasks" / task / "output"
         for path in folder.glob(f"*-{asked['worker'].replace('/', '-')}.log"):
             for fault_id, step, at in _ANNOUNCED.findall(path.read_text(errors="replace")):
                 if fault_id == asked["id"]:

@@ -77,6 +77,9 @@ class Measures:
         if seconds:
             both = {"p50": percentile(seconds, 0.5), "p99": percentile(seconds, PERCENTILE)}
             report.line("seconds", name=self.name, **both)
+        late = [found for found in self.details if found["value"] > self.bound]
+        if late:
+            report.line("late", name=self.name, found=late[:5])
         if self.wrong or self.reason:
             wrong = [found for found in self.details if not found["right"]]
             report.line("wrong", name=self.name, reason=self.reason, found=wrong[:5])

@@ -1,8 +1,10 @@
 """The long course of ``benchmarks.detection``: nothing is wrong, and nothing may be reported.
 
 Two tasks train while another process keeps each core busy, with checkpoints, evaluation and stalls of data. Once, in
-the middle, all processes of the stack are suspended and go on, as when a virtual machine is moved. Then the detector's
-tests for slow workers and silent nodes run over generated days of a large task, where there are these simulations.
+the middle, all processes of the stack are suspended and go on, as when a virtual machine is moved. A rank of the task
+``RECOVERED`` is killed every now and then, outside of the suspension: that is the one thing that may be reported, and
+no generation that follows may be taken for a hang or a slow worker. Then the detector's tests for slow workers and
+silent nodes run over generated days of a large task, where there are these simulations.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import multiprocessing
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +31,7 @@ from cli.waiting import Record
 ALARMS = ("error.detected", "worker.slowed", "anomaly.observed")
 """Events that report something wrong."""
 
-TASKS = ("left", "right")
+TASKS = LEFT, RECOVERED = ("left", "right")
 
 SPECIFICATION: Record = {
     "model": {"layers": 2, "hidden": 32, "heads": 4, "sequence_length": 32},
@@ -43,6 +47,16 @@ SUSPENDED_S = 20.0
 
 LOOK_S = 5.0
 
+KILL_EVERY_S = 45.0
+"""Time between two ranks that are killed: a hundred steps of the new generation at least, most of which it is judged by
+what the generation before has shown."""
+
+RECOVERY_S = 120.0
+"""Longest wait for a recovery, which takes some seconds with both cores busy."""
+
+PARTS = ("task.checkpointed", "evaluation", "stall", "suspended", "killed")
+"""What every soak must have had, however short: otherwise it shows nothing."""
+
 RANKS, HOURS, SEED = 1000, 24.0, 1
 """Of the simulated course."""
 
@@ -55,39 +69,91 @@ async def course(minutes: float, report: Report) -> None:
         for name in TASKS:
             await lab.client.until_step(name, 3, 120.0)
         before = {name: (await lab.client.task(name))["step"] for name in TASKS}
-        load = [
-            multiprocessing.get_context("spawn").Process(target=spin, daemon=True) for _ in range(os.cpu_count() or 1)
-        ]
-        for process in load:
-            process.start()
-        try:
-            await watch(lab, minutes * 60.0, report)
-        finally:
-            for process in load:
-                process.kill()
-                process.join()
+        with busy():
+            soak = await watch(lab, minutes * 60.0)
+        report.line("soaked", minutes=minutes)
         await lab.look()
-        alarms = Counter(record["type"] for record in lab.events if record["type"] in ALARMS)
-        shown = [record["event"] for record in lab.events if record["type"] in ALARMS][:5]
         done = {name: (await lab.client.task(name))["step"] - step for name, step in before.items()}
-        generations = [(await lab.client.task(name))["generation"] for name in TASKS]
-        report.line("soak", minutes=minutes, steps=done, alarms=dict(alarms), first=shown)
-        report.equal("soak: false alarms", sum(alarms.values()), 0)
-        report.equal("soak: generations of the tasks", generations, [1, 1])
-        report.at_least("soak: steps of each task", min(done.values()), 10)
+        generations = (await lab.client.task(LEFT))["generation"]
+        judge(lab, soak, done, generations, report)
     simulated(report)
 
 
-async def watch(lab: Lab, duration_s: float, report: Report) -> None:
-    """Wait for this long; in the middle suspend everything once."""
-    began_s, suspended = time.monotonic(), False
+@contextlib.contextmanager
+def busy() -> Iterator[None]:
+    """Keep each core busy with a process beside all others."""
+    load = [multiprocessing.get_context("spawn").Process(target=spin, daemon=True) for _ in range(os.cpu_count() or 1)]
+    for process in load:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in load:
+            process.kill()
+            process.join()
+
+
+@dataclass
+class Soak:
+    """What was done to the tasks. ``suspended``: processes; ``killed``: incidents of the ranks that were killed."""
+
+    suspended: int = 0
+    killed: list[str] = field(default_factory=list)
+
+
+async def watch(lab: Lab, duration_s: float) -> Soak:
+    """Wait for this long; in the middle suspend everything once, and kill a rank now and then."""
+    soak, began_s, kill_at_s = Soak(), time.monotonic(), KILL_EVERY_S
     while (spent_s := time.monotonic() - began_s) < duration_s:
         await asyncio.sleep(min(LOOK_S, duration_s - spent_s))
-        if not suspended and spent_s > duration_s / 2:
-            suspended = True
-            count = await suspend(lab)
-            report.line("suspended", processes=count, seconds=SUSPENDED_S)
+        if not soak.suspended and spent_s > duration_s / 2:
+            soak.suspended = await suspend(lab)
+        elif spent_s > kill_at_s:
+            soak.killed.append(await recovery(lab, len(soak.killed) % 2))
+            kill_at_s = time.monotonic() - began_s + KILL_EVERY_S
         await lab.look()
+    return soak
+
+
+async def recovery(lab: Lab, rank: int) -> str:
+    """Kill a rank, and wait until the task trains on with all ranks; return the incident."""
+    await lab.look()
+    known = set(lab.incidents)
+    await lab.strike("kill", rank, RECOVERED)
+
+    def is_of_kill(record: Record) -> bool:
+        event = record["event"]
+        of_exit = record["type"] == "error.detected" and event["kind"] == "process-exit"
+        return bool(of_exit and event["task"] == RECOVERED and event["incident"] not in known)
+
+    error = await lab.event("the end of a rank", is_of_kill, RECOVERY_S)
+    await lab.healed(error, RECOVERY_S)
+    return str(error["event"]["incident"])
+
+
+def judge(lab: Lab, soak: Soak, steps: dict[str, int], generation: int, report: Report) -> None:
+    """Print what was reported, and its bounds.
+
+    Args:
+        lab: with all events since the start.
+        soak: what was done.
+        steps: of each task.
+        generation: of the task of which no rank was killed.
+        report: to print to.
+    """
+    of_kills = [r for r in lab.events if r["type"] in ALARMS and r["event"].get("incident") in soak.killed]
+    false = [r for r in lab.events if r["type"] in ALARMS and r["event"].get("incident") not in soak.killed]
+    parts = Counter(record["type"] for record in lab.events if record["type"] == "task.checkpointed")
+    for path in lab.stack.run_dir.glob("tasks/*/soak-*.txt"):
+        parts.update(path.read_text().split())
+    parts.update(suspended=soak.suspended, killed=len(soak.killed))
+    report.line("soak", steps=steps, parts=dict(parts), first=[record["event"] for record in false[:5]])
+    report.equal("soak: false alarms", len(false), 0, types=dict(Counter(record["type"] for record in false)))
+    report.equal("soak: errors of the killed ranks", len(of_kills), len(soak.killed))
+    report.equal("soak: generation of the task without faults", generation, 1)
+    report.at_least("soak: steps of each task", min(steps.values()), 10)
+    for part in PARTS:
+        report.at_least(f"soak: {part}", parts[part], 1)
 
 
 async def suspend(lab: Lab) -> int:

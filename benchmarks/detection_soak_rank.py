@@ -1,6 +1,7 @@
 """The training script of ``benchmarks.detection --soak``: the built-in trainer, with stalls of data and evaluation.
 
 All of that is drawn from the step and the process, so that every run has the same, and no rank the same as its peers.
+Each is noted: a line ``stall`` or ``evaluation`` in ``soak-<pid>.txt`` of the task's folder.
 """
 
 from __future__ import annotations
@@ -28,15 +29,19 @@ EVALUATION_EVERY = 200
 EVALUATION_S = 3.0
 """An evaluation: far longer than any limit that holds inside a step."""
 
+NOTES = "soak-{pid}.txt"
+
 
 def main() -> None:
     """Train to the end."""
+    notes = (Path(os.environ[environment.RUN_DIR]) / NOTES.format(pid=os.getpid())).open("w", buffering=1)
     drawn = random.Random(environment.text(environment.WORKER))
     read, steps = Samples.batch, Run.steps
 
     def late(samples: Samples, ids: list[int]) -> Any:
         if drawn.random() < STALLS:
             time.sleep(drawn.uniform(0.0, STALL_S))
+            notes.write("stall\n")
         return read(samples, ids)
 
     def evaluated(run: Run) -> Iterator[Step]:
@@ -45,6 +50,7 @@ def main() -> None:
             if step.number % EVALUATION_EVERY == 0 and step.completed:
                 run.heartbeat()
                 time.sleep(EVALUATION_S)
+                notes.write("evaluation\n")
 
     Samples.batch = late  # type: ignore[method-assign, assignment]
     Run.steps = evaluated  # type: ignore[method-assign, assignment]

@@ -60,11 +60,14 @@ LISTS = {
     "nodes": "/v1/nodes",
     "events": "/v1/events",
     "costs": "/v1/costs",
+    "waf": "/v1/waf?from=2000-01-01T00:00:00Z&points=1000",
+    "incidents, newest first": "/v1/incidents?order=newest",
+    "plans, newest first": "/v1/plans?order=newest",
     "heads": "/v1/log/heads",
 }
 """Every list, with the filters that its rows are found by."""
-_WITHOUT_CURSOR = frozenset({"nodes", "costs", "heads"})
-_WITHOUT_LIMIT = frozenset({"heads"})
+_WITHOUT_CURSOR = frozenset({"nodes", "costs", "waf", "heads"})
+_WITHOUT_LIMIT = frozenset({"waf", "heads"})
 
 
 @dataclass

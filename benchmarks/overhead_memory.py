@@ -48,7 +48,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 def measure(folder: Path, report: Report) -> None:
     """Run the ranks of stock Megatron and then ours, for each layout; print what they took."""
     for name, fields in LAYOUTS.items():
-        plan = Plan(work=Workload(**SHAPE, **fields), most_pairs=0, width=0.0)
+        plan = Plan(work=Workload(**SHAPE, **fields))
         largest: dict[str, float] = {}
         for way in ("stock", "ours"):
             place = folder / f"{name}-{way}"

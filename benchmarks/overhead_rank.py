@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,8 +32,8 @@ from benchmarks.overhead_model import Workload, build, our_step, stock, stock_st
 SETTLING_PAIRS = 5
 """Pairs at the beginning that do not count: memory is allocated and caches are filled."""
 
-CHECKED_EVERY = 50
-"""Pairs between two looks at whether the intervals are narrow enough."""
+CHECKED_EVERY = 25
+"""Pairs between two looks at whether there are enough."""
 
 STEPS = 1_000_000
 """More than any measurement takes."""
@@ -43,10 +44,15 @@ class Plan:
     """What the ranks of one run do."""
 
     work: Workload
-    most_pairs: int
-    """Pairs of steps after which the measurement ends, however wide the intervals are."""
-    width: float
-    """Width of the 95% intervals at which the measurement ends."""
+    most_pairs: int = 0
+    """Pairs of steps after which the measurement ends, whatever it has shown."""
+    most_s: float = math.inf
+    """The same in seconds, on the clock of the rank that is slowest."""
+    width: float = math.inf
+    """Largest width of the 95% intervals at which the measurement ends."""
+    bounds: dict[str, float] = field(default_factory=dict)
+    """Kind of ratio (those of ``ratios``) -> what is required of it. The measurement ends when each of them is decided:
+    its interval is narrow enough, and the bound lies outside of it."""
     alone_s: float = 0.0
     """For how long this library's steps follow without stock ones."""
     processes: dict[str, list[int]] = field(default_factory=dict)
@@ -107,11 +113,18 @@ def ratios(ranks: list[list[Pair]]) -> dict[str, list[float]]:
     }
 
 
+def is_decided(found: Sequence[float], bound: float, width: float) -> bool:
+    """Return whether the 95% interval of the median is at most ``width`` wide, and the bound outside of it."""
+    _, low, high = median_interval(found)
+    return high - low <= width and not low <= bound < high
+
+
 class Measurement:
     """The pairs of steps of all ranks, as rank 0 needs them to know when there are enough."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self._began_s = time.perf_counter()
         self.pairs: list[Pair] = []
         """Of this rank."""
         self._ranks: list[list[Pair]] = [[] for _ in range(plan.work.ranks)]
@@ -122,12 +135,13 @@ class Measurement:
         if len(self.pairs) % CHECKED_EVERY:
             return False
         newest: list[Any] = [None] * self._plan.work.ranks
-        dist.all_gather_object(newest, self.pairs[-CHECKED_EVERY:])
-        for rank, pairs in enumerate(newest):
+        dist.all_gather_object(newest, (time.perf_counter() - self._began_s, self.pairs[-CHECKED_EVERY:]))
+        for rank, (_, pairs) in enumerate(newest):
             self._ranks[rank] += pairs
-        intervals = [median_interval(found) for found in ratios(self._ranks).values()]
-        narrow = all(high - low <= self._plan.width for _, low, high in intervals)
-        return narrow or len(self.pairs) >= self._plan.most_pairs
+        if len(self.pairs) >= self._plan.most_pairs or max(spent_s for spent_s, _ in newest) >= self._plan.most_s:
+            return True
+        found = ratios(self._ranks)
+        return all(is_decided(found[kind], bound, self._plan.width) for kind, bound in self._plan.bounds.items())
 
 
 def attach(plan: Plan, folder: Path) -> unicron.Run:

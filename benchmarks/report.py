@@ -33,6 +33,7 @@ MISSED, FAILED, INTERRUPTED = 1, 2, 130
 _RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
     "<": operator.lt,
+    ">": operator.gt,
     ">=": operator.ge,
     "==": operator.eq,
 }
@@ -66,6 +67,10 @@ class Report:
         """Require ``value >= bound``, as ``at_most``."""
         return self._bound(name, value, ">=", bound, fields)
 
+    def above(self, name: str, value: float | None, bound: float, **fields: Any) -> bool:
+        """Require ``value > bound``, as ``at_most``."""
+        return self._bound(name, value, ">", bound, fields)
+
     def equal(self, name: str, value: Any, bound: Any, **fields: Any) -> bool:
         """Require ``value == bound``, as ``at_most``."""
         return self._bound(name, value, "==", bound, fields)
@@ -76,6 +81,12 @@ class Report:
         if not ok:
             self.missed.append(name)
         return ok
+
+    def relay(self, line: dict[str, Any]) -> None:
+        """Print a line of another benchmark's run; a bound that was missed there is missed here."""
+        print(json.dumps(line), file=self._stream, flush=True)
+        if line.get("line") == "bound" and not line["ok"]:
+            self.missed.append(line["name"])
 
     def error(self, error: BaseException) -> None:
         """Print the error that ends the benchmark; the traceback of an unexpected one goes to standard error."""

@@ -19,8 +19,9 @@ Phases and outliers here are five times as frequent, phases are longer and as de
 phases of up to 1.2 (in place of 1.15) a day of 1,000 ranks has one false alarm, which is within one in 10,000
 rank-hours.
 
-Lines: ``false-alarms`` with rank-hours and alarms, bound 0; ``straggler`` with the delay in steps of a slowdown of 1.3
-that begins at some step of some rank, bound 20 at p99 (of two ranks ``LATEST_OF_TWO``), and the wrong ranks, bound 0.
+Lines: ``noise`` with the parameters; ``false-alarms`` with rank-hours and alarms, bound 0; ``straggler`` with the delay
+in steps of a slowdown of 1.3 that begins at some step of some rank, bound 20 at p99 (of two ranks ``LATEST_OF_TWO``),
+and the wrong ranks, bound 0.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import functools
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,13 +159,14 @@ def straggler_delay(
 
 
 def measure(ranks: int, hours: float, seed: int, courses: int, report: Report) -> None:
-    """Run the courses and print."""
+    """Run the courses and print. Two seeds have no course in common."""
+    report.line("noise", step_s=STEP_S, **asdict(MEASURED))
     began_s = time.perf_counter()
     found = false_alarms(ranks, hours, seed)
-    report.line("false-alarms", step_s=STEP_S, seconds=round(time.perf_counter() - began_s, 1), **found._asdict())
+    report.line("false-alarms", seed=seed, seconds=round(time.perf_counter() - began_s, 1), **found._asdict())
     report.at_most("false alarms", found.alarms, 0)
     for size in (2, 4, 8, 64):
-        delays = [straggler_delay(size, seed + course) for course in range(courses)]
+        delays = [straggler_delay(size, seed * courses + course) for course in range(courses)]
         steps = sorted(delay.steps if delay.steps is not None else 10**9 for delay in delays)
         p50, p99 = steps[len(steps) // 2], steps[min(len(steps) - 1, int(0.99 * len(steps)))]
         report.line("straggler", ranks=size, slowdown=1.3, n=courses, p50_steps=p50, p99_steps=p99, max_steps=steps[-1])

@@ -32,13 +32,29 @@ def test_bounds_that_hold_are_printed_with_value_and_bound() -> None:
         report.at_least("ratio", 10.0, 2.0)
         report.below("memory", 1.0, 2.0)
         report.equal("recomputed", 0, 0)
+        report.above("gain", 0.1, 0.0)
 
     status, lines = outcome(measure)
     assert status == 0
     assert lines[0] == {"line": "run", "seconds": 1.5}
     bound = {"line": "bound", "name": "seconds", "value": 1.5, "relation": "<=", "bound": 1.5, "ok": True, "rounds": 3}
     assert lines[1] == bound
-    assert [line["relation"] for line in lines[1:]] == ["<=", ">=", "<", "=="]
+    assert [line["relation"] for line in lines[1:]] == ["<=", ">=", "<", "==", ">"]
+
+
+def test_the_bounds_of_another_run_count() -> None:
+    lines = [
+        {"line": "run", "seconds": 1.5},
+        {"line": "bound", "name": "a", "value": 1, "relation": "<=", "bound": 2, "ok": True},
+        {"line": "bound", "name": "b", "value": 3, "relation": "<=", "bound": 2, "ok": False},
+    ]
+
+    def measure(report: Report) -> None:
+        for line in lines:
+            report.relay(line)
+        assert report.missed == ["b"]
+
+    assert outcome(measure) == (1, lines)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +64,7 @@ def test_bounds_that_hold_are_printed_with_value_and_bound() -> None:
         lambda report: report.at_most("x", None, 1.0),
         lambda report: report.at_most("x", float("nan"), 1.0),
         lambda report: report.below("x", 1.0, 1.0),
+        lambda report: report.above("x", 1.0, 1.0),
         lambda report: report.at_least("x", 0.5, 1.0),
         lambda report: report.equal("x", False, True),
     ],
