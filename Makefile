@@ -6,6 +6,7 @@
 #   make check                 style, types and the direction of imports
 #   make test-cluster          on several machines made of namespaces, with a network that fails; needs root
 #   make test-containers       docker-compose.yml with podman: images, a task, faults; needs root (tests/containers/README.md)
+#   make test-page             the live page in Debian's chromium
 #   make test-slurm            deploy/slurm/unicron.sbatch in a Slurm cluster: faults, a requeue; needs root (tests/slurm/README.md)
 #   make test-slow             tests of more than a minute each
 #   make test-parity           every fault in every layout, each followed by every change: up to half an hour
@@ -32,7 +33,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: install demo test test-e2e mutants test-cluster test-containers test-slurm test-slow test-parity test-no-false-alarm fuzz check audit notices requirements openapi format clean
+.PHONY: install demo test test-e2e mutants test-cluster test-containers test-page test-slurm test-slow test-parity test-no-false-alarm fuzz check audit notices requirements openapi format clean
 
 install: $(STAMP)
 
@@ -42,7 +43,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt torch==2.13.0 setuptools
-	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[agent,control,embedded,fast,train,dev]'
+	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[agent,control,embedded,fast,plots,train,dev]'
 	touch $(STAMP)
 
 demo: install
@@ -53,7 +54,7 @@ demo: install
 # the main job (marker short), `make test-e2e` and `make test-cluster` have the others.
 test: install
 	$(PYTEST) -n 3 --dist worksteal --durations 15 --ignore tests/cluster --ignore tests/e2e \
-		-m "not e2e and not cluster and not containers and not slurm and not slow and not soak and not parity and not fuzz"
+		-m "not e2e and not cluster and not containers and not slurm and not slow and not soak and not parity and not fuzz and not page"
 	$(PYTEST) -n 2 --dist loadfile --durations 15 -m "short" tests/cluster tests/e2e
 
 test-e2e: install
@@ -66,6 +67,11 @@ test-cluster: install
 test-containers: install
 	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[containers]'
 	$(PYTEST) -s -m containers tests/containers
+
+# Playwright is in none of the other installations; the browser is Debian's (apt-get install chromium).
+test-page: install
+	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[page]'
+	UNICRON_REQUIRE_PAGE=1 $(PYTEST) -n 2 --durations 15 tests/page
 
 test-slurm: install
 	$(PYTEST) -s -m slurm tests/slurm
@@ -100,7 +106,7 @@ check: install
 # fails (--strict) if there is one about which it gets no answer.
 audit: install
 	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[audit]'
-	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive cli services shared unicron
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive cli services shared simulator unicron
 	$(BIN)/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
 
 # What the images install, with the hashes that the index states for every file of a version. nkeys has no wheel and is built
@@ -114,7 +120,7 @@ requirements: install
 
 # THIRD-PARTY-NOTICES.md, from the metadata of what the extras install; a test compares it with constraints.txt.
 notices: install
-	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[agent,control,embedded,fast,train,s3,gcs,postgres]'
+	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[agent,control,embedded,fast,plots,train,s3,gcs,postgres]'
 	$(BIN)/python -m tests.packaging.notices
 
 # The description of the REST API in the repository; a test compares it with the application's.

@@ -14,6 +14,7 @@
         NameInUse           a living agent has the node's name      409, exit 4
         VersionConflict     the stream has new events, decide again 409, exit 4
         NewerVersion        written by a newer version of Unicron   409, exit 4
+        UnknownPolicy       a simulated policy not known here       409, exit 4
       Unavailable           a service or the bus does not answer    503, exit 5
         Busy                more is asked for than can be done now  503, exit 5
         TooManyRequests     one client asks for more than its due   429, exit 5
@@ -151,6 +152,12 @@ class NewerVersion(Conflict):
     """A newer version of the program wrote what was read, and this version cannot know what it means."""
 
     code = "newer-version"
+
+
+class UnknownPolicy(Conflict):
+    """A policy that this program does not know has decided a simulated history; no other decides in its place."""
+
+    code = "unknown-policy"
 
 
 class Unavailable(UnicronError):

@@ -33,6 +33,7 @@ from shared.observed_events import FaultInjected as FaultInjected
 from shared.observed_events import IncidentObserved as IncidentObserved
 from shared.observed_events import Observation as Observation
 from shared.observed_events import WorkerSlowed as WorkerSlowed
+from shared.outlook import Outlook
 from shared.plans import LoggedTable, Problem, Response, SlowWorkers, Solution, TaskChange, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec
@@ -48,7 +49,13 @@ class ClusterConfigured(ClusterEvent):
     assumed until one has been measured. ``worker_flop_per_s``: the rate that one worker is assumed to achieve until it
     is measured. ``price_per_worker_hour``: in ``currency``. ``storage_bytes_per_s``: the rate at which a worker reads a
     checkpoint. ``starvation_s``: a task that has waited this long for workers comes before running tasks; 0: never.
-    ``allow_pausing``: whether a running task may lose all its workers to a task with a higher weight.
+    ``allow_pausing``: whether a running task may lose all its workers to a task with a higher weight. ``policy``: the
+    policy that decides in a simulated history; empty: Unicron's own, as in every log of a running system.
+    ``rollouts``: futures by which plans are compared; 0: the paper's objective alone. ``memory_copies``: whether plans
+    count on snapshots in memory where replicas span workers. ``repair_prior_s``: mean time
+    from a node's loss to its return until some are known. ``spare_nodes_max``: most nodes left free for replacements.
+    ``prices``: of a worker-hour by kind, in place of ``price_per_worker_hour``. ``value_per_eflop``: of 1e18 weighted
+    FLOP; 0: prices decide nothing.
     """
 
     type: Literal["cluster.configured"] = "cluster.configured"
@@ -62,6 +69,13 @@ class ClusterConfigured(ClusterEvent):
     storage_bytes_per_s: float = 1e9
     starvation_s: float = 0.0
     allow_pausing: bool = False
+    policy: str = Field(default="", exclude_if=lambda policy: policy == "")
+    rollouts: int = 0
+    memory_copies: bool = False
+    repair_prior_s: float = 86_400.0
+    spare_nodes_max: int = 0
+    prices: dict[str, float] = Field(default_factory=dict, exclude_if=lambda prices: not prices)
+    value_per_eflop: float = Field(default=0.0, exclude_if=lambda value: value == 0.0)
 
 
 class TaskSubmitted(TaskEvent):
@@ -229,7 +243,8 @@ class PlanDecided(ClusterEvent):
     plan takes over. ``queued``: tasks that are left without workers, with the reason. ``decider``: number of the
     decision code that made the plan (``services.planner.decide.DECIDER``); plans from before the field are of decider
     1. ``tables``: throughput tables that the problem names, by digest, where no earlier plan has them (docs/log.md,
-    "What a plan says once"). ``slow``: how slow workers are used, where there are some.
+    "What a plan says once"). ``slow``: how slow workers are used, where there are some. ``outlook``: the futures
+    by which the solution was compared with others, where it was.
     """
 
     type: Literal["plan.decided"] = "plan.decided"
@@ -249,6 +264,7 @@ class PlanDecided(ClusterEvent):
     alternatives: list[Solution] = Field(default_factory=list)
     tables: dict[str, LoggedTable] = Field(default_factory=dict)
     slow: SlowWorkers | None = Field(default=None, exclude_if=lambda value: value is None)
+    outlook: Outlook | None = Field(default=None, exclude_if=lambda value: value is None)
 
     def canonical(self) -> str:
         """Return the canonical JSON of the event, its workers as runs (``shared.worker_runs``)."""

@@ -50,6 +50,10 @@ def _is_unset(value: object) -> bool:
     return value is None or value == "" or value == []
 
 
+def _is_zero(value: object) -> bool:
+    return value == 0.0
+
+
 def _is_full_speed(value: object) -> bool:
     return value == 1.0
 
@@ -97,6 +101,7 @@ class TaskProblem(Model):
         reload_s: D_transition of the table's ``reloading`` counts, in ``transition_to_s`` already.
         slowdown: by how much a slow worker among those that the task is to have holds it up, at every count: it
             achieves T(t, x) / slowdown (docs/planner.md, "Slow workers").
+        worker_cost_flop_per_s: c, what a worker costs, as weighted FLOP/s that are worth as much; 0: not weighed.
     """
 
     name: str
@@ -119,6 +124,7 @@ class TaskProblem(Model):
     current_flop_per_s: float | None = Field(default=None, exclude_if=_is_unset)
     reload_s: float | None = Field(default=None, exclude_if=_is_unset)
     slowdown: float = Field(default=1.0, ge=1.0, exclude_if=_is_full_speed)
+    worker_cost_flop_per_s: float = Field(default=0.0, ge=0, exclude_if=_is_zero)
 
     def with_table(self, table: LoggedTable, workers: int) -> TaskProblem:
         """Return the task's part with what its table says up to ``workers``, the workers of its pool."""
@@ -257,6 +263,10 @@ class Layout(Model):
     def world_size(self) -> int:
         """Number of ranks."""
         return self.tensor * self.pipeline * self.data
+
+    def pipeline_stage(self, rank: int) -> int:
+        """Return the pipeline stage of a rank. Ranks are in the order tensor, data, pipeline."""
+        return rank // (self.tensor * self.data)
 
 
 class Member(Model):

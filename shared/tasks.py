@@ -25,6 +25,8 @@ CHECKPOINT_URL = r"^[a-z][a-z0-9+.-]*://[^\s?#\[\]*\x00]*[^\s?#\[\]*\x00/]$"
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 """A positive count with a limit far above any real one, so that a slip is refused and nothing overflows."""
 
+Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
+"""Updates of a task: a GPT-3 of 1.3B makes one in less than a second on 128 A800, and ten million in three months."""
 
 BYTE_VOCABULARY = 257
 """Tokens of a byte-level text: one for each byte, and the end of a document (``unicron.trainer.data``)."""
@@ -153,7 +155,7 @@ class TaskSpec(Model):
     name: Name
     model: ModelShape
     batch: Batch
-    steps: Count
+    steps: Steps
     data: Annotated[str, Field(min_length=1, max_length=4096)]
     weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     workers: Workers = Workers()

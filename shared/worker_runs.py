@@ -20,14 +20,19 @@ MAX_RUN = 65_536
 def runs_of(workers: Sequence[str]) -> str | None:
     """Return the workers as text; None if the text would not say exactly these workers."""
     runs: list[list[Any]] = []
+    following: str | None = None
+    """What the next worker of the last run would be: most are, and need not be taken apart."""
     for worker in workers:
+        if worker == following:
+            run = runs[-1]
+            run[2] += 1
+            following = f"{run[0]}/{run[2] + 1}"
+            continue
         node, _, slot = worker.rpartition("/")
         if not node or "," in node or not slot.isdecimal() or str(int(slot)) != slot:
             return None
-        if runs and runs[-1][0] == node and runs[-1][2] + 1 == int(slot):
-            runs[-1][2] += 1
-        else:
-            runs.append([node, int(slot), int(slot)])
+        runs.append([node, int(slot), int(slot)])
+        following = f"{node}/{int(slot) + 1}"
     return ",".join(f"{node}/{first}" + (f"-{last}" if last > first else "") for node, first, last in runs)
 
 

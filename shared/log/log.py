@@ -117,6 +117,25 @@ class EventLog:
             raise append.error
         return [recorded(row) for row in append.rows]
 
+    def append_history(self, history: Sequence[tuple[datetime, Sequence[Event]]]) -> None:
+        """Append events of a simulated history, with the times at which they are recorded there, in one transaction.
+
+        Args:
+            history: times, which do not fall, and the events that are recorded at each. A time before that of the last
+                event of the log becomes that one.
+
+        Raises:
+            Conflict, InvalidInput, Unavailable: as ``append``.
+        """
+        if self._read_only:
+            raise Conflict(f"{self._what} was opened read-only")
+        appends = [Append([draft(event) for event in events], {}, recorded_at=at) for at, events in history]
+        if appends:
+            self._commit(appends)
+        for append in appends:
+            if append.error is not None:
+                raise append.error
+
     def read(self, *, after: int = 0, limit: int = 1000, types: Sequence[str] = ()) -> list[Recorded]:
         """Return the records after position ``after``, in order, at most ``limit``.
 

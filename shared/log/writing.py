@@ -13,6 +13,7 @@ import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -42,12 +43,14 @@ class Draft(NamedTuple):
 class Append:
     """The events of one call of ``EventLog.append``.
 
-    ``drafts``: of each, before it has a place. ``expected``: stream -> version that it must have.
+    ``drafts``: of each, before it has a place. ``expected``: stream -> version that it must have. ``recorded_at``: of a
+    simulated history, when they are recorded; None: by the clock.
     ``rows``: once committed, the rows of all events, in the order given. ``error``: why nothing of it was appended.
     """
 
     drafts: list[Draft]
     expected: Mapping[str, int]
+    recorded_at: datetime | None = None
     rows: list[StoredRow] = field(default_factory=list)
     error: Exception | None = None
 
@@ -160,7 +163,7 @@ def write(opened: Transaction, appends: Sequence[Append], clock: Clock, base: Ba
     Args:
         opened: has the writer's lock.
         appends: in the order in which they came.
-        clock: source of ``recorded_at``, of which there is one for the transaction.
+        clock: source of ``recorded_at`` where an append has none of its own; there is one for the transaction.
         base: behind which the table begins.
     """
     writer = _Writer(opened, appends, clock, base)
@@ -189,8 +192,8 @@ class _Writer:
         self._versions = {stream: version or base.versions.get(stream, 0) for stream, version in found_versions}
         last = opened.last()
         place: tuple[int, str, str] = tuple(last[0]) if last else base[:3]
-        self._position, self._hash, recorded_at = place
-        self._recorded_at = max(utc_text(clock()), recorded_at)  # never falls, whatever the clock does
+        self._position, self._hash, self._recorded_at = place
+        self._now = utc_text(clock())
 
     def take(self, append: Append) -> list[StoredRow]:
         """Give the new events of an append their places; return the rows of all of them.
@@ -205,6 +208,8 @@ class _Writer:
                 raise Conflict(f"event {draft.event_id} is in the log with different content")
         if new:
             self._check_versions(append.expected)
+            at = self._now if append.recorded_at is None else utc_text(append.recorded_at)
+            self._recorded_at = max(at, self._recorded_at)  # never falls, whatever the clock does
             self._place(new.values())
         return [self._known[draft.event_id] for draft in append.drafts]
 

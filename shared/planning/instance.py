@@ -87,6 +87,7 @@ class Inputs:
                 staying=np.array([task.staying for task in tasks], np.int64),
                 newcomers_s=np.array([task.newcomers_s for task in tasks], np.float64),
                 slowdown=np.array([task.slowdown for task in tasks], np.float64),
+                worker_cost_flop_per_s=np.array([task.worker_cost_flop_per_s for task in tasks], np.float64),
             ),
             TransitionArrays(
                 _starts([len(to) for to in transitions]),

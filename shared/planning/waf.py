@@ -39,12 +39,13 @@ def transition_s(task: TaskProblem, workers: int) -> float:
 def term(task: TaskProblem, workers: int) -> Term:
     """Return the task's part of the objective, in weighted FLOP.
 
-    G(t, x') = F(t, x') * D_running - [touched] * F(t, x) * D_transition, where x is the count before the fault. What a
+    G(t, x') = (F(t, x') - c x') * D_running - [touched] * F(t, x) * D_transition, where x is the count before the
+    fault, and c what a worker costs, as weighted FLOP/s that are worth as much; 0 unless prices are weighed. What a
     transition costs is counted at full speed also of a task that a slow worker holds up: so the value of a plan never
     rises with a slowdown.
     """
     rate = waf_flop_per_s(task, workers)
-    reward = rate * task.running_s
+    reward = (rate - workers * task.worker_cost_flop_per_s) * task.running_s
     penalty = _full_flop_per_s(task, task.current) * transition_s(task, workers) if touches(task, workers) else 0.0
     return Term(
         name=task.name,

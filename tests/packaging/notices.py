@@ -11,7 +11,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "THIRD-PARTY-NOTICES.md"
-RUNTIME_EXTRAS = ("agent", "control", "embedded", "fast", "train", "s3", "gcs", "postgres")
+RUNTIME_EXTRAS = ("agent", "control", "embedded", "fast", "plots", "train", "s3", "gcs", "postgres")
 """The extras of pyproject.toml that a cluster may run with; the others are tools."""
 
 LONGEST_LICENCE = 80
@@ -20,12 +20,19 @@ LONGEST_LICENCE = 80
 HEAD = """# Third-party notices
 
 The distributions that Unicron runs with, all extras included, as their own metadata describes them. None is part of
-this repository. The texts of the licences are in the `.dist-info` folders, in the images too (megatron-core and
-nvidia-ml-py bring none). The CUDA build of torch brings NVIDIA's libraries besides, under NVIDIA's licences.
-`make notices` writes this page.
+this repository; what else is part of it comes last. The texts of the licences are in the `.dist-info` folders, in the
+images too (megatron-core and nvidia-ml-py bring none). The CUDA build of torch brings NVIDIA's libraries besides, under
+NVIDIA's licences. `make notices` writes this page.
 
 | name | version | licence | home page |
 |---|---|---|---|
+"""
+
+TAIL = """
+## In this repository
+
+- uPlot 1.6.32, which draws the chart of the live page: MIT, <https://github.com/leeoniya/uPlot>. Its files are
+  `uPlot.iife.min.js` and `uPlot.min.css` in `services/api/page`, unchanged, with the licence in `uPlot.LICENSE`.
 """
 
 
@@ -82,4 +89,4 @@ def row(name: str) -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(HEAD + "".join(f"{row(name)}\n" for name in sorted(needed(runtime_requirements()))))
+    FILE.write_text(HEAD + "".join(f"{row(name)}\n" for name in sorted(needed(runtime_requirements()))) + TAIL)

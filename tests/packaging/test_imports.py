@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CONTROL_PLANE = ("cli", "services", "shared")
+CONTROL_PLANE = ("cli", "services", "shared", "simulator")
 HEAVY = ("torch", "megatron")
 
 

@@ -89,6 +89,12 @@ def test_metadata_and_examples_are_installed(installed: Path, tmp_path: Path) ->
     assert (next(installed.parent.glob("lib/python3*")) / "site-packages" / "unicron" / "py.typed").exists()
 
 
+def test_data_of_the_simulator_is_installed(installed: Path, tmp_path: Path) -> None:
+    code = "from simulator.paper_workloads import workload; print(workload('spot-p3').trace.present, end=' '); "
+    code += "from simulator.published import rows; print(workload('trace-a').trace.present, len(rows()) > 0)"
+    assert run([installed / "python", "-P", "-c", code], cwd=tmp_path).split() == ["18", "16", "True"]
+
+
 def test_torch_is_not_installed(installed: Path, tmp_path: Path) -> None:
     code = "import importlib.util as u; print([u.find_spec(n) for n in ('torch', 'megatron')])"
     assert run([installed / "python", "-c", code], cwd=tmp_path).strip() == "[None, None]"

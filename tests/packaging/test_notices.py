@@ -19,3 +19,13 @@ def test_all_that_runs_has_a_row() -> None:
 
 def test_tools_are_left_out() -> None:
     assert ROWS.keys().isdisjoint({"pytest", "mypy", "ruff", "moto", "pip-audit"})
+
+
+def test_what_is_part_of_the_repository_is_named_with_its_version_and_licence() -> None:
+    folder = notices.ROOT / "services" / "api" / "page"
+    version = re.search(r"\(v([\d.]+)\)", (folder / "uPlot.iife.min.js").read_text()[:200])
+    assert version is not None
+    assert f"uPlot {version[1]}," in notices.TAIL
+    assert notices.FILE.read_text().startswith(notices.HEAD), "make notices"
+    assert notices.FILE.read_text().endswith(notices.TAIL), "make notices"
+    assert "MIT" in (folder / "uPlot.LICENSE").read_text()

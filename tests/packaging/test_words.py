@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST = Path(__file__).with_name("replaced_words.txt")
-FOLDERS = ("benchmarks", "cli", "deploy", "examples", "services", "shared", "tests", "unicron")
+FOLDERS = ("benchmarks", "cli", "deploy", "examples", "services", "shared", "simulator", "tests", "unicron")
 SCOPES = ("class", "module", "name", "word")
 
 

@@ -68,6 +68,7 @@ class TaskArrays(NamedTuple):
     staying: Ints
     newcomers_s: Floats
     slowdown: Floats
+    worker_cost_flop_per_s: Floats
 
 
 class TransitionArrays(NamedTuple):

@@ -67,7 +67,7 @@ def options(tables: TableArrays, tasks: TaskArrays, transitions: TransitionArray
                 entry = _first_entry(transitions, entry, transitions.starts[t + 1], k)
                 penalty = rate_now * _transition_s(tasks, transitions, t, entry, k)
             found.counts[n] = k
-            found.objective[n] = rate * tasks.running_s[t] - penalty
+            found.objective[n] = (rate - k * tasks.worker_cost_flop_per_s[t]) * tasks.running_s[t] - penalty
             found.touched[n] = 1 if touches else 0
             found.moved[n] = abs(k - tasks.current[t])
             n += 1
