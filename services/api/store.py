@@ -25,6 +25,7 @@ from services.api.tables import PositionRow, Tables, table_of
 from services.api.views import SCHEMA_VERSION
 from shared.events import Recorded
 from shared.log.driver_errors import database_errors
+from shared.log.engines import close_engine
 from shared.log.schema import with_timeouts
 
 _BUSY_TIMEOUT_MS = 10_000
@@ -64,8 +65,12 @@ class Store:
         self._memo = Memo()
         self._folded = 0
         """Position up to which ``_batch`` knows the views."""
-        with database_errors(_WHAT):
-            self._create()
+        try:
+            with database_errors(_WHAT):
+                self._create()
+        except BaseException:
+            self.close()
+            raise
 
     def _create(self) -> None:
         """Make the tables; those of another version of the fold are dropped and folded again from the log.
@@ -148,8 +153,8 @@ class Store:
             yield ViewReader(connection, self._memo)
 
     def close(self) -> None:
-        """Close the database."""
-        self._engine.dispose()
+        """Close every connection; one that a thread still uses is closed when the thread returns it."""
+        close_engine(self._engine)
 
 
 def _head(connection: Connection) -> tuple[int, str]:

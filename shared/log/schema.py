@@ -37,6 +37,7 @@ from sqlmodel import Field, SQLModel
 from shared.errors import Corrupt, InvalidInput, NotFound, Unavailable
 from shared.log.base import START, Base, create_base, read_base
 from shared.log.driver_errors import database_errors
+from shared.log.engines import close_engine
 from shared.log.guards import add_guards
 
 APPLICATION_ID = 0x554E4943
@@ -168,8 +169,8 @@ class Database:
             raise
 
     def close(self) -> None:
-        """Close every connection."""
-        self.engine.dispose()
+        """Close every connection; one that a thread still uses is closed when the thread returns it."""
+        close_engine(self.engine)
         if self._copies is not None:
             self._copies.cleanup()
             self._copies = None

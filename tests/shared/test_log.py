@@ -16,6 +16,7 @@ import sqlalchemy
 from shared.errors import Conflict, InvalidInput, Unavailable, VersionConflict
 from shared.events import ErrorDetected, TaskSubmitted
 from shared.log.log import FIRST_HASH, EventLog
+from shared.log.schema import Database
 from shared.severities import ErrorKind, Method, Severity
 from tests.shared.samples import EPOCH, event_id, node_joined, plan, spec
 
@@ -251,6 +252,18 @@ def test_a_retry_with_the_same_version_loses_the_race(log: EventLog, log_url: st
 def test_urls_that_are_no_log(url: str) -> None:
     with pytest.raises(InvalidInput):
         EventLog(url)
+
+
+def test_a_connection_in_use_is_closed_when_it_is_returned(log_url: str) -> None:
+    """As a thread has one whose caller was cancelled: the log is closed while the thread reads."""
+    database = Database(log_url, read_only=False)
+    with database.engine.connect() as connection:
+        driver = connection.connection.dbapi_connection
+        assert driver is not None
+        database.close()
+        assert connection.exec_driver_sql("SELECT 1").scalar() == 1
+    with pytest.raises(Exception, match="closed"):
+        driver.cursor().execute("SELECT 1")
 
 
 def test_a_database_that_does_not_answer(tmp_path: Path) -> None:
