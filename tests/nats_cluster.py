@@ -32,10 +32,19 @@ HEALTHY_S = 60.0
 """For three servers to elect who leads JetStream: seconds, and more on a busy machine."""
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody has at present."""
+def own_address() -> str:
+    """Return a loopback address that no other process uses.
+
+    On 127.0.0.1 a port that is free now may be any other process's before a server is there (seen on a busy machine).
+    """
+    number = os.getpid()
+    return f"127.{number >> 16 & 0xFF | 0x80}.{number >> 8 & 0xFF}.{number & 0xFF}"
+
+
+def free_ports(address: str, count: int) -> list[int]:
+    """Return ports of an address that nobody has at present."""
     with ExitStack() as stack:
-        found = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        found = [stack.enter_context(socket.create_server((address, 0))) for _ in range(count)]
         return [one.getsockname()[1] for one in found]
 
 
@@ -48,14 +57,15 @@ class NatsCluster:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._clients, self._routes, self._health = (free_ports(SERVERS) for _ in range(3))
+        self._address = own_address()
+        self._clients, self._routes, self._health = (free_ports(self._address, SERVERS) for _ in range(3))
         self._keys = KeyDirectory(directory / "keys")
         self._processes: list[subprocess.Popen[bytes]] = []
 
     @property
     def urls(self) -> str:
         """Where the servers are, as a setting has it."""
-        return ",".join(f"nats://127.0.0.1:{port}" for port in self._clients)
+        return ",".join(f"nats://{self._address}:{port}" for port in self._clients)
 
     @property
     def credential(self) -> Credential:
@@ -87,9 +97,9 @@ class NatsCluster:
         folder.mkdir()
         (folder / "keys").symlink_to(self._keys.path)
         changes = {
-            '"0.0.0.0:4222"': f'"127.0.0.1:{self._clients[index]}"',
-            '"0.0.0.0:8222"': f'"127.0.0.1:{self._health[index]}"',
-            '"0.0.0.0:6222"': f'"127.0.0.1:{self._routes[index]}"',
+            '"0.0.0.0:4222"': f'"{self._address}:{self._clients[index]}"',
+            '"0.0.0.0:8222"': f'"{self._address}:{self._health[index]}"',
+            '"0.0.0.0:6222"': f'"{self._address}:{self._routes[index]}"',
             '"/data"': f'"{folder / "data"}"',
         }
         for file in (DEPLOY / "nats/nats.conf", PRODUCTION / "cluster.conf"):
@@ -97,7 +107,7 @@ class NatsCluster:
             for old, new in changes.items():
                 text = text.replace(old, new)
             (folder / file.name).write_text(text)
-        routes = {f"nats-{peer}.nats-peers:6222": f"127.0.0.1:{port}" for peer, port in enumerate(self._routes)}
+        routes = {f"nats-{peer}.nats-peers:6222": f"{self._address}:{port}" for peer, port in enumerate(self._routes)}
         parent = os.getpid()
         with open(folder / "output", "wb") as output:
             return subprocess.Popen(
@@ -112,8 +122,9 @@ class NatsCluster:
         async with asyncio.timeout(HEALTHY_S), httpx.AsyncClient() as http:
             waiting = list(self._health)
             while waiting:
-                assert all(one.poll() is None for one in self._processes), f"a server has ended: {self._directory}"
-                waiting = [port for port in waiting if not await _is_healthy(http, port)]
+                ended = [index for index, one in enumerate(self._processes) if one.poll() is not None]
+                assert not ended, "\n".join((self._directory / f"nats-{one}/output").read_text() for one in ended)
+                waiting = [port for port in waiting if not await _is_healthy(http, f"{self._address}:{port}")]
                 await asyncio.sleep(0.05)
 
     def _stop(self) -> None:
@@ -136,8 +147,8 @@ def _variables(name: str, changes: dict[str, str]) -> dict[str, str]:
     return found
 
 
-async def _is_healthy(http: httpx.AsyncClient, port: int) -> bool:
+async def _is_healthy(http: httpx.AsyncClient, address: str) -> bool:
     try:
-        return (await http.get(f"http://127.0.0.1:{port}/healthz")).status_code == httpx.codes.OK
+        return (await http.get(f"http://{address}/healthz")).status_code == httpx.codes.OK
     except httpx.TransportError:
         return False
