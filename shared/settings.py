@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from shared.endpoints import check_servers, listening
+from shared.endpoints import DEFAULT_SERVER, check_servers, listening
 from shared.errors import InvalidInput
 from shared.escalation_settings import EscalationLimits
 from shared.names import Label, Name, host_label
@@ -176,7 +176,7 @@ class Settings(BaseSettings, EscalationLimits):
     secret_dirs: Directories = ""
     """Directories on this node, separated by commas, below which the secrets of tasks are. Empty: any file that the
     agent can read; with ``rank_uids``, none. The agent reads it."""
-    server: str = "http://127.0.0.1:8642"
+    server: str = DEFAULT_SERVER
     """Address of the API for the CLI, and in the links of notices."""
     webhook_url: str = Field(default="", pattern=r"^$|^https?://[^/\s]+\S*$")
     """Where the api sends a notice of each incident (docs/monitoring.md). Empty: nowhere."""
