@@ -14,6 +14,8 @@ try:
 except ModuleNotFoundError as _missing:
     raise SystemExit(f"unicron: {_missing.name} is not installed; pip install 'unicron[control]' provides it") from None
 
+from cli.plain_parameters import without_conversion
+
 
 def group(verbs: Mapping[str, tuple[str, str]]) -> typer.Typer:
     """Return the command of all verbs.
@@ -28,6 +30,7 @@ def group(verbs: Mapping[str, tuple[str, str]]) -> typer.Typer:
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
             # Each with its line of help only.
+            without_conversion(self)
             self.commands = {
                 verb: typer.core.TyperCommand(name=verb, help=text)
                 for verb, (module, text) in verbs.items()
@@ -55,7 +58,7 @@ def load(verbs: Mapping[str, tuple[str, str]], verb: str) -> Any:
         app.command(verb)(getattr(module, verb))
     command = typer.main.get_command(app)
     command.name = verb
-    return command
+    return without_conversion(command)
 
 
 def unicron(

@@ -20,6 +20,7 @@ from shared.escalation_settings import EscalationLimits
 from shared.names import Label, Name, host_label
 from shared.tasks import CHECKPOINT_URL
 from shared.uids import uid_range
+from shared.unknown_settings import warn_of_slips
 
 Directories = Annotated[str, Field(pattern=r"^\s*(/[^,\x00]*(,\s*/[^,\x00]*)*)?$")]
 """Absolute paths, separated by commas."""
@@ -371,10 +372,9 @@ def read_settings(**given: Any) -> Settings:
     """Return the settings: those given, the others from the environment, or else their defaults.
 
     Raises:
-        InvalidInput: a value is not allowed, or two settings contradict one another; one entry for each problem with
-        the
-            setting, its value, and what is wrong.
+        InvalidInput: a value is not allowed, or two settings contradict one another; one entry for each problem.
     """
+    warn_of_slips(Settings.model_fields)
     try:
         return Settings(**given)
     except ValidationError as err:

@@ -40,7 +40,7 @@ class AsyncConnection:
         self.server = str(url)
         self._poll_s = poll_s
         self._patience_s = patience_s
-        self._http = httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False, **credentials())
+        self._http = httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False, **credentials(url))
 
     async def __aenter__(self) -> Self:
         return self

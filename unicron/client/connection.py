@@ -45,7 +45,7 @@ class Connection:
         url = address(server)
         self.server = str(url)
         # No proxy of the environment: proxies are for web sites, and the cluster is near.
-        self._http = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False, **credentials(token))
+        self._http = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False, **credentials(url, token))
 
     def __enter__(self) -> Self:
         """Return itself."""
