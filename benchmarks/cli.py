@@ -62,9 +62,9 @@ async def measure(report: Report, runs: int, tasks: int) -> None:
             times_s = _times_s(verb, url, runs)
             name = f"unicron {' '.join(verb)}: median, s"
             report.at_most(name, _rounded(statistics.median(times_s)), bound_s, **_spread(times_s), tasks=tasks)
-        for verb in OTHERS:
-            times_s = _times_s(verb, url, runs)
-            report.line("verb", verb=" ".join(verb), median_s=_rounded(statistics.median(times_s)), **_spread(times_s))
+        for other in OTHERS:
+            times_s = _times_s(other, url, runs)
+            report.line("verb", verb=" ".join(other), median_s=_rounded(statistics.median(times_s)), **_spread(times_s))
 
 
 def _times_s(verb: tuple[str, ...], url: str, runs: int) -> list[float]:

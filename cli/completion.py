@@ -62,7 +62,8 @@ def _proposals(
         from cli.client import Client
 
         with Client(ctx.params.get("server"), timeout_s=LIMIT_S) as client:
-            items = client.get(path, {"limit": _MOST, "order": "newest"})["items"]
+            order = {} if path == "/v1/nodes" else {"order": "newest"}
+            items = client.get(path, {"limit": _MOST, **order})["items"]
         return [found for item in items if (found := proposal(item))[0].startswith(incomplete)]
     except Exception:  # whatever it is, the shell shows its user's line again
         return []

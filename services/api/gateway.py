@@ -151,7 +151,7 @@ class Gateway:
                 if known.spec != spec:
                     raise other_specification(key, known.spec, spec)
                 return known, False
-            if key and attempt > 0:  # the first try was refused, perhaps since the log has its id
+            if key and (known is not None or attempt > 0):  # refused: perhaps since the log has the event's id
                 await asyncio.to_thread(check_unused, self.journal.log, key, event_id, spec)
             checkpoint, step = resumable(known, spec)
             if known is not None:

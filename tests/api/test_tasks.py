@@ -192,10 +192,10 @@ async def test_a_key_that_was_used_says_for_what(api: Server) -> None:
 async def test_a_name_that_there_is_not_names_the_nearest(api: Server) -> None:
     await api.http.post("/v1/tasks", json=api.spec())
     for path in ("/v1/tasks/gtp", "/v1/tasks/gtp/logs"):
-        assert (await api.http.get(path)).json()["detail"] == "no task 'gtp'; did you mean 'gpt'?"
-    assert (await api.http.get("/v1/tasks/other")).json()["detail"] == "no task 'other'"
+        assert (await api.http.get(path)).json()["detail"] == "no task named 'gtp'; did you mean 'gpt'?"
+    assert (await api.http.get("/v1/tasks/other")).json()["detail"] == "no task named 'other'"
     await api.join("node-1")
-    assert (await api.http.get("/v1/nodes/nod-1")).json()["detail"] == "no node 'nod-1'; did you mean 'node-1'?"
+    assert (await api.http.get("/v1/nodes/nod-1")).json()["detail"] == "no node named 'nod-1'; did you mean 'node-1'?"
 
 
 async def test_stopping_is_accepted_once_and_idempotent(api: Server) -> None:

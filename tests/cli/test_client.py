@@ -64,7 +64,7 @@ async def test_a_key_submits_once(api: Server) -> None:
 
 
 async def test_errors_are_those_of_the_project(api: Server) -> None:
-    with pytest.raises(NotFound, match="no task 'gpt'"):
+    with pytest.raises(NotFound, match="no task named 'gpt'"):
         await ask(api, lambda client: client.task("gpt"))
     with pytest.raises(InvalidInput, match="stepps: unknown field; did you mean 'steps'"):
         await ask(api, lambda client: client.submit(api.spec(stepps=1)))
@@ -106,6 +106,7 @@ async def test_waiting_ends_with_the_state_the_end_or_the_limit(api: Server) -> 
 async def test_what_a_healed_cluster_has(healed: Server, machines: NodeMachines) -> None:
     await machines.start("n0")
     write_output(machines.run_dir("n0"), "gpt", "1-n0-0", "step 1\nstep 2\n")
+    write_output(machines.run_dir("n0"), "gpt", "1-n0-1", "")
     lines = await ask(healed, lambda client: [*client.logs("gpt")])
     assert [line.line for line in lines if isinstance(line, OutputLine)] == ["step 1", "step 2"]
     assert {line.node for line in lines if isinstance(line, MissingOutput)} == {"n1"}
