@@ -18,6 +18,7 @@ from shared.events import TaskFailed, TaskFinished
 from shared.tasks import TaskSpec, TaskState, parse_spec
 from tests.api.kit import Server, until
 from tests.api.node_machines import NodeMachines, write_output
+from tests.cli.conftest import Unicron
 from unicron.client import Client, TimedOut
 from unicron.client.resources import ENDED, MissingOutput, OutputLine, typed
 
@@ -61,6 +62,21 @@ async def test_a_key_submits_once(api: Server) -> None:
     with pytest.raises(Conflict, match=r"key 'k' was used .*: steps was 100, is 7") as refused:
         await ask(api, lambda client: client.submit(api.spec(steps=7), key="k"))
     assert refused.value.extra["differences"] == ["steps was 100, is 7"]
+
+
+async def test_the_command_says_that_nothing_new_was_started(api: Server, unicron: Unicron, tmp_path: Path) -> None:
+    file = tmp_path / "gpt.yaml"
+    file.write_text(yaml.safe_dump(api.spec()))
+    first = await unicron("submit", str(file), "--key", "k")
+    assert (first.code, first.out, first.err) == (0, "submitted gpt (pending)\n", "")
+    again = await unicron("submit", str(file), "--key", "k")
+    assert (again.code, again.out) == (0, "")
+    said = r"gpt: already submitted at \d{4}-.* UTC with this key; nothing new was started \(pending, step 0 of 100\)\n"
+    assert re.fullmatch(said, again.err)
+    file.write_text(yaml.safe_dump(api.spec(steps=7)))
+    other = await unicron("submit", str(file), "--key", "k")
+    assert (other.code, other.out) == (4, "")
+    assert "'k' was used for another specification of 'gpt': steps was 100, is 7" in other.err
 
 
 async def test_errors_are_those_of_the_project(api: Server) -> None:
