@@ -62,10 +62,10 @@ def _follow(client: Any, start: dict[str, Any], output: Format) -> None:
 
 
 def records(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield the records in a stream of server-sent events (each has one ``data`` line)."""
-    for text in lines:
-        if text.startswith("data:"):
-            yield json.loads(text.removeprefix("data:"))
+    """Yield the records in a stream of server-sent events."""
+    from unicron.client.resources import server_sent
+
+    return server_sent(lines)
 
 
 def line(record: dict[str, Any]) -> str:

@@ -7,12 +7,18 @@ from urllib.parse import quote
 
 import typer
 
+from cli.completion import task_or_node_names
 from cli.options import Format, Output, Server
 from cli.output import print_json
 
 
 def inject(
-    name: Annotated[str, typer.Argument(metavar="TASK|NODE", help="The task of the rank, or the node.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="TASK|NODE", help="The task of the rank, or the node.", autocompletion=task_or_node_names
+        ),
+    ],
     fault: Annotated[
         str,
         typer.Option(

@@ -1,4 +1,4 @@
-"""The ``unicron`` command: one module for each verb, imported only when the verb is used.
+"""The ``unicron`` command: one module for each verb, imported only when the verb is used (``cli/group.py``).
 
 Exit codes: 0 success, 1 failure, 2 invalid input or usage, 3 not found, 4 conflict, 5 server not reachable,
 6 a log that fails its checks, 7 not allowed, 130 interrupted (``shared/errors.py``).
@@ -7,21 +7,12 @@ Exit codes: 0 success, 1 failure, 2 invalid input or usage, 3 not found, 4 confl
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
+import functools
 import itertools
-import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
-
-try:
-    import typer
-    import typer.core
-    import typer.main
-except ModuleNotFoundError as _missing:
-    raise SystemExit(f"unicron: {_missing.name} is not installed; pip install 'unicron[control]' provides it") from None
+from typing import Any
 
 from cli.interrupt import INTERRUPTED
 from shared.errors import InvalidInput, UnicronError
@@ -68,60 +59,36 @@ VERBS: dict[str, tuple[str, str]] = {
 """Verb -> its module, and its help in one line, so that listing the verbs imports none of them."""
 
 
-class LazyGroup(typer.core.TyperGroup):
-    """Lists all verbs without importing them; imports the one that is used."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the verbs of this installation."""
-        return [verb for verb, (module, _) in VERBS.items() if importlib.util.find_spec(module) is not None]
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a verb with its line of help only."""
-        if cmd_name not in self.list_commands(ctx):
-            return None
-        return typer.core.TyperCommand(name=cmd_name, help=VERBS[cmd_name][1])
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the verb that is to be run, imported."""
-        name, command, rest = super().resolve_command(ctx, args)
-        if name is not None and command is not None:
-            command = load(name)
-        return name, command, rest
-
-
 def load(verb: str) -> Any:
-    """Import a verb's module and return its command: the module's ``app``, or its function of the verb's name."""
-    module = importlib.import_module(VERBS[verb][0])
-    app = getattr(module, "app", None)
-    if app is None:
-        app = typer.Typer(add_completion=False)
-        app.command(verb)(getattr(module, verb))
-    command = typer.main.get_command(app)
-    command.name = verb
-    return command
+    """Import a verb's module and return its command."""
+    from cli import group
+
+    return group.load(VERBS, verb)
 
 
-def _version(value: bool) -> None:
-    if value:
-        from importlib import metadata
+@functools.cache
+def command() -> Any:
+    """Return the command as Typer has it."""
+    from cli import group
 
-        try:
-            print(f"unicron {metadata.version('unicron')}")
-        except metadata.PackageNotFoundError:
-            print("unicron (not installed)")
-        raise typer.Exit
+    return group.group(VERBS)
 
 
-app = typer.Typer(cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False)
+def __getattr__(name: str) -> Any:
+    """Return ``app``, the command for programs that call it as Typer's, without importing Typer before."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return command()
 
 
-@app.callback()
-def unicron(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    """Workload manager for large-model training that heals itself at the lowest total cost."""
+def print_version() -> None:
+    """Print the version of the installation."""
+    from importlib import metadata
+
+    try:
+        print(f"unicron {metadata.version('unicron')}")
+    except metadata.PackageNotFoundError:
+        print("unicron (not installed)")
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
@@ -135,6 +102,8 @@ def wants_json(arguments: Sequence[str]) -> bool:
 def report(error: UnicronError, *, as_json: bool) -> None:
     """Print an error to standard error: a sentence, or its problem document."""
     if as_json:
+        import json
+
         print(json.dumps(error.problem(), ensure_ascii=False), file=sys.stderr)
         return
     print(f"unicron: {error.detail}", file=sys.stderr)
@@ -144,8 +113,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     as_json = wants_json(arguments)
+    if arguments[:1] == ["--version"]:
+        print_version()
+        return 0
     try:
-        code = app(args=arguments, prog_name="unicron", standalone_mode=False)
+        code = command()(args=arguments, prog_name="unicron", standalone_mode=False)
         sys.stdout.flush()
     except UnicronError as err:
         report(err, as_json=as_json)

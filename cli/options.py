@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli.completion import incident_ids, node_names, plan_ids, task_names
+
 if TYPE_CHECKING:
     from shared.key_directory import KeyDirectory
 
@@ -42,8 +44,13 @@ Output = Annotated[
     Format,
     typer.Option("--output", "-o", help="text; wide: all columns; json: standard output has JSON and nothing else."),
 ]
-TaskName = Annotated[str, typer.Argument(metavar="TASK", help="The task's name.")]
-NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]
+TaskName = Annotated[str, typer.Argument(metavar="TASK", help="The task's name.", autocompletion=task_names)]
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.", autocompletion=node_names)]
+IncidentId = Annotated[
+    str,
+    typer.Argument(metavar="INCIDENT", help="Its id, as `unicron incidents` lists it.", autocompletion=incident_ids),
+]
+PlanId = Annotated[str, typer.Argument(metavar="PLAN", help="The plan's id.", autocompletion=plan_ids)]
 
 
 LogPlace = Annotated[

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import typer
 
-from cli.options import Format, Output, Server
+from cli.options import Format, Output, PlanId, Server
 from cli.output import clock, print_fields, print_json, print_table, seconds_between
 from cli.plan_solve import solve
 from cli.plan_throughput import throughput
@@ -50,7 +50,7 @@ def list_plans(
 
 @app.command("show")
 def show_plan(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="The plan's id.")],
+    plan: PlanId,
     server: Server = None,
     output: Output = Format.TEXT,
 ) -> None:

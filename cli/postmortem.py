@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import typer
 
-from cli.options import Server
+from cli.options import IncidentId, Server
 from cli.output import print_json
 from shared.errors import InvalidInput
 
@@ -24,7 +24,7 @@ class PageFormat(StrEnum):
 
 
 def postmortem(
-    incident: Annotated[str, typer.Argument(metavar="INCIDENT", help="Its id, as `unicron incidents` lists it.")],
+    incident: IncidentId,
     file: Annotated[
         Path | None, typer.Option("--file", help="Write the page there, not to standard output.", dir_okay=False)
     ] = None,

@@ -1,6 +1,7 @@
-"""REST client that waits for conditions: for verbs that wait, the demo, and the benchmarks.
+"""Waiting for conditions of a cluster: for verbs that wait, the demo, and the benchmarks.
 
-Its calls are coroutines, because the demo and the benchmarks run the stack that they ask in their own event loop.
+The calls of ``WaitingClient`` are coroutines, because the demo and the benchmarks run the stack that they ask in their
+own event loop; verbs have none.
 """
 
 from __future__ import annotations
@@ -8,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
-import httpx
-
-from cli.client import PAGE_ITEMS, TIMEOUT_S, Params, address, content, credentials, given, transport_errors
+from cli.client import Client
 from shared.errors import Unavailable, UnicronError
-from shared.tasks import ENDED
+from unicron.client.asynchronous import AsyncConnection
+from unicron.client.resources import ENDED, task_path
+from unicron.client.waiting import TimedOut, until
+
+__all__ = ["AT_STRENGTH", "Record", "TimedOut", "WaitingClient"]
 
 Record = dict[str, Any]
 """A JSON object of the interface."""
@@ -30,15 +32,11 @@ POLL_S = 0.1
 """Time between two looks at a condition: short beside the waits, long beside a request."""
 
 
-class TimedOut(Unavailable):
-    """A condition did not come true in time."""
-
-
-class WaitingClient:
+class WaitingClient(AsyncConnection):
     """The server's interface, with waiting.
 
     Args:
-        server: the server's address; None: the default port on this machine.
+        server: the server's address; None: that of ``UNICRON_SERVER``, or else the default port on this machine.
         poll_s: seconds between two looks at a condition.
         patience_s: seconds for which a request is repeated while the server cannot be reached, as when the stack starts
             it anew.
@@ -48,50 +46,7 @@ class WaitingClient:
     """
 
     def __init__(self, server: str | None = None, *, poll_s: float = POLL_S, patience_s: float = 0.0) -> None:
-        url = address(server)
-        self.server = str(url)
-        self._poll_s = poll_s
-        self._patience_s = patience_s
-        self._http = httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False, **credentials())
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._http.aclose()
-
-    async def get(self, path: str, params: Params | None = None) -> Any:
-        """Return the JSON at ``path``."""
-        deadline = time.monotonic() + self._patience_s
-        while True:
-            try:
-                return await self._request("GET", path, params=given(params))
-            except Unavailable:
-                if time.monotonic() >= deadline:
-                    raise
-            await asyncio.sleep(self._poll_s)
-
-    async def post(self, path: str, body: Any = None) -> Any:
-        """Send ``body`` and return the answer."""
-        return await self._request("POST", path, json=body)
-
-    async def _request(self, method: str, path: str, **arguments: Any) -> Any:
-        with transport_errors(self.server):
-            response = await self._http.request(method, path, **arguments)
-        return content(response)
-
-    async def items(self, path: str) -> list[Record]:
-        """Return a whole list."""
-        items: list[Record] = []
-        cursor: str | None = None
-        while True:
-            page = await self.get(path, {"limit": PAGE_ITEMS, "cursor": cursor})
-            items += page["items"]
-            cursor = page["next_cursor"]
-            if cursor is None:
-                return items
+        super().__init__(server, poll_s=poll_s, patience_s=patience_s)
 
     async def submit(self, spec: Record) -> Record:
         """Submit a task; return it."""
@@ -100,7 +55,7 @@ class WaitingClient:
 
     async def task(self, name: str) -> Record:
         """Return a task."""
-        task: Record = await self.get(f"/v1/tasks/{quote(name, safe='')}")
+        task: Record = await self.get(task_path(name))
         return task
 
     async def incidents(self) -> list[Record]:
@@ -193,82 +148,57 @@ class WaitingClient:
         return task
 
 
-END_POLL_S = 0.5
-"""Time between two looks at a task whose end a verb waits for: training takes minutes to weeks."""
-
-
 def wait_for_stop(server: str | None, name: str) -> Record:
     """Return a task that was asked to stop once it has ended, or has refused since its state cannot be saved."""
+    with Client(server) as client:
 
-    async def wait() -> Record:
-        async with WaitingClient(server, poll_s=END_POLL_S) as client:
+        def answered() -> Record | None:
+            task: Record = client.get(task_path(name))
+            return task if task["state"] in ENDED or task["stop_refused"] else None
 
-            async def answered() -> Record | None:
-                task = await client.task(name)
-                return task if task["state"] in ENDED or task["stop_refused"] else None
-
-            return await client.until(f"{name} stops", answered)
-
-    return asyncio.run(wait())
+        return until(f"{name} stops", answered)
 
 
 def wait_for_end(server: str | None, name: str) -> Record:
-    """Return a task once it has ended, with success or without (for verbs, which have no event loop)."""
+    """Return a task once it has ended, with success or without."""
     return wait_for_task(server, name, ENDED, None)
 
 
 def wait_for_task(server: str | None, name: str, states: Collection[str], limit_s: float | None) -> Record:
-    """Return a task once it is in one of these states (for verbs).
+    """Return a task once it is in one of these states.
 
     Raises:
         TimedOut: the limit has passed.
     """
-
-    async def wait() -> Record:
-        async with WaitingClient(server, poll_s=END_POLL_S) as client:
-
-            async def reached() -> Record | None:
-                task = await client.task(name)
-                return task if task["state"] in states else None
-
-            return await client.until(f"{name} is {' or '.join(sorted(states))}", reached, limit_s)
-
-    return asyncio.run(wait())
+    with Client(server) as client:
+        return client.wait_for(name, states, limit_s)
 
 
 def wait_until_drained(server: str | None, name: str) -> Record:
-    """Return a node once it is no longer draining, as a rule because it is drained (for verbs)."""
+    """Return a node once it is no longer draining, as a rule because it is drained."""
+    with Client(server) as client:
 
-    async def wait() -> Record:
-        async with WaitingClient(server, poll_s=END_POLL_S) as client:
+        def drained() -> Record | None:
+            node: Record = client.get(f"/v1/nodes/{quote(name, safe='')}")
+            return node if node["recorded_state"] != "draining" else None
 
-            async def drained() -> Record | None:
-                node: Record = await client.get(f"/v1/nodes/{quote(name, safe='')}")
-                return node if node["recorded_state"] != "draining" else None
-
-            return await client.until(f"{name} is drained", drained)
-
-    return asyncio.run(wait())
+        return until(f"{name} is drained", drained)
 
 
 def wait_for_successor(server: str | None, name: str, incarnation: str, timeout_s: float) -> Record:
-    """Return a node once it has another agent than that of an incarnation, or none any more (for verbs).
+    """Return a node once it has another agent than that of an incarnation, or none any more.
 
     Raises:
         Unavailable: it has the same one after ``timeout_s``.
     """
+    with Client(server) as client:
 
-    async def wait() -> Record:
-        async with WaitingClient(server, poll_s=POLL_S) as client:
+        def succeeded() -> Record | None:
+            node: Record = client.get(f"/v1/nodes/{quote(name, safe='')}")
+            return node if node["incarnation"] != incarnation or node["state"] in ("lost", "left") else None
 
-            async def succeeded() -> Record | None:
-                node: Record = await client.get(f"/v1/nodes/{quote(name, safe='')}")
-                return node if node["incarnation"] != incarnation or node["state"] in ("lost", "left") else None
-
-            try:
-                return await client.until(f"{name} has another agent", succeeded, timeout_s)
-            except TimedOut as err:
-                text = f"node {name!r} has no other agent after {timeout_s:g} s, and its ranks train on: see its log"
-                raise Unavailable(text) from err
-
-    return asyncio.run(wait())
+        try:
+            return until(f"{name} has another agent", succeeded, timeout_s, poll_s=POLL_S)
+        except TimedOut as err:
+            text = f"node {name!r} has no other agent after {timeout_s:g} s, and its ranks train on: see its log"
+            raise Unavailable(text) from err

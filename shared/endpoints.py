@@ -9,6 +9,9 @@ from shared.errors import InvalidInput
 LOOPBACK = "127.0.0.1"
 """Where a process listens if only a port is given."""
 
+DEFAULT_SERVER = f"http://{LOOPBACK}:8642"
+"""Address of the gateway where none is set: on this machine, at a port that no common service uses."""
+
 
 def check_servers(text: str) -> str:
     """Return the URLs of NATS servers in a text, separated by commas.

@@ -14,12 +14,13 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from shared.endpoints import check_servers, listening
+from shared.endpoints import DEFAULT_SERVER, check_servers, listening
 from shared.errors import InvalidInput
 from shared.escalation_settings import EscalationLimits
 from shared.names import Label, Name, host_label
 from shared.tasks import CHECKPOINT_URL
 from shared.uids import uid_range
+from shared.unknown_settings import warn_of_slips
 
 Directories = Annotated[str, Field(pattern=r"^\s*(/[^,\x00]*(,\s*/[^,\x00]*)*)?$")]
 """Absolute paths, separated by commas."""
@@ -176,7 +177,7 @@ class Settings(BaseSettings, EscalationLimits):
     secret_dirs: Directories = ""
     """Directories on this node, separated by commas, below which the secrets of tasks are. Empty: any file that the
     agent can read; with ``rank_uids``, none. The agent reads it."""
-    server: str = "http://127.0.0.1:8642"
+    server: str = DEFAULT_SERVER
     """Address of the API for the CLI, and in the links of notices."""
     webhook_url: str = Field(default="", pattern=r"^$|^https?://[^/\s]+\S*$")
     """Where the api sends a notice of each incident (docs/monitoring.md). Empty: nowhere."""
@@ -371,10 +372,9 @@ def read_settings(**given: Any) -> Settings:
     """Return the settings: those given, the others from the environment, or else their defaults.
 
     Raises:
-        InvalidInput: a value is not allowed, or two settings contradict one another; one entry for each problem with
-        the
-            setting, its value, and what is wrong.
+        InvalidInput: a value is not allowed, or two settings contradict one another; one entry for each problem.
     """
+    warn_of_slips(Settings.model_fields)
     try:
         return Settings(**given)
     except ValidationError as err:

@@ -15,9 +15,13 @@ from shared.errors import InvalidInput
 from shared.model import Model
 from shared.names import Name
 from shared.task_secrets import Place
+from shared.unknown_names import unknown_field_of
 
 MAX_SPEC_BYTES = 1 << 20
 """A specification is a page of text; anything larger is a mistake (a data file, most likely)."""
+
+MOST_REPORTED = 50
+"""Wrong fields that an error names. More than a page of them help nobody, and each takes a comparison of names."""
 
 CHECKPOINT_URL = r"^[a-z][a-z0-9+.-]*://[^\s?#\[\]*\x00]*[^\s?#\[\]*\x00/]$"
 """Form of ``checkpoint.url``. Nothing in it may stand for something else: its folders are listed by a pattern."""
@@ -253,11 +257,12 @@ def parse_spec(data: Any) -> TaskSpec:
     try:
         spec = TaskSpec.model_validate(data)
     except ValidationError as err:
-        errors = [entry for item in err.errors(include_url=False) for entry in _entries(item, data)]
+        found = err.errors(include_url=False)[:MOST_REPORTED]
+        errors = [entry for item in found for entry in _entries(item, data)]
         text = "; ".join(f"{e['field']}: {e['problem']} (given: {e['value']!r})" for e in errors)
         raise InvalidInput(f"task specification refused: {text}", errors) from err
-    if found := [*_not_unicode(spec.model_dump(mode="python"), ""), *_submission_problems(spec)]:
-        raise refused(found)
+    if problems := [*_not_unicode(spec.model_dump(mode="python"), ""), *_submission_problems(spec)]:
+        raise refused(problems)
     return spec
 
 
@@ -307,7 +312,9 @@ def _submission_problems(spec: TaskSpec) -> Iterator[tuple[str, object, str]]:
 def _entries(item: Any, data: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a complaint as field, value and problem; one about fields that do not go together for each of them."""
     field = ".".join(str(part) for part in item["loc"])
-    problem = "unknown field" if item["type"] == "extra_forbidden" else item["msg"].removeprefix("Value error, ")
+    problem = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        problem = unknown_field_of(TaskSpec, item["loc"])
     if field or item["type"] != "value_error":
         return [{"field": field or "(task)", "value": _shown(item["input"]), "problem": problem}]
     found = []

@@ -25,6 +25,7 @@ from shared.model import Model
 from shared.names import Name
 from shared.planning.performance import names
 from shared.tasks import MAX_SPEC_BYTES, TaskSpec, parse_spec
+from shared.unknown_names import unknown_field, unknown_field_of
 from simulator.cluster_parameters import PARAMETERS
 from simulator.generators import MAX_NODES
 from simulator.paper_tasks import DATA, MOST_STEPS
@@ -107,7 +108,7 @@ def _problems(cluster: ClusterFile) -> list[tuple[str, object, str]]:
         found.append(("hardware", cluster.hardware, f"must be one of {', '.join(names())}"))
     for name, value in cluster.settings.items():
         if name not in PARAMETERS:
-            found.append((f"settings.{name}", value, f"unknown; allowed are {', '.join(sorted(PARAMETERS))}"))
+            found.append((f"settings.{name}", value, unknown_field(name, sorted(PARAMETERS))))
         elif value < 0:
             found.append((f"settings.{name}", value, "must be at least 0"))
     if isinstance(cluster.nodes, list) and len(set(cluster.nodes)) < len(cluster.nodes):
@@ -118,7 +119,8 @@ def _problems(cluster: ClusterFile) -> list[tuple[str, object, str]]:
 def _problem(item: Any) -> tuple[str, object, str]:
     """Return field, value and problem of an error of the model."""
     field = ".".join(str(part) for part in item["loc"] if part != "constrained-int")
-    problem = "unknown field" if item["type"] == "extra_forbidden" else item["msg"]
+    unknown = item["type"] == "extra_forbidden"
+    problem = unknown_field_of(ClusterFile, item["loc"]) if unknown else item["msg"]
     return field, item["input"], problem
 
 

@@ -1,7 +1,8 @@
 """Unicron inside a training process: keep this process training through failures.
 
 The only package of the project that enters a user's process. It imports no other package of the project and, until
-``attach`` is called, nothing beyond the standard library.
+``attach`` is called, nothing beyond the standard library. ``unicron.client``, for programs that ask a cluster, is no
+part of that: nothing else here imports it.
 
     run = unicron.attach(steps=1000, micro_batches=16, build=build)
     for step in run.steps():

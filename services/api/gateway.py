@@ -34,6 +34,7 @@ from services.api.live import Live
 from services.api.node_files import NodeFiles, OwnFiles
 from services.api.readers import ViewReader
 from services.api.store import Store
+from services.api.submission_keys import check_unused, other_specification
 from services.api.submitted_inputs import check_inputs
 from services.api.tables import CLUSTER, NODES, TASKS
 from services.api.views import ClusterView, TaskView
@@ -144,12 +145,14 @@ class Gateway:
         check_paths(spec, actor, allowed)
         event_id = derived_id(f"idempotency/{key}", "api") if key else str(uuid.uuid4())
         checked = False
-        for _ in range(_ATTEMPTS):
+        for attempt in range(_ATTEMPTS):
             known = await self.read(lambda views: views.get(TASKS, spec.name))
             if known is not None and known.submission_id == event_id:
                 if known.spec != spec:
-                    raise Conflict(f"idempotency key {key!r} was used for another specification of {spec.name!r}")
+                    raise other_specification(key, known.spec, spec)
                 return known, False
+            if key and (known is not None or attempt > 0):  # refused: perhaps since the log has the event's id
+                await asyncio.to_thread(check_unused, self.journal.log, key, event_id, spec)
             checkpoint, step = resumable(known, spec)
             if known is not None:
                 actor.require_own(known.owner, f"the earlier task {spec.name!r}")
@@ -174,9 +177,7 @@ class Gateway:
             self.live.forget(spec.name)
             await self.feed.reach(recorded.position, timeout_s=READ_YOUR_WRITES_S)
             return await self.task(spec.name), True
-        raise Conflict(
-            f"task {spec.name!r} keeps changing (or the idempotency key was used for another task); try again"
-        )
+        raise Conflict(f"task {spec.name!r} keeps changing; try again")
 
     async def _check_inputs(self, spec: TaskSpec, below: list[Path] | None) -> None:
         """Ask the nodes that are ready whether ranks there could use the files that a specification names.

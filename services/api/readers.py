@@ -13,14 +13,21 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Select, bindparam, select
 
 from services.api.memo import Memo
-from services.api.tables import KEYS, PLANS, Kind, PlanRow, PositionRow, V, table_of
+from services.api.tables import KEYS, NODES, PLANS, TASKS, Kind, PlanRow, PositionRow, V, table_of
 from shared.errors import NotFound
+from shared.unknown_names import nearest
 
 T = TypeVar("T")
 
 _PARSED = 2048
 """Documents that are kept parsed: of the open time, which every request for costs reads again."""
 
+
+_NAMED_BY_PEOPLE = (TASKS, NODES)
+"""Views whose keys are names; those of the others are ids, of which none is like another."""
+
+_COMPARED = 1000
+"""Names that one which there is not is compared with: the newest, in about 10 ms."""
 
 _BEHIND_ALL = 2**63 - 1
 """A position behind that of every event: the largest integer of the column."""
@@ -48,6 +55,12 @@ def _by_keys(kind: Kind[Any], columns: tuple[str, ...]) -> Select[Any]:
     table = table_of(kind.row)
     wanted = [table.c[name] for name in ("key", "position", *columns)]
     return select(*wanted).where(table.c.key.in_(bindparam("keys", expanding=True)))
+
+
+@functools.cache
+def _newest_keys(kind: Kind[Any]) -> Select[Any]:
+    table = table_of(kind.row)
+    return select(table.c.key).order_by(table.c.position.desc()).limit(_COMPARED)
 
 
 @functools.cache
@@ -118,7 +131,7 @@ class ViewReader:
         """
         view = self.get(kind, key)
         if view is None:
-            raise _not_found(kind, key)
+            raise self._not_found(kind, key)
         return view
 
     def row(self, kind: Kind[V], key: str, *columns: str) -> Any:
@@ -129,8 +142,13 @@ class ViewReader:
         """
         row = self.connection.execute(_by_keys(kind, columns), {"keys": [key]}).first()
         if row is None:
-            raise _not_found(kind, key)
+            raise self._not_found(kind, key)
         return row
+
+    def _not_found(self, kind: Kind[Any], key: str) -> NotFound:
+        """Return the error of a view that there is not, with the nearest name where people give the names."""
+        near = nearest(key, self.connection.scalars(_newest_keys(kind))) if kind in _NAMED_BY_PEOPLE else ""
+        return NotFound(f"no {kind.noun} {key!r}{near}")
 
     def newest(self, kind: Kind[V], *, before: int, limit: int) -> list[V]:
         """Return the newest views before a position, the newest first."""
@@ -188,7 +206,3 @@ class ViewReader:
             rows += self.connection.execute(query, given if state is None else {**given, "state": state}).all()
         rows.sort(key=lambda row: int(row.position), reverse=newest)
         return rows[:limit]
-
-
-def _not_found(kind: Kind[Any], key: str) -> NotFound:
-    return NotFound(f"no {kind.noun} {key!r}")

@@ -15,6 +15,7 @@ from shared.model import Model
 from shared.planning.solver import solve_with_proof
 from shared.planning.waf import waf_flop_per_s
 from shared.plans import Problem, TaskProblem, Term
+from shared.unknown_names import unknown_field_of
 
 MAX_PROBLEM_BYTES = 64 * 2**20
 """100,000 workers x 256 tasks with 1,500 counts each, at 40 bytes a count, is a quarter of this."""
@@ -215,7 +216,8 @@ def _entry(item: Any) -> dict[str, Any]:
     value: Any = item["input"] if isinstance(item["input"], str | int | bool | None) else "..."
     if isinstance(item["input"], float):
         value = item["input"] if item["input"] - item["input"] == 0.0 else str(item["input"])
-    problem = "unknown field" if item["type"] == "extra_forbidden" else item["msg"]
+    unknown = item["type"] == "extra_forbidden"
+    problem = unknown_field_of(StandaloneProblem, item["loc"]) if unknown else item["msg"]
     if item["type"] == "json_invalid":
         value = None
     return {"field": ".".join(parts) or "(problem)", "value": value, "problem": problem}

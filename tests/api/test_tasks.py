@@ -11,7 +11,7 @@ import yaml
 
 from services.api.gateway import with_place
 from shared.errors import InvalidInput
-from shared.events import TaskFinished, TaskStopped, TaskStopRequested, TaskSubmitted
+from shared.events import TaskFailed, TaskFinished, TaskStopped, TaskStopRequested, TaskSubmitted
 from shared.tasks import MAX_SPEC_BYTES, parse_spec
 from tests.api.kit import Server, spec_dict
 
@@ -159,6 +159,43 @@ async def test_a_repeated_idempotency_key_returns_the_same_task(api: Server) -> 
     refused(await submit(seed=7), 409, "conflict")
     refused(await submit(name="other"), 409, "conflict")
     assert api.journal.log.last_position() == 1
+
+
+async def test_a_key_that_was_used_says_for_what(api: Server) -> None:
+    async def detail(key: str, **changes: Any) -> str:
+        headers = {"Idempotency-Key": key}
+        problem = (await api.http.post("/v1/tasks", json=api.spec(**changes), headers=headers)).json()
+        assert (problem["code"], problem.get("key", key)) == ("conflict", key)
+        return str(problem["detail"])
+
+    async def fails() -> None:
+        failed = await api.append(TaskFailed, task="gpt", generation=1, step=3, reason="it is broken")
+        await api.projected(failed.position)
+
+    await api.http.post("/v1/tasks", json=api.spec(env={"A": "secret"}), headers={"Idempotency-Key": "k1"})
+    changes = {"seed": 7, "workers": {"max": 4}, "env": {"A": "other"}}
+    assert await detail("k1", **changes) == (
+        "idempotency key 'k1' was used for another specification of 'gpt': "
+        "env.A differs; seed was 1234, is 7; workers.max was null, is 4"
+    )
+    assert await detail("k1", name="bert") == "idempotency key 'k1' was used for task 'gpt', not 'bert'"
+    await fails()
+    again = await api.http.post("/v1/tasks", json=api.spec(), headers={"Idempotency-Key": "k2"})
+    assert again.status_code == 201
+    assert await detail("k1") == ("idempotency key 'k1' was used for another specification of 'gpt': env.A differs")
+    await fails()
+    assert (await api.http.post("/v1/tasks", json=api.spec(), headers={"Idempotency-Key": "k3"})).status_code == 201
+    await fails()
+    assert (await detail("k2")).startswith("idempotency key 'k2' was used for an earlier submission of 'gpt', which")
+
+
+async def test_a_name_that_there_is_not_names_the_nearest(api: Server) -> None:
+    await api.http.post("/v1/tasks", json=api.spec())
+    for path in ("/v1/tasks/gtp", "/v1/tasks/gtp/logs"):
+        assert (await api.http.get(path)).json()["detail"] == "no task named 'gtp'; did you mean 'gpt'?"
+    assert (await api.http.get("/v1/tasks/other")).json()["detail"] == "no task named 'other'"
+    await api.join("node-1")
+    assert (await api.http.get("/v1/nodes/nod-1")).json()["detail"] == "no node named 'nod-1'; did you mean 'node-1'?"
 
 
 async def test_stopping_is_accepted_once_and_idempotent(api: Server) -> None:

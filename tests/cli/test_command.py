@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli.main import VERBS, load, main, wants_json
+from cli.plain_parameters import ABSENT, PlainFirst
 from tests.cli.conftest import call_unicron, run_unicron
 
 HEAVY = ("httpx", "pydantic", "fastapi", "nats", "sqlalchemy", "torch", "yaml", "cli.up", "cli.demo", "cli.submit")
@@ -107,3 +108,35 @@ async def test_an_address_that_is_none_exits_2(server: str) -> None:
     outcome = await call_unicron("ps", server=server)
     assert outcome.code == 2
     assert "--server" in outcome.err
+
+
+async def test_an_unknown_verb_and_an_unknown_option_name_the_nearest() -> None:
+    for arguments, near in ((["sumbit"], "'submit'"), (["plan", "shwo"], "'show'"), (["ps", "--stat"], "--state")):
+        outcome = await run_unicron(*arguments)
+        assert (outcome.code, outcome.out) == (2, "")
+        assert near in outcome.err
+
+
+def test_a_verb_whose_values_need_no_conversion_does_not_wait_for_pydantic() -> None:
+    code = (
+        "import sys; from cli.main import main;"
+        "code = main(['ps', '-o', 'json', '--server', 'http://127.0.0.1:9']);"
+        "print(code, 'pydantic' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "5 False\n"
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in GROUPS])
+def test_plain_values_are_what_typer_makes_of_them(verb: str) -> None:
+    """Whatever is not converted equals what the parameter's own conversion returns."""
+    command = load(verb)
+    context = type(command)(name=verb, params=[]).make_context(verb, [], resilient_parsing=True)
+    for parameter in command.get_params(context):
+        first = parameter.process_value
+        assert isinstance(first, PlainFirst)
+        members = getattr(getattr(parameter, "type_descriptor", None), "choices", None) or ()
+        for value in [None, "text", parameter.default, *(member.value for member in members)]:
+            plain = first.plain(value)
+            if plain is not ABSENT:
+                assert plain == parameter.get_runtime_param().coerce(value, parameter, context)

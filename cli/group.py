@@ -1,0 +1,68 @@
+"""The group of all verbs: lists them without importing them, and imports the one that is used."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+try:
+    import typer
+    import typer.core
+    import typer.main
+except ModuleNotFoundError as _missing:
+    raise SystemExit(f"unicron: {_missing.name} is not installed; pip install 'unicron[control]' provides it") from None
+
+from cli.plain_parameters import without_conversion
+
+
+def group(verbs: Mapping[str, tuple[str, str]]) -> typer.Typer:
+    """Return the command of all verbs.
+
+    Args:
+        verbs: verb -> its module, and its help in one line.
+    """
+
+    class LazyGroup(typer.core.TyperGroup):
+        """Lists all verbs without importing them; imports the one that is used."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            # Each with its line of help only.
+            without_conversion(self)
+            self.commands = {
+                verb: typer.core.TyperCommand(name=verb, help=text)
+                for verb, (module, text) in verbs.items()
+                if importlib.util.find_spec(module) is not None
+            }
+
+        def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+            """Return the verb that is to be run, imported."""
+            name, command, rest = super().resolve_command(ctx, args)
+            if name is not None and command is not None:
+                command = load(verbs, name)
+            return name, command, rest
+
+    app = typer.Typer(cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False)
+    app.callback()(unicron)
+    return app
+
+
+def load(verbs: Mapping[str, tuple[str, str]], verb: str) -> Any:
+    """Import a verb's module and return its command: the module's ``app``, or its function of the verb's name."""
+    module = importlib.import_module(verbs[verb][0])
+    app = getattr(module, "app", None)
+    if app is None:
+        app = typer.Typer(add_completion=False)
+        app.command(verb)(getattr(module, verb))
+    command = typer.main.get_command(app)
+    command.name = verb
+    return without_conversion(command)
+
+
+def unicron(
+    # Without an effect here: ``cli.main`` answers it before this module is imported.
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Workload manager for large-model training that heals itself at the lowest total cost."""

@@ -1,0 +1,41 @@
+"""Waiting for a condition."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from shared.errors import Unavailable
+
+T = TypeVar("T")
+
+POLL_S = 0.5
+"""Time between two looks at a condition of a task: training takes minutes to weeks."""
+
+
+class TimedOut(Unavailable):
+    """A condition did not come true in time."""
+
+
+def until(what: str, found: Callable[[], T | None], limit_s: float | None = None, *, poll_s: float = POLL_S) -> T:
+    """Wait until ``found`` returns something other than None; return that.
+
+    Args:
+        what: is waited for, in words.
+        found: looks once.
+        limit_s: longest wait in seconds; None: without end.
+        poll_s: seconds between two looks.
+
+    Raises:
+        TimedOut: the limit has passed.
+    """
+    deadline = None if limit_s is None else time.monotonic() + limit_s
+    while True:
+        value = found()
+        if value is not None:
+            return value
+        left_s = poll_s if deadline is None else deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimedOut(f"waited {limit_s:.0f} s in vain: {what}")
+        time.sleep(min(poll_s, left_s))
