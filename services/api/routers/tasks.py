@@ -107,8 +107,9 @@ async def stop(
     """Stop a task after its present step, with a checkpoint from which a later submission of the name resumes.
 
     A task whose checkpoint cannot be written trains on, and shows why (``stop_refused``), unless ``lose_steps`` is set.
+    With ``at_once`` its processes are ended without a checkpoint, also where an earlier request to stop waits for one.
     """
-    view = await api.stop(name, who, lose_steps=asked.lose_steps)
+    view = await api.stop(name, who, lose_steps=asked.lose_steps, at_once=asked.at_once)
     return Stopping(name=view.name, state=view.state, reason=view.reason)
 
 
