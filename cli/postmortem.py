@@ -6,10 +6,10 @@ import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import quote
 
 import typer
 
+from cli.ids import id_path
 from cli.options import Server
 from cli.output import print_json
 from shared.errors import InvalidInput
@@ -24,7 +24,9 @@ class PageFormat(StrEnum):
 
 
 def postmortem(
-    incident: Annotated[str, typer.Argument(metavar="INCIDENT", help="Its id, as `unicron incidents` lists it.")],
+    incident: Annotated[
+        str, typer.Argument(metavar="INCIDENT", help="Its id, as `unicron incidents` lists it, or the beginning.")
+    ],
     file: Annotated[
         Path | None, typer.Option("--file", help="Write the page there, not to standard output.", dir_okay=False)
     ] = None,
@@ -40,8 +42,8 @@ def postmortem(
     """
     from cli.client import Client
 
-    path = f"/v1/incidents/{quote(incident, safe='')}/postmortem"
     with Client(server) as client:
+        path = f"{id_path(client, 'incident', incident)}/postmortem"
         if output is PageFormat.JSON and file is None:
             print_json(client.get(path))
             return
