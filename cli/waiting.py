@@ -212,13 +212,19 @@ def wait_for_stop(server: str | None, name: str) -> Record:
     return asyncio.run(wait())
 
 
-def wait_for_end(server: str | None, name: str) -> Record:
+def wait_for_end(server: str | None, name: str, seen: Callable[[Record], None] | None = None) -> Record:
     """Return a task once it has ended, with success or without (for verbs, which have no event loop)."""
-    return wait_for_task(server, name, ENDED, None)
+    return wait_for_task(server, name, ENDED, None, seen)
 
 
-def wait_for_task(server: str | None, name: str, states: Collection[str], limit_s: float | None) -> Record:
-    """Return a task once it is in one of these states (for verbs).
+def wait_for_task(
+    server: str | None,
+    name: str,
+    states: Collection[str],
+    limit_s: float | None,
+    seen: Callable[[Record], None] | None = None,
+) -> Record:
+    """Return a task once it is in one of these states (for verbs). ``seen``: called with the task at each look.
 
     Raises:
         TimedOut: the limit has passed.
@@ -229,6 +235,8 @@ def wait_for_task(server: str | None, name: str, states: Collection[str], limit_
 
             async def reached() -> Record | None:
                 task = await client.task(name)
+                if seen is not None:
+                    seen(task)
                 return task if task["state"] in states else None
 
             return await client.until(f"{name} is {' or '.join(sorted(states))}", reached, limit_s)
