@@ -41,7 +41,9 @@ def kill(
 
 def _confirm(task: dict[str, Any]) -> None:
     """Ask on standard error; end the command unless the answer is yes."""
-    saved = f"its newest checkpoint is of step {task['saved_step']}" if task["checkpoint"] else "it has no checkpoint"
-    question = f"End {task['name']} ({task['state']}, step {task['step']}) at once? {saved}; what follows that is lost."
+    saved = (
+        f"what follows step {task['saved_step']}, that of its newest checkpoint" if task["checkpoint"] else "all of it"
+    )
+    question = f"End {task['name']} ({task['state']}, step {task['step']}) at once? {saved.capitalize()} is lost."
     if not typer.confirm(question, err=True):
         raise typer.Exit(1)
