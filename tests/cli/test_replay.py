@@ -44,13 +44,13 @@ def written(url: str, folder: Path) -> int:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_replay_that_is_watched_finds_the_same(jobs: int, tmp_path: Path) -> None:
-    path = tmp_path / "log.db"
-    events = written(f"sqlite:///{path}", tmp_path / "source")
+    rows = read_rows(GOLDEN.with_name("demo-5.jsonl"))
+    path = restore(rows, tmp_path / "log.db")
     seen: list[int] = []
     plain = Replayer.of_file(path)
     watched = plain.watched(seen.append)
     assert watched.verify(jobs=jobs) == plain.verify()
-    assert seen == (list(range(64, events + 1, 64)) if jobs == 1 else [])
+    assert seen == (list(range(64, len(rows) + 1, 64)) if jobs == 1 else [])
     assert watched.place_at() == plain.place_at()
 
 
