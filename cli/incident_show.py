@@ -124,12 +124,12 @@ def _print_answers(shown: dict[str, Any], *, wide: bool) -> None:
 def _print_notes(shown: dict[str, Any]) -> None:
     """Print who has acknowledged the incident, and what people have noted; an older server has neither."""
     if acknowledged := shown.get("acknowledged"):
-        print(f"\nacknowledged by {printable(acknowledged['actor'])}, {clock(acknowledged['at'])}")
+        print(f"\nacknowledged by {printable(acknowledged['by'])}, {clock(acknowledged['at'])}")
     notes = shown.get("notes") or []
     if notes:
         print("\nnotes:")
     for note in notes:
-        print(f"- {clock(note['at'])}, {printable(note['actor'])}: {printable(note['text'])}")
+        print(f"- {clock(note['at'])}, {printable(note['by'])}: {printable(note['text'])}")
 
 
 def next_commands(shown: dict[str, Any], page: dict[str, Any]) -> Iterator[tuple[str, str]]:
