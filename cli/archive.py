@@ -40,13 +40,15 @@ def archive(
     segments and log as one. With --cut the log then begins there; the old one is set aside, and nothing of it is
     removed. Needs no server.
     """
+    from cli.progress import counted
     from shared.log.archive import archive as write
     from shared.log.log import EventLog
 
     end = _end(before)
     url = log_url(log, run_dir)
     with closing(EventLog(url, read_only=True)) as opened:
-        manifest = write(opened, folder, end, f".{ending.value}")
+        with counted("archive", opened.last_before(end)) as watch:
+            manifest = write(opened, folder, end, f".{ending.value}", watch)
         last = opened.last_before(end) if cut else 0
     done: dict[str, object] = {"segment": manifest.model_dump(mode="json") if manifest is not None else None}
     if cut:

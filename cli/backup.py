@@ -24,13 +24,17 @@ def backup(
     Prints the head, to be noted elsewhere: `unicron replay --verify --expect-head HEAD` checks a backup, or what was
     restored from it. Needs no server.
     """
+    from cli.progress import counted
     from shared.log.backup import back_up
     from shared.log.log import EventLog
     from shared.settings import read_settings
 
     url = log_url(log, run_dir)
-    with closing(EventLog(url, read_only=True, segments=read_settings().log_segments)) as opened:
-        done = back_up(opened, folder, f".{ending.value}")
+    with (
+        closing(EventLog(url, read_only=True, segments=read_settings().log_segments)) as opened,
+        counted("backup", opened.last_position()) as watch,
+    ):
+        done = back_up(opened, folder, f".{ending.value}", watch)
     if output is Format.JSON:
         added = done.added.model_dump(mode="json") if done.added is not None else None
         print_json({"folder": str(folder), "position": done.position, "head": done.head, "segment": added})

@@ -145,6 +145,7 @@ def _print_text(costs: dict[str, Any], by: Dimension | None, *, wide: bool) -> N
         ("INCIDENT", "WHAT", "SEV", *_PART_COLUMNS, f"FAILURES {currency}"),
         incidents,
         empty="no incidents",
+        ids=("INCIDENT",),
         least=("OF IT LOST", "LOST WEIGHTED FLOP", "RECOMPUTE", "TRANSITION", "DETECTION", "SUB-HEALTHY"),
         wide=wide,
     )

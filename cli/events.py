@@ -11,10 +11,13 @@ import typer
 
 from cli.interrupt import end_at_once
 from cli.options import Format, Output, Server, Since, moment
-from cli.output import print_json, print_json_line
+from cli.output import console, cropped, print_json, print_json_line
 
 _HIDDEN = frozenset({"event_id", "schema_version", "type", "occurred_at"})
 """Fields that a line of text leaves out: its first columns have them, or only the JSON does."""
+
+_MILLISECONDS = len("2026-03-01T12:00:00.000")
+"""Characters of a time up to the milliseconds; all times are UTC."""
 
 _LINE_CHARACTERS = 200
 """Length of an event's fields in a line of text, in characters; ``-o json`` prints all."""
@@ -44,8 +47,9 @@ def events(
     if output is Format.JSON:
         print_json(page)
         return
+    columns = console(wide=output is Format.WIDE).width
     for record in page["items"]:
-        print(line(record))
+        print(cropped(line(record), columns))
     if page["next_cursor"] is not None:
         print(f"more: unicron events --after {page['next_cursor']}", file=sys.stderr)
 
@@ -53,12 +57,13 @@ def events(
 def _follow(client: Any, start: dict[str, Any], output: Format) -> None:
     """Print events as they are appended, until the server ends. ``start``: where to begin."""
     end_at_once()
+    columns = console(wide=output is Format.WIDE).width
     with client.lines("/v1/events", {**start, "follow": True}, accept="text/event-stream") as lines:
         for record in records(lines):
             if output is Format.JSON:
                 print_json_line(record)
             else:
-                print(line(record), flush=True)
+                print(cropped(line(record), columns), flush=True)
 
 
 def records(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -69,9 +74,9 @@ def records(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def line(record: dict[str, Any]) -> str:
-    """Return a record as one line of text."""
-    event = {name: value for name, value in record["event"].items() if name not in _HIDDEN}
+    """Return a record as one line of text, whatever the width of the terminal."""
+    event = {name: value for name, value in record["event"].items() if name not in _HIDDEN and value is not None}
     text = json.dumps(event, ensure_ascii=False)
     if len(text) > _LINE_CHARACTERS:
         text = text[: _LINE_CHARACTERS - 3] + "..."
-    return f"{record['position']:>6}  {record['recorded_at']}  {record['type']:<20}  {text}"
+    return f"{record['position']:>6}  {record['recorded_at'][:_MILLISECONDS]}Z  {record['type']:<20}  {text}"

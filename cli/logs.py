@@ -13,7 +13,7 @@ from urllib.parse import quote
 import typer
 
 from cli.interrupt import end_at_once
-from cli.options import Format, Output, Server, TaskName
+from cli.options import Format, Output, Server, Since, TaskName, moment
 
 Entry = dict[str, Any]
 """A line of output, or what is missing, as the interface has it."""
@@ -24,12 +24,14 @@ def logs(
     rank: Annotated[int | None, typer.Option(min=0, help="Only the worker of this rank.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more until the task ends.")] = False,
     tail: Annotated[int | None, typer.Option(min=0, help="Only the last so many lines of each worker.")] = None,
+    since: Since = None,
     grep: Annotated[str | None, typer.Option(metavar="PATTERN", help="Only lines in which this expression is.")] = None,
     server: Server = None,
     output: Output = Format.TEXT,
 ) -> None:
     """Print what a task's ranks print.
 
+    --since: lines have no times, but agents note how much was printed by when: what is up to 6 s older may come, too.
     Output on a node that does not answer is left out; standard error says whose, and on which node.
     With -o json: one object a line, with the worker, the generation and the line; for what is left out one with the
     workers, the node and the problem.
@@ -43,7 +45,7 @@ def logs(
     if follow:
         end_at_once()
     path = f"/v1/tasks/{quote(task, safe='')}/logs"
-    params = {"rank": rank, "follow": follow}
+    params = {"rank": rank, "follow": follow, "since": moment(since)}
     with Client(server) as client, client.lines(path, params, accept="application/x-ndjson") as lines:
         for entry in last_lines(matching(map(json.loads, lines), wanted), tail):
             if output is Format.JSON:

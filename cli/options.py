@@ -48,9 +48,15 @@ TaskName = Annotated[str, typer.Argument(metavar="TASK", help="The task's name."
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.", autocompletion=node_names)]
 IncidentId = Annotated[
     str,
-    typer.Argument(metavar="INCIDENT", help="Its id, as `unicron incidents` lists it.", autocompletion=incident_ids),
+    typer.Argument(
+        metavar="INCIDENT",
+        help="Its id, as `unicron incidents` lists it, or the beginning.",
+        autocompletion=incident_ids,
+    ),
 ]
-PlanId = Annotated[str, typer.Argument(metavar="PLAN", help="The plan's id.", autocompletion=plan_ids)]
+PlanId = Annotated[
+    str, typer.Argument(metavar="PLAN", help="The plan's id, or the beginning of it.", autocompletion=plan_ids)
+]
 
 
 LogPlace = Annotated[

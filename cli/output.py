@@ -21,6 +21,9 @@ _PIPE_COLUMNS = 10_000
 _GAP = 2
 """Spaces between two columns."""
 
+SHORT_ID = 8
+"""Characters of an id where space is short: of a UUID enough that two of a log hardly ever begin alike."""
+
 _LEAST_TEXT = 16
 """Characters to which a column of text may shrink: its cells then take several lines, and words stay mostly whole."""
 
@@ -56,6 +59,7 @@ def print_table(
     *,
     empty: str = "none",
     least: Sequence[str] = (),
+    ids: Sequence[str] = (),
     wide: bool = False,
 ) -> None:
     """Print rows under headings; ``None`` shows as ``-``.
@@ -66,6 +70,8 @@ def print_table(
         empty: printed in place of no rows.
         least: headings of columns that are left out where the lines are too short for all, these first. The last
             column, if that is text, takes several lines before any is left out.
+        ids: headings of columns of ids, which are cut to their beginnings before any column is left out: the beginning
+            of an id is enough for other verbs (``cli/ids.py``).
         wide: print all columns, however long the lines are.
     """
     from rich.table import Table
@@ -76,7 +82,13 @@ def print_table(
         print(empty)
         return
     target = console(wide=wide)
-    left_out = () if wide else too_wide(columns, cells, least, target.width)
+    left_out = [] if wide else too_wide(columns, cells, least, target.width)
+    if left_out:
+        for i in (i for i, column in enumerate(columns) if column in ids):
+            beginnings = distinct_beginnings([row[i] for row in cells])
+            for row, beginning in zip(cells, beginnings, strict=True):
+                row[i] = beginning
+        left_out = too_wide(columns, cells, least, target.width)
     shown = [i for i, column in enumerate(columns) if column not in left_out]
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
     for i in shown:
@@ -87,6 +99,14 @@ def print_table(
     target.print(table)
     if left_out:
         print(f"left out: {', '.join(left_out)} (-o wide has all)")
+
+
+def distinct_beginnings(ids: Sequence[str]) -> list[str]:
+    """Return the beginnings of ids: ``SHORT_ID`` characters, or as many more as tell them from one another."""
+    different = len(set(ids))
+    longest = max(map(len, ids), default=0)
+    size = next(n for n in range(SHORT_ID, max(longest, SHORT_ID) + 1) if len({one[:n] for one in ids}) == different)
+    return [one[:size] for one in ids]
 
 
 def too_wide(columns: Sequence[str], cells: Sequence[Sequence[str]], least: Sequence[str], width: int) -> list[str]:
@@ -129,9 +149,23 @@ def text(value: object) -> str:
         case float():
             return number(value)
         case list():
-            return ", ".join(str(item) for item in value) or "-"
+            return printable(", ".join(str(item) for item in value)) or "-"
         case _:
-            return str(value)
+            return printable(str(value))
+
+
+def cropped(line: str, columns: int) -> str:
+    """Return a line of at most so many columns of a terminal; one that was cut ends in an ellipsis."""
+    from rich.cells import cell_len, set_cell_size
+
+    return line if cell_len(line) <= columns else f"{set_cell_size(line, max(columns - 1, 0))}…"[:columns]
+
+
+def printable(lines: str) -> str:
+    """Return a text that may come from a training process, without what a terminal would obey."""
+    if lines.isprintable():
+        return lines
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in lines.expandtabs())
 
 
 def number(value: float) -> str:

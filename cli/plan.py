@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from typing import Annotated, Any
-from urllib.parse import quote
 
 import typer
 
+from cli.ids import id_path
 from cli.options import Format, Output, PlanId, Server
 from cli.output import clock, print_fields, print_json, print_table, seconds_between
 from cli.plan_solve import solve
@@ -45,7 +45,7 @@ def list_plans(
     ]
     columns = ("PLAN", "AT (UTC)", "TRIGGER", "RESPONSE", "STATE", "TASKS", "INCIDENT")
     least = ("TASKS", "STATE", "INCIDENT", "RESPONSE")
-    print_table(columns, rows, empty="no plans", least=least, wide=output is Format.WIDE)
+    print_table(columns, rows, empty="no plans", least=least, ids=("PLAN", "INCIDENT"), wide=output is Format.WIDE)
 
 
 @app.command("show")
@@ -58,7 +58,7 @@ def show_plan(
     from cli.client import Client
 
     with Client(server) as client:
-        shown = client.get(f"/v1/plans/{quote(plan, safe='')}")
+        shown = client.get(id_path(client, "plan", plan))
     if output is Format.JSON:
         print_json(shown)
         return

@@ -21,9 +21,12 @@ def solve(
     output: Output = Format.TEXT,
 ) -> None:
     """Find the best worker counts for the tasks of a problem, and prove that they are."""
+    from cli.progress import progress_bar
     from shared.planning.standalone import parse_problem, solve_standalone
 
-    answer = solve_standalone(parse_problem(_read(problem)))
+    asked = parse_problem(_read(problem))
+    with progress_bar("the plan is solved"):
+        answer = solve_standalone(asked)
     if output is Format.JSON:
         print_json(answer.model_dump())
     else:

@@ -46,26 +46,28 @@ def throughput(
 
     A layout pinned in full is evaluated even where it does not fit. FLOP/s are model FLOP/s: no recomputation counted.
     """
+    from cli.progress import progress_bar
     from shared.planning.performance import model_shape
     from shared.planning.performance import throughput as predict
 
     model = model_shape(
         layers=layers, hidden=hidden, heads=heads, sequence_length=sequence_length, vocabulary=vocabulary
     )
-    answer = predict(
-        model,
-        global_batch=global_batch,
-        workers=workers,
-        hardware=hardware,
-        tensor=tensor,
-        pipeline=pipeline,
-        micro_batch=micro_batch,
-        recompute=recompute,
-        interleave=interleave,
-        sequence_parallel=sequence_parallel,
-        distributed_optimizer=distributed_optimizer,
-        overlap=overlap,
-    )
+    with progress_bar("layouts are searched"):
+        answer = predict(
+            model,
+            global_batch=global_batch,
+            workers=workers,
+            hardware=hardware,
+            tensor=tensor,
+            pipeline=pipeline,
+            micro_batch=micro_batch,
+            recompute=recompute,
+            interleave=interleave,
+            sequence_parallel=sequence_parallel,
+            distributed_optimizer=distributed_optimizer,
+            overlap=overlap,
+        )
     if output is Format.JSON:
         print_json(answer)
         return

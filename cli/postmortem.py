@@ -6,10 +6,10 @@ import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import quote
 
 import typer
 
+from cli.ids import id_path
 from cli.options import IncidentId, Server
 from cli.output import print_json
 from shared.errors import InvalidInput
@@ -40,8 +40,8 @@ def postmortem(
     """
     from cli.client import Client
 
-    path = f"/v1/incidents/{quote(incident, safe='')}/postmortem"
     with Client(server) as client:
+        path = f"{id_path(client, 'incident', incident)}/postmortem"
         if output is PageFormat.JSON and file is None:
             print_json(client.get(path))
             return

@@ -15,9 +15,13 @@ def ps(
     server: Server = None,
     output: Output = Format.TEXT,
 ) -> None:
-    """List tasks."""
+    """List tasks.
+
+    ETA: how long the task still trains if its steps take as long as of late.
+    """
     from cli.client import Client
     from cli.notable import notable
+    from cli.remaining_time import eta
 
     with Client(server) as client:
         page = client.pages("/v1/tasks", {"state": state or None})
@@ -29,6 +33,7 @@ def ps(
             task["name"],
             task["state"],
             f"{task['step']}/{task['steps']}",
+            eta(task),
             task["workers"],
             task["weight"],
             task["loss"],
@@ -37,6 +42,6 @@ def ps(
         )
         for task in page["items"]
     ]
-    columns = ("NAME", "STATE", "STEP", "WORKERS", "WEIGHT", "LOSS", "WAF FLOP/S", "REASON")
+    columns = ("NAME", "STATE", "STEP", "ETA", "WORKERS", "WEIGHT", "LOSS", "WAF FLOP/S", "REASON")
     least = ("WEIGHT", "LOSS", "WAF FLOP/S", "WORKERS")
     print_table(columns, rows, empty="no tasks", least=least, wide=output is Format.WIDE)

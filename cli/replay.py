@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
 from cli.options import log_url
+from cli.progress import number_bar
 from cli.what_if import print_comparison, read_inputs
 from services.planner.replay import Place, Replayer, Report
 from services.planner.what_if import Comparison
@@ -20,6 +21,8 @@ from shared.log.segments import is_segment, segments_in
 from shared.log.signed_heads import anchors_of, read_heads, read_key
 from shared.settings import read_settings
 from simulator.policies import SOLVES
+
+T = TypeVar("T")
 
 
 class Output(StrEnum):
@@ -77,15 +80,21 @@ def replay(
     inputs = read_inputs(what_if) if what_if is not None else None
     replayer = _replayer(log or [], run_dir)
     if inputs is not None:
-        _what_if(replayer.what_if(inputs, SOLVES), output)
+        _what_if(_watched(replayer, lambda log: log.what_if(inputs, SOLVES)), output)
         return
     if verify_plans:
         anchors, defects = _signed(heads)
         anchors += [parse_anchor(text) for text in expect_head or ()]
-        _verify(replayer.verify(anchors, defects, jobs, SOLVES), output)
+        _verify(_watched(replayer, lambda log: log.verify(anchors, defects, jobs, SOLVES)), output)
         return
-    place = replayer.place_at(at)
+    place = _watched(replayer, lambda log: log.place_at(at))
     typer.echo(_place_json(place) if output is Output.JSON else _place_text(place))
+
+
+def _watched(replayer: Replayer, work: Callable[[Replayer], T]) -> T:
+    """Do something with a log, and show how far it has come, where standard error is a terminal."""
+    with number_bar("events replayed") as seen:
+        return work(replayer.watched(seen))
 
 
 def _signed(heads: Path | None) -> tuple[list[Anchor], list[Defect]]:

@@ -25,11 +25,13 @@ def restore(
 
     Agents and services are stopped, and start on the new log. Needs no server.
     """
+    from cli.progress import counted
     from shared.log.restoration import restore as write
     from shared.log.schema import sqlite_path
 
     url = log_url(log, run_dir)
-    place = write(folder, url, at)
+    with counted("restore, events written") as watch:
+        place = write(folder, url, at, watch)
     where = sqlite_path(url)
     if output is Format.JSON:
         print_json({"position": place.position, "head": place.hash})

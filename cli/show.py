@@ -20,6 +20,7 @@ def show(task: TaskName, server: Server = None, output: Output = Format.TEXT) ->
     """Show a task."""
     from cli.client import Client
     from cli.notable import notable
+    from cli.remaining_time import eta
 
     with Client(server) as client:
         shown = client.get(f"/v1/tasks/{quote(task, safe='')}")
@@ -32,6 +33,8 @@ def show(task: TaskName, server: Server = None, output: Output = Format.TEXT) ->
         [
             *((name, shown[name]) for name in names),
             ("step", f"{shown['step']} of {shown['steps']}"),
+            ("eta", eta(shown)),
+            ("plan", shown["plan"]),
             ("layout", ", ".join(f"{name} {size}" for name, size in layout.items())),
             ("throughput_flop_per_s", shown["throughput_flop_per_s"]),
             ("waf_flop_per_s", shown["waf_flop_per_s"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from enum import StrEnum
 from functools import partial
@@ -77,6 +77,7 @@ def simulate(
     The planner, the cost accounting and the events are those of the running system; docs/evaluation.md compares the
     results with published ones.
     """
+    from cli.progress import progress_bar
     from cli.simulate_output import Results, show, write_plots
     from simulator.report.plots import check_installed
     from simulator.runs import make_all
@@ -162,18 +163,6 @@ def command_line(*, seeds: int, first_seed: int, case: int, **options: str | Pat
 
 
 _DEFAULTS = {"policy": ALL, "seeds": 1, "first_seed": 0, "case": 1}
-
-
-@contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[float], None]]:
-    """Show a bar on standard error, where that is a terminal; yields what is called with the share that is done."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=1.0)
-        yield lambda share: bar.update(task, completed=share)
 
 
 @contextmanager

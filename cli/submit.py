@@ -31,6 +31,7 @@ def submit(
     The specification is checked before it is sent. Relative paths in it are taken from its own folder.
     """
     from cli.client import Client
+    from cli.task_progress import task_bar
     from cli.waiting import wait_for_end
     from unicron.client.specifications import as_body, specification
 
@@ -43,7 +44,8 @@ def submit(
             resumed = f", goes on from step {task['step']}" if task["step"] else ""
             print(f"submitted {task['name']} ({task['state']}{resumed})", flush=True)
         if wait:
-            task = wait_for_end(server, task["name"])
+            with task_bar(task["name"]) as seen:
+                task = wait_for_end(server, task["name"], seen)
             if output is not Format.JSON:
                 print(f"{task['name']}: {task['state']} at step {task['step']} of {task['steps']}; {task['reason']}")
     if output is Format.JSON:

@@ -34,12 +34,14 @@ def wait(
 
     Exit status: 0 if it came to what was waited for, 1 if the task has ended in another way.
     """
+    from cli.task_progress import task_bar
     from cli.waiting import wait_for_task
     from shared.tasks import ENDED, TaskState
 
     ends = {state.value for state in ENDED}
     wanted = {For.END: ends, For.RUNNING: {TaskState.RUNNING.value}, For.SUCCEEDED: {TaskState.SUCCEEDED.value}}[until]
-    found = wait_for_task(server, task, wanted | ends, timeout)
+    with task_bar(task) as seen:
+        found = wait_for_task(server, task, wanted | ends, timeout, seen)
     if output is Format.JSON:
         print_json(found)
     else:

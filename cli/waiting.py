@@ -159,19 +159,25 @@ def wait_for_stop(server: str | None, name: str) -> Record:
         return until(f"{name} stops", answered)
 
 
-def wait_for_end(server: str | None, name: str) -> Record:
-    """Return a task once it has ended, with success or without."""
-    return wait_for_task(server, name, ENDED, None)
+def wait_for_end(server: str | None, name: str, seen: Callable[[Record], None] | None = None) -> Record:
+    """Return a task once it has ended, with success or without (for verbs, which have no event loop)."""
+    return wait_for_task(server, name, ENDED, None, seen)
 
 
-def wait_for_task(server: str | None, name: str, states: Collection[str], limit_s: float | None) -> Record:
-    """Return a task once it is in one of these states.
+def wait_for_task(
+    server: str | None,
+    name: str,
+    states: Collection[str],
+    limit_s: float | None,
+    seen: Callable[[Record], None] | None = None,
+) -> Record:
+    """Return a task once it is in one of these states (for verbs). ``seen``: called with the task at each look.
 
     Raises:
         TimedOut: the limit has passed.
     """
     with Client(server) as client:
-        return client.wait_for(name, states, limit_s)
+        return client.wait_for(name, states, limit_s, seen=seen)
 
 
 def wait_until_drained(server: str | None, name: str) -> Record:

@@ -66,6 +66,8 @@ class ReadOutput(Message):
     """Read the output of one process.
 
     ``skips``: whether the reply may begin behind ``offset``, where what was there is left out (``FilesReply.offset``).
+    ``since_s``: only what was printed from this time on, in seconds since the epoch, as far as that is known: the reply
+    begins with the line behind the last size that was noted before then (``shared.output_times``).
     """
 
     kind: Literal["read-output"] = "read-output"
@@ -75,6 +77,7 @@ class ReadOutput(Message):
     offset: Offset
     limit: Limit = CHUNK_BYTES
     skips: bool = False
+    since_s: Annotated[float, Field(allow_inf_nan=False)] | None = None
 
 
 class DescribeResult(Message):

@@ -27,6 +27,7 @@ from typing import Any
 from shared.errors import NotFound, Unavailable
 from shared.names import is_name
 from shared.node_files import (
+    CHUNK_BYTES,
     LIST_LIMIT,
     DescribeResult,
     FilesReply,
@@ -35,6 +36,7 @@ from shared.node_files import (
     ReadOutput,
     ReadResult,
 )
+from shared.output_times import MOST_BYTES, size_at, times_path
 
 TaskFilesRequest = ListOutput | ReadOutput | DescribeResult | ReadResult
 """The requests that ``TaskFolders`` answers."""
@@ -91,7 +93,11 @@ class TaskFolders:
                 return FilesReply(files=files[:LIST_LIMIT], more=len(files) > LIST_LIMIT), b""
             case ReadOutput():
                 name = f"{request.generation}-{request.worker.replace('/', '-')}.log"
-                return self._read(request.task, Path("output", name), request, skips=request.skips)
+                path = Path("output", name)
+                if request.since_s is not None:
+                    begin = self._begin(request.task, path, request.since_s)
+                    request = request.model_copy(update={"offset": max(begin, request.offset)})
+                return self._read(request.task, path, request, skips=request.skips)
             case DescribeResult():
                 return self._describe(request), b""
             case ReadResult():
@@ -118,6 +124,23 @@ class TaskFolders:
                 if not skips or _data_from(descriptor, offset) == offset:
                     break  # or else the agent has freed meanwhile what was to be read
         return FilesReply(size_bytes=status.st_size, offset=offset, version=_version(status)), data
+
+    def _begin(self, task: str, path: Path, since_s: float) -> int:
+        """Return where the lines of an output begin that were printed from a time on, as far as that is known.
+
+        Raises:
+            NotFound, Unavailable: of the output, as ``_opened``.
+        """
+        with self._opened(task, path) as (output, status):
+            if status.st_mtime < since_s:
+                return status.st_size
+            try:
+                with self._opened(task, times_path(path)) as (descriptor, _):
+                    noted = os.pread(descriptor, MOST_BYTES, 0)
+            except NotFound:
+                return 0  # an older agent noted none
+            size_bytes = size_at(noted.splitlines(), since_s) or 0
+            return _line_begin(output, size_bytes) if size_bytes <= status.st_size else 0
 
     def _describe(self, request: DescribeResult) -> FilesReply:
         path = _result_path(request.generation)
@@ -177,6 +200,14 @@ class TaskFolders:
             raise Unavailable(f"{path} of task {task!r} cannot be read: {err.strerror or err}") from err
         finally:
             os.close(descriptor)
+
+
+def _line_begin(descriptor: int, offset: int) -> int:
+    """Return where the first line of a file begins from an offset on; the offset, if its line is a very long one."""
+    if offset == 0:
+        return 0
+    end = os.pread(descriptor, CHUNK_BYTES, offset - 1).find(b"\n")
+    return offset + end if end >= 0 else offset
 
 
 def _data_from(descriptor: int, offset: int) -> int:

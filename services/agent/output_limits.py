@@ -16,10 +16,13 @@ import logging
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from pathlib import Path
 
+from services.agent.output_times import OutputTimes
 from services.agent.process import Process
+from shared.output_times import times_path
 from shared.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -61,6 +64,7 @@ class OutputLimits:
     def __init__(self, settings: Settings, counters: MutableMapping[str, int]) -> None:
         self._most_bytes, self._most_files = settings.rank_output_bytes, settings.rank_output_files
         self._counters = counters
+        self._times = OutputTimes()
         self._begun: frozenset[str] = frozenset()
         """Ids of the living processes for which older output was deleted."""
 
@@ -75,10 +79,11 @@ class OutputLimits:
             await asyncio.sleep(LOOK_S)
 
     def _look(self, output: Mapping[str, Path]) -> int:
-        """Keep the limits at this moment; return how many bytes of the output of these processes were freed."""
+        """Keep the limits at this moment, and note the sizes; return how many bytes of the output were freed."""
         if self._most_files:
             for path in (path for process, path in output.items() if process not in self._begun):
                 _delete_older(path, self._most_files)
+        self._times.note(output.values(), time.time())
         return sum(_free_beyond(path, self._most_bytes) for path in output.values()) if self._most_bytes else 0
 
 
@@ -143,3 +148,4 @@ def _delete_older(path: Path, most_files: int) -> None:
         found = sorted((int(match[1]), match[0]) for name in names if (match := pattern.fullmatch(name)))
         for _, name in [one for one in found if one[1] != path.name][: max(0, len(found) - most_files)]:
             (path.parent / name).unlink(missing_ok=True)
+            times_path(path.parent / name).unlink(missing_ok=True)

@@ -192,13 +192,14 @@ class Gateway:
         nodes = await self.read(lambda views: views.page(NODES, states=["ready"]))
         await check_inputs(spec, [self.node_files(node.name) for node in nodes if is_name(node.name)], below)
 
-    async def stop(self, name: str, actor: Actor, *, lose_steps: bool = False) -> TaskView:
-        """Log the request to stop a task; a further request changes nothing, unless now steps may be lost.
+    async def stop(self, name: str, actor: Actor, *, lose_steps: bool = False, at_once: bool = False) -> TaskView:
+        """Log the request to stop a task; a further one changes nothing, unless it may lose more steps.
 
         Args:
             name: of the task.
             actor: who asks for it.
             lose_steps: whether it is to stop also if its state cannot be saved.
+            at_once: whether its processes are to end without a checkpoint; they then lose steps.
 
         Raises:
             NotFound: there is no such task.
@@ -208,7 +209,8 @@ class Gateway:
         for _ in range(_ATTEMPTS):
             task = await self.task(name)
             actor.require_own(task.owner, f"task {name!r}")
-            if task.state is TaskState.STOPPING and (task.lose_steps or not lose_steps):
+            asked = task.at_once if at_once else task.lose_steps or not lose_steps
+            if task.state is TaskState.STOPPING and asked:
                 return task
             if task.state in ENDED:
                 raise Conflict(f"task {name!r} has ended: {task.state.value}", state=task.state.value)
@@ -216,7 +218,8 @@ class Gateway:
                 event_id=str(uuid.uuid4()),
                 occurred_at=utc_now(),
                 task=name,
-                lose_steps=lose_steps,
+                lose_steps=lose_steps or at_once,
+                at_once=at_once,
                 actor=actor.name,
             )
             try:

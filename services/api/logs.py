@@ -52,8 +52,9 @@ def json_line(entry: Line | Missing) -> str:
 class _Tail:
     """Reads the lines that were appended to a file since the last look."""
 
-    def __init__(self, task: str, file: OutputFile) -> None:
+    def __init__(self, task: str, file: OutputFile, since_s: float | None) -> None:
         self._task, self._generation, self._worker = task, file.generation, file.worker
+        self._since_s = since_s
         self._offset = 0
         self._listed_bytes = 0
         self._rest = b""
@@ -77,12 +78,19 @@ class _Tail:
             Unavailable: the source does not answer.
         """
         request = ReadOutput(
-            task=self._task, generation=self._generation, worker=self._worker, offset=self._offset, skips=True
+            task=self._task,
+            generation=self._generation,
+            worker=self._worker,
+            offset=self._offset,
+            skips=True,
+            since_s=self._since_s,
         )
         try:
             reply, data = await source.ask(request)
         except NotFound:
             return None  # it was removed
+        if self._since_s is not None and reply.offset is not None:
+            self._since_s, self._offset = None, reply.offset  # what was before is not missing
         if not data:
             return None
         skipped = [] if reply.offset is None else self._skip_to(reply.offset)
@@ -120,10 +128,18 @@ class OutputReader:
         task: its name.
         search: finds its files.
         owners: returns whose output is read; called at each look, because ranks move.
+        since_s: only what was printed from then on, in seconds since the epoch (``ReadOutput``); None: all.
     """
 
-    def __init__(self, task: str, search: OutputSearch, owners: Callable[[], Awaitable[OutputOwners]]) -> None:
+    def __init__(
+        self,
+        task: str,
+        search: OutputSearch,
+        owners: Callable[[], Awaitable[OutputOwners]],
+        since_s: float | None = None,
+    ) -> None:
         self._task, self._search, self._owners_now = task, search, owners
+        self._since_s = since_s
         self._owners = OutputOwners()
         self._tails: dict[Key, _Tail] = {}
         self._reported: set[Missing] = set()
@@ -164,7 +180,7 @@ class OutputReader:
         while True:
             failed = None
             for found in self._search.files:
-                tail = self._tails.setdefault(found.file.key, _Tail(self._task, found.file))
+                tail = self._tails.setdefault(found.file.key, _Tail(self._task, found.file, self._since_s))
                 for line in tail.listed(found.file):
                     yield line
                 try:

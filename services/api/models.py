@@ -75,11 +75,15 @@ class Anomaly(BaseModel):
 
 
 class StopOptions(BaseModel):
-    """How to stop a task. ``lose_steps``: also if its state cannot be saved."""
+    """How to stop a task. ``lose_steps``: also if its state cannot be saved.
+
+    ``at_once``: its processes end in the midst of a step, without a checkpoint: steps since the newest one are lost.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     lose_steps: bool = False
+    at_once: bool = False
 
 
 class Task(BaseModel):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Select, bindparam, select
+from sqlalchemy import Connection, Select, bindparam, func, select
 
 from services.api.memo import Memo
 from services.api.tables import KEYS, NODES, PLANS, TASKS, Kind, PlanRow, PositionRow, V, table_of
@@ -154,6 +154,15 @@ class ViewReader:
         """Return the newest views before a position, the newest first."""
         found = self.connection.execute(_newest(kind), {"before": before, "limit": limit})
         return [_parsed(kind, row.document) for row in found]
+
+    def keys(self, kind: Kind[V], prefix: str, limit: int) -> list[str]:
+        """Return the first keys that begin with a text, upper and lower case apart, in their order as text."""
+        key = table_of(kind.row).c.key
+        # By length, not by LIKE, which knows no case in SQLite. The order of code points is the same in both databases
+        # only in Python; a key that is the prefix itself is the shortest.
+        query = select(key).where(func.substr(key, 1, len(prefix)) == prefix)
+        found = self.connection.scalars(query.order_by(func.length(key), key).limit(limit))
+        return sorted(found)
 
     def position(self) -> int:
         """Return the position of the log up to which the views know it."""

@@ -18,7 +18,7 @@ from shared.plans import Layout, Member, Response, Stage, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, TaskState
 
-SCHEMA_VERSION = 14
+SCHEMA_VERSION = 15
 """Raised whenever a document or the fold changes; the projections are then folded again from position 0."""
 
 SHORTEST_STEP_S = 1e-6
@@ -76,8 +76,9 @@ class TaskView(Model):
     the task is to resume later. ``checkpoint``: the newest published one, of step ``checkpoint_step``.
     ``checkpoint_failure``: the newest that could not be written; None once one was written after it. ``stop_refused``:
     the answer to the newest request to stop, if that was refused. ``lose_steps``: whether the task is to stop also
-    without a checkpoint. ``anomalies``: those that last. ``slow``: slow workers and their
-    slowdowns, as measured in this task. ``step_s``: the newest measured step time in seconds; 0 until one was measured.
+    without a checkpoint; ``at_once``: in the midst of a step. ``anomalies``: those that last. ``slow``: slow workers
+    and their slowdowns, as measured in this task. ``step_s``: the newest measured step time in seconds; 0 until one was
+    measured.
 
     ``rates``: the newest measured rates. ``modelled``: FLOP/s by the throughput model at the counts of workers that
     plans gave the task. ``demand``, ``progress``, ``shortfalls``: keys of the spans that last (``SpanView``).
@@ -127,6 +128,7 @@ class TaskView(Model):
     anomalies: list[OpenAnomaly] = Field(default_factory=list)
     slow: dict[str, float] = Field(default_factory=dict)
     lose_steps: bool = False
+    at_once: bool = False
     result: Result | None = None
     traceback: str = ""
     started_at: datetime | None = None

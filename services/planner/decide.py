@@ -176,7 +176,9 @@ def _slowed(state: State, event: WorkerSlowed) -> _Draft | None:
 def _stop(state: State, event: TaskStopRequested) -> _Draft:
     draft = _Draft(Trigger.STOP_REQUESTED)
     task = state.tasks.get(event.task)
-    if task is None or task.life != "stopping" or (task.change is not None and task.change.action == "stop"):
+    if task is None or task.life != "stopping":
+        return draft
+    if task.change is not None and task.change.action == "stop" and not task.at_once:
         return draft
     _stop_task(state, draft, task, "its stop was requested")
     return _ask(state, draft, f"task {task.name} stopped") if draft.changes and draft.stopped else draft
@@ -202,12 +204,13 @@ def _starving(state: State, event: TaskStarving) -> _Draft:
 
 
 def _stop_task(state: State, draft: _Draft, task: Task, reason: str) -> None:
-    """Add the change that stops the task: with a checkpoint, or at once if it has no live state to save."""
-    if can_save(task):
+    """Add the change that stops the task: with a checkpoint; at once if that was asked for, or nothing can be saved."""
+    if can_save(task) and not task.at_once:
         draft.changes.append(leave(state, task, "stop", reason))
         return
     if task.occupied:
-        draft.changes.append(end(state, task, f"{reason}; no live state to save"))
+        why = "at once, without a checkpoint" if task.at_once else "no live state to save"
+        draft.changes.append(end(state, task, f"{reason}; {why}"))
     draft.stopped.append(task)
 
 

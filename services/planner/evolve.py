@@ -89,7 +89,8 @@ def _stop_requested(state: State, event: TaskStopRequested, at: datetime) -> Sta
     task = state.find(event.task)
     if task is None or task.life == "ended":
         return state
-    return state.with_changed(event.task, life="stopping", lose_steps=task.lose_steps or event.lose_steps)
+    lose_steps, at_once = task.lose_steps or event.lose_steps, task.at_once or event.at_once
+    return state.with_changed(event.task, life="stopping", lose_steps=lose_steps, at_once=at_once)
 
 
 def _stop_refused(state: State, event: TaskStopRefused, at: datetime) -> State:

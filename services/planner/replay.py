@@ -20,7 +20,7 @@ report names it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from functools import cached_property, partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from services.planner.sources import AnsweredRows, LogSource, RecordsSource, Sou
 from services.planner.state import State
 from services.planner.verification import Mismatch as Mismatch
 from services.planner.verification import Report as Report
+from services.planner.watched_source import WatchedSource
 from services.planner.what_if import Comparison, compare
 from services.planner.what_if_inputs import Inputs
 from shared.errors import Archived, NotFound
@@ -122,6 +123,12 @@ class Replayer:
                 pass
         found = cls((), decider=decider)
         found._source = SegmentsSource(segments, opened)
+        return found
+
+    def watched(self, seen: Callable[[int], None]) -> Self:
+        """Return a replayer of the same log whose passes are watched. ``seen``: as of ``WatchedSource``."""
+        found = type(self)((), decider=self._decider)
+        found._source = WatchedSource(self._source, seen)
         return found
 
     @cached_property

@@ -160,6 +160,7 @@ class Task(_Value):
         trained: the hardware and layout of its newest generations.
         measured: throughput corrections: measured is 1.1 ** exponent times the modelled throughput.
         lose_steps: whether a user wants it to stop also if its state cannot be saved.
+        at_once: whether a user wants its processes to end without a checkpoint.
         shares: how many micro-batches each data-parallel replica of its newest stage computes; empty: equally many.
         number: of the task's first submission, among all tasks.
     """
@@ -190,6 +191,7 @@ class Task(_Value):
     trained: dict[int, HardwareLayout] = Field(default_factory=dict)
     measured: PairMap[HardwareLayout, int] = Field(default_factory=dict)
     lose_steps: bool = False
+    at_once: bool = False
     shares: tuple[int, ...] = ()
     number: int = 0
 

@@ -11,7 +11,7 @@ import gzip
 import hashlib
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -34,7 +34,18 @@ _COMPRESSION = 6
 long for 5% less."""
 
 
-def archive(log: EventLog, folder: Path, before: int | datetime, ending: str = ENDINGS[1]) -> Manifest | None:
+Watch = Callable[[Iterable[StoredRow]], Iterable[StoredRow]]
+"""Wraps the rows of a pass, for programs that show how far it has come."""
+
+
+def unwatched(rows: Iterable[StoredRow]) -> Iterable[StoredRow]:
+    """Return the rows as they are (``Watch``)."""
+    return rows
+
+
+def archive(
+    log: EventLog, folder: Path, before: int | datetime, ending: str = ENDINGS[1], watch: Watch = unwatched
+) -> Manifest | None:
     """Write the rows of a log that are not in a folder of segments yet as one more segment. The log stays as it is.
 
     Args:
@@ -42,6 +53,7 @@ def archive(log: EventLog, folder: Path, before: int | datetime, ending: str = E
         folder: of the segments; is made if there is none.
         before: the first position that stays out, or the time from which on what was recorded does.
         ending: of the file: ``.jsonl`` or ``.jsonl.gz``.
+        watch: wraps the rows as they are read.
 
     Returns:
         The manifest; None if there is nothing to write.
@@ -55,7 +67,7 @@ def archive(log: EventLog, folder: Path, before: int | datetime, ending: str = E
         raise InvalidInput(f"ending {ending!r} of a segment; allowed: {', '.join(ENDINGS)}")
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder), closing(log.rows()) as stored:
-        return add_segment(folder, log.base, stored, before, ending)
+        return add_segment(folder, log.base, watch(stored), before, ending)
 
 
 def add_segment(

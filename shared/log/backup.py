@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shared.errors import NotFound
-from shared.log.archive import add_segment, last_segment, locked
+from shared.log.archive import Watch, add_segment, last_segment, locked, unwatched
 from shared.log.base import START
 from shared.log.log import EventLog
 from shared.log.schema import StoredRow
@@ -33,7 +33,7 @@ class Backup(NamedTuple):
     added: Manifest | None
 
 
-def back_up(log: EventLog, folder: Path, ending: str = ENDINGS[1]) -> Backup:
+def back_up(log: EventLog, folder: Path, ending: str = ENDINGS[1], watch: Watch = unwatched) -> Backup:
     """Write what a log has and a folder has not as one more segment. The log may be in use, and stays as it is.
 
     Of a log that was cut over, what is archived goes into the folder too.
@@ -42,6 +42,7 @@ def back_up(log: EventLog, folder: Path, ending: str = ENDINGS[1]) -> Backup:
         log: the log; every row of its table is checked as it is read.
         folder: of the backup; is made if there is none. It may be the one to which the log is archived.
         ending: of the file: ``.jsonl`` or ``.jsonl.gz``.
+        watch: wraps the rows as they are read.
 
     Raises:
         NotFound: the log has no event.
@@ -55,7 +56,7 @@ def back_up(log: EventLog, folder: Path, ending: str = ENDINGS[1]) -> Backup:
         # What the folder has of an archived part is not read again.
         base = log.base if last is not None and last.last_position >= log.base.position else START
         with closing(_rows(log, from_start=base is START)) as stored:
-            added = add_segment(folder, base, stored, None, ending)
+            added = add_segment(folder, base, watch(stored), None, ending)
         if (last := added or last) is None:
             raise NotFound("the log has no event: there is nothing to back up")
         return Backup(last.last_position, last.head, added)

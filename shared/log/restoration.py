@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from shared.errors import Conflict, Corrupt, InvalidInput, NotFound
-from shared.log.archive import last_segment
+from shared.log.archive import Watch, last_segment, unwatched
 from shared.log.archived import manifests_up_to, verified_base
 from shared.log.base import START, Base
 from shared.log.chain import ChainCheck
@@ -31,13 +31,14 @@ _INSERT = f"INSERT INTO log ({_NAMES}) VALUES ({', '.join('?' * len(COLUMNS))})"
 _COPY = f"COPY log ({_NAMES}) FROM STDIN"
 
 
-def restore(folder: Path, url: str, at: int | None = None) -> Base:
+def restore(folder: Path, url: str, at: int | None = None, watch: Watch = unwatched) -> Base:
     """Make a log of segments, and return its last place.
 
     Args:
         folder: of the segments, from position 1 on.
         url: of a database without a log, or with one that has no event.
         at: position of the last event that is restored; None: of all.
+        watch: wraps the rows as they are written.
 
     Raises:
         NotFound: there is no such folder, or no segment in it.
@@ -51,7 +52,7 @@ def restore(folder: Path, url: str, at: int | None = None) -> Base:
         with database.writer.begin() as connection:
             begin_write(connection)
             _check_empty(connection, database)
-            _insert(connection, _rows(folder, place.position))
+            _insert(connection, watch(_rows(folder, place.position)))
             _check_written(connection, place)
     return place
 

@@ -76,7 +76,7 @@ changes = st.builds(
 base = {"event_id": st.just("x"), "occurred_at": times}
 events: st.SearchStrategy[Event] = st.one_of(
     st.builds(lambda name, at: TaskSubmitted(event_id="x", occurred_at=at, task=name, spec=spec(name)), names, times),
-    st.builds(TaskStopRequested, task=names, lose_steps=st.booleans(), **base),
+    st.builds(TaskStopRequested, task=names, lose_steps=st.booleans(), at_once=st.booleans(), **base),
     st.builds(TaskStopRefused, task=names, generation=generations, step=st.integers(0, 9),
               plan=st.sampled_from(PLANS), reason=st.just("full"), **base),
     st.builds(TaskProgressed, task=names, generation=generations, step=st.integers(0, 9), workers=st.just(1),

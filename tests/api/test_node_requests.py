@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cli.incidents import _print_one as print_one
+from cli.incident_show import print_observations
 from services.api import gateway
 from shared.agent_restart import AGENT_RESTART, AGENT_RESTART_REQUEST, AgentRestart, AgentRestartResult
 from shared.bus import Bus
@@ -305,7 +305,7 @@ async def test_an_incident_shows_what_was_seen_of_it_and_the_root_cause(
     shown = (await api.http.get("/v1/incidents/i")).json()
     assert [one["kind"] for one in shown["observations"]] == ["process-exit", "connection"]
     assert (shown["omitted"], shown["root_cause"]["error"]) == (3, "SIGKILL")
-    print_one(shown)
+    print_observations(shown, wide=True)
     printed = capsys.readouterr().out
     assert "CommunicationFailed" in printed
     assert "and 3 more\nroot cause: process-exit (SIGKILL) of n0/0\n" in printed

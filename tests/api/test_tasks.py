@@ -13,7 +13,7 @@ from services.api.gateway import with_place
 from shared.errors import InvalidInput
 from shared.events import TaskFailed, TaskFinished, TaskStopped, TaskStopRequested, TaskSubmitted
 from shared.tasks import MAX_SPEC_BYTES, parse_spec
-from tests.api.kit import Server, spec_dict
+from tests.api.kit import Server, spec_dict, until
 
 
 def refused(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
@@ -216,6 +216,25 @@ async def test_a_stop_may_be_asked_for_again_if_steps_may_now_be_lost(api: Serve
     events = [recorded.event for recorded in api.journal.log.read()]
     assert [event.lose_steps for event in events if isinstance(event, TaskStopRequested)] == [False, True]
     refused(await api.http.post("/v1/tasks/gpt/stop", json={"loose_steps": True}), 422, "invalid-input")
+
+
+async def test_a_task_that_is_to_stop_may_be_killed(api: Server) -> None:
+    await api.http.post("/v1/tasks", json=api.spec())
+    asked = [{}, {"at_once": True}, {"at_once": True}, {"lose_steps": True}]
+    responses = [await api.http.post("/v1/tasks/gpt/stop", json=body) for body in asked]
+    assert [response.status_code for response in responses] == [202] * 4
+    events = [recorded.event for recorded in api.journal.log.read()]
+    stops = [(event.lose_steps, event.at_once) for event in events if isinstance(event, TaskStopRequested)]
+    assert stops == [(False, False), (True, True)]
+    await api.append(TaskStopped, task="gpt", generation=1, step=3, path="/c")
+
+    async def ended() -> bool:
+        task = (await api.http.get("/v1/tasks/gpt")).json()
+        return bool(
+            task["reason"] == "ended at once as asked: the newest checkpoint is of step 3, and later steps are lost"
+        )
+
+    await until(ended)
 
 
 async def test_lists_have_pages_and_filters(api: Server) -> None:

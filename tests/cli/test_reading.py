@@ -14,6 +14,7 @@ from cli.logs import last_lines, matching
 from cli.options import moment
 from shared.errors import InvalidInput
 from shared.events import TaskFinished, TaskStopped
+from shared.output_times import line_of
 from tests.api.kit import Server
 from tests.cli.conftest import call_unicron
 
@@ -79,6 +80,12 @@ async def test_lines_are_searched_and_cut(healed: Server) -> None:
         (output / f"1-{worker}.log").write_text("")
     found = await call_unicron("logs", "gpt", "--rank", "0", "--grep", "^loss", "--tail", "1", server=healed.url)
     assert (found.code, found.out) == (0, "loss 2\n")
+    (output / "1-n0-0.log.times").write_bytes(line_of(1e9, 7))
+    for when, lines in (("2001-09-09T01:46:41", "loss 2\ndone\n"), ("2001-09-09T01:46:39", "loss 3\nloss 2\ndone\n")):
+        since = await call_unicron("logs", "gpt", "--rank", "0", "--since", when, server=healed.url)
+        assert (since.code, since.out) == (0, lines)
+    later = await call_unicron("logs", "gpt", "--rank", "0", "--since", "2100-01-01", server=healed.url)
+    assert (later.code, later.out) == (0, "")
     refused = await call_unicron("logs", "gpt", "--grep", "(", server=healed.url)
     assert (refused.code, refused.out) == (2, "")
     assert "--grep: '(' must be a regular expression" in refused.err

@@ -11,6 +11,7 @@ from sqlalchemy.engine import make_url
 from typer.testing import CliRunner, Result
 
 from cli.replay import replay
+from services.planner.replay import Replayer
 from shared.errors import AccessDenied, InvalidInput, Unavailable
 from shared.log.log import EventLog
 from tests.logs.kit import read_rows, restore
@@ -39,6 +40,18 @@ def written(url: str, folder: Path) -> int:
         log.append([record.event])
     log.close()
     return len(records)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_replay_that_is_watched_finds_the_same(jobs: int, tmp_path: Path) -> None:
+    rows = read_rows(GOLDEN.with_name("demo-5.jsonl"))
+    path = restore(rows, tmp_path / "log.db")
+    seen: list[int] = []
+    plain = Replayer.of_file(path)
+    watched = plain.watched(seen.append)
+    assert watched.verify(jobs=jobs) == plain.verify()
+    assert seen == (list(range(64, len(rows) + 1, 64)) if jobs == 1 else [])
+    assert watched.place_at() == plain.place_at()
 
 
 def test_a_log_in_postgresql_is_verified_by_its_url(postgres_url: str, tmp_path: Path) -> None:

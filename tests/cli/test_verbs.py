@@ -204,6 +204,13 @@ async def test_stop_says_what_cannot_be_saved(api: Server, unicron: Unicron) -> 
 
 
 VERBS = {
+    ("top",): ("4 in use", "gpt", "running", "95/100", "5s", "p1"),
+    ("incidents", "show", "i1"): (
+        "process-exit of n1/1",
+        "interrupted step",
+        "Plan p1 answers",
+        "plain-restart (model)",
+    ),
     ("ps",): ("gpt", "running", "95/100"),
     ("show", "gpt"): ("gpt", "running", "95 of 100", "n1/1", "tensor 1, pipeline 1, data 4"),
     ("nodes",): ("n0", "ready", "n1/1", "rank 3"),

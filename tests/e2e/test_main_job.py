@@ -132,6 +132,29 @@ async def test_stop_and_resume(stack: Stack, client: Client, corpus: Path, tmp_p
     await asyncio.to_thread(course)
 
 
+async def test_a_task_that_is_killed_saves_nothing_and_is_no_fault(
+    stack: Stack, client: Client, corpus: Path, tmp_path: Path
+) -> None:
+    """Its processes end in the midst of a step; a later submission begins anew."""
+
+    def course() -> None:
+        pace = Pace(tmp_path, 0.05)
+        spec = pace.of(small_task("killed", corpus))
+        client.submit(spec)
+        ranks = pids(client.until_step("killed", 6))
+        assert client.http.post("/v1/tasks/killed/stop", json={"at_once": True}).status_code == 202
+        ended = client.until_state("killed", "stopped")
+        assert (ended["checkpoint"], ended["reason"]) == (None, "ended at once as asked: nothing is saved")
+        pace.end()
+        client.submit(spec)
+        client.until_state("killed", "succeeded")
+        assert not [pid for pid in ranks.values() if psutil.pid_exists(pid)]
+        check_result(client, "killed", spec, tmp_path)
+        assert client.incidents("killed") == []
+
+    await asyncio.to_thread(course)
+
+
 async def test_task_that_always_fails_ends(stack: Stack, client: Client, corpus: Path) -> None:
     """The same exception at the same step, again and again, is the task's fault; no node is blamed."""
 

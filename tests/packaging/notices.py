@@ -11,7 +11,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "THIRD-PARTY-NOTICES.md"
-RUNTIME_EXTRAS = ("agent", "control", "embedded", "fast", "plots", "train", "s3", "gcs", "postgres")
+RUNTIME_EXTRAS = ("agent", "control", "embedded", "fast", "plots", "train", "s3", "gcs", "parquet", "postgres")
 """The extras of pyproject.toml that a cluster may run with; the others are tools."""
 
 LONGEST_LICENCE = 80

@@ -175,8 +175,9 @@ class World:
             TaskSubmitted(**self.base(), task=name, spec=spec(name, **fields), checkpoint=saved, step=step)
         )
 
-    def stop(self, name: str = "a", *, lose_steps: bool = False) -> PlanDecided:
-        return self.must(TaskStopRequested(**self.base(), task=name, lose_steps=lose_steps))
+    def stop(self, name: str = "a", *, lose_steps: bool = False, at_once: bool = False) -> PlanDecided:
+        asked = TaskStopRequested(**self.base(), task=name, lose_steps=lose_steps or at_once, at_once=at_once)
+        return self.must(asked)
 
     def refuse_stop(self, plan: PlanDecided, name: str = "a") -> PlanDecided:
         generation = self.task(name).generation

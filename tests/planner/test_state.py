@@ -13,7 +13,7 @@ from tests.planner.kit import World, running
 PRINTED = [
     "spec", "life", "generation", "members", "holders", "occupied", "lost", "broken", "plan", "planned_at", "change",
     "stands_since", "stood_s", "queued", "wait", "step", "step_s", "checkpoint", "checkpoint_step", "pool", "layout",
-    "held", "ranks", "trained", "measured", "lose_steps", "shares",
+    "held", "ranks", "trained", "measured", "lose_steps", "at_once", "shares",
 ]  # fmt: skip
 
 

@@ -328,6 +328,23 @@ def test_a_stop_that_may_lose_steps_is_tried_again_when_one_that_may_not_is_refu
     assert (change_of(plan).survivors, world.task().life) == (change_of(first).survivors, "stopping")
 
 
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_a_task_that_is_killed_ends_at_its_newest_checkpoint_and_its_workers_are_free(asked_before: bool) -> None:
+    world = running()
+    world.checkpoint(step=4)
+    world.submit("b", workers={"min": 4})
+    assert world.task("b").members == ()
+    if asked_before:
+        world.stop()
+    workers_before = world.task().occupied
+    plan = world.stop(at_once=True)
+    change = change_of(plan)
+    assert (change.action, change.hold, set(change.release)) == ("end", False, set(workers_before))
+    assert change.reason == "its stop was requested; at once, without a checkpoint"
+    assert (world.task().life, world.task().step) == ("ended", 4)
+    assert len(world.task("b").members) == 4
+
+
 def test_a_late_refusal_changes_nothing() -> None:
     world = running()
     first = world.stop()

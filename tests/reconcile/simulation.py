@@ -28,6 +28,7 @@ Kind = Literal[
     "planner",
     "transition",
     "stop",
+    "kill",
     "finish",
     "submit",
 ]
@@ -185,8 +186,15 @@ class Simulation:
                 self.services.pop(fault.kind).end()
                 await asyncio.sleep(fault.lasts_s)
                 self._start(fault.kind)
-            case "stop":
-                request = TaskStopRequested(event_id=f"stop-{fault.at_s}-{task}", occurred_at=now(), task=task)
+            case "stop" | "kill":
+                kill = fault.kind == "kill"
+                request = TaskStopRequested(
+                    event_id=f"{fault.kind}-{fault.at_s}-{task}",
+                    occurred_at=now(),
+                    task=task,
+                    lose_steps=kill,
+                    at_once=kill,
+                )
                 self.log.append([request])
             case "finish":
                 self.cluster.steps_of[task] = self.cluster.step(task) + 1

@@ -28,6 +28,7 @@ KINDS: list[Kind] = [
     "planner",
     "transition",
     "stop",
+    "kill",
     "finish",
 ]
 

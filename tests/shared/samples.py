@@ -131,7 +131,14 @@ events: st.SearchStrategy[Event] = st.one_of(
         omitted=_counts,
         root_cause=_observations,
     ),
-    st.builds(TaskStopRequested, event_id=_ids, occurred_at=_times, task=_names, lose_steps=st.booleans()),
+    st.builds(
+        TaskStopRequested,
+        event_id=_ids,
+        occurred_at=_times,
+        task=_names,
+        lose_steps=st.booleans(),
+        at_once=st.booleans(),
+    ),
     st.builds(
         TaskStopRefused,
         event_id=_ids,

@@ -7,7 +7,7 @@ not wait for them.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
@@ -136,9 +136,22 @@ class Client(Connection):
         return typed(Task, found)
 
     def wait_for(
-        self, name: str, states: Collection[str], timeout_s: float | None = None, *, poll_s: float = POLL_S
+        self,
+        name: str,
+        states: Collection[str],
+        timeout_s: float | None = None,
+        *,
+        poll_s: float = POLL_S,
+        seen: Callable[[Record], None] | None = None,
     ) -> Record:
         """Return a task as JSON once it is in one of these states.
+
+        Args:
+            name: of the task.
+            states: any of them.
+            timeout_s: longest wait in seconds; None: without end.
+            poll_s: seconds between two looks.
+            seen: called with the task at each look.
 
         Raises:
             TimedOut: the limit has passed.
@@ -146,6 +159,8 @@ class Client(Connection):
 
         def reached() -> Record | None:
             task: Record = self.get(task_path(name))
+            if seen is not None:
+                seen(task)
             return task if task["state"] in states else None
 
         return until(f"{name} is {' or '.join(sorted(states))}", reached, timeout_s, poll_s=poll_s)

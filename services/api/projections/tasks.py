@@ -83,6 +83,7 @@ def stop_requested(views: Views, event: TaskStopRequested) -> None:
         reason="asked to stop",
         stop_refused=None,
         lose_steps=task.lose_steps or event.lose_steps,
+        at_once=task.at_once or event.at_once,
     )
 
 
@@ -107,6 +108,13 @@ def stop_refused(views: Views, event: TaskStopRefused) -> None:
 def _stopped_reason(task: TaskView, event: TaskStopped) -> str:
     """Return how a task has stopped, and what is left of it, in words."""
     step, saved_step = max(task.step, event.step), event.step if event.path else task.checkpoint_step
+    if task.at_once:
+        left = (
+            f"the newest checkpoint is of step {saved_step}, and later steps are lost"
+            if saved_step
+            else "nothing is saved"
+        )
+        return f"ended at once as asked: {left}"
     if step == 0:
         return "stopped as asked, before its first step"
     if step == saved_step:

@@ -23,6 +23,7 @@ from services.api.routers.bodies import described, options, read_body
 from services.api.routers.parameters import CHANGE, NAMED, PROBLEMS, Cursor, Limit, Order, TaskName, page_json
 from services.api.tables import TASKS
 from shared.errors import InvalidInput, NotFound
+from shared.messages import Time
 from shared.tasks import ENDED, MAX_SPEC_BYTES, TaskSpec, TaskState, load_spec, parse_spec
 
 router = APIRouter(prefix="/v1/tasks", tags=["tasks"], responses=PROBLEMS)
@@ -107,8 +108,9 @@ async def stop(
     """Stop a task after its present step, with a checkpoint from which a later submission of the name resumes.
 
     A task whose checkpoint cannot be written trains on, and shows why (``stop_refused``), unless ``lose_steps`` is set.
+    With ``at_once`` its processes are ended without a checkpoint, also where an earlier request to stop waits for one.
     """
-    view = await api.stop(name, who, lose_steps=asked.lose_steps)
+    view = await api.stop(name, who, lose_steps=asked.lose_steps, at_once=asked.at_once)
     return Stopping(name=view.name, state=view.state, reason=view.reason)
 
 
@@ -126,6 +128,7 @@ async def logs(
     api: Api,
     rank: Annotated[int | None, Query(ge=0, le=1_000_000, description="only the worker of this rank")] = None,
     follow: Annotated[bool, Query(description="wait for more until the task ends")] = False,
+    since: Annotated[Time | None, Query(description="only what was printed from then on, to within 6 s")] = None,
     accept: Annotated[str, Header()] = "text/plain",
 ) -> StreamingResponse:
     """Stream the output of the task's ranks: text, or with ``Accept: application/x-ndjson`` an object for each line.
@@ -138,11 +141,14 @@ async def logs(
     if rank is not None and rank not in {member.rank for member in view.members}:
         known = sorted(member.rank for member in view.members)
         raise NotFound(f"task {name!r} has no rank {rank}; its ranks: {known}", field="rank", value=rank)
-    lines = _lines(api, view.name, rank, follow, as_json)
+    since_s = since.timestamp() if since is not None else None
+    lines = _lines(api, view.name, rank, follow, as_json, since_s)
     return StreamingResponse(lines, media_type="application/x-ndjson" if as_json else "text/plain")
 
 
-async def _lines(api: Gateway, name: str, rank: int | None, follow: bool, as_json: bool) -> AsyncIterator[str]:
+async def _lines(
+    api: Gateway, name: str, rank: int | None, follow: bool, as_json: bool, since_s: float | None
+) -> AsyncIterator[str]:
     history = True
 
     async def owners() -> OutputOwners:
@@ -156,7 +162,7 @@ async def _lines(api: Gateway, name: str, rank: int | None, follow: bool, as_jso
             return False
         return (await api.task(name)).state not in ENDED
 
-    reader = OutputReader(name, OutputSearch(name, api.own_files, api.node_files), owners)
+    reader = OutputReader(name, OutputSearch(name, api.own_files, api.node_files), owners, since_s)
     async with aclosing(reader.read(going_on=going_on)) as entries:
         async for entry in entries:
             yield json_line(entry) if as_json else plain_line(entry, named=rank is None)
