@@ -12,90 +12,41 @@ in the difference of model and measurement.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
-from statistics import fmean
-from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from services.api.charges import money
-from services.api.claims import FAILURE_PARTS
-from services.api.ledger import CATEGORIES
 from services.planner.replay import Replayer
 from services.planner.throughput import flop_per_step
 from shared.events import ClusterConfigured, Recorded, TaskSubmitted
 from shared.model import Model
 from simulator.accounting import Accounting
 from simulator.engine import LIVE, simulate
+from simulator.history_totals import (
+    Difference,
+    Pair,
+    Scale,
+    TaskTotals,
+    Totals,
+    intervals_of,
+    less,
+    mean_of,
+    totals_of,
+)
 from simulator.log_traces import calibration_of_log, workload_of_records
 from simulator.measured_times import on_cluster
 from simulator.policies import POLICIES
 from simulator.policy import Policy
-from simulator.report.intervals import mean_interval
 from simulator.runs import checked_policy
 from simulator.what_if_changes import Changes
-from simulator.what_if_notes import ASSUMPTIONS, Parameter, notes_of, parameters_of
+from simulator.what_if_notes import ASSUMPTIONS, History, Parameter, notes_of, parameters_of
 from simulator.workload import Workload
-
-FAILURES = tuple(CATEGORIES[part] for part in FAILURE_PARTS)
-"""Kinds of time that failures cost."""
-
 
 RUN_NAME = "log"
 """The workload's name, from which ids of events are derived, and of them what plans draw: not the file's, so that a
 copy of a log under another name has the same answer."""
-
-
-class TaskTotals(Model):
-    """A task: updates that exist at the end, and seconds from the start until the last of them (null: it goes on).
-
-    As simulated, with the part of the next update that is done.
-    """
-
-    steps: float
-    ended_s: float | None
-
-
-class Totals(Model):
-    """What one history comes to, over the same length of time.
-
-    Attributes:
-        basis: whether the figures were measured or simulated.
-        policy: that answered.
-        nodes: that there were at one time or another.
-        worker_s: by kind, as the cost report has them.
-        allocated_worker_s: their sum.
-        failure_worker_s: of the kinds that failures cost.
-        accumulated_waf_flop: model FLOP of the updates that exist at the end, each times its task's weight: in all
-            columns the changed one.
-        money: the price of ``allocated_worker_s``.
-        failure_money: the price of ``failure_worker_s``.
-        tasks: by name.
-    """
-
-    basis: Literal["measured", "modelled"]
-    policy: str
-    nodes: int
-    worker_s: dict[str, float]
-    allocated_worker_s: float
-    failure_worker_s: float
-    accumulated_waf_flop: float
-    money: float
-    failure_money: float
-    tasks: dict[str, TaskTotals]
-
-
-class Difference(Model):
-    """One history less another, figure by figure."""
-
-    worker_s: dict[str, float]
-    allocated_worker_s: float
-    failure_worker_s: float
-    accumulated_waf_flop: float
-    money: float
-    failure_money: float
 
 
 class HistoryComparison(Model):
@@ -143,13 +94,6 @@ class HistoryComparison(Model):
     assumptions: list[str] = Field(default_factory=lambda: list(ASSUMPTIONS))
 
 
-class _Scale(NamedTuple):
-    """By what a history is valued: FLOP of an update times its weight, by task, and the price of a worker-hour."""
-
-    waf_flop: Mapping[str, float]
-    price: float
-
-
 def compare_histories(
     replayer: Replayer,
     name: str,
@@ -174,7 +118,6 @@ def compare_histories(
     """
     replayer.place_at(0)  # refuses a log without its beginning
     records = replayer.records
-    events = [record.event for record in records]
     base = replace(workload_of_records(records, name), name=RUN_NAME)
     changed = changes.of_workload(base)
     logged = checked_policy(_policy(records))
@@ -185,17 +128,17 @@ def compare_histories(
         accounting.fold(record)
     price = accounting.cluster.price_per_worker_hour
     waf = {spec.name: flop_per_step(spec) * spec.weight for spec in changed.tasks}
-    here = _Scale(waf, price)
-    there = here if changes.price_per_worker_hour is None else _Scale(waf, changes.price_per_worker_hour)
-    measured = _measured(records, base, accounting, logged, here)
+    here = Scale(waf, price)
+    there = here if changes.price_per_worker_hour is None else Scale(waf, changes.price_per_worker_hour)
     pairs = []
     for seed in range(seeds):
         model = _simulated(base, policy, seed, here)
         progress((seed + 0.5) / seeds)
-        pairs.append(_Pair(model, _simulated(changed, changes.of_policy(other), seed, there)))
+        pairs.append(Pair(model, _simulated(changed, changes.of_policy(other), seed, there)))
         progress((seed + 1) / seeds)
+    measured = _measured(records, base, accounting, logged, here)
+    calibration = calibration_of_log([record.event for record in records], name)
     model, what_if = mean_of([pair.model for pair in pairs]), mean_of([pair.what_if for pair in pairs])
-    calibration = calibration_of_log(events, name)
     return HistoryComparison(
         log=name,
         changes=dict(changes.given),
@@ -208,58 +151,18 @@ def compare_histories(
         measured=measured,
         model=model,
         what_if=what_if,
-        difference=_less(what_if, model),
+        difference=less(what_if, model),
         seeds=seeds,
-        intervals=_intervals(pairs),
-        model_error=_less(model, measured),
+        intervals=intervals_of(pairs),
+        model_error=less(model, measured),
         parameters=parameters_of(calibration, base, other, changes),
-        notes=notes_of(events, changed, changes, calibration, model_steps(model), seeds),
+        notes=notes_of(History(_submitted(records), changed, calibration, model.tasks, seeds), changes),
     )
 
 
-class _Pair(NamedTuple):
-    """The two simulations of one seed."""
-
-    model: Totals
-    what_if: Totals
-
-
-def model_steps(model: Totals) -> dict[str, float]:
-    """Return the steps of each task."""
-    return {name: task.steps for name, task in model.tasks.items()}
-
-
-def mean_of(runs: Sequence[Totals]) -> Totals:
-    """Return the mean of runs that differ in nothing but the seed. A task has ended that has in all of them."""
-    if len(runs) == 1:
-        return runs[0]
-    first = runs[0]
-    tasks = {}
-    for name in first.tasks:
-        ends = [run.tasks[name].ended_s for run in runs]
-        known = [end for end in ends if end is not None]
-        tasks[name] = TaskTotals(
-            steps=fmean(run.tasks[name].steps for run in runs),
-            ended_s=fmean(known) if len(known) == len(ends) else None,
-        )
-    return first.model_copy(
-        update={
-            "worker_s": {kind: fmean(run.worker_s[kind] for run in runs) for kind in first.worker_s},
-            "tasks": tasks,
-            **{name: fmean(getattr(run, name) for run in runs) for name in _AMOUNTS},
-        }
-    )
-
-
-_AMOUNTS = ("allocated_worker_s", "failure_worker_s", "accumulated_waf_flop", "money", "failure_money")
-
-
-def _intervals(pairs: Sequence[_Pair]) -> dict[str, tuple[float, float]]:
-    found = {}
-    for name in ("accumulated_waf_flop", "failure_worker_s"):
-        each = mean_interval([getattr(pair.what_if, name) - getattr(pair.model, name) for pair in pairs])
-        found[name] = each.low, each.high
-    return found
+def _submitted(records: list[Recorded]) -> dict[str, datetime]:
+    """Return when each task was submitted, the last time."""
+    return {r.event.task: r.event.occurred_at for r in records if isinstance(r.event, TaskSubmitted)}
 
 
 def _policy(records: list[Recorded]) -> str:
@@ -283,9 +186,7 @@ def _occurrences(workload: Workload) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def _measured(
-    records: list[Recorded], workload: Workload, accounting: Accounting, policy: str, scale: _Scale
-) -> Totals:
+def _measured(records: list[Recorded], workload: Workload, accounting: Accounting, policy: str, scale: Scale) -> Totals:
     """Return what the log has, in the time that is simulated."""
     began = _began(records)
     kinds = accounting.kinds(began, began + timedelta(seconds=workload.trace.horizon_s))
@@ -295,48 +196,13 @@ def _measured(
         done, end = max(view.step - view.first_step, 0), view.ended_at
         ended_s = None if end is None or done < spec.steps else (end - began).total_seconds()
         tasks[spec.name] = TaskTotals(steps=done, ended_s=ended_s)
-    return _totals("measured", policy, len(workload.trace.nodes), kinds, tasks, scale)
+    return totals_of("measured", policy, len(workload.trace.nodes), kinds, tasks, scale)
 
 
-def _simulated(workload: Workload, policy: Policy, seed: int, scale: _Scale) -> Totals:
+def _simulated(workload: Workload, policy: Policy, seed: int, scale: Scale) -> Totals:
     """Return what a run comes to."""
     outcome = simulate(workload, policy, seed)
     tasks = {
         name: TaskTotals(steps=steps, ended_s=outcome.completed_s.get(name)) for name, steps in outcome.steps.items()
     }
-    return _totals("modelled", policy.name, len(workload.trace.nodes), outcome.worker_s, tasks, scale)
-
-
-def _totals(
-    basis: Literal["measured", "modelled"],
-    policy: str,
-    nodes: int,
-    kinds: dict[str, float],
-    tasks: dict[str, TaskTotals],
-    scale: _Scale,
-) -> Totals:
-    allocated, failures = sum(kinds.values()), sum(kinds[kind] for kind in FAILURES)
-    return Totals(
-        basis=basis,
-        policy=policy,
-        nodes=nodes,
-        worker_s=kinds,
-        allocated_worker_s=allocated,
-        failure_worker_s=failures,
-        accumulated_waf_flop=sum(task.steps * scale.waf_flop[name] for name, task in tasks.items()),
-        money=money(allocated, scale.price),
-        failure_money=money(failures, scale.price),
-        tasks=tasks,
-    )
-
-
-def _less(one: Totals, other: Totals) -> Difference:
-    """Return one history less another."""
-    return Difference(
-        worker_s={kind: seconds - other.worker_s[kind] for kind, seconds in one.worker_s.items()},
-        allocated_worker_s=one.allocated_worker_s - other.allocated_worker_s,
-        failure_worker_s=one.failure_worker_s - other.failure_worker_s,
-        accumulated_waf_flop=one.accumulated_waf_flop - other.accumulated_waf_flop,
-        money=one.money - other.money,
-        failure_money=one.failure_money - other.failure_money,
-    )
+    return totals_of("modelled", policy.name, len(workload.trace.nodes), outcome.worker_s, tasks, scale)

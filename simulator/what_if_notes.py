@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Literal, NamedTuple
 
-from shared.events import Event, TaskSubmitted
 from shared.model import Model
 from simulator.calibration import Calibration
+from simulator.history_totals import TaskTotals
 from simulator.measured_times import CHECKPOINT, assumed_times
 from simulator.policies.unicron import UNICRON
 from simulator.policy import Policy
+from simulator.trace import Trace
 from simulator.what_if_changes import NODE_TIMEOUT, Changes
 from simulator.workload import Workload
 
@@ -23,8 +24,11 @@ ASSUMPTIONS = (
     "published policies take the times of their papers; detection and transitions as measured are the live planner's",
 )
 
-_LATE = 0.01
-"""Of the history's length: a task that was submitted later than that is worth a note."""
+_SHARE = 0.01
+"""Of the history's length: what is off by more is worth a note."""
+
+_WISHED = ("left", "drained")
+"""Kinds of ``down`` that are no fault."""
 
 
 class Parameter(Model):
@@ -71,49 +75,60 @@ def parameters_of(calibration: Calibration, workload: Workload, policy: Policy, 
     return found
 
 
-def notes_of(
-    events: Sequence[Event],
-    workload: Workload,
-    changes: Changes,
-    calibration: Calibration,
-    steps: Mapping[str, float],
-    seeds: int,
-) -> list[str]:
-    """Return what is to be known of this log.
+class History(NamedTuple):
+    """What the notes are about.
 
-    Args:
-        events: of the log.
-        workload: with the changes.
-        changes: what is changed.
-        calibration: what the log measured.
-        steps: by task, as simulated without changes.
-        seeds: pairs of runs.
+    ``submitted``: when each task was. ``workload``: with the changes. ``calibration``: what the log measured.
+    ``tasks``: as simulated without changes. ``seeds``: pairs of runs.
     """
-    notes = []
-    faults = [each for each in workload.trace.occurrences if each.change != "up"]
+
+    submitted: Mapping[str, datetime]
+    workload: Workload
+    calibration: Calibration
+    tasks: Mapping[str, TaskTotals]
+    seeds: int
+
+
+def notes_of(history: History, changes: Changes) -> list[str]:
+    """Return what is to be known of this log, and of these changes."""
+    return [*_of_faults(history.workload.trace, changes), *_of_tasks(history), *_of_changes(history, changes)]
+
+
+def _of_faults(trace: Trace, changes: Changes) -> Iterator[str]:
+    downs = [each for each in trace.occurrences if each.change != "up"]
+    faults = [each for each in downs if each.kind not in _WISHED]
     if not faults:
-        notes.append("no failure in the log: what policies and times would change about one does not show")
+        yield "no failure in the log: what policies and times would change about one does not show"
     elif changes.node_timeout_s is not None and all(each.change != "down" for each in faults):
-        notes.append(f"no node was lost in the log: {NODE_TIMEOUT} changes nothing")
-    for spec in workload.tasks:
-        if spec.name not in calibration.throughput:
-            notes.append(f"{spec.name}: no step time in the log; its throughput is the model's alone")
-        if steps.get(spec.name, 0.0) == 0.0:
-            notes.append(f"{spec.name}: makes no step as simulated; nothing can be said of it")
-    submitted = {event.task: event.occurred_at for event in events if isinstance(event, TaskSubmitted)}
-    began, late = min(submitted.values()), timedelta(seconds=_LATE * workload.trace.horizon_s)
-    notes += [
-        f"{task}: submitted {(at - began).total_seconds():.0f} s after the first; simulated from the start"
-        for task, at in submitted.items()
-        if at - began > late
-    ]
+        yield f"no node was lost in the log: {NODE_TIMEOUT} has nothing to change"
+    wished = (each for each in downs if each.kind in _WISHED)
+    if early := [each for each in wished if each.at_s < (1.0 - _SHARE) * trace.horizon_s]:
+        nodes = ", ".join(sorted({each.node for each in early}))
+        yield f"{nodes}: left or drained as somebody wished; simulated as lost, and paid for while away"
+
+
+def _of_tasks(history: History) -> Iterator[str]:
+    for spec in history.workload.tasks:
+        if spec.name not in history.calibration.throughput:
+            yield f"{spec.name}: no step time in the log; its throughput is the model's alone"
+        if history.tasks[spec.name].steps == 0.0:
+            yield f"{spec.name}: makes no step as simulated; nothing can be said of it"
+    began, late = min(history.submitted.values()), timedelta(seconds=_SHARE * history.workload.trace.horizon_s)
+    for task, at in history.submitted.items():
+        if at - began > late:
+            yield f"{task}: submitted {(at - began).total_seconds():.0f} s after the first; simulated from the start"
+    if all(task.ended_s is not None for task in history.tasks.values()):
+        yield "all tasks end within the time: their work is done either way, what differs is when, and at what cost"
+
+
+def _of_changes(history: History, changes: Changes) -> Iterator[str]:
     if changes.spares:
-        notes.append(
-            f"spares={changes.spares}: {changes.spares} more, allocated all the time; the planner uses them where that "
-            "pays, policies that keep spares leave them free"
+        nodes = "1 more node" if changes.spares == 1 else f"{changes.spares} more nodes"
+        yield (
+            f"spares={changes.spares}: {nodes}, allocated all the time. The planner uses what is there; a policy that "
+            "gives each task a fixed share keeps them free until a node is lost"
         )
     if any(key.startswith("weight.") for key in changes.given):
-        notes.append("accumulated WAF counts with the changed weights in every column")
-    if workload.parameters.get("rollouts", 0.0) > 0.0 and seeds == 1:
-        notes.append("plans are compared in drawn futures (rollouts); --seeds 5 shows how much the draws matter")
-    return notes
+        yield "accumulated WAF counts with the changed weights in every column"
+    if history.workload.parameters.get("rollouts", 0.0) > 0.0 and history.seeds == 1:
+        yield "plans are compared in drawn futures (rollouts); --seeds 5 shows how much the draws matter"
