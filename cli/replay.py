@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from cli.options import log_url
 from cli.progress import number_bar
 from cli.what_if import print_comparison, read_inputs
+from cli.what_if_history import are_changes, history, print_history
 from services.planner.replay import Place, Replayer, Report
 from services.planner.what_if import Comparison
 from shared.errors import Corrupt, InvalidInput, NewerVersion
@@ -21,6 +22,9 @@ from shared.log.segments import is_segment, segments_in
 from shared.log.signed_heads import anchors_of, read_heads, read_key
 from shared.settings import read_settings
 from simulator.policies import SOLVES
+
+if TYPE_CHECKING:
+    from simulator.what_if import HistoryComparison
 
 T = TypeVar("T")
 
@@ -61,13 +65,17 @@ def replay(
         typer.Option(help="With --verify: a file of signed heads. The key is that of UNICRON_LOG_KEY_FILE."),
     ] = None,
     what_if: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            metavar="FILE",
-            help="Decide each recorded cause again with other weights, limits, settings or prices, and compare: YAML, "
-            "as docs/log.md describes.",
+            metavar="KEY=VALUE,...|FILE",
+            help="KEY=VALUE,...: simulate the whole history with other policies, spares, times, weights or prices, and "
+            "compare (docs/evaluation.md): policy, spares, node_timeout_s, weight.TASK and more. FILE: decide each "
+            "recorded plan again, one by one, with other weights, limits, settings or prices: YAML (docs/log.md).",
         ),
     ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=1000, help="With --what-if KEY=VALUE: pairs of simulations to take the mean of.")
+    ] = 1,
     output: Annotated[Output, typer.Option("--output", "-o", help="text or json")] = Output.TEXT,
 ) -> None:
     """Rebuild the state at a position of a log, verify every plan in it, or ask what if. Needs no server.
@@ -77,11 +85,10 @@ def replay(
     """
     if what_if is not None and (verify_plans or at is not None):
         raise InvalidInput("--what-if: not with --verify or --at")
-    inputs = read_inputs(what_if) if what_if is not None else None
-    replayer = _replayer(log or [], run_dir)
-    if inputs is not None:
-        _what_if(_watched(replayer, lambda log: log.what_if(inputs, SOLVES)), output)
+    if what_if is not None:
+        _what_if(what_if, _replayer(log or [], run_dir), _name(log or []), seeds, output)
         return
+    replayer = _replayer(log or [], run_dir)
     if verify_plans:
         anchors, defects = _signed(heads)
         anchors += [parse_anchor(text) for text in expect_head or ()]
@@ -107,11 +114,25 @@ def _signed(heads: Path | None) -> tuple[list[Anchor], list[Defect]]:
     return anchors_of(read_heads(heads), read_key(key))
 
 
-def _what_if(found: Comparison, output: Output) -> None:
+def _what_if(asked: str, replayer: Replayer, name: str, seeds: int, output: Output) -> None:
+    """Answer a what-if: of the whole history with changes, or of each decision with a file of inputs."""
+    found: HistoryComparison | Comparison
+    if are_changes(asked):
+        found = history(asked, replayer, name, seeds)
+    else:
+        inputs = read_inputs(Path(asked))
+        found = _watched(replayer, lambda log: log.what_if(inputs, SOLVES))
     if output is Output.JSON:
         typer.echo(found.model_dump_json())
-    else:
+    elif isinstance(found, Comparison):
         print_comparison(found)
+    else:
+        print_history(found)
+
+
+def _name(log: Sequence[str]) -> str:
+    """Return what reports call a log: the name of its last file, never a URL, which may hold a password."""
+    return Path(log[-1]).name if log and "://" not in log[-1] else "log"
 
 
 def _verify(report: Report, output: Output) -> None:

@@ -6,7 +6,7 @@ store does it, so that the claims of a long run are never in memory all at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 from services.api.claim_times import plan_times, span_times
@@ -16,7 +16,7 @@ from services.api.projections.evolve import evolve
 from services.api.service_levels import achieved_flop
 from services.api.settlement import ALL, DAY_S, PARTS, settle_window
 from services.api.span_claims import Window
-from services.api.views import PlanView, SpanKind, SpanView, Views
+from services.api.views import ClusterView, PlanView, SpanKind, SpanView, TaskView, Views
 from shared.events import Recorded
 from simulator.agenda import START
 
@@ -33,15 +33,29 @@ class Accounting:
 
     def totals(self, until: datetime) -> tuple[dict[str, float], float]:
         """Return the worker-seconds of each kind up to a time, and the allocated ones, which are counted apart."""
+        return self.kinds(START, until), allocated_worker_s(self._views.nodes.values(), until)
+
+    def kinds(self, since: datetime, until: datetime) -> dict[str, float]:
+        """Return the worker-seconds of each kind between two times."""
         kinds = dict.fromkeys(CATEGORIES.values(), 0.0)
         plans = sorted(((*plan_times(plan), plan) for plan in self._views.plans.values()), key=lambda each: each[:2])
         spans = [(*span_times(span), span) for span in self._views.spans.values() if span.kind is not SpanKind.PROGRESS]
-        for window in _days(START.timestamp(), until.timestamp()):
+        for window in _days(since.timestamp(), until.timestamp()):
             history = self._reaching(window, plans, spans)
             whole = settle_window(history, self._views.tasks, window, until)[ALL][""]
             for part, kind in CATEGORIES.items():
                 kinds[kind] += whole[PARTS[part]]
-        return kinds, allocated_worker_s(self._views.nodes.values(), until)
+        return kinds
+
+    @property
+    def tasks(self) -> Mapping[str, TaskView]:
+        """The tasks by name."""
+        return self._views.tasks
+
+    @property
+    def cluster(self) -> ClusterView:
+        """What money is counted by."""
+        return self._views.cluster.get("cluster", ClusterView())
 
     def achieved_flop(self, until: datetime) -> float:
         """Return the weighted FLOP of the steps done, as the report has it."""

@@ -7,6 +7,10 @@ A cluster file is YAML, every field optional:
     nodes: 16                  # how many, or a list of their names; at least those of the trace
     settings:                  # parameters of decisions, as in cluster.configured
       mtbf_node_s: 864000
+    times:                     # of the live planner's policy, as measured; names: simulator/measured_times.py
+      process_start_s: 12.5
+    throughput:                # measured over modelled, by task
+      gpt-large: 0.93
 
 A task file has task specifications as ``unicron submit`` takes them: one YAML document for each, or a list of them.
 ``data`` may be left out, since nothing is read, and ``steps``, for a task that outlasts the trace.
@@ -28,20 +32,27 @@ from shared.tasks import MAX_SPEC_BYTES, TaskSpec, parse_spec
 from shared.unknown_names import unknown_field, unknown_field_of
 from simulator.cluster_parameters import PARAMETERS
 from simulator.generators import MAX_NODES
+from simulator.measured_times import TIMES
 from simulator.paper_tasks import DATA, MOST_STEPS
+
+MAX_TIME_S = 365 * 86_400.0
+"""A year: longer than anything that a cluster takes."""
 
 
 class ClusterFile(Model):
     """What a cluster file says; None: nothing of it.
 
     ``hardware``: kind of all workers. ``nodes``: how many, or their names. ``settings``: parameters of decisions that
-    differ.
+    differ. ``times``: seconds that were measured (``measured_times.TIMES``). ``throughput``: measured over modelled, by
+    task.
     """
 
     hardware: str | None = None
     workers_per_node: Annotated[int, Field(ge=1, le=1024)] | None = None
     nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] | Annotated[list[Name], Field(min_length=1)] | None = None
     settings: dict[str, float] = Field(default_factory=dict)
+    times: dict[str, Annotated[float, Field(ge=0, le=MAX_TIME_S)]] = Field(default_factory=dict)
+    throughput: dict[Name, Annotated[float, Field(gt=0, le=1e6)]] = Field(default_factory=dict)
 
 
 def read_cluster(path: Path) -> ClusterFile:
@@ -111,6 +122,9 @@ def _problems(cluster: ClusterFile) -> list[tuple[str, object, str]]:
             found.append((f"settings.{name}", value, unknown_field(name, sorted(PARAMETERS))))
         elif value < 0:
             found.append((f"settings.{name}", value, "must be at least 0"))
+    for name, value in cluster.times.items():
+        if name not in TIMES:
+            found.append((f"times.{name}", value, unknown_field(name, [*TIMES])))
     if isinstance(cluster.nodes, list) and len(set(cluster.nodes)) < len(cluster.nodes):
         found.append(("nodes", len(cluster.nodes), "a name is there twice; each node needs one of its own"))
     return found

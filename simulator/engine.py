@@ -122,6 +122,7 @@ class _Run:
             recovery_s=self._execution.recovery_s,
             waf=self._waf,
             completed_s=self._execution.completed_s,
+            steps={t.name: min(t.step, float(t.spec.steps)) for t in self._trainings.values()},
             events=self._recorder.events,
         )
 
@@ -138,7 +139,7 @@ class _Run:
             self._workload.hardware,
             self._agenda,
             self._trainings,
-            Rates(policy, self._workload.hardware, allotment.layouts),
+            Rates(policy, self._workload.hardware, allotment.layouts, self._workload.throughput),
             self._nodes.slowdowns,
             self._nodes.dead,
             lambda: self._fold.state,

@@ -10,13 +10,14 @@ logged, at the time at which it happened:
     worker.slowed                      degraded, by the slowest worker of the node; up, once none is slow
 
 A node that is isolated after escalations was lost then: its first answers had failed. Every task of the log is there
-from the start; one that ended has the steps that it made. The last submission of a name counts.
+from the start; one that ended has the steps that it made. The last submission of a name counts. An error that names
+its task happens to that task. What the log measured takes the place of what the simulator assumes (``calibration``).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -40,8 +41,10 @@ from shared.events import (
     WorkerSlowed,
 )
 from shared.planning.performance import names
+from shared.settings import Settings
 from shared.severities import ErrorKind, Severity
 from shared.tasks import TaskSpec
+from simulator.calibration import Calibration, calibration_of
 from simulator.cluster_parameters import PARAMETERS, peak_flop_per_s
 from simulator.paper_tasks import outlasting
 from simulator.trace import Occurrence, Trace
@@ -81,7 +84,10 @@ def workload_of_records(records: Iterable[Recorded], name: str) -> Workload:
     trace = Trace(name, nodes, present, tuple(occurrences), horizon_s, f"log {name}, from {began.isoformat()}")
     tasks = tuple(_tasks(events))
     parameters = _parameters(events)
+    measured = calibration_of_log(events, name)
+    throughput = {task: found.value for task, found in measured.throughput.items()}
     workers = len(nodes) * common.workers_per_node
+    peak = max([1.0, *throughput.values()]) * peak_flop_per_s(common.hardware, parameters)
     return Workload(
         name,
         trace,
@@ -89,11 +95,20 @@ def workload_of_records(records: Iterable[Recorded], name: str) -> Workload:
         common.hardware,
         common.workers_per_node,
         parameters,
-        outlasting(tasks, horizon_s, workers * peak_flop_per_s(common.hardware, parameters)),
+        outlasting(tasks, horizon_s, workers * peak),
+        {time: found.value for time, found in measured.times.items()},
+        throughput,
     )
 
 
-def _common(events: list[Event], name: str) -> _Nodes:
+def calibration_of_log(events: Sequence[Event], name: str) -> Calibration:
+    """Return what the events of a log measured; errors as ``workload_of_log``."""
+    common, default = _common(events, name), Settings.model_fields["worker_flop_per_s"].default
+    rate = _parameters(events).get("worker_flop_per_s", default)
+    return calibration_of(events, common.hardware, common.workers_per_node, rate)
+
+
+def _common(events: Sequence[Event], name: str) -> _Nodes:
     """Return what the nodes have in common."""
     found = Counter((event.hardware, len(event.workers)) for event in events if isinstance(event, NodeJoined))
     if not found:
@@ -105,7 +120,7 @@ def _common(events: list[Event], name: str) -> _Nodes:
     return _Nodes(hardware if hardware in names() else "cpu", workers)
 
 
-def _parameters(events: list[Event]) -> dict[str, float]:
+def _parameters(events: Sequence[Event]) -> dict[str, float]:
     """Return the parameters of decisions that the log configured first."""
     for event in events:
         if isinstance(event, ClusterConfigured):
@@ -163,7 +178,7 @@ def _error(event: ErrorDetected, at_s: float, homes: Mapping[str, str]) -> Occur
     first = event.escalates is None and event.kind is not ErrorKind.TRANSITION_FAILED
     if not first or node is None or event.severity is Severity.SEV1:
         return None  # an escalation repeats its first error; some errors are of no node
-    return Occurrence(at_s, node, "error", event.kind.value)
+    return Occurrence(at_s, node, "error", event.kind.value, task=event.task or "")
 
 
 def _homes(plan: PlanDecided) -> Iterator[tuple[str, str]]:

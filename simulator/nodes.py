@@ -93,7 +93,7 @@ class Nodes:
             self.slowdowns[node] = occurrence.slowdown
             self._slowness_changed(node)
         else:
-            self._error(node, occurrence.error)
+            self._error(node, occurrence.error, occurrence.task)
 
     def joined(self, node: str) -> NodeJoined:
         """Return the event of a node that joins, with a new incarnation."""
@@ -165,16 +165,24 @@ class Nodes:
             )
         )
 
-    def _error(self, node: str, kind: ErrorKind) -> None:
-        """Let a process of a task fail; the seed chooses the task and the worker. Nothing, where no task runs."""
-        running = [t for t in self._trainings.values() if t.formation is not None and node in t.formation.nodes]
-        running = [training for training in running if not training.ended]
+    def _error(self, node: str, kind: ErrorKind, task: str) -> None:
+        """Let a process of a task fail; what the trace leaves open, the seed chooses.
+
+        Without a task: one on the node. With one: its process on the node, or any of it, since the fault goes with the
+        program; of a task that this run does not have, as without. Nothing happens where none runs.
+        """
+        running = [t for t in self._trainings.values() if t.formation is not None and not t.ended]
+        if task in self._trainings:
+            running = [training for training in running if training.name == task]
+        else:
+            running = [t for t in running if t.formation is not None and node in t.formation.nodes]
         if not running:
             return
         training = running[self._random.randrange(len(running))]
         formation = training.formation
         assert formation is not None
         ranks = [rank for rank, worker in enumerate(formation.members) if node_of(worker) == node]
+        ranks = ranks or list(range(len(formation.members)))
         rank = ranks[self._random.randrange(len(ranks))]
         now_s = self._agenda.now_s
         self.execution.interrupt(training, now_s)

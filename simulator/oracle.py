@@ -112,7 +112,10 @@ class Bound:
         self._most = len(workload.trace.nodes) * workload.workers_per_node
         rate = workload.parameters.get("worker_flop_per_s", Settings.model_fields["worker_flop_per_s"].default)
         self._rates = {
-            spec.name: task_rates(spec, workload.hardware, workload.workers_per_node, rate, self._most)
+            spec.name: _scaled(
+                task_rates(spec, workload.hardware, workload.workers_per_node, rate, self._most),
+                workload.throughput.get(spec.name, 1.0),
+            )
             for spec in self._tasks
         }
         self._known: dict[Capacity, float] = {}
@@ -163,6 +166,12 @@ def _task_rates(spec_json: str, kind: str, workers_per_node: int, worker_flop_pe
         for count, alike in layouts.items()
     }
     return Rates(fastest, even)
+
+
+def _scaled(rates: Rates, factor: float) -> Rates:
+    """Return the rates of a task that achieves so much of what is modelled, at any count."""
+    fastest = {count: rate * factor for count, rate in rates.fastest.items()}
+    return Rates(fastest, {count: rate * factor for count, rate in rates.even.items()})
 
 
 def _rounding(spec: TaskSpec, timed: Timed) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from pydantic import Field
+
 from shared.model import Model
 
 
@@ -28,6 +30,7 @@ class Outcome(Model):
         recovery_s: of each fault that stopped a task: seconds from the fault to its next training step.
         waf: rate over time, a point where it changes.
         completed_s: by task that ended, the time at which it did.
+        steps: by task, the updates that exist at the end, with the part of the next that is done.
         events: number of events in the log.
     """
 
@@ -41,4 +44,5 @@ class Outcome(Model):
     recovery_s: list[float]
     waf: list[WafPoint]
     completed_s: dict[str, float]
+    steps: dict[str, float] = Field(default_factory=dict)
     events: int

@@ -20,12 +20,16 @@ class Rates:
         policy: its efficiency, and whether only whole replicas of the allotment's layout count.
         hardware: kind of all workers.
         layouts: of each task's allotment.
+        throughput: measured over modelled, by task; 1 where nothing is given.
     """
 
-    def __init__(self, policy: Policy, hardware: str, layouts: Mapping[str, Layout]) -> None:
+    def __init__(
+        self, policy: Policy, hardware: str, layouts: Mapping[str, Layout], throughput: Mapping[str, float]
+    ) -> None:
         self._policy = policy
         self._hardware = hardware
         self._layouts = layouts
+        self._throughput = throughput
 
     def steps_per_s(self, state: State, spec: TaskSpec, formation: Formation, slowdowns: Mapping[str, float]) -> float:
         """Return the steps per second of a task.
@@ -41,8 +45,8 @@ class Rates:
             return 0.0
         place = HardwareLayout(self._hardware, layout.tensor, layout.pipeline, layout.data)
         modelled = modelled_flop_per_s(spec, place, hardware_of(state, self._hardware))
-        slowdown = slowdown_of(formation, slowdowns)
-        return modelled * self._policy.efficiency / slowdown / flop_per_step(spec)
+        healthy = modelled * self._throughput.get(spec.name, 1.0) * self._policy.efficiency
+        return healthy / slowdown_of(formation, slowdowns) / flop_per_step(spec)
 
     def _used(self, task: str, formation: Formation) -> Layout | None:
         """Return the layout that computes; None if no whole replica is there."""

@@ -13,6 +13,7 @@ from typing import Any
 from shared.errors import Conflict, InvalidInput
 from shared.log.log import EventLog
 from simulator.engine import simulate
+from simulator.measured_times import on_cluster
 from simulator.oracle import oracle
 from simulator.outcome import Outcome
 from simulator.policies import POLICIES
@@ -76,7 +77,7 @@ def make(run: Run, progress: Callable[[float], None] = lambda share: None) -> Ou
     workload = run.workload_of(run.seed)
     if run.policy == ORACLE:
         return oracle(workload).model_copy(update={"seed": run.seed})
-    policy = run.changed(POLICIES[checked_policy(run.policy)])
+    policy = run.changed(on_cluster(POLICIES[checked_policy(run.policy)], workload.times))
     horizon_s = workload.trace.horizon_s
 
     def at(simulated_s: float) -> None:

@@ -19,7 +19,7 @@ class Occurrence:
 
     ``at_s``: seconds since the start of the trace. ``kind``: of an ``error``, its ``ErrorKind``; of other changes, a
     cause in words or nothing. ``slowdown``: of ``degraded``, by how much the node's workers are slower than healthy
-    ones; above 1.
+    ones; above 1. ``task``: of an ``error``, whose process fails; empty: that of any task on the node.
     """
 
     at_s: float
@@ -27,6 +27,7 @@ class Occurrence:
     change: Change
     kind: str = ""
     slowdown: float = 1.0
+    task: str = ""
 
     @property
     def error(self) -> ErrorKind:

@@ -2,18 +2,19 @@
 
 The general format has a header line and a line for each event:
 
-    time_s,node,event,kind,slowdown
-    0,n0,up,,
-    0,n1,up,,
-    7200.5,n1,error,hang,
-    86400,n0,down,ECC errors,
-    90000,n0,up,,
+    time_s,node,event,kind,slowdown,task
+    0,n0,up,,,
+    0,n1,up,,,
+    7200.5,n1,error,hang,,gpt
+    86400,n0,down,ECC errors,,
+    90000,n0,up,,,
 
 ``time_s``: seconds from the start of the trace. ``event``: ``up``, ``down``, ``degraded`` or ``error``
 (``simulator.trace.Change``). ``kind``: of an ``error``, one of ``LIGHTER`` or nothing; of others, a cause in words.
-``slowdown``: of ``degraded``, above 1; the column may be missing. Lines may be in any order. A node is there from the
-start if it is up at 0, or if the first that is known of it is something else than ``up``. Lines that begin with ``#``
-are comments; ``# name: TEXT`` and ``# horizon_s: SECONDS`` give the trace's name and length. Without a length, the
+``slowdown``: of ``degraded``, above 1. ``task``: of an ``error``, whose process fails, wherever that task runs then;
+nothing: that of any task on the node. The last three columns may be missing. Lines may be in any order. A node is there
+from the start if it is up at 0, or if the first that is known of it is something else than ``up``. Lines that begin
+with ``#`` are comments; ``# name: TEXT`` and ``# horizon_s: SECONDS`` give its name and length. Without a length, the
 trace ends with the day (of 86,400 s) in which the last event is.
 """
 
@@ -42,7 +43,7 @@ LIGHTER = tuple(
 CHANGES: tuple[Change, ...] = get_args(Change)
 
 REQUIRED = ("time_s", "node", "event")
-COLUMNS = (*REQUIRED, "kind", "slowdown")
+COLUMNS = (*REQUIRED, "kind", "slowdown", "task")
 
 MAX_TRACE_BYTES = 64 << 20
 """Of one file; a line is some 30 bytes, so two million events. Anything larger is another file, most likely."""
@@ -112,7 +113,7 @@ def parse_spot_trace(text: str, *, name: str = "", source: str = "") -> Trace:
         if word not in words:
             _refuse(number, "event", word, ", ".join(words))
         at_s = _number(number, "time_ms", time_ms, least=0.0) / 1000
-        lines.append(_Line(number, Occurrence(at_s, _node(number, node), words[word])))
+        lines.append(_Line(number, Occurrence(at_s, _name(number, "node", node), words[word])))
     if not lines:
         raise InvalidInput("a trace without events; allowed are one or more lines")
     lines.sort(key=lambda line: (line.occurrence.at_s, line.occurrence.node))
@@ -131,10 +132,10 @@ def write_trace(trace: Trace) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
     for node in trace.nodes[: trace.present]:
-        writer.writerow((0, node, "up", "", ""))
+        writer.writerow((0, node, "up", "", "", ""))
     for each in trace.occurrences:
         slowdown = repr(each.slowdown) if each.change == "degraded" else ""
-        writer.writerow((repr(each.at_s), each.node, each.change, each.kind, slowdown))
+        writer.writerow((repr(each.at_s), each.node, each.change, each.kind, slowdown, each.task))
     return out.getvalue()
 
 
@@ -175,7 +176,7 @@ def _lines(rows: list[tuple[int, str]]) -> Iterator[_Line]:
         _refuse(header_number, "column", unknown[0], ", ".join(COLUMNS))
     if len(set(columns)) < len(columns) or (missing := [column for column in REQUIRED if column not in columns]):
         wrong = header if len(set(columns)) < len(columns) else f"no {missing[0]}"
-        _refuse(header_number, "columns", wrong, f"each of {', '.join(REQUIRED)} once, and kind and slowdown")
+        _refuse(header_number, "columns", wrong, f"each of {', '.join(REQUIRED)} once, and kind, slowdown and task")
     for number, line in rows[1:]:
         values = _fields(number, line)
         if len(values) > len(columns) or len(values) < len(REQUIRED):
@@ -198,18 +199,25 @@ def _occurrence(number: int, fields: dict[str, str]) -> Occurrence:
             _refuse(number, "slowdown", slowdown, "numbers above 1")
     elif slowdown and _number(number, "slowdown", slowdown) != 1:
         _refuse(number, "slowdown", slowdown, f"no values for the event {change}")
-    at_s = _number(number, "time_s", fields.get("time_s", ""), least=0.0)
+    task = fields.get("task", "")
+    if task and change != "error":
+        _refuse(number, "task", task, f"no task for the event {change}")
     return Occurrence(
-        at_s, _node(number, fields.get("node", "")), change, kind, factor if change == "degraded" else 1.0
+        at_s=_number(number, "time_s", fields.get("time_s", ""), least=0.0),
+        node=_name(number, "node", fields.get("node", "")),
+        change=change,
+        kind=kind,
+        slowdown=factor if change == "degraded" else 1.0,
+        task=_name(number, "task", task) if task else "",
     )
 
 
-def _node(number: int, node: str) -> str:
-    if re.fullmatch(LABEL, node) is None:
+def _name(number: int, field: str, name: str) -> str:
+    if re.fullmatch(LABEL, name) is None:
         _refuse(
-            number, "node", node, "names of 1 to 63 lower-case letters, digits and hyphens, with neither end a hyphen"
+            number, field, name, "names of 1 to 63 lower-case letters, digits and hyphens, with neither end a hyphen"
         )
-    return node
+    return name
 
 
 def _number(number: int, field: str, text: str, least: float = -math.inf) -> float:

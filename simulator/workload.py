@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shared.tasks import TaskSpec
@@ -16,7 +17,8 @@ class Workload:
     ``workers_per_node``: of every node of the trace. ``tasks``: submitted before the trace begins, and trained at full
     strength by then. ``parameters``: of decisions, fields of ``cluster.configured`` that differ from the defaults of
     the settings. ``endless``: whether tasks outlast the horizon, so that accumulated WAF can be compared with the
-    oracle's.
+    oracle's. ``times``: what was measured of this cluster in place of a policy's times (``measured_times.TIMES``).
+    ``throughput``: measured over modelled, by task.
     """
 
     name: str
@@ -26,6 +28,8 @@ class Workload:
     workers_per_node: int = 8
     parameters: dict[str, float] = field(default_factory=dict)
     endless: bool = True
+    times: Mapping[str, float] = field(default_factory=dict)
+    throughput: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def workers(self) -> int:

@@ -65,6 +65,8 @@ def with_cluster(found: Workload, cluster: ClusterFile) -> Workload:
     workers_per_node = cluster.workers_per_node or found.workers_per_node
     trace = _with_nodes(found.trace, cluster.nodes)
     parameters = {**found.parameters, **cluster.settings}
+    throughput = {**found.throughput, **cluster.throughput}
+    peak = max([1.0, *throughput.values()]) * peak_flop_per_s(hardware, parameters)
     return replace(
         found,
         trace=trace,
@@ -74,8 +76,10 @@ def with_cluster(found: Workload, cluster: ClusterFile) -> Workload:
         endless=outlasting(
             found.tasks,
             trace.horizon_s,
-            len(trace.nodes) * workers_per_node * peak_flop_per_s(hardware, parameters),
+            len(trace.nodes) * workers_per_node * peak,
         ),
+        times={**found.times, **cluster.times},
+        throughput=throughput,
     )
 
 

@@ -80,11 +80,18 @@ class Inputs(Model):
             case ClusterConfigured():
                 return event.model_copy(update=_given(self.settings))
             case TaskSubmitted() if event.task in self.tasks:
-                return event.model_copy(update={"spec": self._spec(event.spec)})
+                return event.model_copy(update={"spec": self.spec(event.spec)})
             case _:
                 return event
 
-    def _spec(self, spec: TaskSpec) -> TaskSpec:
+    def spec(self, spec: TaskSpec) -> TaskSpec:
+        """Return a specification with what is changed of its task.
+
+        Raises:
+            InvalidInput: it is impossible with that.
+        """
+        if spec.name not in self.tasks:
+            return spec
         given = self.tasks[spec.name]
         fields = spec.model_dump(by_alias=True) | _given(given)
         if "workers" in fields:

@@ -139,7 +139,8 @@ class LiveTiming:
     Survivors stand still for ``pause_s`` and ``pause_steps`` steps at each change of members, and lose ``lost`` if a
     fault broke a step. A process takes ``start_s`` to start; meanwhile the survivors train if whole replicas are left.
     Copies of the state in memory, if there are any (``has_copies``), replace what no live replica has: the task then
-    loses the interrupted step. Otherwise it starts from the newest checkpoint.
+    loses the interrupted step. Otherwise it starts from the newest checkpoint. ``fault_pause_s``: in place of
+    ``pause_s`` where a fault has broken the step, which survivors may finish in a group of their own; None: the same.
     """
 
     detection: Detection
@@ -149,6 +150,7 @@ class LiveTiming:
     lost: Lost
     pause_steps: float = 0.0
     has_copies: bool = False
+    fault_pause_s: float | None = None
 
     def detection_s(self, kind: ErrorKind, step_s: float, micro_batches: int = 1) -> float:
         """Return the time from a fault to its detection, seconds."""
@@ -160,10 +162,13 @@ class LiveTiming:
         if is_departure(change):
             return departure(recovery, "step" if self.has_copies and change.survivors else "checkpoint")
         source = state_source(change)
+        pause_s = self.pause_s
+        if recovery.affected and self.fault_pause_s is not None:
+            pause_s = self.fault_pause_s
         if source in ("checkpoint", "saved") or (source == "memory" and not self.has_copies):
-            down_s = self.pause_s + self.start_s + loading_s(recovery)
+            down_s = pause_s + self.start_s + loading_s(recovery)
             return Course(down_s=down_s, lost="checkpoint" if recovery.affected else "nothing")
-        still_s = self.pause_s + self.pause_steps * recovery.step_s + moving_s(recovery)
+        still_s = pause_s + self.pause_steps * recovery.step_s + moving_s(recovery)
         start_s = self.start_s if change.prepare else 0.0
         if not recovery.affected:
             return Course(down_s=still_s, stop_s=start_s)  # it trains on while newcomers start

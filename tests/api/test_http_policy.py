@@ -81,7 +81,7 @@ async def test_unknown_parameters_are_refused(offline: httpx.AsyncClient) -> Non
         answer = await offline.get(f"{path}?{given}")
         assert code(answer) == (422, "invalid-input")
         (error,) = (e for e in answer.json()["errors"] if e["field"] == given.partition("=")[0])
-        assert f"did you mean {meant}?" in error["problem"]
+        assert f"did you mean {meant!r}?" in error["problem"]
     assert code(await offline.get("/healthz?a=b")) == (422, "invalid-input")
 
 

@@ -35,7 +35,11 @@ def test_cluster(tmp_path: Path) -> None:
     [
         ("hardware: tpu", "hardware", "hardware: must be one of v100, a100-40"),
         ("workers_per_node: 0", "workers_per_node", "greater than or equal to 1 (given: 0)"),
-        ("size: 5", "size", "size: unknown field; allowed: hardware, workers_per_node, nodes, settings (given: 5)"),
+        (
+            "size: 5",
+            "size",
+            "size: unknown field; allowed: hardware, workers_per_node, nodes, settings, times, throughput (given: 5)",
+        ),
         ("settings: {mtbf: 5}", "settings.mtbf", "unknown field; allowed: allow_pausing, memory_copies, mtbf"),
         (
             "settings: {mtbf_nodes_s: 5}",
@@ -43,6 +47,9 @@ def test_cluster(tmp_path: Path) -> None:
             "did you mean 'mtbf_node_s'? allowed: allow_pausing, ",
         ),
         ("node: 5", "node", "node: unknown field; did you mean 'nodes'? allowed: hardware, workers_per_node, nodes"),
+        ("times: {pause: 5}", "times.pause", "unknown field; allowed: node_detection_s, process_detection_s"),
+        ("times: {pause_s: -1}", "times.pause_s", "greater than or equal to 0"),
+        ("throughput: {gpt: 0}", "throughput.gpt", "greater than 0"),
         ("settings: {mtbf_node_s: -1}", "settings.mtbf_node_s", "must be at least 0 (given: -1.0)"),
         ("settings: {mtbf_node_s: .nan}", "settings.mtbf_node_s", "finite"),
         ("nodes: [a, a]", "nodes", "a name is there twice"),

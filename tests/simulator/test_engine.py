@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from simulator.accounting import Accounting
 from simulator.agenda import START, time_of
 from simulator.engine import simulate
 from simulator.execution import DECISION_S
+from simulator.oracle import oracle
+from simulator.trace import Occurrence
 from tests.simulator import small
 
 
@@ -193,6 +196,34 @@ def test_lighter_faults(tmp_path: Path, kind: ErrorKind) -> None:
     assert outcome.accumulated_waf_flop == pytest.approx(expected, rel=1e-9)
     assert sum(outcome.worker_s.values()) == pytest.approx(outcome.allocated_worker_s)
     assert verifies(records)
+
+
+@pytest.mark.parametrize("named", ["a", "b"])
+def test_an_error_that_names_its_task_follows_it(tmp_path: Path, named: str) -> None:
+    """Each task has a node; the error is said to be of n2, where nothing runs, or where the other task does."""
+    tasks = [small.task(name, weight=weight, min=2, max=2) for name, weight in (("a", 3.0), ("b", 2.0))]
+    for node in ("n0", "n1", "n2"):
+        folder = tmp_path / node
+        folder.mkdir()
+        happened = Occurrence(400.0, node, "error", ErrorKind.EXCEPTION.value, task=named)
+        outcome, records = small.run(small.workload(happened, tasks=tasks), small.policy(), folder)
+        assert [event.task for event in small.events(records, ErrorDetected)] == [named]
+        assert len(outcome.recovery_s) == 1
+        assert outcome.steps.keys() == {"a", "b"}
+        assert verifies(records)
+
+
+def test_an_error_of_a_task_that_the_run_does_not_have_hits_any_on_the_node(tmp_path: Path) -> None:
+    happened = Occurrence(400.0, "n0", "error", ErrorKind.EXCEPTION.value, task="another")
+    _, records = small.run(small.workload(happened), small.policy(), tmp_path)
+    assert [event.task for event in small.events(records, ErrorDetected)] == ["a"]
+
+
+def test_measured_throughput_scales_a_task(tmp_path: Path) -> None:
+    case = small.workload()
+    half, _ = small.run(replace(case, throughput={"a": 0.5}), small.policy(), tmp_path)
+    assert half.accumulated_waf_flop == pytest.approx(0.5 * 1000.0 * model_flop_per_s(case.tasks[0], 6), rel=1e-3)
+    assert oracle(replace(case, throughput={"a": 0.5})).accumulated_waf_flop >= half.accumulated_waf_flop
 
 
 def test_survivors_that_train_meanwhile(tmp_path: Path) -> None:

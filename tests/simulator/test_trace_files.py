@@ -43,7 +43,8 @@ def traces(draw: st.DrawFn) -> Trace:
             joined += [node] if node not in joined else []
         elif change == "down":
             there.remove(node)
-        found.append(Occurrence(at_s, node, change, kind, slowdown))
+        task = draw(st.sampled_from(["", "gpt"])) if change == "error" else ""
+        found.append(Occurrence(at_s, node, change, kind, slowdown, task))
     if not joined:
         return Trace("t", ("n0",), 1, (), 10.0)
     return Trace(draw(WORDS), tuple(joined), present, tuple(found), at_s + draw(st.floats(0.0, 1e6)))

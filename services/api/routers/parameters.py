@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -17,6 +16,7 @@ from services.api.problems import TEMPORARY
 from shared.errors import InvalidInput
 from shared.messages import ID_PATTERN
 from shared.names import NAME_PATTERN
+from shared.unknown_names import nearest
 
 MAX_LIMIT = 1000
 """Most items of one page: bounds an answer's size."""
@@ -85,9 +85,8 @@ async def refuse_unknown(request: Request) -> None:
         return
     errors = []
     for name in unknown:
-        near = difflib.get_close_matches(name, allowed, 1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        problem = f"unknown parameter; {hint}allowed: {', '.join(allowed) or 'none'}"
+        hint = nearest(name, allowed) or ";"
+        problem = f"unknown parameter{hint} allowed: {', '.join(allowed) or 'none'}"
         errors.append({"field": name, "value": request.query_params[name], "problem": problem})
     text = "; ".join(f"{error['field']}: {error['problem']}" for error in errors)
     raise InvalidInput(f"request refused: {text}", errors)
