@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from cli.demo import fresh_directory
+from cli.demo_postmortem import shown, write_pages
 from cli.demo_reference import compare
-from cli.demo_report import Check, Report
-from cli.demo_run import demo_specs
+from cli.demo_report import Check, Report, print_postmortems
+from cli.demo_run import command, demo_specs
 from cli.run_directory import DEMO_MARKER, RunDirectory
 from shared.errors import Conflict
+from tests.api.kit import Server
 from shared.tasks import parse_spec
 
 
@@ -59,3 +63,27 @@ def test_one_broken_promise_fails_it_all() -> None:
     report.checks.append(Check("b", False, ""))
     assert not report.ok
     assert report.summary()["ok"] is False
+
+
+async def test_the_page_of_each_incident_is_left_in_the_folder(
+    healed: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    incidents = (await healed.http.get("/v1/incidents")).json()["items"]
+    pages = await asyncio.to_thread(write_pages, healed.url, incidents, tmp_path)
+    assert pages == [tmp_path / "postmortem" / "1-process-exit.html"]
+    assert incidents[0]["id"] in pages[0].read_text()
+    monkeypatch.chdir(tmp_path)
+    lines = StringIO()
+    report = Report(postmortems=pages)
+    print_postmortems(report.postmortems, Console(file=lines, width=20))
+    assert "\n  postmortem/1-process-exit.html\n" in lines.getvalue()
+    assert report.summary()["postmortems"] == ["postmortem/1-process-exit.html"]
+    monkeypatch.chdir("/usr")
+    assert shown(pages[0]) == str(pages[0])
+
+
+def test_a_command_to_copy_is_the_one_that_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", [".venv/bin/unicron", "demo"])
+    assert command() == ".venv/bin/unicron"
+    monkeypatch.setattr("sys.argv", ["/somewhere/cli/main.py", "demo"])
+    assert command() == "unicron"
