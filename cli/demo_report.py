@@ -197,6 +197,6 @@ def print_postmortems(pages: list[Path], console: Console) -> None:
     """Print the paths of the post-mortems, one a line and unbroken, so that they can be copied."""
     if not pages:
         return
-    console.print("Post-mortems, one page for each incident; a browser opens them without the demo:")
+    console.print("Post-mortems, one page for each fault; they need no running system:")
     for page in pages:
         console.print(f"  {shown(page)}", highlight=False, soft_wrap=True)

@@ -101,7 +101,11 @@ class DemoRun:
                     await self._course(stack, specs)
                     await self._collect()
                     self._report.postmortems = await asyncio.to_thread(
-                        write_pages, stack.url, self._report.incidents, self._run_dir
+                        write_pages,
+                        stack.url,
+                        self._report.incidents,
+                        self._report.stragglers,
+                        self._run_dir,
                     )
                 except TimedOut as err:
                     raise TimedOut(f"{err.detail}; see {self._run_dir}/services and tasks") from err
