@@ -198,7 +198,7 @@ def test_a_hang_shows_where_each_rank_stood(demo: dict[ErrorKind, tuple[PostMort
     assert [rank.rank for rank in made.ranks] == [0, 1, 2, 3]
     assert made.ranks[1].process == "stopped"
     assert {rank.process for rank in made.ranks} == {"stopped", "sleeping"}
-    assert "ranks 0, 2, 3 waited in gloo:all_reduce" in parsed.sections["failed"]
+    assert "Ranks 0, 2, 3 waited in gloo:all_reduce" in parsed.sections["failed"]
     assert "stacks of rank 2, 3" in parsed.sections["evidence"]
 
 

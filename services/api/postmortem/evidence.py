@@ -31,7 +31,7 @@ def _statements(evidence: Mapping[str, Any]) -> Iterator[str]:
     if isinstance(error := evidence.get("error"), str):
         yield f"{error}: {evidence.get('detail') or 'no text'}"
     elif isinstance(reason := evidence.get("reason"), str):
-        yield f"{_sentence(reason)}"
+        yield _sentence(reason)
     for name, what in (("stalled_s", "No rank had made progress for"), ("silence_s", "The node had been silent for")):
         if isinstance(late_s := evidence.get(name), int | float):
             limit_s = evidence.get("limit_s")
@@ -42,7 +42,7 @@ def _statements(evidence: Mapping[str, Any]) -> Iterator[str]:
     for worker, found in _mapping(evidence.get("without_stack")).items():
         yield f"{worker} (rank {found.get('rank')}) gave no stack: {found.get('detail') or 'no answer'}."
     if isinstance(advice := evidence.get("advice"), str):
-        yield f"Advice for errors of the class {evidence.get('class')}: {_sentence(advice)}"
+        yield f"Advice for errors of the class {evidence.get('class')}: {advice}"
 
 
 def _collective(found: Mapping[str, Any]) -> str:
@@ -63,7 +63,7 @@ def _ranks(numbers: Any) -> str:
 
 def _sentence(words: str) -> str:
     text = words.strip()
-    return text if text.endswith(".") else f"{text}."
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 
 def rank_states(evidence: Mapping[str, Any]) -> list[RankState]:
