@@ -29,6 +29,8 @@ CLASSES = {
     "time": r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)?",
     "duration": r"\b\d+(?:\.\d+)? (?:ms|s|min|h)\b",
     "flop": r"\b\d+(?:\.\d+)?(?:e[+-]?\d+)? ?[kMGTPE]?FLOP(?:/s)?",
+    "step": r"\bstep-\d+\b",
+    "start": r"\b(?:queued|starting)\b",
     "port": r"(?<=127\.0\.0\.1:)\d+",
     "number": r"(?<![\w.-])[+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?: ?[kMGTPEmµn])?(?![\w.-])",
 }
@@ -98,8 +100,7 @@ def shown(output: str, rules: Rules) -> str:
     lines = output.splitlines()
     if rules.start:
         begin = next((i for i, line in enumerate(lines) if re.search(rules.start, line)), None)
-        assert begin is not None, f"no line matches {rules.start!r}:\n{output}"
-        lines = lines[begin:]
+        lines = lines[begin:] if begin is not None else []
     if rules.first and len(lines) > rules.first:
         lines = [*lines[: rules.first], REST]
     return "".join(f"{line.rstrip()}\n" for line in lines)
