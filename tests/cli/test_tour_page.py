@@ -118,4 +118,4 @@ def test_the_tour_goes_from_the_start_to_a_what_if() -> None:
     places = [next(i for i, command in enumerate(commands) if word in command) for word in words]
     assert places == sorted(places)
     assert TOUR.count("```console") == len(commands)
-    assert "examples/tour.yaml" in TOUR
+    assert "examples/my-gpt.yaml" in TOUR
