@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from cli.demo_postmortem import shown
 from cli.demo_straggler import Straggler
 
 TOLERANCE = 1e-5
@@ -51,6 +52,7 @@ class Report:
     comparisons: list[TaskComparison] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     stragglers: list[Straggler] = field(default_factory=list)
+    postmortems: list[Path] = field(default_factory=list)
     replay_verified: bool = False
     wall_s: float = 0.0
 
@@ -75,6 +77,7 @@ class Report:
             ],
             "checks": [{"name": c.name, "ok": c.ok, "detail": c.detail} for c in self.checks],
             "stragglers": [asdict(straggler) for straggler in self.stragglers],
+            "postmortems": [shown(page) for page in self.postmortems],
             "replay_verified": self.replay_verified,
             "wall_s": round(self.wall_s, 3),
         }
@@ -186,4 +189,14 @@ def print_report(report: Report, console: Console) -> None:
     for check in report.checks:
         verdict = "[green]holds[/]" if check.ok else "[red bold]FAILS[/]"
         console.print(f"{verdict}  {check.name}: {check.detail}")
+    print_postmortems(report.postmortems, console)
     console.print(f"{'All of it holds' if report.ok else 'The demo FAILED'} after {report.wall_s:.0f} s.")
+
+
+def print_postmortems(pages: list[Path], console: Console) -> None:
+    """Print the paths of the post-mortems, one a line and unbroken, so that they can be copied."""
+    if not pages:
+        return
+    console.print("Post-mortems, one page for each fault; they need no running system:")
+    for page in pages:
+        console.print(f"  {shown(page)}", highlight=False, soft_wrap=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
+from cli.demo_postmortem import write_pages
 from cli.demo_reference import compare
 from cli.demo_report import Check, Report
 from cli.demo_straggler import SLOWDOWN, straggle
@@ -44,6 +45,12 @@ def examples_directory() -> Path:
     """Return the folder of the example specifications: the repository's, or where an installation puts them."""
     beside = Path(__file__).resolve().parents[1] / "examples"
     return beside if beside.is_dir() else Path(sys.prefix) / "share" / "unicron" / "examples"
+
+
+def command() -> str:
+    """Return how this command was called, for lines that are to be copied."""
+    called = Path(sys.argv[0])
+    return str(called) if called.name == "unicron" else "unicron"
 
 
 def demo_specs(corpus: Path, seed: int) -> list[Record]:
@@ -85,12 +92,21 @@ class DemoRun:
         async with Stack(
             self._run_dir, nodes=NODES, workers_per_node=WORKERS_PER_NODE, environment=environment
         ) as stack:
+            self._view.say(f"live page until both tasks have ended: {stack.url}/")
+            self._view.say(f"  from another machine, or as another user: {command()} open --server {stack.url}")
             async with WaitingClient(stack.url) as self._client:
                 # The live view runs beside the course, and ends with it.
                 view = asyncio.create_task(self._view.follow(self._client))
                 try:
                     await self._course(stack, specs)
                     await self._collect()
+                    self._report.postmortems = await asyncio.to_thread(
+                        write_pages,
+                        stack.url,
+                        self._report.incidents,
+                        self._report.stragglers,
+                        self._run_dir,
+                    )
                 except TimedOut as err:
                     raise TimedOut(f"{err.detail}; see {self._run_dir}/services and tasks") from err
                 finally:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from cli.demo import fresh_directory
+from cli.demo_postmortem import shown, slow_worker_page, write_pages
 from cli.demo_reference import compare
-from cli.demo_report import Check, Report
-from cli.demo_run import demo_specs
+from cli.demo_report import Check, Report, print_postmortems
+from cli.demo_run import command, demo_specs
+from cli.demo_straggler import Straggler
 from cli.run_directory import DEMO_MARKER, RunDirectory
 from shared.errors import Conflict
 from shared.tasks import parse_spec
+from tests.api.kit import Server
+from tests.logs.kit import FOLDER
 
 
 def test_an_earlier_demo_is_replaced(tmp_path: Path) -> None:
@@ -59,3 +66,49 @@ def test_one_broken_promise_fails_it_all() -> None:
     report.checks.append(Check("b", False, ""))
     assert not report.ok
     assert report.summary()["ok"] is False
+
+
+async def test_the_page_of_each_incident_is_left_in_the_folder(
+    healed: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    incidents = (await healed.http.get("/v1/incidents")).json()["items"]
+    pages = await asyncio.to_thread(write_pages, healed.url, incidents, [], tmp_path)
+    assert pages == [tmp_path / "postmortem" / "1-process-exit.html"]
+    assert incidents[0]["id"] in pages[0].read_text()
+    monkeypatch.chdir(tmp_path)
+    lines = StringIO()
+    report = Report(postmortems=pages)
+    print_postmortems(report.postmortems, Console(file=lines, width=20))
+    assert "\n  postmortem/1-process-exit.html\n" in lines.getvalue()
+    assert report.summary()["postmortems"] == ["postmortem/1-process-exit.html"]
+    monkeypatch.chdir("/usr")
+    assert shown(pages[0]) == str(pages[0])
+
+
+def test_a_slow_worker_has_a_page_too() -> None:
+    with (FOLDER / "slow-worker-5.jsonl").open() as file:
+        rows = [json.loads(line) for line in file]
+    records = [{**row, "event": json.loads(row["data"])} for row in rows]
+    slowed = next(record for record in records if record["type"] == "worker.slowed")["event"]
+    plan = next(r for r in records if r["type"] == "plan.decided" and r["event"]["trigger"] == "worker-slowed")
+    straggler = Straggler(
+        task=slowed["task"],
+        worker=slowed["worker"],
+        slowdown=slowed["slowdown"],
+        plan=plan["event"]["plan"],
+        found_s=1.0,
+        moved_s=2.0,
+        left=True,
+    )
+    page = slow_worker_page(straggler, {"words": "the plan's words"}, records)
+    assert page.startswith(f"# {slowed['worker']} of {slowed['task']} was {slowed['slowdown']:.2f} times as slow")
+    assert f"plan {straggler.plan} decided | {plan['position']} |" in page
+    assert ": restored; " in page
+    assert "the plan's words" in page
+
+
+def test_a_command_to_copy_is_the_one_that_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", [".venv/bin/unicron", "demo"])
+    assert command() == ".venv/bin/unicron"
+    monkeypatch.setattr("sys.argv", ["/somewhere/cli/main.py", "demo"])
+    assert command() == "unicron"

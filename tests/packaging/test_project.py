@@ -141,8 +141,8 @@ def test_ci_runs_what_the_readme_names() -> None:
 
 
 def test_the_two_examples_of_the_main_job_differ_in_weight() -> None:
-    specs = [load_spec(path.read_text()) for path in EXAMPLES]
-    assert len({spec.weight for spec in specs if spec.script is None}) == 2
+    specs = [load_spec((ROOT / "examples" / f"{name}.yaml").read_text()) for name in ("gpt-small", "gpt-large")]
+    assert len({spec.weight for spec in specs}) == 2
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

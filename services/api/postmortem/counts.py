@@ -9,15 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from services.api.flop_text import flop
-from services.api.postmortem.model import CountReason, OtherCount, Replanned
+from services.api.postmortem.model import CountReason, OtherCount
 from shared.planning.waf import term
 from shared.plans import Problem, Solution, TaskProblem
-
-_MODEL = [
-    "throughput, times of transitions and D_running are those of the plan before",
-    "with its workers back, the task waits for one to be started again and to take the state",
-    "with fewer, the survivors go on by themselves, and no other task gets what becomes free",
-]
 
 
 def count_reasons(problem: Problem, solution: Solution) -> list[CountReason]:
@@ -33,7 +27,7 @@ def count_reasons(problem: Problem, solution: Solution) -> list[CountReason]:
             task=task.name,
             workers=given[task.name],
             fewer=_fewer(task, given[task.name]),
-            more=_more(problem, task, given),
+            more=more_than_given(problem, task, given),
         )
         for task in sorted(problem.tasks, key=lambda task: task.name)
     ]
@@ -46,13 +40,13 @@ def unused(problem: Problem, assignment: Mapping[str, int], pool: str | None = N
     return workers - sum(assignment[task.name] for task in tasks)
 
 
-def _useful(task: TaskProblem) -> list[int]:
+def useful_counts(task: TaskProblem) -> list[int]:
     """Return the numbers of workers at which the task achieves something, ascending."""
     return [x for x in sorted(task.throughput) if max(1, task.necessary) <= x <= task.maximum]
 
 
 def _below(task: TaskProblem, workers: int) -> int:
-    return max((x for x in _useful(task) if x < workers), default=0)
+    return max((x for x in useful_counts(task) if x < workers), default=0)
 
 
 def _fewer(task: TaskProblem, workers: int) -> OtherCount:
@@ -70,9 +64,10 @@ def _fewer(task: TaskProblem, workers: int) -> OtherCount:
     return OtherCount(workers=lower, less_flop=less, reason=what)
 
 
-def _more(problem: Problem, task: TaskProblem, given: Mapping[str, int]) -> OtherCount:
+def more_than_given(problem: Problem, task: TaskProblem, given: Mapping[str, int]) -> OtherCount:
+    """Return why a task has no more workers than an assignment gives it."""
     workers = given[task.name]
-    higher = next((x for x in _useful(task) if x > workers), None)
+    higher = next((x for x in useful_counts(task) if x > workers), None)
     if higher is None:
         if workers >= task.maximum and task.maximum < problem.workers:
             return OtherCount(workers=None, less_flop=None, reason=f"its specification allows at most {task.maximum}")
@@ -81,18 +76,26 @@ def _more(problem: Problem, task: TaskProblem, given: Mapping[str, int]) -> Othe
     free = unused(problem, given, task.pool)
     lacking = higher - workers - free
     if lacking <= 0:
-        reason = f"{free} workers are free, but the change costs more than it brings until the next failure"
+        reason = f"{_free(free)}, but the change costs {flop(less)} more than it brings until the next failure"
         return OtherCount(workers=higher, less_flop=less, reason=reason)
     donor = _cheapest_donor(problem, task, given, lacking)
     if donor is None:
-        reason = f"{higher - workers} more are needed and {free} are free: no other task can give {lacking}"
+        reason = f"{_needed(higher - workers, free)}: no other task can give {lacking}"
         return OtherCount(workers=higher, less_flop=less, reason=reason)
     name, left, loses = donor
     reason = (
-        f"{higher - workers} more are needed and {free} are free; {name} would have to go down to {left}, "
+        f"{_needed(higher - workers, free)}; {name} would have to go down to {left}, "
         f"which loses {flop(loses)} where this gains {flop(max(-less, 0.0))}"
     )
     return OtherCount(workers=higher, less_flop=less, reason=reason)
+
+
+def _free(workers: int) -> str:
+    return "1 worker is free" if workers == 1 else f"{workers or 'no'} workers are free"
+
+
+def _needed(workers: int, free: int) -> str:
+    return f"{workers} more {'is' if workers == 1 else 'are'} needed, and {_free(free)}"
 
 
 def _cheapest_donor(
@@ -112,34 +115,3 @@ def _cheapest_donor(
         return None
     loses, name, left = min(found)
     return name, left, loses
-
-
-def replanned(basis: str, problem: Problem, name: str, workers: int, lost: int) -> Replanned | None:
-    """Return what re-planning would have given a task that was restarted or retried in place.
-
-    Args:
-        basis: name of the plan whose problem is taken.
-        problem: of that plan, with its throughput tables.
-        name: of the task.
-        workers: that it had.
-        lost: how many of them the fault has stopped.
-
-    Returns:
-        None: the problem does not have the task, or nothing below its number is useful.
-    """
-    posed = next((task for task in problem.tasks if task.name == name), None)
-    if posed is None or posed.throughput.get(workers, 0.0) <= 0.0:
-        return None
-    hit = posed.model_copy(
-        update={"current": workers, "faulted": True, "staying": workers - lost, "transition_to_s": {}}
-    )
-    shrunk = max((x for x in _useful(hit) if x <= workers - lost), default=0)
-    return Replanned(
-        task=name,
-        workers=workers,
-        restored_flop=term(hit, workers).objective,
-        shrunk_workers=shrunk,
-        shrunk_flop=term(hit, shrunk).objective if shrunk else 0.0,
-        basis=basis,
-        assumptions=_MODEL,
-    )

@@ -10,19 +10,21 @@ from services.api import present
 from services.api.accounts import Accounts
 from services.api.costs import incident_cost
 from services.api.counterfactuals import counterfactuals
+from services.api.flop_text import flop
 from services.api.models import Incident
 from services.api.plan_text import explain
-from services.api.postmortem import timeline
+from services.api.postmortem import evidence, timeline, words
 from services.api.postmortem.alike import EXAMINED, alike
-from services.api.postmortem.counts import count_reasons, replanned, unused
-from services.api.postmortem.model import DecidedPlan, PostMortem, Replanned
+from services.api.postmortem.counts import count_reasons, unused
+from services.api.postmortem.model import DecidedPlan, Injection, PostMortem, Replanned
+from services.api.postmortem.replanning import replanned
 from services.api.readers import ViewReader
 from services.api.tables import INCIDENTS, PLANS
 from services.api.views import ClusterView, IncidentView, PlanView
 from shared.errors import Archived
-from shared.events import PlanDecided, Recorded
+from shared.events import ErrorDetected, FaultInjected, PlanDecided, Recorded
 from shared.log.log import EventLog
-from shared.plans import LoggedTable, Problem
+from shared.plans import LoggedTable, Problem, Response
 
 MOST_RECORDS = 20_000
 """Records that are looked through behind the fault: on a busy cluster, hours. A course that lasts longer is cut, and
@@ -30,6 +32,9 @@ the page says so."""
 
 PAGE = 1000
 """Records that are read at a time."""
+
+INJECTION_RECORDS = 200
+"""Records before the fault among which a request to inject it is looked for: it strikes at the rank's next step."""
 
 MOST_PLANS = 200
 """Plans before one in which its throughput tables are looked for: a table is logged again once no plan names it."""
@@ -82,10 +87,18 @@ def post_mortem(found: Known, log: EventLog, cluster: ClusterView, now: datetime
     return PostMortem(
         incident=incident,
         headline=timeline.headline(incident),
+        kind_words=words.KINDS[incident.kind],
+        severity_words=words.SEVERITIES[incident.severity],
+        injected=_injected(found, log),
         found=timeline.found_by(incident),
+        statements=evidence.statements(incident.evidence),
+        ranks=evidence.rank_states(incident.evidence),
+        failed=timeline.failed_workers(records),
+        detected=found.view.position,
+        last=max((record.position for record in records), default=found.view.position),
         closed=incident.restored_at is not None,
         timeline=timeline.timeline(incident, records),
-        phases=timeline.phases(incident),
+        phases=timeline.phases(incident, records),
         plans=[_plan(found, plan, log, left_out) for plan in found.plans],
         sources=timeline.sources(records),
         alike=alike(found.view, found.earlier),
@@ -115,6 +128,33 @@ def _records(found: Known, log: EventLog, left_out: list[str]) -> list[Recorded]
     return records
 
 
+def _injected(found: Known, log: EventLog) -> Injection | None:
+    """Return the newest fault that a user had asked for at this place, if no other incident was found there since."""
+    before, view = found.view.position, found.view
+    kinds = ("fault.injected", "error.detected")
+    try:
+        page = log.read(after=max(before - 1 - INJECTION_RECORDS, 0), limit=INJECTION_RECORDS, types=kinds)
+    except Archived:
+        return None
+    newest: Injection | None = None
+    for record in page:
+        event = record.event
+        if record.position >= before:
+            break
+        if isinstance(event, FaultInjected) and (
+            (event.task, event.rank) == (view.task, view.rank) if event.task else event.node == view.node
+        ):
+            before_s = max((view.occurred_at - event.occurred_at).total_seconds(), 0.0)
+            newest = Injection(fault=event.fault, actor=event.actor, before_s=before_s, position=record.position)
+        elif isinstance(event, ErrorDetected) and (event.task, event.rank, event.node) == (
+            view.task,
+            view.rank,
+            view.node,
+        ):
+            newest = None
+    return newest
+
+
 _LATE = timedelta(seconds=30)
 """How much later than the end of its last phase a record of an incident may come: a report that waited for the bus."""
 
@@ -124,7 +164,9 @@ def _plan(found: Known, view: PlanView, log: EventLog, left_out: list[str]) -> D
     if event is None:
         left_out.append(f"plan {view.id}: position {view.position} is archived")
         return DecidedPlan(id=view.id, position=view.position, decided_at=view.decided_at, words="")
-    shown = DecidedPlan(id=view.id, position=view.position, decided_at=view.decided_at, words=explain(event))
+    shown = DecidedPlan(
+        id=view.id, position=view.position, decided_at=view.decided_at, words=explain(event), note=_note(event)
+    )
     if event.problem is None or event.solution is None:
         return shown.model_copy(update={"replanned": _replanned(found, view, log)})
     earlier = [plan for plan in (*found.plans, *found.solved_before) if plan.solved and plan.position < view.position]
@@ -138,15 +180,44 @@ def _plan(found: Known, view: PlanView, log: EventLog, left_out: list[str]) -> D
     )
 
 
+def _note(plan: PlanDecided) -> str:
+    """Return what the answer follows from, where its words need that."""
+    if plan.response in (Response.RESTART, Response.RETRY):
+        what = "retried in place" if plan.response is Response.RETRY else "started again on its node"
+        return (
+            f"The answer to this severity is fixed: what failed is {what}, and every task keeps its number of workers."
+        )
+    if plan.outlook is None or not plan.outlook.choices:
+        return ""
+    chosen = plan.outlook.choices[0]
+    if chosen.label == "best":
+        return "It is worth most up to the next failure, and in the mean of the futures too."
+    futures = f"the mean of {plan.outlook.rollouts} futures of the cluster"
+    return (
+        f"Up to the next failure another answer is worth more; in {futures} this one is, by {flop(chosen.gain)}. "
+        "The table below compares up to the next failure only."
+    )
+
+
 def _replanned(found: Known, view: PlanView, log: EventLog) -> list[Replanned]:
     """Return what re-planning would have given, by the newest problem before the plan."""
     before = [plan for plan in found.solved_before if plan.position < view.position]
     basis = _event(log, before[0]) if before else None
     problem = _whole(basis, log, before[1:]) if basis is not None else None
-    if basis is None or problem is None:
+    if basis is None or basis.solution is None or problem is None:
         return []
+    given = basis.solution.assignment
+    keeps_free = basis.outlook is not None and basis.solution.label != "best"
     models = [
-        replanned(basis.plan, problem, name, len(impact.before), len(impact.before) - len(impact.survivors))
+        replanned(
+            basis.plan,
+            problem,
+            given,
+            name,
+            len(impact.before),
+            len(impact.before) - len(impact.survivors),
+            keeps_free=keeps_free,
+        )
         for name, impact in sorted(view.impacts.items())
         if impact.faulted
     ]

@@ -26,11 +26,58 @@ class Moment(BaseModel):
 
 
 class Phase(BaseModel):
-    """A part of the way from the fault to full strength, and how long it took; None: it has not ended."""
+    """A part of the way from the fault to full strength, and how long it took; None: it has not ended.
+
+    ``position``: of the record in the log with which it ended; None: it has not ended, or no record says so.
+    """
 
     name: str
     meaning: str
     duration_s: float | None
+    position: int | None = None
+
+
+class RankState(BaseModel):
+    """Where a rank stood when the fault was found.
+
+    ``step``: steps done. ``phase``: of the step. ``process``: state of its process, in words. ``idle_s``: seconds since
+    its last progress.
+    """
+
+    worker: str
+    rank: int | None
+    step: int | None
+    phase: str
+    process: str
+    idle_s: float | None
+
+
+class FailedWorker(BaseModel):
+    """A worker whose process the fault has stopped. ``generation``: of the task, when the fault struck."""
+
+    task: str
+    worker: str
+    generation: int
+
+
+class LastOutput(BaseModel):
+    """The last lines that the process of a failed worker has printed; from the node, not from the log."""
+
+    task: str
+    worker: str
+    text: str
+
+
+class Injection(BaseModel):
+    """A fault that a user had asked for, as a test, at the place of the incident and before it.
+
+    ``before_s``: seconds from its record to the incident. ``position``: of the record.
+    """
+
+    fault: str
+    actor: str
+    before_s: float
+    position: int
 
 
 class OtherCount(BaseModel):
@@ -58,7 +105,10 @@ class Replanned(BaseModel):
     """What re-planning would have given a task that was restarted or retried in place: a model.
 
     ``restored_flop``, ``shrunk_flop``: the task's part of the objective with its workers back, and with the next
-    useful number below, ``shrunk_workers``; weighted FLOP. ``basis``: the plan whose problem the model takes.
+    useful number below, ``shrunk_workers``; weighted FLOP. ``assignment``: what the solver gives all tasks without the
+    workers that the fault stopped; empty: it has no answer. ``assignment_flop``, ``kept_flop``: the objective of all
+    tasks so, and with the workers back. ``more``: the next useful number above. ``basis``: the plan whose problem the
+    model takes.
     """
 
     task: str
@@ -66,6 +116,10 @@ class Replanned(BaseModel):
     restored_flop: float
     shrunk_workers: int
     shrunk_flop: float
+    assignment: dict[str, int]
+    assignment_flop: float
+    kept_flop: float
+    more: OtherCount
     basis: str
     assumptions: list[str]
 
@@ -74,25 +128,30 @@ class DecidedPlan(BaseModel):
     """A plan that answered the incident.
 
     ``words``: as ``unicron plan show`` prints it. ``counts``: where the solver was asked, by task. ``unused_workers``:
-    workers that it leaves without a task; None: the solver was not asked.
+    workers that it leaves without a task; None: the solver was not asked. ``note``: what the answer follows from.
     """
 
     id: str
     position: int
     decided_at: Time
     words: str
+    note: str = ""
     counts: list[CountReason] = Field(default_factory=list)
     unused_workers: int | None = None
     replanned: list[Replanned] = Field(default_factory=list)
 
 
 class StateSource(BaseModel):
-    """Where the members of a stage had their state from: ``workers`` by source. ``position``: of the record."""
+    """Where the members of a stage had their state from: ``workers`` by source. ``position``: of the record.
+
+    ``move_s``: seconds in which members took what they lacked; None: not measured.
+    """
 
     task: str
     phase: str
     generation: int
     workers: dict[str, list[str]]
+    move_s: float | None = None
     position: int
 
 
@@ -123,7 +182,16 @@ class PostMortem(BaseModel):
     Attributes:
         incident: the incident as ``GET /v1/incidents/{id}`` shows it, its cost included.
         headline: what happened, in one sentence.
+        kind_words: what the incident's kind means.
+        severity_words: what answer its severity has.
+        injected: the fault that somebody asked for just before, as a test.
         found: what saw the fault and how late, in words.
+        statements: what the evidence says of the cause.
+        ranks: where each rank stood when the fault was found.
+        failed: workers whose processes the fault has stopped.
+        outputs: the last lines that they have printed, as far as the evidence does not have them.
+        detected: position in the log of the error.
+        last: position in the log of the last line of the time line.
         closed: whether all tasks are back at planned strength.
         timeline: from the fault on.
         phases: the parts of the way to full strength.
@@ -138,7 +206,16 @@ class PostMortem(BaseModel):
 
     incident: Incident
     headline: str
+    kind_words: str
+    severity_words: str
+    injected: Injection | None = None
     found: str
+    statements: list[str]
+    ranks: list[RankState]
+    failed: list[FailedWorker]
+    outputs: list[LastOutput] = Field(default_factory=list)
+    detected: int
+    last: int
     closed: bool
     timeline: list[Moment]
     phases: list[Phase]

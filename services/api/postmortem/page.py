@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
@@ -14,20 +12,33 @@ from typing import Any
 import jinja2
 
 from services.api.flop_text import flop
+from services.api.postmortem import evidence, sentences, words
+from services.api.postmortem.durations import seconds
 from services.api.postmortem.model import PostMortem
-
-_TEXTS = {"stack": "stack at the signal", "traceback": "traceback", "last_output": "last output"}
-"""Entries of the evidence of several lines, with their headings."""
 
 
 def html(found: PostMortem) -> str:
     """Return the page as one HTML document without scripts, fonts or pictures from elsewhere."""
-    return _template("page.html.j2").render(page=found, style=_style(), evidence=_evidence(found.evidence))
+    return _template("page.html.j2").render(page=found, style=_style(), **_shared(found))
 
 
 def markdown(found: PostMortem) -> str:
     """Return the page as Markdown."""
-    return _template("page.md.j2").render(page=found, evidence=_evidence(found.evidence))
+    return _template("page.md.j2").render(page=found, **_shared(found))
+
+
+def _shared(found: PostMortem) -> dict[str, Any]:
+    """Return what both templates use beside the model: texts of processes, and the meaning of words that occur."""
+    cost = found.incident.cost
+    parts = {part for moment in found.timeline for part in moment.durations_s}
+    return {
+        "failure_worker_s": sum(
+            (cost.detection_worker_s, cost.transition_worker_s, cost.recompute_worker_s, cost.sub_healthy_worker_s)
+        ),
+        "texts": evidence.texts(found.evidence),
+        "parts": {name: meaning for name, meaning in words.PARTS.items() if name in parts},
+        "sources": words.SOURCES,
+    }
 
 
 def content_security_policy() -> str:
@@ -48,6 +59,12 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     made.filters |= {"flop": flop, "seconds": seconds, "clock": clock, "cell": cell, "fenced": fenced}
+    made.filters |= {
+        "fewer": sentences.fewer,
+        "replanned": sentences.replanned,
+        "difference": sentences.difference,
+        "happened": sentences.happened,
+    }
     return made
 
 
@@ -58,36 +75,6 @@ def _template(name: str) -> jinja2.Template:
 @cache
 def _style() -> str:
     return files(__package__).joinpath("templates/page.css").read_text(encoding="utf-8")
-
-
-def _evidence(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the texts of the evidence with their headings: stacks of all ranks first, everything else last."""
-    found = []
-    left = dict(evidence)
-    stacks = left.pop("stacks", None)
-    for one in stacks if isinstance(stacks, list) else []:
-        if isinstance(one, dict):
-            ranks = ", ".join(map(str, one.get("ranks") or []))
-            found.append((f"stacks of rank {ranks}", str(one.get("stack", ""))))
-    for name, heading in _TEXTS.items():
-        text = left.pop(name, None)
-        if isinstance(text, str) and text.strip():
-            found.append((heading, text.rstrip()))
-    if left:
-        found.append(("everything else", json.dumps(left, indent=1, ensure_ascii=False, sort_keys=True)))
-    return found
-
-
-def seconds(value: float | None) -> str:
-    """Return a duration as people read it: milliseconds, seconds, minutes or hours."""
-    if value is None:
-        return "-"
-    if abs(value) < 1.0:
-        return f"{value * 1e3:.0f} ms"
-    if abs(value) < 120.0:
-        return f"{value:.2f} s"
-    minutes, rest = divmod(round(value), 60)
-    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def clock(at: datetime | None) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from services.api.models import Incident
-from services.api.postmortem.model import Moment, Phase, StateSource
+from services.api.postmortem.model import FailedWorker, Moment, Phase, StateSource
 from shared.events import ErrorDetected, IncidentObserved, PlanDecided, Recorded, StateMoved
+from shared.evidence import Evidence
 
 TYPES = ("error.detected", "incident.observed", "plan.decided", "state.moved")
 """The types of the records of which a time line is made."""
@@ -81,26 +82,52 @@ def _moment(incident: Incident, at: datetime, what: str, record: Recorded) -> Mo
     return Moment(at=at, since_fault_s=since_s, what=what, position=record.position)
 
 
-def phases(incident: Incident) -> list[Phase]:
-    """Return the parts of the way from the fault to full strength."""
-    steps = [
-        ("detection", "from the fault until the detector knew it", incident.occurred_at, incident.detected_at),
-        ("decision", "until the plan was in the log", incident.detected_at, incident.planned_at),
-        ("interrupted step", "until the survivors had done it", incident.planned_at, incident.resumed_at),
-        (
-            "full strength",
-            "until all tasks trained on the workers that the plan gives them",
-            incident.resumed_at or incident.planned_at,
-            incident.restored_at,
-        ),
-        ("all of it", "from the fault to full strength", incident.occurred_at, incident.restored_at),
-    ]
+def phases(incident: Incident, records: Sequence[Recorded]) -> list[Phase]:
+    """Return the parts of the way from the fault to full strength. ``records``: those that belong to the incident."""
+    detected = next((r.position for r in records if isinstance(r.event, ErrorDetected)), None)
+    decided = next((r.position for r in records if isinstance(r.event, PlanDecided)), None)
+    resumed, restored = _ended(records, incident.resumed_at), _ended(records, incident.restored_at)
     found = [
-        Phase(name=name, meaning=meaning, duration_s=_between_s(start, end)) for name, meaning, start, end in steps
+        Phase(
+            name="detection",
+            meaning="from the fault until the detector knew it",
+            duration_s=_between_s(incident.occurred_at, incident.detected_at),
+            position=detected,
+        ),
+        Phase(
+            name="decision",
+            meaning="until the plan was in the log",
+            duration_s=_between_s(incident.detected_at, incident.planned_at),
+            position=decided,
+        ),
+        Phase(
+            name="interrupted step",
+            meaning="until the survivors had done the step that the fault broke",
+            duration_s=_between_s(incident.planned_at, incident.resumed_at),
+            position=resumed,
+        ),
+        Phase(
+            name="full strength",
+            meaning="until all tasks trained on the workers that the plan gives them",
+            duration_s=_between_s(incident.resumed_at or incident.planned_at, incident.restored_at),
+            position=restored,
+        ),
+        Phase(
+            name="all of it",
+            meaning="from the fault to full strength",
+            duration_s=_between_s(incident.occurred_at, incident.restored_at),
+            position=restored,
+        ),
     ]
     if incident.resumed_at is None and incident.restored_at is not None:
         found = [phase for phase in found if phase.name != "interrupted step"]
     return found
+
+
+def _ended(records: Sequence[Recorded], at: datetime | None) -> int | None:
+    """Return the position of the record that says what ended at a time."""
+    moves = (record for record in records if isinstance(record.event, StateMoved))
+    return next((record.position for record in moves if record.event.occurred_at == at), None)
 
 
 def _between_s(start: datetime | None, end: datetime | None) -> float | None:
@@ -122,10 +149,27 @@ def sources(records: Sequence[Recorded]) -> list[StateSource]:
                     phase=event.phase,
                     generation=event.generation,
                     workers=workers,
+                    move_s=event.durations_s.get("move"),
                     position=record.position,
                 )
             )
     return found
+
+
+def failed_workers(records: Sequence[Recorded]) -> list[FailedWorker]:
+    """Return the workers whose processes the fault has stopped, as its first record names them."""
+    event = next((record.event for record in records if isinstance(record.event, ErrorDetected)), None)
+    if event is None:
+        return []
+    evidence = Evidence.read(event.evidence)
+    parts = {task: (part.workers, part.generation) for task, part in evidence.tasks.items()}
+    if event.task is not None and event.generation is not None:
+        parts[event.task] = (evidence.workers or ([event.worker] if event.worker else []), event.generation)
+    return [
+        FailedWorker(task=task, worker=worker, generation=generation)
+        for task, (workers, generation) in sorted(parts.items())
+        for worker in workers
+    ]
 
 
 def headline(incident: Incident) -> str:

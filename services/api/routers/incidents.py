@@ -13,6 +13,7 @@ from services.api.accounts import Accounts
 from services.api.costs import incident_cost
 from services.api.counterfactuals import counterfactuals
 from services.api.gateway import Api, Gateway, as_text
+from services.api.last_output import last_output
 from services.api.models import Incident, IncidentAmounts, Page
 from services.api.other_answers import OtherAnswers
 from services.api.postmortem import page
@@ -109,6 +110,9 @@ async def postmortem(
 
     found, cluster = await api.read(read)
     made = await asyncio.to_thread(post_mortem, found, api.journal.log, cluster, as_of)
+    if "last_output" not in made.evidence:
+        outputs, missing = await last_output(made.failed, api.own_files, api.node_files)
+        made = made.model_copy(update={"outputs": outputs, "left_out": [*made.left_out, *missing]})
     if output == "html":
         policy = {"Content-Security-Policy": page.content_security_policy()}
         return Response(page.html(made), media_type="text/html; charset=utf-8", headers=policy)

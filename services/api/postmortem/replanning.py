@@ -1,0 +1,113 @@
+"""What re-planning would have given where a task was restarted or retried in place. Pure.
+
+Only SEV1 asks the solver. For the others this is a model: the newest problem that the solver had before, as it stood
+when the fault struck, solved without the workers that the fault has stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from services.api.postmortem.counts import more_than_given, unused, useful_counts
+from services.api.postmortem.model import OtherCount, Replanned
+from shared.errors import InvalidInput
+from shared.planning.solver import solve
+from shared.planning.waf import term
+from shared.plans import Problem, TaskProblem
+
+_MODEL = [
+    "throughput, times of transitions and D_running are those of the plan before",
+    "with its workers back, the task waits for one to be started again and to take the state",
+    "with fewer, the survivors go on by themselves",
+    "without the worker means until the next failure, though a new process could use its place sooner",
+]
+
+
+_SPARES = "workers that the plan before keeps free stay free, but for one in place of each that was lost"
+
+
+def replanned(
+    basis: str,
+    problem: Problem,
+    given: Mapping[str, int],
+    name: str,
+    workers: int,
+    lost: int,
+    *,
+    keeps_free: bool = False,
+) -> Replanned | None:
+    """Return what re-planning would have given a task that was restarted or retried in place.
+
+    Args:
+        basis: name of the plan whose problem is taken.
+        problem: of that plan, with its throughput tables.
+        given: the assignment that it decided.
+        name: of the task.
+        workers: that the task had.
+        lost: how many of them the fault has stopped.
+        keeps_free: whether the plan leaves workers free for what comes behind the next failure, which the objective
+            here knows nothing of.
+
+    Returns:
+        None: the problem does not have the task, or says nothing of so many workers.
+    """
+    counts = {**given, name: workers}
+    present = problem.model_copy(update={"tasks": [_present(task, counts, name, lost) for task in problem.tasks]})
+    hit = next((task for task in present.tasks if task.name == name), None)
+    if hit is None or hit.throughput.get(workers, 0.0) <= 0.0:
+        return None
+    shrunk = max((x for x in useful_counts(hit) if x <= workers - lost), default=0)
+    left = _without(present, counts, hit, lost, keeps_free=keeps_free)
+    try:
+        best = solve(left)
+    except InvalidInput:  # what is left is too few for the tasks that were admitted
+        best = None
+    return Replanned(
+        task=name,
+        workers=workers,
+        restored_flop=term(hit, workers).objective,
+        shrunk_workers=shrunk,
+        shrunk_flop=term(hit, shrunk).objective if shrunk else 0.0,
+        assignment=dict(sorted(best.assignment.items())) if best is not None else {},
+        assignment_flop=best.objective if best is not None else 0.0,
+        kept_flop=sum(term(task, task.current).objective for task in present.tasks),
+        more=_more(basis, present, hit, counts, keeps_free=keeps_free),
+        basis=basis,
+        assumptions=[*_MODEL, _SPARES] if keeps_free else _MODEL,
+    )
+
+
+def _without(present: Problem, counts: Mapping[str, int], hit: TaskProblem, lost: int, *, keeps_free: bool) -> Problem:
+    """Return the problem without the workers that the fault has stopped, and without those that are to stay free."""
+
+    def left(pool: str, workers: int) -> int:
+        used = workers - unused(present, counts, pool)
+        remaining = workers - lost if pool == hit.pool or not present.pools else workers
+        return min(remaining, used) if keeps_free else remaining
+
+    pools = {pool: left(pool, workers) for pool, workers in present.pools.items()}
+    workers = sum(pools.values()) if pools else left(hit.pool, present.workers)
+    return present.model_copy(update={"workers": workers, "pools": pools})
+
+
+def _more(basis: str, present: Problem, hit: TaskProblem, counts: Mapping[str, int], *, keeps_free: bool) -> OtherCount:
+    """Return why a restarted task has no more workers than before."""
+    more = more_than_given(present, hit, counts)
+    free = unused(present, counts, hit.pool)
+    if more.workers is None or more.workers - counts[hit.name] > free:
+        return more
+    if keeps_free:
+        reason = f"plan {basis} keeps {free} free for what comes behind the next failure"
+        return more.model_copy(update={"reason": reason})
+    if (more.less_flop or 0.0) < 0.0:
+        reason = f"{free} are free and would help; the solver, which gives them, is asked at the next trigger"
+        return more.model_copy(update={"reason": reason})
+    return more
+
+
+def _present(task: TaskProblem, counts: Mapping[str, int], hit: str, lost: int) -> TaskProblem:
+    """Return a task's part of the problem as it stood when the fault struck: with the workers that it was given."""
+    workers = counts.get(task.name, 0)
+    is_hit = task.name == hit
+    staying = workers - lost if is_hit else workers
+    return task.model_copy(update={"current": workers, "faulted": is_hit, "staying": staying, "transition_to_s": {}})
