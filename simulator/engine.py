@@ -153,6 +153,7 @@ class _Run:
         for spec in specs:
             self._emit(TaskSubmitted(event_id=new_id(), occurred_at=now, task=spec.name, spec=spec))
         self._execution.begin_trace()
+        self._recorder.flush()  # so that what the start has cost is over when the trace begins
 
     def _configuration(self) -> ClusterConfigured:
         """Return the parameters of decisions: the defaults of the settings, the workload's, then the policy's."""
