@@ -25,7 +25,7 @@ class _Closed(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _closed(nodes: Same[Mapping[str, Node]]) -> _Closed:
-    """Return what is closed of these nodes. Every task of a problem asks, and most nodes of a state are those before."""
+    """Return what is closed of these nodes; remembered, since every task of a problem asks."""
     found = tuple(node for node in nodes.value.values() if node.usable and not node.open)
     return _Closed(found, frozenset(node.name for node in found if node.draining))
 

@@ -106,10 +106,11 @@ def task_problem(state: State, task: Task, pool: str, workers: int, failure_s: f
     task = task.model_copy(update={"pool": pool})
     current = len(task.members)
     maximum = workers if task.spec.workers.max is None else task.spec.workers.max
-    whole, table = table_of(state, task), throughput_of(state, task, workers)
+    whole = table_of(state, task)
+    table = throughput_of(state, task, workers, whole)
     rate = table.get(current)
     in_table = rate == (whole.throughput.get(current) if current <= workers else None)
-    cost = transition_cost(state, task)
+    cost = transition_cost(state, task, whole)
     dealt_anew = state.arrangement is not None and task.name in state.arrangement.dealt
     is_hit = bool(task.lost) or task.broken or bool(draining_members(state, task))
     # Built without validation: a table has thousands of entries, and all values come from validated models.

@@ -93,13 +93,13 @@ def table_of(state: State, task: Task) -> ThroughputTable:
 _tables: dict[tuple[object, ...], tuple[TaskSpec, ThroughputTable]] = {}
 
 
-def throughput_of(state: State, task: Task, workers: int) -> dict[int, float]:
+def throughput_of(state: State, task: Task, workers: int, table: ThroughputTable | None = None) -> dict[int, float]:
     """Return T(t, x), FLOP/s, for the useful x up to ``workers`` and for the present count of the task.
 
     The present count may exceed the workers that are left, or be no better than a smaller count; its rate still
-    determines the cost of a transition. Equal answers are the same object.
+    determines the cost of a transition. Equal answers are the same object. ``table``: of the task, if it is at hand.
     """
-    table = table_of(state, task)
+    table = table or table_of(state, task)
     cut = bisect_right(table.counts, workers)
     count, rate = len(task.members), _present_flop_per_s(state, task, table)
     if rate == (table.throughput.get(count) if count <= workers else None):
