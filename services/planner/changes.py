@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence, Set
 from functools import lru_cache
 from typing import Literal
 
-from services.planner.identity import Same
+from services.planner.object_keys import ObjectKey
 from services.planner.state import State, Task, node_of, without
 from services.planner.task_deals import shares_of
 from services.planner.throughput_tables import layout_of
@@ -55,11 +55,11 @@ def current(task: Task) -> list[str]:
     After a fault these are the members of the replicas that have lost nobody. Members of a broken replica have the
     state before that step.
     """
-    return list(_current(Same(task)))
+    return list(_current(ObjectKey(task)))
 
 
 @lru_cache(maxsize=16)
-def _current(task: Same[Task]) -> tuple[str, ...]:
+def _current(task: ObjectKey[Task]) -> tuple[str, ...]:
     """Return what ``current`` returns: a change of a task asks several times for it."""
     found = task.value
     layout, ranks = found.state_layout, found.ranks

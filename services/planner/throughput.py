@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from services.planner.identity import Same
+from services.planner.object_keys import ObjectKey
 from services.planner.pools import present_kind
 from services.planner.state import DEFAULT_HARDWARE, HardwareLayout, State, Task
 from shared.planning.performance import Hardware, Pins, measured, names, profile
@@ -88,11 +88,11 @@ def pins_of(spec: TaskSpec) -> Pins:
 
 def modelled_flop_per_s(spec: TaskSpec, layout: HardwareLayout, hardware: Hardware) -> float:
     """Return T(t, x) before correction in one layout, whether or not the layout fits into memory."""
-    return _modelled_flop_per_s(Same(spec), layout, hardware)
+    return _modelled_flop_per_s(ObjectKey(spec), layout, hardware)
 
 
 @lru_cache(maxsize=4096)
-def _modelled_flop_per_s(same: Same[TaskSpec], layout: HardwareLayout, hardware: Hardware) -> float:
+def _modelled_flop_per_s(same: ObjectKey[TaskSpec], layout: HardwareLayout, hardware: Hardware) -> float:
     spec = same.value
     return flop_per_step(spec) / _iteration_s(
         Shape.of(spec.model), spec.batch.global_, pins_of(spec), layout.tensor, layout.pipeline, layout.data, hardware

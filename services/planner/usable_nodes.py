@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import NamedTuple
 
-from services.planner.identity import Same
+from services.planner.object_keys import ObjectKey
 from services.planner.state import Node
 
 _MICROSECOND = timedelta(microseconds=1)
@@ -42,11 +42,11 @@ class UsableNodes(NamedTuple):
 
 def usable_nodes(nodes: Mapping[str, Node]) -> UsableNodes:
     """Return what there is of usable nodes."""
-    return _counted(Same(nodes))
+    return _counted(ObjectKey(nodes))
 
 
 @lru_cache(maxsize=16)
-def _counted(nodes: Same[Mapping[str, Node]]) -> UsableNodes:
+def _counted(nodes: ObjectKey[Mapping[str, Node]]) -> UsableNodes:
     usable = [node for node in nodes.value.values() if node.usable]
     workers: dict[str, int] = {}
     for node in usable:
