@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from services.planner.replay import Replayer
+from shared.planning import compiled
 from simulator.outcome import Outcome
 from simulator.policies import POLICIES, SOLVES
 from simulator.random_workloads import random_workload
@@ -88,7 +89,8 @@ class Checked:
 
 def check_random(seeds: Sequence[int], jobs: int) -> list[Checked]:
     """Run every policy on the random workload of each seed, with a log that is verified afterwards."""
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=compiled.load) as pool:
         return [checked for of_seed in pool.map(_check_seed, seeds) for checked in of_seed]
 
 

@@ -10,11 +10,14 @@ answer is in the log right behind its cause. The planner's timers fire in simula
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from services.planner.log_fold import Fold
 from services.planner.timers import Timer, next_timer
 from shared.events import ClusterConfigured, Event, NodeJoined, PlanDecided, TaskSubmitted
 from shared.log.log import EventLog
+from shared.planning.instance import TableCache
+from shared.planning.solver import solve_with_alternatives
 from shared.settings import Settings
 from simulator.accounting import Accounting
 from simulator.agenda import Agenda, Entry, time_of
@@ -33,6 +36,9 @@ LIVE = "unicron"
 
 PROGRESS_S = 86_400.0
 """Simulated seconds between two calls that tell how far a run is."""
+
+_MOST_TABLES = 512
+"""Throughput tables as arrays that a run remembers: some for each task of a large cluster, of about 100 kB each."""
 
 REPORT_S = 3600.0
 """Simulated seconds between two reports of the progress of tasks that end within the horizon: decisions depend on the
@@ -81,7 +87,10 @@ class _Run:
         self._agenda = Agenda()
         name = f"{workload.name}/{policy.name}/{seed}"
         self._recorder = Recorder(name, log, accounting.fold if accounting is not None else None)
-        self._fold = Fold(policy.solve, policies={policy.name: policy.solve})
+        solve = policy.solve
+        if solve is solve_with_alternatives:
+            solve = partial(solve_with_alternatives, cache=TableCache(most=_MOST_TABLES))
+        self._fold = Fold(solve, policies={policy.name: solve})
         self._trainings: dict[str, Training] = {}
         self._nodes = Nodes(
             workload.workers_per_node,
@@ -154,6 +163,7 @@ class _Run:
         for spec in specs:
             self._emit(TaskSubmitted(event_id=new_id(), occurred_at=now, task=spec.name, spec=spec))
         self._execution.begin_trace()
+        self._recorder.flush()  # so that what the start has cost is over when the trace begins
 
     def _configuration(self) -> ClusterConfigured:
         """Return the parameters of decisions: the defaults of the settings, the workload's, then the policy's."""

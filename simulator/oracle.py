@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
+from services.planner.admission import admit
 from services.planner.throughput import flop_per_step, hardware_in_nodes
 from services.planner.throughput_tables import allowed_layouts
 from shared.planning.performance.search import Timed
@@ -53,12 +54,15 @@ class Capacity(NamedTuple):
     healthy_equivalent: float
 
 
-def oracle(workload: Workload, seed: int = 0) -> Outcome:
+def oracle(workload: Workload, seed: int = 0, *, admits: bool = False) -> Outcome:
     """Return the greatest outcome of a workload. It has no transitions and no costs by kind.
 
-    ``seed``: of the trace, for reports; the oracle draws nothing.
+    Args:
+        workload: the workload.
+        seed: of the trace, for reports; the oracle draws nothing.
+        admits: whether each task gets the least number of workers on which it runs before any gets more (``Bound``).
     """
-    bound = Bound(workload)
+    bound = Bound(workload, admits=admits)
     present = capacities(workload)
     waf = [WafPoint(at_s, bound.waf_flop_per_s(capacity)) for at_s, capacity in present]
     ends_s = [*(at_s for at_s, _ in present[1:]), workload.trace.horizon_s]
@@ -104,11 +108,18 @@ def _capacity(slowdowns: Mapping[str, float], workers_per_node: int) -> Capacity
 
 
 class Bound:
-    """The greatest weighted FLOP/s of a workload's tasks, by capacity."""
+    """The greatest weighted FLOP/s of a workload's tasks, by capacity.
 
-    def __init__(self, workload: Workload) -> None:
+    With ``admits``, the greatest that leaves no task without workers that fits, heavy ones first: what the planner
+    promises its users (``services.planner.admission``), at once and for nothing. It is what a planner with that rule is
+    measured by, and no bound of it to the last digit: while a light task's fault is not found yet, the heavy ones still
+    have workers that this division has given to the light one.
+    """
+
+    def __init__(self, workload: Workload, *, admits: bool = False) -> None:
         """Take the tasks, the kind of workers and the most of them that there can be."""
         self._tasks = workload.tasks
+        self._admits = admits
         self._most = len(workload.trace.nodes) * workload.workers_per_node
         rate = workload.parameters.get("worker_flop_per_s", Settings.model_fields["worker_flop_per_s"].default)
         self._rates = {
@@ -134,7 +145,9 @@ class Bound:
         whole = Capacity(workers, float(workers))
         if whole not in self._known:
             tasks = [_posed(spec, self._rates[spec.name].fastest, workers) for spec in self._tasks]
-            self._known[whole] = solve(Problem(workers=workers, tasks=tasks)).total_waf_flop_per_s
+            admitted = admit(tasks, {"": workers}) if self._admits else set()
+            required = [task.model_copy(update={"required": task.name in admitted}) for task in tasks]
+            self._known[whole] = solve(Problem(workers=workers, tasks=required)).total_waf_flop_per_s
         return self._known[whole]
 
     def _divided(self, workers: float) -> float:

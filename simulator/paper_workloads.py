@@ -26,6 +26,9 @@ SPOT_SOURCE = (
 NAMES = ("trace-a", "trace-b", "fig3", "spot-p3", "spot-g4dn", "short-outages")
 """Workloads that ``workload`` knows."""
 
+REAL = ("spot-p3", "spot-g4dn")
+"""Those that are the same for every seed. Their traces have no lighter failures, so their runs draw nothing either."""
+
 
 def workload(name: str, seed: int = 0, case: int = DEFAULT_CASE, *, nodes: int = generators.PAPER_NODES) -> Workload:
     """Return a workload by name.

@@ -12,6 +12,7 @@ from typing import Any
 
 from shared.errors import Conflict, InvalidInput
 from shared.log.log import EventLog
+from shared.planning import compiled
 from simulator.engine import simulate
 from simulator.measured_times import on_cluster
 from simulator.oracle import oracle
@@ -156,6 +157,7 @@ _shares: list[Any] = []
 
 def _begin(shares: Any) -> None:
     _shares[:] = [shares]
+    compiled.load()  # a run with slow workers solves thousands of problems, of which each may be small
 
 
 def _numbered(number: int, run: Run) -> Outcome:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from services.planner.throughput import flop_per_step
 from shared.plans import Layout, TaskChange
@@ -100,12 +101,17 @@ class Training:
     @property
     def waf_flop_per_s(self) -> float:
         """Weighted model FLOP/s at the present rate."""
-        return self.spec.weight * flop_per_step(self.spec) * self.steps_per_s
+        return self._weighted_flop * self.steps_per_s
 
     @property
     def waf_flop(self) -> float:
         """Weighted model FLOP of the updates that exist."""
-        return self.spec.weight * flop_per_step(self.spec) * min(self.step, float(self.spec.steps))
+        return self._weighted_flop * min(self.step, float(self.spec.steps))
+
+    @cached_property
+    def _weighted_flop(self) -> float:
+        """Weighted model FLOP of an update."""
+        return self.spec.weight * flop_per_step(self.spec)
 
     def advance(self, now_s: float) -> None:
         """Let the task train up to a time; note the newest checkpoint that it has written on the way."""

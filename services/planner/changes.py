@@ -14,8 +14,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence, Set
-from typing import Literal, NamedTuple
+from functools import lru_cache
+from typing import Literal
 
+from services.planner.object_keys import ObjectKey
 from services.planner.state import State, Task, node_of, without
 from services.planner.task_deals import shares_of
 from services.planner.throughput_tables import layout_of
@@ -53,29 +55,29 @@ def current(task: Task) -> list[str]:
     After a fault these are the members of the replicas that have lost nobody. Members of a broken replica have the
     state before that step.
     """
-    layout = task.state_layout
+    return list(_current(ObjectKey(task)))
+
+
+@lru_cache(maxsize=16)
+def _current(task: ObjectKey[Task]) -> tuple[str, ...]:
+    """Return what ``current`` returns: a change of a task asks several times for it."""
+    found = task.value
+    layout, ranks = found.state_layout, found.ranks
     if layout is None:
-        return []
-    places = {worker: _coordinates(layout, task.ranks[worker]) for worker in task.live_owners if worker in task.ranks}
-    size = Counter(place.data for place in places.values())
-    whole = {data for data, count in size.items() if count == layout.tensor * layout.pipeline}
-    found = [worker for worker in places if not disturbed(task) or places[worker].data in whole]
-    return sorted(found, key=task.ranks.__getitem__)
+        return ()
+    there = [worker for worker in found.live_owners if worker in ranks]
+    if disturbed(found):
+        tensor, data = layout.tensor, layout.data
+        replicas = [ranks[worker] // tensor % data for worker in there]
+        size = Counter(replicas)
+        complete = tensor * layout.pipeline
+        there = [worker for worker, replica in zip(there, replicas, strict=True) if size[replica] == complete]
+    return tuple(sorted(there, key=ranks.__getitem__))
 
 
-class _Coordinates(NamedTuple):
-    """Tensor, data and pipeline parallel rank of a worker."""
-
-    tensor: int
-    data: int
-    pipeline: int
-
-
-def _coordinates(layout: Layout, rank: int) -> _Coordinates:
-    """Return the coordinates of a rank in Megatron's order, ``tp-dp-pp``."""
-    rest, tensor = divmod(rank, layout.tensor)
-    pipeline, data = divmod(rest, layout.data)
-    return _Coordinates(tensor, data, pipeline)
+def _place(layout: Layout, rank: int) -> tuple[int, int]:
+    """Return the tensor and pipeline parallel rank of a rank in Megatron's order, ``tp-dp-pp``."""
+    return rank % layout.tensor, rank // (layout.tensor * layout.data)
 
 
 def keeps_state(task: Task, staying: Collection[str]) -> bool:
@@ -88,10 +90,10 @@ def _covers(task: Task, staying: Collection[str]) -> bool:
     layout = task.state_layout
     if layout is None:
         return False
-    places = [_coordinates(layout, task.ranks[worker]) for worker in current(task) if worker in staying]
+    having = [worker for worker in current(task) if worker in staying]
     if task.spec.parallel.distributed_optimizer:
-        return len(places) == layout.world_size  # each has a part that no other worker has
-    return len({(place.tensor, place.pipeline) for place in places}) == layout.tensor * layout.pipeline
+        return len(having) == layout.world_size  # each has a part that no other worker has
+    return len({_place(layout, task.ranks[worker]) for worker in having}) == layout.tensor * layout.pipeline
 
 
 def _is_copied(task: Task, staying: Set[str]) -> bool:
@@ -197,7 +199,7 @@ def leave(state: State, task: Task, action: Literal["stop", "pause"], reason: st
     remains and the processes only end.
     """
     saves = can_save(task)
-    complete = _covers(task, task.live_owners)
+    complete = _covers(task, set(task.live_owners))
     kept = current(task) if saves else []
     return TaskChange(
         task=task.name,
@@ -214,7 +216,7 @@ def leave(state: State, task: Task, action: Literal["stop", "pause"], reason: st
 
 def can_save(task: Task) -> bool:
     """Return whether the live processes of the task can still write a checkpoint of the step they are in."""
-    return _covers(task, task.live_owners) or (_is_copied(task, set(task.live_owners)) and _are_replicas(task))
+    return _covers(task, set(task.live_owners)) or (_is_copied(task, set(task.live_owners)) and _are_replicas(task))
 
 
 def end(state: State, task: Task, reason: str) -> TaskChange:

@@ -7,13 +7,32 @@ has it, and placement gives it to no other task.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
 from services.planner.changes import can_save, keeps_state
-from services.planner.state import State, Task, node_of
+from services.planner.object_keys import ObjectKey
+from services.planner.state import Node, State, Task, node_of
+
+
+class _Closed(NamedTuple):
+    """The usable nodes that are closed, in the order of the state, and the names of those that are being drained."""
+
+    nodes: tuple[Node, ...]
+    draining: frozenset[str]
+
+
+@lru_cache(maxsize=16)
+def _closed(nodes: ObjectKey[Mapping[str, Node]]) -> _Closed:
+    """Return what is closed of these nodes; remembered, since every task of a problem asks."""
+    found = tuple(node for node in nodes.value.values() if node.usable and not node.open)
+    return _Closed(found, frozenset(node.name for node in found if node.draining))
 
 
 def closed_workers(state: State) -> set[str]:
     """Return the workers that no plan may use: those of closed nodes, but for cordoned ones that a task has."""
-    closed = [node for node in state.nodes.values() if node.usable and not node.open]
+    closed = _closed(ObjectKey(state.nodes)).nodes
     if not closed:
         return set()
     members = {worker for task in state.tasks.values() for worker in task.members}
@@ -23,18 +42,20 @@ def closed_workers(state: State) -> set[str]:
 def reserved_workers(state: State, task: Task) -> list[str]:
     """Return the task's workers on cordoned nodes, which only this task may go on using, in rank order."""
     nodes = state.nodes
+    if not _closed(ObjectKey(nodes)).nodes:
+        return []
     return [w for w in task.members if state.usable(w) and nodes[node_of(w)].cordoned and not is_draining(state, w)]
 
 
 def is_draining(state: State, worker: str) -> bool:
     """Return whether the worker's node is being drained."""
-    node = state.nodes.get(node_of(worker))
-    return node is not None and node.usable and node.draining
+    return node_of(worker) in _closed(ObjectKey(state.nodes)).draining
 
 
 def draining_members(state: State, task: Task) -> list[str]:
     """Return the task's workers on draining nodes, in rank order."""
-    return [worker for worker in task.members if is_draining(state, worker)]
+    draining = _closed(ObjectKey(state.nodes)).draining
+    return [worker for worker in task.members if node_of(worker) in draining] if draining else []
 
 
 def without_cordons(state: State) -> State:

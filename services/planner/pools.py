@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from services.planner.admission import least_count
 from services.planner.state import State, Task, node_of
+from services.planner.usable_nodes import usable_nodes
 from shared.planning.waf import waf_flop_per_s
 from shared.plans import TaskProblem
 
@@ -26,10 +27,7 @@ Pose = Callable[[Task, str], TaskProblem]
 
 def pool_sizes(state: State, withheld: Collection[str]) -> dict[str, int]:
     """Return the workers of each kind that has a usable node, less the ``withheld`` ones, by the kinds' names."""
-    sizes: dict[str, int] = {}
-    for node in state.nodes.values():
-        if node.usable:
-            sizes[node.hardware] = sizes.get(node.hardware, 0) + len(node.workers)
+    sizes = dict(usable_nodes(state.nodes).workers)
     for worker in withheld:
         if state.usable(worker):
             sizes[state.nodes[node_of(worker)].hardware] -= 1

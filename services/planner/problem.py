@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from services.planner.admission import admit, called
 from services.planner.closed_nodes import closed_workers, draining_members
@@ -16,6 +15,7 @@ from services.planner.task_deals import posed_slowdown
 from services.planner.throughput import flop_per_step
 from services.planner.throughput_tables import table_of, throughput_of
 from services.planner.transition_costs import on_grid, transition_cost
+from services.planner.usable_nodes import usable_nodes
 from shared.plans import Problem, Solution, TaskProblem
 
 HOUR_S = 3600.0
@@ -79,9 +79,7 @@ def node_mtbf_s(state: State, at: datetime) -> float:
     Failures are modelled as a Poisson process with a Gamma prior worth one failure. The rate of one node is
     (1 + failures seen) / (prior mean time + node time observed).
     """
-    usable = (node for node in state.nodes.values() if node.usable)
-    # Times are whole microseconds, so the sum is exact and does not depend on the order of the nodes.
-    observed_s = state.node_s + sum((at - node.since for node in usable), timedelta()).total_seconds()
+    observed_s = state.node_s + usable_nodes(state.nodes).usable_s(at)
     return (state.parameter("mtbf_node_s") + max(0.0, observed_s)) / (1 + state.losses)
 
 
@@ -91,7 +89,7 @@ def horizons_s(state: State, at: datetime) -> dict[str, float]:
     A failure in another pool leaves a pool's problem unchanged. n nodes fail n times as often as one.
     """
     mtbf_s = node_mtbf_s(state, at)
-    numbers = Counter(node.hardware for node in state.nodes.values() if node.usable) or Counter([""])
+    numbers = usable_nodes(state.nodes).nodes or {"": 1}
     return {hardware: on_grid(mtbf_s / number) for hardware, number in sorted(numbers.items())}
 
 
@@ -108,10 +106,11 @@ def task_problem(state: State, task: Task, pool: str, workers: int, failure_s: f
     task = task.model_copy(update={"pool": pool})
     current = len(task.members)
     maximum = workers if task.spec.workers.max is None else task.spec.workers.max
-    whole, table = table_of(state, task), throughput_of(state, task, workers)
+    whole = table_of(state, task)
+    table = throughput_of(state, task, workers, whole)
     rate = table.get(current)
     in_table = rate == (whole.throughput.get(current) if current <= workers else None)
-    cost = transition_cost(state, task)
+    cost = transition_cost(state, task, whole)
     dealt_anew = state.arrangement is not None and task.name in state.arrangement.dealt
     is_hit = bool(task.lost) or task.broken or bool(draining_members(state, task))
     # Built without validation: a table has thousands of entries, and all values come from validated models.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from services.planner.object_keys import ObjectKey
 from services.planner.pools import present_kind
 from services.planner.state import DEFAULT_HARDWARE, HardwareLayout, State, Task
 from shared.planning.performance import Hardware, Pins, measured, names, profile
@@ -87,27 +88,12 @@ def pins_of(spec: TaskSpec) -> Pins:
 
 def modelled_flop_per_s(spec: TaskSpec, layout: HardwareLayout, hardware: Hardware) -> float:
     """Return T(t, x) before correction in one layout, whether or not the layout fits into memory."""
-    return _modelled_flop_per_s(_Same(spec), layout, hardware)
-
-
-class _Same:
-    """A specification as a key of caches: equal to itself alone, which costs less than to compare all that it has."""
-
-    __slots__ = ("spec",)
-
-    def __init__(self, spec: TaskSpec) -> None:
-        self.spec = spec
-
-    def __hash__(self) -> int:
-        return id(self.spec)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.spec is other.spec
+    return _modelled_flop_per_s(ObjectKey(spec), layout, hardware)
 
 
 @lru_cache(maxsize=4096)
-def _modelled_flop_per_s(same: _Same, layout: HardwareLayout, hardware: Hardware) -> float:
-    spec = same.spec
+def _modelled_flop_per_s(same: ObjectKey[TaskSpec], layout: HardwareLayout, hardware: Hardware) -> float:
+    spec = same.value
     return flop_per_step(spec) / _iteration_s(
         Shape.of(spec.model), spec.batch.global_, pins_of(spec), layout.tensor, layout.pipeline, layout.data, hardware
     )

@@ -93,13 +93,13 @@ def table_of(state: State, task: Task) -> ThroughputTable:
 _tables: dict[tuple[object, ...], tuple[TaskSpec, ThroughputTable]] = {}
 
 
-def throughput_of(state: State, task: Task, workers: int) -> dict[int, float]:
+def throughput_of(state: State, task: Task, workers: int, table: ThroughputTable | None = None) -> dict[int, float]:
     """Return T(t, x), FLOP/s, for the useful x up to ``workers`` and for the present count of the task.
 
     The present count may exceed the workers that are left, or be no better than a smaller count; its rate still
-    determines the cost of a transition. Equal answers are the same object.
+    determines the cost of a transition. Equal answers are the same object. ``table``: of the task, if it is at hand.
     """
-    table = table_of(state, task)
+    table = table or table_of(state, task)
     cut = bisect_right(table.counts, workers)
     count, rate = len(task.members), _present_flop_per_s(state, task, table)
     if rate == (table.throughput.get(count) if count <= workers else None):
@@ -172,8 +172,9 @@ def _sizes(layout: HardwareLayout) -> Sizes:
     return Sizes(layout.tensor, layout.pipeline, layout.data)
 
 
+@lru_cache(maxsize=1 << 15)
 def _layout(config: ParallelConfig) -> Layout:
-    """Return the part of the configuration that a plan states."""
+    """Return the part of the configuration that a plan states. Tables share them: each has some thousand."""
     return Layout(tensor=config.tensor, pipeline=config.pipeline, data=config.data, micro_batch=config.micro_batch)
 
 
@@ -208,23 +209,35 @@ def _made(
         return flop / timed.iteration_s * correction(measured.get(timed.config.sizes, exponent))
 
     table = ThroughputTable([], {}, {}, exponent, frozenset(), "", {})
-    highest = 0.0
+    highest, general = 0.0, correction(exponent)
     for count, fastest in choice.at.items():
-        # The first layout without measurement is the fastest of those.
-        first = next((timed for timed in fastest if timed.config.sizes not in measured), None)
-        best = max((*([first] if first else []), *known.get(count, [])), key=rate)
-        staying = choice.of.get(Sizes(tensor, pipeline, count // (tensor * pipeline)))
-        if staying is not None and staying.config.workers == count and rate(staying) * STAYING >= rate(best):
-            best = staying
-        if rate(best) > highest:
-            highest = rate(best)
+        if count in known:
+            # The first layout without measurement is the fastest of those.
+            first = next((timed for timed in fastest if timed.config.sizes not in measured), None)
+            best = max((*([first] if first else []), *known[count]), key=rate)
+            best_rate = rate(best)
+        else:
+            best = fastest[0]
+            best_rate = flop / best.iteration_s * general
+        data, rest = divmod(count, tensor * pipeline)
+        staying = choice.of.get(Sizes(tensor, pipeline, data)) if rest == 0 else None
+        if staying is not None and (staying_rate := rate(staying)) * STAYING >= best_rate:
+            best, best_rate = staying, staying_rate
+        if best_rate > highest:
+            highest = best_rate
             table.counts.append(count)
             table.throughput[count] = highest
             table.layouts[count] = _layout(best.config)
     if present is not None:
         others = (x for x, found in table.layouts.items() if (found.tensor, found.pipeline) != present)
         table = table._replace(reloading=frozenset(others))
-    return table._replace(sha256=table.logged().sha256())
+    return table._replace(sha256=_digest(tuple(table.throughput.items()), tuple(sorted(table.reloading))))
+
+
+@lru_cache(maxsize=128)
+def _digest(throughput: tuple[tuple[int, float], ...], reloading: tuple[int, ...]) -> str:
+    """Return the digest of a table. One that is made anew after a measurement mostly has the same contents."""
+    return LoggedTable.model_construct(throughput=dict(throughput), reloading=list(reloading)).sha256()
 
 
 def _choice(spec: TaskSpec, hardware: Hardware, most: int) -> _Choice:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from services.planner.closed_nodes import draining_members
 from services.planner.slow_workers import taken_members
 from services.planner.state import State, Task, TransitionKind, node_of
-from services.planner.throughput_tables import table_of
+from services.planner.throughput_tables import ThroughputTable, table_of
 from shared.planning.performance import hardware
 from shared.planning.performance.device_memory import STATE_BYTES
 from shared.plans import TaskChange
@@ -49,8 +49,8 @@ class TransitionCost(NamedTuple):
     reload_s: float | None = None
 
 
-def transition_cost(state: State, task: Task) -> TransitionCost:
-    """Return D_transition of the task for every count.
+def transition_cost(state: State, task: Task, table: ThroughputTable | None = None) -> TransitionCost:
+    """Return D_transition of the task for every count. ``table``: of the task, if it is at hand.
 
     Each part is on the grid, so that problems solved ahead stay valid although one more step would be lost meanwhile.
     """
@@ -66,12 +66,12 @@ def transition_cost(state: State, task: Task) -> TransitionCost:
         to_s[0] = on_grid(saving_s + restore_s)
     if not is_live(state, task):
         return TransitionCost(on_grid(restore_s + lost_s), to_s, 0, 0.0)
-    reloading, reload_s = table_of(state, task).reloading, on_grid(restore_s + lost_s)
+    reloading, reload_s = (table or table_of(state, task)).reloading, on_grid(restore_s + lost_s)
     to_s |= dict.fromkeys(reloading, reload_s)
     survivors_s = on_grid(_estimate_s(state, task, "survivors"))
     newcomers_s = on_grid(_estimate_s(state, task, "newcomers"))
     leaving = {*task.lost, *draining_members(state, task), *taken_members(state, task)}
-    staying = len(task.members) - len(leaving.intersection(task.members))
+    staying = len(task.members) - (len(leaving.intersection(task.members)) if leaving else 0)
     added_s = max(0.0, newcomers_s - survivors_s)
     return TransitionCost(survivors_s, to_s, staying, added_s, reload_s if reloading else None)
 

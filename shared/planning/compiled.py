@@ -53,6 +53,12 @@ def _can_compile() -> bool:
     return False
 
 
+def load() -> None:
+    """Load the compiled kernels now, where numba is installed: for a process that is to solve many small problems."""
+    if _can_compile():
+        compiled()
+
+
 def compiled() -> Any:
     """Return the compiled kernels. They release the interpreter's lock while they run."""
     with _lock:

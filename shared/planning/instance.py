@@ -27,8 +27,12 @@ class _Remembered(NamedTuple):
 
 @dataclass
 class TableCache:
-    """Throughput tables as arrays. Problems that follow from one planner state share their table dictionaries."""
+    """Throughput tables as arrays. Problems that follow from one planner state share their table dictionaries.
 
+    ``most``: tables that are remembered; then all are forgotten. 0: without a limit.
+    """
+
+    most: int = 0
     _known: dict[int, _Remembered] = field(default_factory=dict)
 
     def arrays(self, table: Mapping[int, float]) -> tuple[Ints, Floats, bytes]:
@@ -41,6 +45,8 @@ class TableCache:
                 order = np.argsort(counts)
                 counts, flop_per_s = counts[order], flop_per_s[order]
             digest = hashlib.blake2b(counts.tobytes() + flop_per_s.tobytes(), digest_size=16).digest()
+            if 0 < self.most <= len(self._known):
+                self._known.clear()
             found = self._known[id(table)] = _Remembered(table, counts, flop_per_s, digest)
         return found.counts, found.flop_per_s, found.digest
 
@@ -65,7 +71,7 @@ class Inputs:
         cache = cache or TableCache()
         tasks = sorted(problem.tasks, key=lambda task: task.name)
         tables = [cache.arrays(task.throughput) for task in tasks]
-        transitions = [sorted(task.transition_to_s.items()) for task in tasks]
+        transitions = [_transitions(task.transition_to_s) for task in tasks]
         return cls(
             tasks,
             problem.workers,
@@ -90,9 +96,9 @@ class Inputs:
                 worker_cost_flop_per_s=np.array([task.worker_cost_flop_per_s for task in tasks], np.float64),
             ),
             TransitionArrays(
-                _starts([len(to) for to in transitions]),
-                np.array([count for to in transitions for count, _ in to], np.int64),
-                np.array([seconds for to in transitions for _, seconds in to], np.float64),
+                _starts([counts.size for counts, _ in transitions]),
+                np.concatenate([counts for counts, _ in transitions] or [np.zeros(0, np.int64)]),
+                np.concatenate([seconds for _, seconds in transitions] or [np.zeros(0, np.float64)]),
             ),
         )
 
@@ -158,6 +164,15 @@ class Instance:
             self.choices.moved[kept],
         )
         return replace(self, choices=choices)
+
+
+def _transitions(to_s: Mapping[int, float]) -> tuple[Ints, Floats]:
+    """Return the counts that have a transition time of their own, increasing, and these times."""
+    counts, seconds = np.fromiter(to_s.keys(), np.int64, len(to_s)), np.fromiter(to_s.values(), np.float64, len(to_s))
+    if counts.size < 2:
+        return counts, seconds
+    order = np.argsort(counts)
+    return counts[order], seconds[order]
 
 
 def _starts(sizes: Sequence[int]) -> Ints:

@@ -36,7 +36,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shared.errors import InvalidInput
-from shared.planning.instance import Inputs, Instance
+from shared.planning.instance import Inputs, Instance, TableCache
 from shared.planning.kernels.arrays import ProofNumbers
 from shared.planning.waf import term, touches, waf_flop_per_s
 from shared.plans import Problem, Solution, TaskProblem, Term
@@ -153,17 +153,19 @@ def best_counts(inputs: Inputs) -> Counts:
     return Counts(best, second, keep, _only_faulted(inputs, instance, keep), _equal_split(instance))
 
 
-def solve_with_alternatives(problem: Problem) -> tuple[Solution, list[Solution]]:
+def solve_with_alternatives(problem: Problem, cache: TableCache | None = None) -> tuple[Solution, list[Solution]]:
     """Return the best assignment and the alternatives that it was preferred to.
 
     ``second-best``: the best of all others. ``keep``: every task keeps its count. ``only-faulted-shrinks``: healthy
     tasks keep their counts, and faulted ones share the rest. ``equal-split``: the same number for each task of a pool,
     rounded down to a useful count. An alternative that is infeasible, or equal to the best, is left out.
 
+    ``cache``: of the throughput tables, for a caller that solves many problems with the same ones.
+
     Raises:
         InvalidInput: the required tasks need more workers than there are, or the objective overflows.
     """
-    pools = [Inputs.of(pool) for pool in pools_of(problem)]
+    pools = [Inputs.of(pool, cache) for pool in pools_of(problem)]
     return answer([(inputs, best_counts(inputs)) for inputs in pools])
 
 

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from shared.errors import InvalidInput
@@ -42,7 +44,8 @@ def policies() -> list[str]:
     return list(_documents())
 
 
-def parameters(policy: str) -> dict[str, Parameter]:
+@cache
+def parameters(policy: str) -> Mapping[str, Parameter]:
     """Return the parameters of a policy by name.
 
     Raises:
@@ -53,7 +56,7 @@ def parameters(policy: str) -> dict[str, Parameter]:
         raise InvalidInput(
             f"policy: {policy!r} is {problem}", [{"field": "policy", "value": policy, "problem": problem}]
         )
-    return {name: Parameter(**fields) for name, fields in _documents()[policy].items()}
+    return MappingProxyType({name: Parameter(**fields) for name, fields in _documents()[policy].items()})
 
 
 def value(policy: str, name: str) -> float:

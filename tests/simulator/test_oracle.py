@@ -46,6 +46,17 @@ def test_one_task_by_hand() -> None:
     assert found.allocated_worker_s == 24 * 500 + 16 * 500
 
 
+def test_the_oracle_that_admits_leaves_no_task_without_workers() -> None:
+    """The heavy task would make more of all workers; the light one gets its least number first."""
+    case = of(tasks=(task("heavy", "7B", weight=4.0), task("light", "7B", weight=0.1)), present=2)
+    heavy, light = case.tasks
+    assert oracle(case).waf[0].waf_flop_per_s == pytest.approx(4.0 * fastest(heavy, 16))
+    both = 4.0 * fastest(heavy, 8) + 0.1 * fastest(light, 8)
+    assert oracle(case, admits=True).waf[0].waf_flop_per_s == pytest.approx(both)
+    alone = of(tasks=case.tasks, present=1)
+    assert oracle(alone, admits=True).waf == oracle(alone).waf, "only one of the two fits, and that is the heavy one"
+
+
 def test_what_is_there() -> None:
     found = capacities(
         of(

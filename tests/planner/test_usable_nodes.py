@@ -1,0 +1,46 @@
+"""What is counted of usable nodes once equals what is counted of them one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from random import Random
+
+from services.planner.state import Node
+from services.planner.usable_nodes import usable_nodes
+
+AT = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def drawn(source: Random, number: int) -> dict[str, Node]:
+    return {
+        name: Node(
+            name=name,
+            incarnation="1",
+            domain=name,
+            workers=tuple(f"{name}/{slot}" for slot in range(source.randint(1, 8))),
+            usable=source.random() < 0.8,
+            since=AT - timedelta(microseconds=source.randrange(10**14)),
+            hardware=source.choice(("cpu", "a800-80")),
+        )
+        for name in (f"n{i}" for i in range(number))
+    }
+
+
+def test_times_and_numbers_are_those_of_the_nodes_one_by_one() -> None:
+    source = Random(7)
+    for number in (0, 1, 2, 300):
+        nodes = drawn(source, number)
+        usable = [node for node in nodes.values() if node.usable]
+        found = usable_nodes(nodes)
+        assert found.usable_s(AT) == sum((AT - node.since for node in usable), timedelta()).total_seconds()
+        assert found.nodes == Counter(node.hardware for node in usable)
+        assert sum(found.workers.values()) == sum(len(node.workers) for node in usable)
+
+
+def test_changed_nodes_are_counted_anew() -> None:
+    nodes = drawn(Random(1), 10)
+    before = usable_nodes(nodes)
+    lost = {name: node.model_copy(update={"usable": False}) for name, node in nodes.items()}
+    assert usable_nodes(lost).usable_s(AT) == 0.0
+    assert usable_nodes(nodes) == before
