@@ -11,7 +11,8 @@ from services.planner.decide import DECIDER, decide
 from services.planner.futures import Future, Prospect, Step, prospect
 from services.planner.lookahead import LookAhead
 from services.planner.replay import Replayer
-from services.planner.rollouts import Course, is_sure
+from services.planner.courses import Course
+from services.planner.rollouts import is_sure
 from shared.events import NodeJoined, PlanDecided
 from shared.planning.solver import evaluate
 from shared.plans import Problem, TaskProblem
