@@ -63,7 +63,10 @@ class Course:
             counts: ordered_sum(penalties[name] for name in names)
             for counts, penalties in zip(self.candidates, terms, strict=True)
         }
-        self._full = [[_full_flop_per_s(*each) for each in zip(self._tasks, counts, strict=True)] for counts in self._sets]
+        self._full = [
+            [_full_flop_per_s(task, count) for task, count in zip(self._tasks, counts, strict=True)]
+            for counts in self._sets
+        ]
         self._rates = [self._net_rates(i) for i in range(len(self._sets))]
         self._waf: dict[tuple[int, int], float] = {}
         self._used: dict[tuple[int, int], int] = {}

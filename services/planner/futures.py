@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from services.planner.durations import NOTHING, bin_of, loss_rates_per_s, rates_per_s, remaining_s
+from services.planner.durations import bin_of, loss_rates_per_s, rates_per_s, remaining_s
 from services.planner.problem import node_mtbf_s
 from services.planner.state import Node, State
 from shared.planning.counted_draws import Draws, stratified
@@ -31,9 +31,9 @@ MOST_STEPS = 64
 MOST_AWAY = 64
 """Nodes that may come back in a future: those that were lost last, which are the likeliest."""
 
-SUSPECT = 4.0
+SUSPECT = 3.0
 """A node is suspect whose own rate of losses, at its age or later, is so many times that of all nodes: after three
-losses at one age, since the prior counts as one. Two may be chance, or one cause."""
+losses at one age, since the prior counts as one, and time passes. Two may be chance, or have one cause."""
 
 MOST_SUSPECTS = 8
 """Suspect nodes that are drawn one by one, the most suspect first; the others count as usual nodes."""
@@ -97,7 +97,7 @@ def prospect(state: State, pool: str, at: datetime) -> Prospect | None:
     sizes = Counter(len(node.workers) for node in usable)
     repairs = state.repairs
     for node in state.nodes.values():
-        if node.lost_at is not None:
+        if node.lost_at is not None and not node.injected:
             repairs = repairs.with_one((at - node.lost_at).total_seconds(), ended=False)
     away = [
         Away(node.name, len(node.workers), max(0.0, (at - node.lost_at).total_seconds()))

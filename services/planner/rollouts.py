@@ -22,7 +22,6 @@ from math import sqrt
 from typing import NamedTuple
 
 from services.planner.candidates import candidates
-from services.planner.checkpoint_advice import checkpoint_every_s
 from services.planner.courses import Course
 from services.planner.futures import Future, Prospect, futures, prospect
 from services.planner.problem import Solve, horizons_s
@@ -116,7 +115,6 @@ def rank(
         node_loss_per_s=pools[0].known.loss_per_s,
         returns_s={name: seconds for pool in pools for name, seconds in pool.returns_s().items()},
         choices=[valued[i] for i in order],
-        checkpoint_every_s=checkpoint_every_s(state, at),
     )
     # What has no room beside a cordoned node gives way to the best, as without futures.
     kept = [found.solutions[first], *(each for i, each in enumerate(found.solutions) if i != first)]
