@@ -3,11 +3,11 @@
     .venv/bin/python -m benchmarks.rollouts [--traces trace-a,trace-b,short-outages,two-tasks] [--seeds 8] [--pause-s 0]
 
 All runs have the timing of the policy ``unicron``; ``--pause-s``: with transitions that take so much longer. One JSON
-line a trace: the gain in accumulated WAF over the objective alone, in percent: the mean over seeds with its 95% interval
-(Student's t, paired by seed), and the worst seed. ``two-tasks`` is made for the look-ahead: nodes are back after 2 to 30
-minutes, and two tasks of almost the same weight have just the workers that they can use, so that the objective gives the
-heavier one workers of the other for each outage. The bounds: all additions together lose no more than 0.5% on any seed,
-and nothing in the mean beyond what may be chance.
+line a trace: the gain in accumulated WAF over the objective alone, in percent: the mean over seeds with its 95%
+interval (Student's t, paired by seed), and the worst seed. ``two-tasks`` is made for the look-ahead: nodes are back
+after 2 to 30 minutes, and two tasks have just the workers that they can use, so that the objective gives the heavier
+one workers of the other for each outage. The bounds: all additions together lose no more than 0.5% on any seed, and
+nothing in the mean beyond what may be chance.
 """
 
 from __future__ import annotations
