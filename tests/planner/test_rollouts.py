@@ -186,7 +186,7 @@ def test_a_node_that_fails_three_times_soon_after_it_joins_is_suspect(losses: in
 
 
 def test_losses_within_a_minute_do_not_keep_a_task_from_growing_back() -> None:
-    w = World(rollouts=32)
+    w = World(rollouts=32, transition_prior_s=30.0)
     for node in ("n0", "n1", "n2", "n3"):
         w.join(node, workers=1)
     w.complete(w.submit("a", steps=ENDLESS, workers={"min": 1, "max": 4}))
