@@ -246,7 +246,9 @@ class PlanDecided(ClusterEvent):
     decision code that made the plan (``services.planner.decide.DECIDER``); plans from before the field are of decider
     1. ``tables``: throughput tables that the problem names, by digest, where no earlier plan has them (docs/log.md,
     "What a plan says once"). ``slow``: how slow workers are used, where there are some. ``outlook``: the futures
-    by which the solution was compared with others, where it was.
+    by which the solution was compared with others, where it was. ``checkpoint_every_s``: of each task that has workers
+    once the plan is carried out, the time between two checkpoints that loses the least at the measured rate of losses
+    (``shared.planning.checkpoint_interval``); where the solver was asked, since decider 6.
     """
 
     type: Literal["plan.decided"] = "plan.decided"
@@ -267,6 +269,7 @@ class PlanDecided(ClusterEvent):
     tables: dict[str, LoggedTable] = Field(default_factory=dict)
     slow: SlowWorkers | None = Field(default=None, exclude_if=lambda value: value is None)
     outlook: Outlook | None = Field(default=None, exclude_if=lambda value: value is None)
+    checkpoint_every_s: dict[str, float] = Field(default_factory=dict, exclude_if=lambda value: not value)
 
     def canonical(self) -> str:
         """Return the canonical JSON of the event, its workers as runs (``shared.worker_runs``)."""

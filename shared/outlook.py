@@ -39,8 +39,7 @@ class Outlook(Model):
         returns_s: of each node that is away, the latest first, in how many seconds it returns in the mean of the
             futures, which end with the horizon.
         choices: the solutions; the one taken first, then the most valuable first.
-        checkpoint_every_s: of each task that had workers, the time between two checkpoints that loses the least at the
-            measured rate of losses (``shared.planning.checkpoint_interval``).
+        checkpoint_every_s: in plans of decider 5, what ``PlanDecided.checkpoint_every_s`` has in later ones.
     """
 
     rollouts: int = Field(ge=1)

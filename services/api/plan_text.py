@@ -73,6 +73,7 @@ def explain(plan: PlanDecided) -> str:
         lines += ["", *_outlook(plan.outlook)]
     if plan.slow is not None:
         lines += ["", *_slow(plan.slow)]
+    lines += _checkpoints(plan)
     if plan.inputs_sha256:
         lines += ["", f"Digest of the problem (SHA-256 of its canonical JSON): {plan.inputs_sha256}"]
     return "\n".join(lines)
@@ -194,10 +195,16 @@ def _outlook(outlook: Outlook) -> list[str]:
         label = "chosen: " if i == 0 else ""
         than = "" if each.label == "best" else f", {_more_or_less(each.gain)} than best (+- {flop(each.gain_error)})"
         lines.append(f"  {label}{each.label}: {flop(each.value)}{than}")
-    if outlook.checkpoint_every_s:
-        advice = ", ".join(f"{task} every {every_s:.3g} s" for task, every_s in outlook.checkpoint_every_s.items())
-        lines.append(f"At this rate of losses, these checkpoints lose the least: {advice}.")
     return lines
+
+
+def _checkpoints(plan: PlanDecided) -> list[str]:
+    """Return lines for the checkpoints that lose the least; decider 5 had them in the outlook."""
+    found = plan.checkpoint_every_s or (plan.outlook.checkpoint_every_s if plan.outlook is not None else {})
+    if not found:
+        return []
+    advice = ", ".join(f"{task} every {every_s:.3g} s" for task, every_s in found.items())
+    return ["", f"At the measured rate of losses, these checkpoints lose the least: {advice}."]
 
 
 def _more_or_less(value: float) -> str:

@@ -6,26 +6,42 @@ seconds would lose the least (``shared.planning.checkpoint_interval``).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 
 from services.planner.problem import node_mtbf_s
 from services.planner.state import State, Task, node_of
 from services.planner.transition_costs import on_grid, recovery_s, saving_s
 from shared.planning.checkpoint_interval import interval_s, uncovered_mtbf_s
+from shared.plans import TaskChange
 
 
-def checkpoint_every_s(state: State, at: datetime) -> dict[str, float]:
-    """Return the seconds to train between two checkpoints, on the grid of times, for each task that has workers."""
+def checkpoint_every_s(state: State, at: datetime, changes: Iterable[TaskChange] = ()) -> dict[str, float]:
+    """Return the seconds to train between two checkpoints, on the grid of times, for each task that has workers.
+
+    Args:
+        state: the cluster.
+        at: when the plan is made.
+        changes: of the plan. Tasks count with the workers that they have once these are carried out.
+    """
     mtbf_s = node_mtbf_s(state, at)
-    return {
-        name: on_grid(_every_s(state, task, mtbf_s))
-        for name, task in sorted(state.tasks.items())
-        if task.life == "active" and task.members
+    changed = {change.task: _members(change) for change in changes}
+    workers = {
+        name: changed.get(name, task.members) for name, task in sorted(state.tasks.items()) if task.life == "active"
     }
+    return {name: on_grid(_every_s(state, state.tasks[name], mine, mtbf_s)) for name, mine in workers.items() if mine}
 
 
-def _every_s(state: State, task: Task, mtbf_s: float) -> float:
-    nodes = len({node_of(worker) for worker in task.members})
+def _members(change: TaskChange) -> tuple[str, ...]:
+    """Return the workers of the task once the change is carried out; empty if it leaves."""
+    stage = change.target or change.interrupted
+    if stage is None or change.action not in ("move", "none"):
+        return ()
+    return tuple(member.worker for member in stage.members)
+
+
+def _every_s(state: State, task: Task, workers: tuple[str, ...], mtbf_s: float) -> float:
+    nodes = len({node_of(worker) for worker in workers})
     cost_s = max(saving_s(state, task), LEAST_COST_S)
     return interval_s(cost_s, uncovered_mtbf_s(mtbf_s, nodes, _copies(task, nodes), recovery_s(state, task)))
 

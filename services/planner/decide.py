@@ -23,6 +23,7 @@ from datetime import datetime
 from services.planner.admission import present_wait
 from services.planner.blame import blamed_node, blamed_task, is_stale
 from services.planner.changes import can_save, end, leave, move
+from services.planner.checkpoint_advice import checkpoint_every_s
 from services.planner.closed_nodes import has_processes, has_to_save
 from services.planner.reconfigure import Reconfiguration, Solve, reconfigure, same_workers
 from services.planner.slow_workers import is_answered
@@ -55,7 +56,7 @@ from shared.severities import Severity
 SERVICE = "planner"
 """Name of this service in the ids of the events that it derives from a cause (``derived_id``)."""
 
-DECIDER = 5
+DECIDER = 6
 """Number of this decision code; every plan carries it.
 
 Raise it by one in every change after which some log would be decided differently, or the same decision written in
@@ -97,7 +98,7 @@ def decide(
         event: the event.
         at: when the event was recorded.
         solve: the solver, or a function that gives the same answers (``lookahead.py``).
-        digest: whether to set ``inputs_sha256``, which the look-ahead does not need.
+        digest: whether to set ``inputs_sha256`` and ``checkpoint_every_s``, which the look-ahead does not need.
     """
     draft = _draft(state, event)
     if draft is None:
@@ -306,6 +307,7 @@ def _events(state: State, event: EventBase, at: datetime, draft: _Draft, *, dige
         tables=solved.tables if solved else {},
         slow=solved.slow if solved else None,
         outlook=solved.outlook if solved else None,
+        checkpoint_every_s=checkpoint_every_s(state, at, changes) if solved and digest else {},
     )
     return [plan, *_stops(event, at, draft.stopped)]
 

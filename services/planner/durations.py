@@ -4,12 +4,19 @@ Ages are divided into bins. In each, the rate at which what has lasted so long e
 
     rate of a bin = (ends in it + prior ends) / (time observed in it + prior time)
 
-This is the Gamma-Poisson estimate, bin by bin; what has not ended yet counts with its time alone (censoring). The prior
-is one duration of mean m from the Lomax distribution of shape 2, whose survival (m / (m + t))**2 needs no more than the
-four operations: broad, as repairs are (minutes to days), and still of mean m. In a bin it is worth the ends and the
-time that one such duration has there in the mean. So a bin that nothing is known of keeps the prior's rate, and a
-single end in a bin that the prior finds improbable counts for much: after one outage of ten minutes, the next is
-expected to be over in some tens of minutes, and if it is not, to last as the prior says.
+This is the Gamma-Poisson estimate, bin by bin; what has not ended yet counts with its time alone (censoring).
+
+*Repairs* (``rates_per_s``). The prior is one duration of mean m from the Lomax distribution of shape 2, whose survival
+(m / (m + t))**2 needs no more than the four operations: broad, as repairs are (minutes to days), and still of mean m.
+In a bin it is worth the ends and the time that one such duration has there in the mean. So a bin that nothing is known
+of keeps the prior's rate, and a single end in a bin that the prior finds improbable counts for much: after one outage
+of ten minutes, the next is expected to be over in some tens of minutes, and if it is not, to last as the prior says.
+
+*Lives of nodes* (``loss_rates_per_s``). The prior is one loss in each bin and the mean time between losses that all
+nodes show: a Gamma distribution of shape 1. So two losses within a minute after a node has joined treble its rate
+there, and say nothing of minutes; only losses by the dozen do. Shape 1 is the exponential distribution of rates over
+nodes, which is as uneven as published clusters are: Kokolis et al. (HPCA 2025) find most nodes alike, and a few in a
+hundred ("lemons") with many times the failures of the others.
 """
 
 from __future__ import annotations
@@ -42,6 +49,9 @@ class Observed(NamedTuple):
         return Observed((*self.ends[:bin_], self.ends[bin_] + 1, *self.ends[bin_ + 1 :]), tuple(spent))
 
 
+PRIOR_LOSSES = 1.0
+"""Losses that the prior is worth in each bin of a node's age, as that of all nodes is worth one (``node_mtbf_s``)."""
+
 NOTHING = Observed()
 """Before the first observation."""
 
@@ -64,6 +74,19 @@ def rates_per_s(observed: Observed, prior_mean_s: float) -> tuple[float, ...]:
     return tuple(
         (known + prior) / (spent + time)
         for known, spent, prior, time in zip(observed.ends, observed.spent_s, ends, times, strict=True)
+    )
+
+
+def loss_rates_per_s(observed: Observed, mean_s: float) -> tuple[float, ...]:
+    """Return the rate at which a node is lost in each bin of its age, per second; see the module.
+
+    Args:
+        observed: how long the node was usable each time.
+        mean_s: mean time between losses of a node, by what all nodes show.
+    """
+    return tuple(
+        (ends + PRIOR_LOSSES) / (spent_s + PRIOR_LOSSES * mean_s)
+        for ends, spent_s in zip(observed.ends, observed.spent_s, strict=True)
     )
 
 

@@ -22,6 +22,7 @@ from services.planner.nodes import (
     leave_node,
     lose_node,
     lose_workers,
+    note_injected,
     return_node,
 )
 from services.planner.slow_workers import is_slowed, slow_worker
@@ -30,6 +31,7 @@ from shared.events import (
     ClusterConfigured,
     ErrorDetected,
     EventBase,
+    FaultInjected,
     NodeAdopted,
     NodeCordoned,
     NodeDraining,
@@ -185,6 +187,7 @@ _FOLDS: dict[type[EventBase], Callable[[State, Any, datetime], State]] = {
     NodeDraining: drain_node,
     NodeReturned: return_node,
     ErrorDetected: _error,
+    FaultInjected: note_injected,
     WorkerSlowed: slow_worker,
     PlanDecided: make_plan,
     StateMoved: _moved,

@@ -1,7 +1,7 @@
 """Futures of a pool of workers: which nodes may be lost and come back, and when, drawn at random.
 
     usable nodes     are lost at one rate, that of D_running (``problem.node_mtbf_s``)
-    suspect nodes    usable ones that were lost soon after they joined, before: by the durations of their own lives
+    suspect nodes    usable ones that were lost three times or more at one age: by the durations of their own lives
     nodes away       come back by the durations of all repairs (``durations.py``), given how long they are away
     nodes lost next  likewise, from the moment of their loss
 
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from services.planner.durations import NOTHING, bin_of, rates_per_s, remaining_s
+from services.planner.durations import bin_of, loss_rates_per_s, rates_per_s, remaining_s
 from services.planner.problem import node_mtbf_s
 from services.planner.state import Node, State
 from shared.planning.counted_draws import Draws, stratified
@@ -31,8 +31,9 @@ MOST_STEPS = 64
 MOST_AWAY = 64
 """Nodes that may come back in a future: those that were lost last, which are the likeliest."""
 
-SUSPECT = 10.0
-"""A node is suspect whose own rate of losses, at its age or later, is so many times that of all nodes."""
+SUSPECT = 3.0
+"""A node is suspect whose own rate of losses, at its age or later, is so many times that of all nodes: after three
+losses at one age, since the prior counts as one, and time passes. Two may be chance, or have one cause."""
 
 MOST_SUSPECTS = 8
 """Suspect nodes that are drawn one by one, the most suspect first; the others count as usual nodes."""
@@ -96,7 +97,7 @@ def prospect(state: State, pool: str, at: datetime) -> Prospect | None:
     sizes = Counter(len(node.workers) for node in usable)
     repairs = state.repairs
     for node in state.nodes.values():
-        if node.lost_at is not None:
+        if node.lost_at is not None and not node.injected:
             repairs = repairs.with_one((at - node.lost_at).total_seconds(), ended=False)
     away = [
         Away(node.name, len(node.workers), max(0.0, (at - node.lost_at).total_seconds()))
@@ -123,7 +124,7 @@ def _suspects(usable: Sequence[Node], at: datetime, loss_per_s: float) -> tuple[
         if node.lives is None:
             continue
         age_s = max(0.0, (at - node.since).total_seconds())
-        rates = rates_per_s((node.lives or NOTHING).with_one(age_s, ended=False), 1.0 / loss_per_s)
+        rates = loss_rates_per_s(node.lives.with_one(age_s, ended=False), 1.0 / loss_per_s)
         highest = max(rates[bin_of(age_s) :])
         if highest >= SUSPECT * loss_per_s:
             found.append((-highest, node.name, Suspect(age_s, rates)))

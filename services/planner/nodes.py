@@ -10,8 +10,21 @@ from services.planner.blame import blamed_node
 from services.planner.durations import NOTHING
 from services.planner.slow_workers import forget_slowness
 from services.planner.state import Node, State, node_of, without
-from shared.events import ErrorDetected, NodeAdopted, NodeCordoned, NodeDraining, NodeJoined, NodeLeft, NodeReturned
+from shared.events import (
+    ErrorDetected,
+    FaultInjected,
+    NodeAdopted,
+    NodeCordoned,
+    NodeDraining,
+    NodeJoined,
+    NodeLeft,
+    NodeReturned,
+)
 from shared.severities import ErrorKind, Severity
+
+INJECTED_S = 600.0
+"""How long after a fault that a user asked for the loss of its node counts as the fault's. A hang is found within
+minutes, and failed restarts escalate to the node within ``restart_window_s``, which is minutes too."""
 
 
 def join_node(state: State, event: NodeJoined, at: datetime) -> State:
@@ -62,7 +75,7 @@ def _counted(kinds: dict[str, dict[int, int]], old: Node | None, new: Node) -> d
 
 def _with_repair(state: State, node: Node | None, at: datetime) -> State:
     """Return the state with the time that a node was away, which is back now, if it had been lost."""
-    if node is None or node.lost_at is None:
+    if node is None or node.lost_at is None or node.injected:
         return state
     away_s = (at - node.lost_at).total_seconds()
     return state.model_copy(update={"repairs": state.repairs.with_one(away_s, ended=True)})
@@ -78,10 +91,27 @@ def lose_node(state: State, name: str, event: ErrorDetected, at: datetime) -> St
         return _with_node(state, node, away=away)
     state = _with_usable_time(state, node, at)
     reason = f"{event.kind.value} ({event.incident})"
-    lives = (node.lives or NOTHING).with_one((at - node.since).total_seconds(), ended=True)
-    state = _with_node(state, node, usable=False, since=at, reason=reason, away=away, lost_at=at, lives=lives)
-    state = state.model_copy(update={"losses": state.losses + 1})
+    injected = _is_injected(state, name, at)
+    lives = (node.lives or NOTHING).with_one((at - node.since).total_seconds(), ended=not injected)
+    changes = {"reason": reason, "away": away, "lost_at": at, "lives": lives, "injected": injected}
+    state = _with_node(state, node, usable=False, since=at, **changes)
+    state = state.model_copy(update={"losses": state.losses + (not injected)})
     return lose_workers(forget_slowness(state, node.workers), node.workers)
+
+
+def note_injected(state: State, event: FaultInjected, at: datetime) -> State:
+    """Return the state after a user asked for a fault: what it costs a node says nothing of the node."""
+    name = event.node
+    if name is None and event.task in state.tasks and event.rank is not None:
+        members = state.tasks[event.task].members
+        name = node_of(members[event.rank]) if event.rank < len(members) else None
+    return state if name is None else state.model_copy(update={"injected": {**state.injected, name: at}})
+
+
+def _is_injected(state: State, name: str, at: datetime) -> bool:
+    """Return whether a loss of the node now follows from a fault that a user asked for."""
+    asked_at = state.injected.get(name)
+    return asked_at is not None and (at - asked_at).total_seconds() <= INJECTED_S
 
 
 def leave_node(state: State, event: NodeLeft, at: datetime) -> State:

@@ -5,12 +5,7 @@ The objective G reaches to the next failure, and knows nothing of nodes that com
 
     value = - penalty of the candidate + sum over time of F of the present counts - transitions on the way
 
-On the way, the cluster has one of few sets of counts: those before the event, those of a candidate, those that are best
-with fewer nodes. After each loss and return it takes the set that fits the workers left and is best by the one-step
-objective, F * D_running - costs of the transition (the *base policy* of the rollout algorithm: Bertsekas, Tsitsiklis
-and Wu, "Rollout algorithms for combinatorial optimization", Journal of Heuristics 3, 1997). Each changed task pays
-F * D_transition as in the objective. A lost node hits tasks as likely as they are spread over nodes, or nobody, if it
-is a free one; a task that is hit and keeps its count pays for newcomers.
+What happens on the way, and what it costs, is in ``courses.py``.
 
 **Rule.** Another candidate than the best is taken only if its gain in the mean exceeds ``SURE`` standard errors of that
 gain, and ``MARGIN`` of what the transitions of both cost. All candidates see the same futures, so what they have in
@@ -27,7 +22,7 @@ from math import sqrt
 from typing import NamedTuple
 
 from services.planner.candidates import candidates
-from services.planner.checkpoint_advice import checkpoint_every_s
+from services.planner.courses import Course
 from services.planner.futures import Future, Prospect, futures, prospect
 from services.planner.problem import Solve, horizons_s
 from services.planner.state import State
@@ -35,7 +30,7 @@ from shared.outlook import Outlook, Valued
 from shared.planning.counted_draws import seed_of
 from shared.planning.performance.ordered_sum import ordered_sum
 from shared.planning.solver import pools_of
-from shared.plans import Problem, Solution, TaskProblem
+from shared.plans import Problem, Solution
 
 SURE = 2.0
 """Standard errors that a gain has to exceed: a candidate that is worth no more exceeds that by chance in 1 of 40 plans
@@ -45,10 +40,6 @@ MARGIN = 0.1
 """Part of what the transitions of a candidate and of the best cost, together, that a gain has to exceed. Times of
 transitions are on a grid of powers of 1.1, so each may be wrong by a tenth; and futures are coarse about whom a loss
 hits, so that solutions that hardly differ would change places without end."""
-
-Counts = tuple[int, ...]
-"""Workers of each task of a pool, in the order of the pool's tasks."""
-
 
 MOST_NAMED = 8
 """Nodes away that the plan names with their expected return: those that were lost last."""
@@ -124,7 +115,6 @@ def rank(
         node_loss_per_s=pools[0].known.loss_per_s,
         returns_s={name: seconds for pool in pools for name, seconds in pool.returns_s().items()},
         choices=[valued[i] for i in order],
-        checkpoint_every_s=checkpoint_every_s(state, at),
     )
     # What has no room beside a cordoned node gives way to the best, as without futures.
     kept = [found.solutions[first], *(each for i, each in enumerate(found.solutions) if i != first)]
@@ -157,104 +147,3 @@ def _valued(label: str, values: Sequence[float], best: Sequence[float], margin: 
     # The square root is one of the operations whose every bit IEEE 754 fixes. A single future says nothing of chance.
     error = sqrt(squares / (number * (number - 1)) if number > 1 else mean * mean)
     return Valued(label=label, value=ordered_sum(values) / number, gain=mean, gain_error=error, margin=margin)
-
-
-class Course:
-    """The sets of counts that a pool may have, what each achieves, and what it costs to change between them."""
-
-    def __init__(
-        self, pool: Problem, known: Prospect, running_s: float, solutions: Sequence[Solution], fewer: Sequence[Solution]
-    ) -> None:
-        self._tasks = sorted(pool.tasks, key=lambda task: task.name)
-        self._workers, self._known, self._running_s = pool.workers, known, running_s
-        self._sets: list[Counts] = []
-        names = [task.name for task in self._tasks]
-        mine = [tuple(each.assignment[name] for name in names) for each in solutions]
-        self.candidates = [self._add(counts) for counts in mine]
-        """The set of each solution, by its number."""
-        for each in fewer:
-            self._add(tuple(each.assignment[name] for name in names))
-        self._add(tuple(task.current for task in self._tasks))
-        self._nothing = self._add((0,) * len(names))
-        terms = [{term.name: term.penalty for term in each.terms} for each in solutions]
-        self._first = {
-            counts: ordered_sum(penalties[name] for name in names)
-            for counts, penalties in zip(self.candidates, terms, strict=True)
-        }
-        self._used = [sum(counts) for counts in self._sets]
-        self._waf = [self._achieved(counts) for counts in self._sets]
-        self._costs: dict[tuple[int, int, bool], float] = {}
-        self._next: dict[tuple[int, int, bool], int] = {}
-
-    def value(self, first: int, what: Future) -> float:
-        """Return what a candidate is worth in a future, weighted FLOP."""
-        now, workers, at_s = first, self._workers, 0.0
-        total = -self._first[first]
-        for step in what.steps:
-            total += self._waf[now] * (step.at_s - at_s)
-            at_s = step.at_s
-            # The lost node is one of those that are in use, or a free one.
-            hit = step.workers < 0 and step.place * workers < self._used[now]
-            workers += step.workers
-            key = now, workers, hit
-            then = self._next.get(key)
-            if then is None:
-                then = self._next[key] = self._response(*key)
-            total -= self._cost(now, then, hit)
-            now = then
-        return total + self._waf[now] * (self._known.horizon_s - at_s)
-
-    def _add(self, counts: Counts) -> int:
-        """Return the number of a set of counts."""
-        if counts not in self._sets:
-            self._sets.append(counts)
-        return self._sets.index(counts)
-
-    def _achieved(self, counts: Counts) -> float:
-        """Return F of all tasks; of a task that ends before the horizon, the part of the time that it lasts."""
-        total = 0.0
-        for task, count in zip(self._tasks, counts, strict=True):
-            lasting = min(1.0, task.running_s / self._known.horizon_s) if task.running_s < self._running_s else 1.0
-            rate = _full_flop_per_s(task, count) / task.slowdown - count * task.worker_cost_flop_per_s
-            total += rate * lasting
-        return total
-
-    def _response(self, now: int, workers: int, hit: bool) -> int:
-        """Return the set that the base policy takes once this many workers are left; staying wins ties."""
-        best, most = self._nothing, 0.0
-        fitting = [i for i, used in enumerate(self._used) if used <= workers]
-        for i in sorted(fitting, key=lambda i: i != now):
-            value = self._waf[i] * self._running_s - self._cost(now, i, hit)
-            if i == self._nothing and len(fitting) > 1:
-                continue
-            if best == self._nothing or value > most:
-                best, most = i, value
-        return best
-
-    def _cost(self, now: int, then: int, hit: bool) -> float:
-        """Return what a change costs, weighted FLOP. ``hit``: a node in use was lost."""
-        key = now, then, hit
-        found = self._costs.get(key)
-        if found is None:
-            found = self._costs[key] = self._priced(*key)
-        return found
-
-    def _priced(self, now: int, then: int, hit: bool) -> float:
-        size = self._known.node_workers
-        nodes = -(-self._used[now] // size)
-        total = 0.0
-        for task, before, after in zip(self._tasks, self._sets[now], self._sets[then], strict=True):
-            if before != after:
-                seconds = task.transition_to_s.get(after)
-                if seconds is None:
-                    seconds = task.transition_s + (task.newcomers_s if after > before else 0.0)
-                total += _full_flop_per_s(task, before) * seconds
-            elif hit and before:
-                likely = min(1.0, -(-before // size) / nodes)
-                total += likely * _full_flop_per_s(task, before) * (task.transition_s + task.newcomers_s)
-        return total
-
-
-def _full_flop_per_s(task: TaskProblem, workers: int) -> float:
-    """Return F without slow workers; counts between useful ones do not occur."""
-    return task.weight * task.throughput.get(workers, 0.0) if workers >= max(1, task.necessary) else 0.0

@@ -59,7 +59,8 @@ class Node(_Value):
     it is not usable. ``away``: its agent is lost or has left, so only ``node.joined`` makes it usable again.
     ``cordoned``: a user wants no new work on it; that holds over incarnations. ``draining``: tasks are to leave it.
     ``lost_at``: when it was lost or isolated because of an error, until it is back or has left in order. ``lives``: how
-    long its earlier incarnations were usable until they were lost; None: it was never lost.
+    long its earlier incarnations were usable until they were lost; None: it was never lost. ``injected``: whether a
+    fault that a user asked for was the cause of its last loss.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Node(_Value):
     draining: bool = False
     lost_at: datetime | None = None
     lives: Observed | None = None
+    injected: bool = False
 
     @property
     def open(self) -> bool:
@@ -258,9 +260,10 @@ class State(_Value):
         ended: settled tasks as JSON, by name; ``find`` reads one.
         ended_corrections: their general corrections, by kind of hardware.
         plans: number of plans made.
-        losses: number of node failures.
+        losses: number of node failures, without those that a user asked for.
         node_s: seconds that nodes were usable, up to their loss.
         repairs: how long lost nodes were away until they were back.
+        injected: when a user last asked for a fault on each node.
         incidents: number of SEV1 and SEV2 incidents of each node over all its incarnations.
         transitions: number of measured transitions of running tasks, and the sum of their seconds, by kind.
         tables: the throughput tables of the newest problem, by digest; the log has them (``logged_tables.py``).
@@ -278,6 +281,7 @@ class State(_Value):
     losses: int = 0
     node_s: float = 0.0
     repairs: Observed = NOTHING
+    injected: dict[str, datetime] = Field(default_factory=dict)
     incidents: dict[str, int] = Field(default_factory=dict)
     transitions: dict[TransitionKind, tuple[int, float]] = Field(default_factory=dict)
     tables: dict[str, LoggedTable] = Field(default_factory=dict)
