@@ -7,6 +7,7 @@
 #   make test-cluster          on several machines made of namespaces, with a network that fails; needs root
 #   make test-containers       docker-compose.yml with podman: images, a task, faults; needs root (tests/containers/README.md)
 #   make test-page             the live page in Debian's chromium
+#   make screenshots           the README's pictures (docs/images), of the demo's recorded log in Debian's chromium
 #   make test-slurm            deploy/slurm/unicron.sbatch in a Slurm cluster: faults, a requeue; needs root (tests/slurm/README.md)
 #   make test-slow             tests of more than a minute each
 #   make test-parity           every fault in every layout, each followed by every change: up to half an hour
@@ -33,7 +34,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: install demo test test-e2e mutants test-cluster test-containers test-page test-slurm test-slow test-parity test-no-false-alarm fuzz check audit notices requirements openapi format clean
+.PHONY: install demo test test-e2e mutants test-cluster test-containers test-page screenshots test-slurm test-slow test-parity test-no-false-alarm fuzz check audit notices requirements openapi format clean
 
 install: $(STAMP)
 
@@ -72,6 +73,10 @@ test-containers: install
 test-page: install
 	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[page]'
 	UNICRON_REQUIRE_PAGE=1 $(PYTEST) -n 2 --durations 15 tests/page
+
+screenshots: install
+	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[page]'
+	$(BIN)/python -m tests.page.pictures
 
 test-slurm: install
 	$(PYTEST) -s -m slurm tests/slurm

@@ -1,11 +1,14 @@
-"""What clients that ask for too much cost the others. JSON lines; exit status 1 if a bound is missed.
+"""What clients cost the others who ask for too much, or are many. JSON lines; exit status 1 if a bound is missed.
 
-    .venv/bin/python -m benchmarks.gateway [--seconds 60] [--clients 20]
+    .venv/bin/python -m benchmarks.gateway [--only {clients,viewers}] [--seconds 60] [--clients 20]
+        [--viewers 50] [--events-per-s 1000]
 
-The services are the real ones, over a bus of their own. Each client has an address of its own, asks for the heaviest
-query there is (a search over layouts that would take hours) and asks again as soon as it is answered or refused.
-Meanwhile probes ask for ``/healthz`` and ``/readyz`` ten times a second each, whether answers come or not, and a task
-is submitted each second.
+First, clients that ask for too much. The services are the real ones, over a bus of their own. Each client has an
+address of its own, asks for the heaviest query there is (a search over layouts that would take hours) and asks again as
+soon as it is answered or refused. Meanwhile probes ask for ``/healthz`` and ``/readyz`` ten times a second each,
+whether answers come or not, and a task is submitted each second.
+
+Then, people who look at the live page while many events come (``benchmarks.viewers``).
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from pathlib import Path
 import httpx
 import psutil
 
+from benchmarks import viewers
 from benchmarks.report import Report, at_least, run
 from cli.child import Child
 from shared.joining import CREDENTIAL
@@ -140,8 +144,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=at_least(5), default=60)
     parser.add_argument("--clients", type=at_least(1), default=20)
+    parser.add_argument("--viewers", type=at_least(1), default=50)
+    parser.add_argument("--events-per-s", type=at_least(1), default=1000)
+    parser.add_argument("--only", choices=["clients", "viewers"])
     given = parser.parse_args()
-    return run(lambda report: measure(report, given.clients, given.seconds))
+
+    async def whole(report: Report) -> None:
+        if given.only != "viewers":
+            await measure(report, given.clients, given.seconds)
+        if given.only != "clients":
+            await viewers.measure(report, given.viewers, given.events_per_s, given.seconds)
+
+    return run(whole)
 
 
 if __name__ == "__main__":

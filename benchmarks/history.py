@@ -21,7 +21,8 @@ import random
 import sys
 import tempfile
 import time
-from contextlib import AsyncExitStack, closing
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -99,8 +100,9 @@ def catch_up(run_dir: Path, report: Report) -> int:
     return position
 
 
-async def measure_service(run_dir: Path, events: int, seconds: float, report: Report) -> None:
-    """Start the service, and ask it for its lists."""
+@asynccontextmanager
+async def service(run_dir: Path, report: Report) -> AsyncIterator[tuple[str, psutil.Process]]:
+    """Start the service on a log and its projections; yield its URL and process."""
     async with AsyncExitStack() as stack:
         # In memory: a million messages are not to wait for the disk.
         store = stack.enter_context(tempfile.TemporaryDirectory(prefix="unicron-history-", dir="/dev/shm"))
@@ -121,7 +123,13 @@ async def measure_service(run_dir: Path, events: int, seconds: float, report: Re
         process = await child.start()
         report.at_most("ready after a restart, s", round(time.perf_counter() - began, 2), MOST_READY_S)
         port = int((run_dir / "services" / "api.port").read_text())
-        await _lists(f"http://127.0.0.1:{port}", psutil.Process(process.pid), events, seconds, report)
+        yield f"http://127.0.0.1:{port}", psutil.Process(process.pid)
+
+
+async def measure_service(run_dir: Path, events: int, seconds: float, report: Report) -> None:
+    """Start the service, and ask it for its lists."""
+    async with service(run_dir, report) as (url, process):
+        await _lists(url, process, events, seconds, report)
 
 
 async def _lists(url: str, process: psutil.Process, events: int, seconds: float, report: Report) -> None:

@@ -63,9 +63,12 @@ class Course:
     Args:
         events: about how many.
         seed: of everything that is drawn.
+        start: time of the first event.
+        ends: whether all tasks end at last, and all nodes are there.
     """
 
-    def __init__(self, events: int, seed: int = SEED) -> None:
+    def __init__(self, events: int, seed: int = SEED, start: datetime = START, *, ends: bool = False) -> None:
+        self._start, self._ends = start, ends
         self._random = random.Random(seed)
         self._wanted = events
         self._fold = Fold()
@@ -99,6 +102,16 @@ class Course:
                 self._happens(self._random.choice(running))
             yield from self._pending
             self._pending = []
+        if self._ends:
+            self._end()
+            yield from self._pending
+            self._pending = []
+
+    def _end(self) -> None:
+        while self._down:
+            self._join(self._down.pop())
+        while running := [task for task in self._running() if task.members and task.change is None]:
+            self._finish(running[0])
 
     def _running(self) -> list[Task]:
         return [task for task in self._fold.state.tasks.values() if task.life == "active"]
@@ -227,7 +240,7 @@ class Course:
 
     @property
     def _now(self) -> datetime:
-        return START + (self._position + 1) * STEP
+        return self._start + (self._position + 1) * STEP
 
     def _log(self, event: Event) -> PlanDecided | None:
         record = self._record(event)

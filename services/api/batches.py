@@ -7,6 +7,7 @@ stay in memory for the next one, so that following the log reads nothing twice.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, MutableMapping
+from functools import cache
 from typing import Any, Generic
 
 from sqlalchemy import Connection, bindparam, select
@@ -195,9 +196,14 @@ class _Keys:
 
 def upsert(connection: Connection, table: Any, rows: list[dict[str, Any]]) -> None:
     """Insert rows, all of which have the same columns, or replace those of the same primary key: one statement."""
-    if not rows:
-        return
+    if rows:
+        connection.execute(_upsert(connection.dialect.name, table, tuple(rows[0])), rows)
+
+
+@cache
+def _upsert(dialect: str, table: Any, columns: tuple[str, ...]) -> Any:
+    """Return the statement, which takes as long to make as some rows take to write."""
     keys = [column.name for column in table.primary_key]
-    insert = insert_into(connection, table)
-    changes = {name: insert.excluded[name] for name in rows[0] if name not in keys}
-    connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=changes), rows)
+    insert = insert_into(dialect, table)
+    changes = {name: insert.excluded[name] for name in columns if name not in keys}
+    return insert.on_conflict_do_update(index_elements=keys, set_=changes)

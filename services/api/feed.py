@@ -23,6 +23,10 @@ PROJECTIONS = "the projections"
 _BATCH = 500
 """Records folded in one transaction while catching up."""
 
+_PAUSE_S = 0.2
+"""Pause after a batch that had several records and is all there is: more come, and the next batch shall have more of
+them, since a transaction costs as much as dozens of records."""
+
 
 class Feed:
     """Folds records as they are appended. ``position``: of the last folded one; ``closed``: streams are to end.
@@ -54,14 +58,16 @@ class Feed:
             self.position = await self._folded(records, observe)
 
     async def follow(self) -> None:
-        """Fold every further record; runs until cancelled."""
-        await self._journal.follow(self._fold, consumer="api", after=self.position)
+        """Fold every further record, those that are there at once in one transaction; runs until cancelled."""
+        await self._journal.follow_several(self._fold, consumer="api", after=self.position)
 
-    async def _fold(self, recorded: Recorded) -> None:
-        position = await self._folded([recorded], self._observe)
+    async def _fold(self, records: Sequence[Recorded]) -> None:
+        position = await self._folded(records, self._observe)
         async with self._changed:
             self.position = position
             self._changed.notify_all()
+        if 1 < len(records) < _BATCH:
+            await asyncio.sleep(_PAUSE_S)
 
     async def _folded(self, records: Sequence[Recorded], observe: Observe) -> int:
         """Fold records, which has no effect a second time, and return the position."""

@@ -37,6 +37,7 @@ from services.api.store import Store
 from services.api.submission_keys import check_unused, other_specification
 from services.api.submitted_inputs import check_inputs
 from services.api.tables import CLUSTER, NODES, TASKS
+from services.api.tail import Tail
 from services.api.views import ClusterView, TaskView
 from shared.bus import Bus
 from shared.errors import Conflict, InvalidInput, Unavailable
@@ -80,10 +81,13 @@ class Gateway:
     own_files: OwnFiles = field(init=False)
     """Files of tasks on this machine."""
     sessions: BrowserSessions = field(init=False)
+    tail: Tail = field(init=False)
+    """What streams of events send; the event loop's, as ``feed``."""
 
     def __post_init__(self) -> None:
         self.own_files = OwnFiles(self.settings.run_dir)
         self.sessions = BrowserSessions(self.settings.run_dir / "browser-sessions.json")
+        self.tail = Tail(self.journal, self.feed)
 
     def node_files(self, node: str) -> NodeFiles:
         """Return the files of tasks on a node."""

@@ -48,6 +48,7 @@ from services.api.routers import (
     waf,
 )
 from services.api.routers.parameters import refuse_unknown
+from services.api.shared_answers import SharedAnswers
 from services.api.signed_heads import SignedHeads
 from services.api.socket_owners import end
 from services.api.store import Store
@@ -107,6 +108,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     app = application()
     app.state.gateway = gateway
     settings = gateway.settings
+    app.add_middleware(SharedAnswers)
     app.add_middleware(
         Access,
         token_file=settings.token_file,

@@ -41,7 +41,7 @@ class SettledRows:
         ]
         times = {"start_s": window.start_s, "end_s": window.end_s}
         self._connection.execute(insert(_ROWS), [{**times, **row} for row in rows])
-        adding = insert_into(self._connection, _TOTALS)
+        adding = insert_into(self._connection.dialect.name, _TOTALS)
         changes = {name: _TOTALS.c[name] + adding.excluded[name] for name in COLUMNS}
         self._connection.execute(
             adding.on_conflict_do_update(index_elements=["dimension", "key"], set_=changes),

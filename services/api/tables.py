@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from pydantic import BaseModel
-from sqlalchemy import Connection, Index
+from sqlalchemy import Index
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import registry
 from sqlmodel import Field, SQLModel
@@ -304,10 +304,9 @@ SPANS = Kind(SpanRow, SpanView, "span", lambda v: "closed" if v.end else "open",
 CLUSTER = Kind(ClusterRow, ClusterView, "cluster")
 
 
-def insert_into(connection: Connection, table: Any) -> Any:
-    """Return an INSERT with the conflict clause of the connection's database."""
-    dialect: Any = sqlite if connection.dialect.name == "sqlite" else postgresql
-    return dialect.insert(table)
+def insert_into(dialect: str, table: Any) -> Any:
+    """Return an INSERT with the conflict clause of a database, given the name of its dialect."""
+    return (sqlite if dialect == "sqlite" else postgresql).insert(table)
 
 
 def table_of(model: type[SQLModel]) -> Any:

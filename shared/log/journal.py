@@ -62,7 +62,11 @@ _RETRY_S = 0.1
 _READ = 500
 """Records read from the table at once."""
 
+_MOST_AT_ONCE = 500
+"""Records that a follower of several gets at most at once: more would keep its reader waiting."""
+
 Handle = Callable[[Recorded], Awaitable[None]]
+HandleSeveral = Callable[[Sequence[Recorded]], Awaitable[None]]
 
 
 class Journal:
@@ -208,9 +212,20 @@ class Journal:
             Corrupt: the log has lost a record that ``handle`` got: it was restored from a backup, or the server that
                 took over after a failure lacks it. Who follows must start anew.
         """
+
+        async def handle_one(records: Sequence[Recorded]) -> None:
+            await handle(records[0])
+
         self.handled = after
-        follower = _Follower(self, self._bus, handle, consumer, after)
-        await follower.run()
+        await _Follower(self, self._bus, handle_one, consumer, after, most=1).run()
+
+    async def follow_several(self, handle: HandleSeveral, *, consumer: str, after: int) -> None:
+        """Call ``handle`` with the records after position ``after``, as ``follow``, but all that are there at once.
+
+        For a follower to which a call costs much more than a record: whose calls are transactions.
+        """
+        self.handled = after
+        await _Follower(self, self._bus, handle, consumer, after, most=_MOST_AT_ONCE).run()
 
     async def _keep_relaying(self) -> None:
         trouble = ""
@@ -245,10 +260,16 @@ def _follow_time(records: Sequence[Recorded]) -> None:
 
 
 class _Follower:
-    """One run of ``follow``: its position in the log, and the consumer from which it pulls."""
+    """One run of ``follow``: its position in the log, and the consumer from which it pulls.
 
-    def __init__(self, journal: Journal, bus: Bus, handle: Handle, consumer: str, after: int) -> None:
+    ``most``: records that ``handle`` gets at most at once.
+    """
+
+    def __init__(
+        self, journal: Journal, bus: Bus, handle: HandleSeveral, consumer: str, after: int, *, most: int
+    ) -> None:
         self._journal = journal
+        self._most = most
         self._bus = bus
         self._handle = handle
         # Names of consumers are parts of subjects: no dots, spaces, wildcards or slashes.
@@ -261,16 +282,16 @@ class _Follower:
         try:
             await self._catch_up()
             while True:
-                message = await self._next()
-                if message is None:
+                messages = await self._next()
+                if not messages:
                     if await self._catch_up():
                         # The stream did not deliver these: the relay is behind, or the consumer waits for a lost
                         # acknowledgement. A new consumer starts at this position.
                         await self._unsubscribe()
                     continue
-                await self._take(message)
+                await self._take(messages)
                 with contextlib.suppress(nats.errors.Error), cancellation.kept():
-                    await message.ack()
+                    await messages[-1].ack()  # and with it those before it
         finally:
             await self._unsubscribe()
 
@@ -278,8 +299,7 @@ class _Follower:
         """Handle the records of the table; return whether there were any."""
         start = self._position
         while records := await self._read():
-            for record in records:
-                await self._advance(record)
+            await self._advance(records)
         return self._position > start
 
     async def _read(self) -> list[Recorded]:
@@ -303,42 +323,54 @@ class _Follower:
         self._hash = found
         return records[known:]
 
-    async def _take(self, message: Msg) -> None:
-        record = decode(message.data)
-        if record is None or record.position > self._position + 1:
-            await self._catch_up()
-        elif record.position == self._position + 1:
-            if record.previous_hash == self._hash:
-                await self._advance(record)
+    async def _take(self, messages: Sequence[Msg]) -> None:
+        """Handle the messages that continue the log; where one does not, read the table."""
+        fresh: list[Recorded] = []
+        position, hash_ = self._position, self._hash
+        for message in messages:
+            record = decode(message.data)
+            if record is not None and record.position <= position:
+                continue  # handled before
+            if record is not None and (record.position, record.previous_hash) == (position + 1, hash_):
+                fresh.append(record)
             else:
+                await self._advance(fresh)
                 await self._catch_up()
-        # A record below this position was handled before.
+                fresh = []
+            position, hash_ = (fresh[-1].position, fresh[-1].hash) if fresh else (self._position, self._hash)
+        await self._advance(fresh)
 
-    async def _advance(self, record: Recorded) -> None:
-        _follow_time([record])
-        await self._handle(record)
-        self._position, self._hash = record.position, record.hash
-        self._journal.handled = record.position
+    async def _advance(self, records: Sequence[Recorded]) -> None:
+        for first in range(0, len(records), self._most):
+            part = records[first : first + self._most]
+            _follow_time(part)
+            await self._handle(part)
+            self._position, self._hash = part[-1].position, part[-1].hash
+            self._journal.handled = self._position
 
-    async def _next(self) -> Msg | None:
-        """Return the next message; None if none came in time or the bus failed."""
+    async def _next(self) -> list[Msg]:
+        """Return the next message, and those that wait behind it; none if none came in time or the bus failed."""
         try:
             if not self._bus.connected and not self._bus.closed:
                 await asyncio.sleep(_RETRY_S)
-                return None
+                return []
             with cancellation.kept():
                 if self._subscription is None:
                     self._subscription = await self._subscribe()
-                return (await self._subscription.fetch(1, timeout=FETCH_TIMEOUT_S))[0]
+                messages = await self._subscription.fetch(1, timeout=FETCH_TIMEOUT_S)
+                # As many as are there: a pull of more would wait for the rest.
+                if waiting := min(messages[0].metadata.num_pending, self._most - 1):
+                    messages += await self._subscription.fetch(waiting, timeout=FETCH_TIMEOUT_S)
+                return messages
         except (TimeoutError, nats.errors.TimeoutError):
-            return None
+            return []
         except (nats.errors.Error, OSError) as err:
             if self._bus.closed:
                 raise Unavailable(f"following {self._consumer}: the bus is closed") from err
             logger.info("following %s: %s %s; again", self._consumer, type(err).__name__, err)
             await self._unsubscribe()
             await asyncio.sleep(_RETRY_S)
-            return None
+            return []
 
     async def _subscribe(self) -> JetStreamContext.PullSubscription:
         """Replace the durable consumer by one that starts after this position."""
@@ -349,8 +381,8 @@ class _Follower:
             durable_name=self._consumer,
             deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
             opt_start_seq=self._position + 1,
-            ack_policy=AckPolicy.EXPLICIT,
-            max_ack_pending=1,
+            ack_policy=AckPolicy.ALL,
+            max_ack_pending=self._most,
             ack_wait=ACK_WAIT_S,
             filter_subject=f"{SUBJECT}.>",
         )

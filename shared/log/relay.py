@@ -221,13 +221,18 @@ class Relay:
         return sequence
 
     async def _publish_fresh(self, rows: Sequence[Recorded]) -> bool:
-        """Publish rows on the chance that the stream has all before them; return whether it has taken all."""
-        try:
-            for row in rows:
-                if not await self._publish_row(row, follows=row.previous_hash):
+        """Publish rows on the chance that the stream has all before them; return whether it has taken all.
+
+        Several are on their way at a time, as in ``_publish``.
+        """
+        for first in range(0, len(rows), _IN_FLIGHT):
+            sent = [self._publish_row(row, follows=row.previous_hash) for row in rows[first : first + _IN_FLIGHT]]
+            for taken in await asyncio.gather(*sent, return_exceptions=True):
+                # Stuck or slow; or it does not exist.
+                if taken is False or isinstance(taken, (TimeoutError, nats.js.errors.NoStreamResponseError)):
                     return False
-        except (TimeoutError, nats.js.errors.NoStreamResponseError):  # stuck or slow; it does not exist
-            return False
+                if isinstance(taken, BaseException):
+                    raise taken
         return True
 
     async def _publish(self, rows: Sequence[Recorded]) -> bool:

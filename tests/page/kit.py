@@ -17,7 +17,7 @@ import pytest
 
 from shared.events import NodeDraining
 from shared.plans import Problem, Trigger
-from tests.api.kit import Server, Story, spec
+from tests.api.kit import Server, Story, spec, until
 from tests.api.test_ledger import solution
 
 LIMIT_MS = 30_000
@@ -70,7 +70,8 @@ class Browser:
 
     page: Any
     """``playwright.async_api.Page``."""
-    server: Server
+    url: str
+    """Of the server."""
     errors: list[str] = field(default_factory=list)
     origins: set[str] = field(default_factory=set)
 
@@ -88,22 +89,58 @@ class Browser:
 
     async def open(self) -> None:
         """Open the page, and wait until it follows the log."""
-        await self.page.goto(self.server.url)
+        await self.page.goto(self.url)
         await self.shows("#connection", "live")
 
     async def shows(self, selector: str, text: str) -> None:
         """Wait until an element shows a text."""
         await self.page.locator(selector).filter(has_text=text).first.wait_for(timeout=LIMIT_MS)
 
+    async def drawn_at_ms(self) -> float | None:
+        """Return when the page has shown what it asked for last, since it was opened; None: it has not yet."""
+        found = await self.page.evaluate("performance.getEntriesByName('shown').map((mark) => mark.startTime)")
+        return found[-1] if found else None
+
+    async def drawn_again(self) -> None:
+        """Wait until the page has asked once more, and shown it."""
+        before = await self.drawn_at_ms()
+
+        async def later() -> bool:
+            return await self.drawn_at_ms() not in (None, before)
+
+        await until(later)
+
     def check(self) -> None:
         """Nothing was wrong, and nothing came from elsewhere."""
         assert self.errors == []
-        assert self.origins == {self.server.url}
+        assert self.origins == {self.url}
+
+
+async def opened_ms(url: str) -> float:
+    """Open the page in a browser that does not know it; return after how long it had shown all that it asks for."""
+    async with browsing_at(url) as browser:
+        await browser.page.goto(url)
+
+        async def drawn() -> bool:
+            return await browser.drawn_at_ms() is not None
+
+        await until(drawn)
+        found = await browser.drawn_at_ms()
+        browser.check()
+        assert found is not None
+        return found
 
 
 @asynccontextmanager
 async def browsing(server: Server, **options: Any) -> AsyncIterator[Browser]:
     """Open a browser. ``options``: of its context, such as ``viewport`` and ``color_scheme``."""
+    async with browsing_at(server.url, **options) as browser:
+        yield browser
+
+
+@asynccontextmanager
+async def browsing_at(url: str, **options: Any) -> AsyncIterator[Browser]:
+    """Open a browser, as ``browsing``."""
     if reason := missing():
         if os.environ.get("UNICRON_REQUIRE_PAGE"):
             pytest.fail(reason)
@@ -115,7 +152,7 @@ async def browsing(server: Server, **options: Any) -> AsyncIterator[Browser]:
         browser = await started.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         context = await browser.new_context(**options)
         try:
-            yield Browser(await context.new_page(), server)
+            yield Browser(await context.new_page(), url)
         finally:
             await context.close()
             await browser.close()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from shared.events import ErrorDetected
 from shared.settings import Settings
+from shared.severities import ErrorKind, Method, Severity
 from shared.tokens import Scope
 from tests.api.kit import Server, bearer
 from tests.page.kit import Browser, browsing
@@ -17,6 +20,14 @@ pytestmark = pytest.mark.page
 
 PHONE = {"viewport": {"width": 360, "height": 740}}
 SCHEMES: list[dict[str, Any]] = [{"color_scheme": "light"}, {"color_scheme": "dark"}, {"color_scheme": "dark", **PHONE}]
+
+
+REACHED = "[data-reached]"
+FOCUS_IS_SEEN = """() => {
+  const focused = document.activeElement;
+  focused.dataset.reached = "";
+  return focused === document.body || getComputedStyle(focused).outlineStyle !== "none";
+}"""
 
 
 async def event_types(server: Server) -> list[str]:
@@ -86,6 +97,48 @@ async def test_the_keyboard_stops_a_task_once_it_is_confirmed(cluster: Server) -
         await browser.shows("#message", "Task gpt is asked to stop.")
         assert (await event_types(cluster))[-1] == "task.stop-requested"
         browser.check()
+
+
+async def test_the_keyboard_reaches_every_action_and_shows_where_it_is(cluster: Server) -> None:
+    async with browsing(cluster) as browser:
+        await browser.open()
+        await browser.shows("#task-rows", "gpt")
+        await browser.shows("#plan-list", "restart")
+        actions = browser.page.locator("main :is(a, button, select, summary):visible")
+        for _ in range(60):
+            await browser.page.keyboard.press("Tab")
+            assert await browser.page.evaluate(FOCUS_IS_SEEN)
+        assert await actions.count() >= 10
+        assert await browser.page.locator(f"main :is(a, button, select, summary):visible:not({REACHED})").count() == 0
+
+
+async def test_an_open_incident_stands_out(cluster: Server) -> None:
+    async with browsing(cluster) as browser:
+        await browser.open()
+        await browser.shows("#summary", "● no open incident")
+        now = datetime.now(UTC)
+        await cluster.append(
+            ErrorDetected,
+            incident="i2",
+            kind=ErrorKind.NODE_LOST,
+            severity=Severity.SEV1,
+            method=Method.NODE_HEALTH,
+            detected_at=now,
+            node="n1",
+        )
+        await browser.shows("#incident-rows tr.open", "node-lost")
+        await browser.shows("#summary.trouble", "▲ 1 open incident")
+        assert await browser.page.title() == "(1) Unicron"
+        browser.check()
+
+
+async def test_nodes_are_in_the_order_of_their_numbers(cluster: Server) -> None:
+    async with browsing(cluster) as browser:
+        await browser.open()
+        await cluster.join("n10", "n3")
+        await browser.shows("#nodes", "n3")
+        names = await browser.page.locator("#nodes h3").all_inner_texts()
+        assert names == ["n0", "n1", "n2", "n3", "n10"]
 
 
 async def test_a_node_is_drained_with_a_reason(cluster: Server) -> None:

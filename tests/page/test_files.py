@@ -16,6 +16,7 @@ from tests.api.conftest import offline
 __all__ = ["offline"]
 
 MOST_BYTES = 300_000
+MOST_PICTURE_BYTES = 200_000
 TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 FOLDER = Path(__file__).resolve().parents[2] / "services" / "api" / "page"
 POLICY = {
@@ -132,3 +133,11 @@ def test_every_file_is_installed(package: str) -> None:
     installed = {path for pattern in (*patterns, "*.py") for path in folder.glob(pattern)}
     there = {path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert there <= installed
+
+
+def test_the_pictures_of_the_readme_are_small_and_shown() -> None:
+    root = FOLDER.parents[2]
+    readme = (root / "README.md").read_text()
+    pictures = {*(root / "docs" / "images").glob("*.png")}
+    assert {path.name for path in pictures} == {"page-light.png", "page-dark.png", "postmortem.png"}
+    assert all(f"docs/images/{path.name}" in readme and path.stat().st_size < MOST_PICTURE_BYTES for path in pictures)

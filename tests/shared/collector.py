@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from shared.events import Recorded
 from shared.log.journal import Journal
@@ -28,6 +28,41 @@ class Collector:
         """Wait until the record at ``position`` has been received."""
         async with asyncio.timeout(30), self._changed:
             await self._changed.wait_for(lambda: bool(self.records) and self.records[-1].position >= position)
+
+
+class Several:
+    """A follower of several records at once. Calls return once ``go`` is set."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.calls: list[list[int]] = []
+        """Positions of the records of each call."""
+        self.go = asyncio.Event()
+        self._changed = asyncio.Condition()
+
+    async def _handle(self, records: Sequence[Recorded]) -> None:
+        self.calls.append([record.position for record in records])
+        async with self._changed:
+            self._changed.notify_all()
+        await self.go.wait()
+
+    async def until(self, position: int) -> None:
+        """Wait until the record at ``position`` has been received."""
+        async with asyncio.timeout(30), self._changed:
+            await self._changed.wait_for(lambda: bool(self.calls) and self.calls[-1][-1] >= position)
+
+    @contextlib.asynccontextmanager
+    async def following(self) -> AsyncIterator[None]:
+        """Follow for the length of the block."""
+        task = asyncio.create_task(self._journal.follow_several(self._handle, consumer="test", after=0))
+        try:
+            yield
+            if task.done():
+                task.result()
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
 
 @contextlib.asynccontextmanager

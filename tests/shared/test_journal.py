@@ -16,7 +16,7 @@ from shared.log.journal import Journal
 from shared.log.log import EventLog
 from shared.log.relay import STREAM, SUBJECT, encode
 from tests.nats_server import OpenServer
-from tests.shared.collector import following
+from tests.shared.collector import Several, following
 from tests.shared.samples import node_joined
 
 
@@ -260,3 +260,41 @@ async def test_another_process_hears_through_the_stream(journal: Journal, nats: 
     finally:
         process.kill()
         await process.communicate()
+
+
+@pytest.mark.parametrize(("most", "calls"), [(500, [[1], [2, 3, 4, 5, 6, 7]]), (3, [[1], [2, 3, 4], [5, 6, 7]])])
+async def test_who_follows_several_gets_what_is_there_at_once(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, most: int, calls: list[list[int]]
+) -> None:
+    monkeypatch.setattr("shared.log.journal._MOST_AT_ONCE", most)
+    several = Several(journal)
+    async with several.following():
+        await journal.append([node_joined(1)])
+        await several.until(1)
+        for number in range(2, 8):
+            await journal.append([node_joined(number)])
+        assert await journal.relay() == 7
+        several.go.set()
+        await several.until(7)
+    assert several.calls == calls
+
+
+async def test_who_follows_several_gets_each_record_once(
+    journal: Journal, nats: OpenServer, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the stream is rebuilt, the server restarts, and acknowledgements come late."""
+    monkeypatch.setattr("shared.log.journal.ACK_WAIT_S", 0.05)
+    several = Several(journal)
+    several.go.set()
+    async with several.following():
+        for number in range(1, 6):
+            await journal.append([node_joined(3 * number + part) for part in range(3)])
+            await journal.relay()
+            if number == 2:
+                await bus.jetstream.delete_stream(STREAM)
+            if number == 3:
+                await nats.kill()
+                await nats.start()
+                await bus.wait_connected()
+        await several.until(15)
+    assert [position for call in several.calls for position in call] == list(range(1, 16))

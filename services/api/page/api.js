@@ -59,7 +59,7 @@ export async function follow(onEvent, onState) {
     let timer = setTimeout(() => silence.abort(), SILENT_MS);
     try {
       const query = position === null ? "last=0" : `after=${position}`;
-      const answer = await request(`/v1/events?follow=true&${query}`, { signal: silence.signal });
+      const answer = await request(`/v1/events?follow=true&brief=true&${query}`, { signal: silence.signal });
       onState("connected");
       failures = 0;
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();

@@ -10,11 +10,12 @@ const MARKS = {
 };
 const TROUBLE = new Set(["isolated", "lost", "unreachable"]);
 const EMPTY = { starting: "…", waiting: "…", isolated: "⊘", lost: "✕", left: "–" };
+const ORDER = new Intl.Collator("en", { numeric: true }); // n2 before n10
 const RETURNS = new Set(["cordoned", "draining", "drained", "isolated"]);
 
 /** Show the nodes. `more`: there are further ones. */
 export function showNodes(nodes, more) {
-  const shown = nodes.filter((node) => node.state !== "left");
+  const shown = nodes.filter((node) => node.state !== "left").sort((one, other) => ORDER.compare(one.name, other.name));
   keyed(byId("nodes"), shown, {
     key: (node) => node.name,
     make: makeNode,

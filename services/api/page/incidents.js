@@ -16,9 +16,11 @@ export function showIncidents(incidents, currency) {
 }
 
 function makeIncident(incident) {
-  const link = element("a", { href: `/v1/incidents/${encodeURIComponent(incident.id)}/postmortem?format=html` },
-    `post-mortem of ${incident.id}`);
-  const kinds = ["", "text", "", "text", "n", "", "n"];
+  const link = element("a", {
+    href: `/v1/incidents/${encodeURIComponent(incident.id)}/postmortem?format=html`,
+    "aria-label": `post-mortem of ${incident.id}`,
+  }, "post-mortem");
+  const kinds = ["line", "text", "line", "text", "n", "line", "n"];
   return element("tr", {}, ...kinds.map((kind) => element("td", { class: kind || null })), element("td", {}, link));
 }
 
@@ -34,6 +36,7 @@ function fillIncident(row, incident, currency) {
     money(incident.cost.failure_money, currency),
   ];
   texts.forEach((text, index) => { row.children[index].textContent = text; });
+  row.className = incident.restored_at ? "" : "open";
 }
 
 /** Show plans, the newest first; the words of one are asked for when it is opened. */

@@ -1,7 +1,8 @@
 // The live page: asks the REST API for what has changed, and shows it.
 //
-// An event of the log says what may have changed; that is asked for again, at most every 500 ms. What heartbeats alone
-// say (steps, losses) is asked for every 2 s. A page that nobody sees asks for nothing.
+// An event of the log says what may have changed; that is asked for again, at most every 500 ms, and every 2 s while
+// many events come or answers take long. What heartbeats alone say (steps, losses) is asked for every 2 s. A page that
+// nobody sees asks for nothing.
 
 import { afterChanges } from "./actions.js";
 import { Problem, follow, get } from "./api.js";
@@ -14,8 +15,13 @@ import { count } from "./text.js";
 import { showWaf } from "./waf.js";
 
 const PAUSE_MS = 500;
+const BUSY_PAUSE_MS = 2000;
+const BUSY_EVENTS = 20; // in one pause: more than anybody reads
+const BUSY_ROUND_MS = 500;
 const LIVE_MS = 2000;
 const SLOW_MS = 10_000; // sums over time, which no event changes at once
+const WAF_STEP_MS = 5000;
+const SHORT_WINDOW_S = 300; // in which two seconds can be seen
 const MOST_NODES = 500; // what a map can show
 const MOST_TASKS = 100;
 const MOST_ENDED = 20;
@@ -30,6 +36,10 @@ async function listed(path, limit, filters = []) {
   const parameters = new URLSearchParams([["limit", limit], ...filters]);
   const { items, next_cursor } = await get(path, parameters);
   return { items, more: next_cursor !== null };
+}
+
+function windowS() {
+  return Number(byId("waf-window").value);
 }
 
 function of(states) {
@@ -77,7 +87,9 @@ const parts = {
     };
   },
   async waf() {
-    const from = new Date(Date.now() - Number(byId("waf-window").value) * 1000).toISOString();
+    // In steps, so that all who look at the same window ask for the same.
+    const now = Math.floor(Date.now() / WAF_STEP_MS) * WAF_STEP_MS;
+    const from = new Date(now - windowS() * 1000).toISOString();
     known.waf = await get("/v1/waf", { from });
     return () => {};
   },
@@ -95,6 +107,7 @@ const BY_EVENT = [
 const wanted = new Set();
 let busy = false;
 let ended = false;
+let events = 0; // since the last round of requests began
 let follows = false; // whether the stream of events is connected
 
 function want(names) {
@@ -106,22 +119,27 @@ async function refresh() {
   if (busy || ended || document.hidden || wanted.size === 0) return;
   busy = true;
   const names = [...wanted];
+  const began = performance.now();
   wanted.clear();
+  events = 0;
   try {
     const shows = await Promise.all(names.map((name) => parts[name]()));
     byId("content").hidden = false;
     shows.forEach((show) => show());
     if (known.waf !== null && (names.includes("waf") || names.includes("incidents"))) showWaf(known.waf, known.incidents);
     summarise();
-    if (follows) setText(byId("connection"), "● live");
+    if (follows) showConnection("● live");
+    performance.clearMarks("shown");
+    performance.mark("shown"); // for measurements
   } catch (error) {
     names.forEach((name) => wanted.add(name));
     interrupted(error);
   }
+  const overloaded = events > BUSY_EVENTS || performance.now() - began > BUSY_ROUND_MS;
   setTimeout(() => {
     busy = false;
     refresh();
-  }, PAUSE_MS);
+  }, overloaded ? BUSY_PAUSE_MS : PAUSE_MS);
 }
 
 function summarise() {
@@ -129,7 +147,13 @@ function summarise() {
   const open = known.incidents.filter((incident) => !incident.restored_at).length;
   const incidents = open ? `▲ ${count(open, "open incident")}` : "● no open incident";
   setText(byId("summary"), `${count(going, "task")}, ${incidents}`);
+  byId("summary").className = open ? "trouble" : "";
   document.title = open ? `(${open}) Unicron` : "Unicron";
+}
+
+function showConnection(text, trouble = false) {
+  setText(byId("connection"), text);
+  byId("connection").className = trouble ? "trouble" : "";
 }
 
 function interrupted(error) {
@@ -139,20 +163,21 @@ function interrupted(error) {
     byId("no-session").hidden = false;
     byId("content").hidden = true;
     setText(byId("no-session-reason"), `The server says: ${error.message}.`);
-    setText(byId("connection"), "not connected");
+    showConnection("not connected", true);
     setText(byId("summary"), "");
   } else {
-    setText(byId("connection"), `▲ not up to date: ${error.message}`);
+    showConnection(`▲ not up to date: ${error.message}`, true);
   }
 }
 
 afterChanges(() => want(["tasks", "nodes", "plans"]));
 byId("waf-window").addEventListener("change", () => want(["waf"]));
 document.addEventListener("visibilitychange", () => want(Object.keys(parts)));
-setInterval(() => want(["tasks", "nodes"]), LIVE_MS);
+setInterval(() => want(windowS() <= SHORT_WINDOW_S ? ["tasks", "nodes", "waf"] : ["tasks", "nodes"]), LIVE_MS);
 setInterval(() => want(["waf", "costs", "incidents"]), SLOW_MS);
 want(Object.keys(parts));
 follow((type) => {
+  events += 1;
   const found = BY_EVENT.find(([pattern]) => pattern.test(type));
   if (found) want(found[1]);
 }, (state) => {

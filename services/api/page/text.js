@@ -2,6 +2,9 @@
 
 const PREFIXES = ["", "k", "M", "G", "T", "P", "E", "Z"];
 const NONE = "–";
+const TO_THE_SECOND = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
+const TO_THE_MINUTE = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+const DAY = { month: "2-digit", day: "2-digit" };
 
 /** Return a number with an SI prefix and three digits. */
 export function si(value, unit = "") {
@@ -37,7 +40,14 @@ export function clock(at) {
   const time = new Date(at);
   const today = time.toDateString() === new Date().toDateString();
   const date = today ? {} : { year: "numeric", month: "2-digit", day: "2-digit" };
-  return time.toLocaleString(undefined, { ...date, hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  return time.toLocaleString(undefined, { ...date, ...TO_THE_SECOND });
+}
+
+/** Return times of an axis, in seconds since 1970, no finer than their distance. */
+export function axisTimes(times_s) {
+  const step_s = times_s.length > 1 ? times_s[1] - times_s[0] : 0;
+  const options = step_s >= 86_400 ? DAY : step_s >= 10_800 ? { ...DAY, ...TO_THE_MINUTE } : step_s >= 60 ? TO_THE_MINUTE : TO_THE_SECOND;
+  return times_s.map((at_s) => new Date(at_s * 1000).toLocaleString(undefined, options));
 }
 
 /** Return a part of one as a percentage. */

@@ -1,7 +1,7 @@
 // The chart: WAF over time against the healthy line, with incidents marked.
 
 import { byId, setText } from "./dom.js";
-import { count, percent, si } from "./text.js";
+import { axisTimes, count, percent, si } from "./text.js";
 
 const HEIGHT_PX = 224;
 let chart = null;
@@ -41,7 +41,7 @@ function made(data, width) {
     legend: { show: false },
     cursor: { show: false },
     scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
-    axes: [axis, { ...axis, size: 100, values: (_, values) => values.map((value) => axisText(value)) }],
+    axes: [{ ...axis, space: 90, values: (_, values) => axisTimes(values) }, { ...axis, size: 100, values: (_, values) => values.map((value) => axisText(value)) }],
     series: [
       {},
       { stroke: colourOf("--waf"), width: 2, fill: `${colourOf("--waf")}22`, points: { show: false } },

@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 from services.api.event_items import event_json
 from services.api.gateway import Api, Gateway, as_json
 from services.api.models import EventRecord, Page
-from services.api.routers.parameters import MAX_LIMIT, NAMED, PROBLEMS, Limit, page_json
+from services.api.routers.parameters import NAMED, PROBLEMS, Limit, page_json
 from shared.errors import Unavailable
 from shared.log.log import EventLog
 from shared.messages import Time
@@ -25,6 +25,8 @@ KEEP_ALIVE_S = 15.0
 
 RETRY_S = 1.0
 """Pause before a stream reads a log again that is away. Its client stays connected."""
+PAUSE_S = 0.2
+"""Pause of a stream that has sent all there is: with many streams a look costs more than the events that it finds."""
 
 After = Annotated[int | None, Query(ge=0, lt=2**63, description="only events behind this position")]
 
@@ -47,6 +49,7 @@ async def events(
     last: Annotated[int | None, Query(ge=0, le=1_000_000, description="only the last so many events")] = None,
     since: Annotated[Time | None, Query(description="only events that were recorded from then on")] = None,
     follow: Annotated[bool, Query(description="server-sent events, without end")] = False,
+    brief: Annotated[bool, Query(description="with `follow`: `{}` in place of each event's data")] = False,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
     """List events in log order; with ``follow=true`` stream them as they are appended.
@@ -61,7 +64,7 @@ async def events(
             start = max(start, int(last_event_id))
         if start < api.journal.log.base.position:  # a stream that has begun cannot say that the segments are away
             await asyncio.to_thread(api.journal.log.page, after=start, limit=1)
-        return StreamingResponse(_stream(api, start), media_type="text/event-stream")
+        return StreamingResponse(_stream(api, start, brief), media_type="text/event-stream")
     return await asyncio.to_thread(_page, api, start, limit)
 
 
@@ -81,18 +84,18 @@ def _page(api: Gateway, after: int, limit: int) -> Response:
     return as_json(page_json(items, [row.position for row in rows], limit))
 
 
-async def _stream(api: Gateway, position: int) -> AsyncIterator[str]:
+async def _stream(api: Gateway, position: int, brief: bool) -> AsyncIterator[str | bytes]:
     """Yield events behind ``position``. ``id`` is the position, from which a client that reconnects continues."""
     yield ": unicron events\n\n"
     while not api.feed.closed:
         try:
-            rows = await asyncio.to_thread(api.journal.log.page, after=position, limit=MAX_LIMIT)
+            found, position = await api.tail.after(position, brief=brief)
         except Unavailable:
             yield ": waiting for the log\n\n"
             await asyncio.sleep(RETRY_S)
             continue
-        for row in rows:
-            position = row.position
-            yield f"id: {position}\nevent: {row.type}\ndata: {event_json(row)}\n\n"
-        if not rows and not await api.feed.wait_beyond(position, timeout_s=KEEP_ALIVE_S):
+        if found:
+            yield found
+            await asyncio.sleep(PAUSE_S if position >= api.feed.position else 0.0)
+        elif not await api.feed.wait_beyond(position, timeout_s=KEEP_ALIVE_S):
             yield ": keep-alive\n\n"

@@ -1,0 +1,112 @@
+"""A log of a million events in about a minute: a course (``benchmarks.log_course``) again and again.
+
+Each repetition has names of tasks, ids and times of its own. The planner has answered the course once, so that what the
+log says is as real as the course; the positions in its plans' evidence are not, and nothing decides these plans again.
+The last event is of the present, so that a page that shows the last hour has something to show.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from benchmarks.log_course import START, STEP, Course
+from shared.events import Recorded
+from shared.log.chain import FIRST_HASH, row_hash
+from shared.log.log import EventLog
+from shared.log.scan import utc_text
+from shared.log.schema import COLUMNS
+
+PART = 20_000
+"""Events of the course: ten seconds of the planner's time."""
+
+_BATCH = 5000
+_VARIABLE = re.compile(
+    r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+    r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z"
+    r'|task-\d{6}|"p\d+)'
+)
+"""What each repetition has of its own: an id, a time, a task's name, or (behind its quote) a plan's."""
+
+
+class _Text:
+    """A text of the course, with what changes in each repetition."""
+
+    def __init__(self, text: str) -> None:
+        self._parts = _VARIABLE.split(text)  # every other one is variable
+
+    def repeated(self, number: int, later: timedelta) -> str:
+        parts = list(self._parts)
+        for index in range(1, len(parts), 2):
+            parts[index] = _changed(parts[index], number, later)
+        return "".join(parts)
+
+
+def _changed(found: str, number: int, later: timedelta) -> str:
+    if found.startswith(("task-", '"p')):
+        return f"{found}-{number}"
+    if found.endswith("Z"):
+        return f"{(datetime.fromisoformat(found) + later).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
+    return f"{found[:-4]}{int(found[-4:], 16) ^ number:04x}"
+
+
+def write(path: Path, events: int) -> int:
+    """Write a log of at least so many events; return how many it has."""
+    EventLog(f"sqlite:///{path}").close()
+    ended = list(Course(min(PART, events), ends=True).records())
+    repetitions = max(1, -(-events // len(ended)))
+    # The last one goes on: tasks train, and perhaps a node is away.
+    lasting = list(Course(min(PART, events)).records())
+    total = (repetitions - 1) * len(ended) + len(lasting)
+    start = datetime.now(UTC) - total * STEP
+    places = ", ".join("?" for _ in COLUMNS)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA synchronous=OFF")
+        batch: list[list[Any]] = []
+        for row in _rows(ended, lasting, repetitions, start):
+            batch.append(row)
+            if len(batch) == _BATCH:
+                connection.executemany(f"INSERT INTO log VALUES ({places})", batch)
+                connection.commit()
+                batch.clear()
+        connection.executemany(f"INSERT INTO log VALUES ({places})", batch)
+        connection.commit()
+    return total
+
+
+def _rows(ended: list[Recorded], lasting: list[Recorded], repetitions: int, start: datetime) -> Iterator[list[Any]]:
+    previous_hash, versions, position = FIRST_HASH, dict[str, int](), 0
+    for number, part in enumerate([_texts(ended)] * (repetitions - 1) + [_texts(lasting)]):
+        later = start + position * STEP - START
+        for event_id, stream, data, kind, schema_version in part:
+            position += 1
+            name = stream.repeated(number, later)
+            versions[name] = versions.get(name, 0) + 1
+            at = utc_text(start + position * STEP)
+            row = {
+                "position": position,
+                "event_id": event_id.repeated(number, later),
+                "stream": name,
+                "stream_version": versions[name],
+                "type": kind,
+                "schema_version": schema_version,
+                "occurred_at": at,
+                "recorded_at": at,
+                "data": data.repeated(number, later),
+                "previous_hash": previous_hash,
+            }
+            row["hash"] = previous_hash = row_hash(row)
+            yield [row[name] for name in COLUMNS]
+
+
+def _texts(records: list[Recorded]) -> list[tuple[_Text, _Text, _Text, str, int]]:
+    events = [record.event for record in records]
+    return [
+        (_Text(event.event_id), _Text(event.stream), _Text(event.canonical()), event.type, event.schema_version)
+        for event in events
+    ]

@@ -1,0 +1,273 @@
+"""How far behind people are who look at the live page while many events come.
+
+A part of ``benchmarks.gateway``. The gateway is the real one over a bus of its own; the events are those of
+``benchmarks.log_course``, made beforehand, appended through a journal of another process and relayed. Each viewer is a
+connection that follows the log, as the page does, with the requests that the page sends for what has changed: at most
+every ``PAUSE_S``, every ``BUSY_PAUSE_S`` while many events come or answers take long (``services/api/page/page.js``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AsyncExitStack, closing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import psutil
+
+from benchmarks.log_course import STEP, Course
+from benchmarks.report import Report
+from cli.child import Child
+from shared import credentials, tokens
+from shared.bus import Bus
+from shared.events import Event
+from shared.joining import CREDENTIAL
+from shared.log.journal import Journal
+from shared.log.log import EventLog
+from shared.nats_server import NatsServer
+from shared.tokens import Scope
+
+MOST_LAG_S = 1.0
+LEAST_RATE = 0.95
+"""Of the events that were to come in each second: a writer that cannot keep up would make all look quick."""
+
+EARLIER = 2000
+"""Events that the log has before anybody looks."""
+APPENDS_PER_S = 100
+"""The services together append so often; each append has several events."""
+
+PAUSE_S, BUSY_PAUSE_S, COSTS_S = 0.5, 2.0, 10.0
+BUSY_EVENTS, BUSY_ROUND_S = 20, 0.5
+_GOING_ON = "&".join(f"state={state}" for state in ("pending", "queued", "running", "transitioning", "degraded"))
+_ENDED = "state=stopped&state=succeeded&state=failed"
+_PATHS = (
+    "/v1/nodes?limit=500",
+    f"/v1/tasks?limit=100&order=newest&{_GOING_ON}&state=stopping",
+    f"/v1/tasks?limit=20&order=newest&{_ENDED}",
+    "/v1/incidents?limit=25&order=newest&state=open",
+    "/v1/incidents?limit=25&order=newest",
+    "/v1/plans?limit=20&order=newest",
+    "/v1/waf?from={since}",
+)
+COSTS = "/v1/costs?limit=1"
+WAF_STEP_S, WAF_WINDOW_S = 5.0, 3600.0
+
+_DRAIN_S = 5.0
+"""For what is under way when the last event was appended; a viewer that lacks events then misses the bound."""
+_TIMEOUT_S = 60.0
+
+
+def paths() -> list[str]:
+    """Return what the page asks for after events of all kinds."""
+    until_s = time.time() // WAF_STEP_S * WAF_STEP_S
+    since = datetime.fromtimestamp(until_s - WAF_WINDOW_S, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return [path.format(since=since) for path in _PATHS]
+
+
+@dataclass
+class Seen:
+    """What one viewer got: positions up to which it had the log, each with when; and how long its requests took."""
+
+    positions: list[tuple[int, float]] = field(default_factory=list)
+    requests_s: list[float] = field(default_factory=list)
+    failed: int = 0
+    received_bytes: int = 0
+
+
+class Viewer:
+    """One page that somebody looks at. ``last``: position up to which it is to follow the log."""
+
+    def __init__(self, client: httpx.AsyncClient, last: int) -> None:
+        self._client, self._last = client, last
+        self._events = 0
+        self._changed = asyncio.Event()
+        self.seen = Seen()
+
+    async def look(self, after: int, connected: asyncio.Semaphore) -> None:
+        """Follow the log, and ask for what has changed, until the last event has come or the viewer is cancelled."""
+        asking = [asyncio.create_task(self._ask()), asyncio.create_task(self._ask_costs())]
+        try:
+            async with self._client.stream("GET", f"/v1/events?follow=true&brief=true&after={after}") as stream:
+                rest = b""
+                async for data in stream.aiter_raw():
+                    connected.release()
+                    rest = self._took(rest + data)
+                    if self.seen.positions and self.seen.positions[-1][0] >= self._last:
+                        return
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+    def _took(self, data: bytes) -> bytes:
+        """Take note of the events that have come whole; return what is left."""
+        self.seen.received_bytes += len(data)
+        whole, _, rest = data.rpartition(b"\n\n")
+        place = whole.rfind(b"id: ")
+        if place >= 0:
+            position = int(whole[place + 4 : whole.index(b"\n", place)])
+            self._events += whole.count(b"\nevent: ")
+            self.seen.positions.append((position, time.monotonic()))
+            self._changed.set()
+        return rest
+
+    async def _ask(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            self._events, began_s = 0, time.monotonic()
+            await asyncio.gather(*map(self._get, paths()))
+            busy = self._events > BUSY_EVENTS or time.monotonic() - began_s > BUSY_ROUND_S
+            await asyncio.sleep(BUSY_PAUSE_S if busy else PAUSE_S)
+
+    async def _ask_costs(self) -> None:
+        while True:
+            await self._get(COSTS)
+            await asyncio.sleep(COSTS_S)
+
+    async def _get(self, path: str) -> None:
+        began_s = time.monotonic()
+        try:
+            self.seen.failed += not (await self._client.get(path)).is_success
+        except httpx.HTTPError:
+            self.seen.failed += 1
+        self.seen.requests_s.append(time.monotonic() - began_s)
+
+
+def watch(url: str, given: list[str], after: int, last: int, ready: str, seconds: float) -> tuple[list[Seen], float]:
+    """Look at the page with one viewer for each token; return what they saw, and the processor time that it took.
+
+    The file ``ready`` is written when all follow the log.
+    """
+    return asyncio.run(_watch(url, given, after, last, Path(ready), seconds))
+
+
+async def _watch(
+    url: str, given: list[str], after: int, last: int, ready: Path, seconds: float
+) -> tuple[list[Seen], float]:
+    connected = asyncio.Semaphore(0)
+    async with AsyncExitStack() as stack:
+        viewers = []
+        for token in given:
+            headers = {"Authorization": f"Bearer {token}"}
+            client = httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, headers=headers)
+            viewers.append(Viewer(await stack.enter_async_context(client), last))
+        looking = [asyncio.create_task(viewer.look(after, connected)) for viewer in viewers]
+        for _ in viewers:
+            await connected.acquire()
+        await asyncio.to_thread(ready.touch)
+        began_s = time.process_time()
+        _, late = await asyncio.wait(looking, timeout=seconds + _DRAIN_S)
+        for task in late:
+            task.cancel()
+        await asyncio.wait(looking)
+        took_s = time.process_time() - began_s
+    return [viewer.seen for viewer in viewers], took_s
+
+
+def events_of_course(count: int) -> list[Event]:
+    """Return about so many events, with times up to the present."""
+    course = Course(count, start=datetime.now(UTC) - count * STEP - timedelta(seconds=60))
+    return [record.event for record in course.records()][:count]
+
+
+async def measure(report: Report, viewers: int, events_per_s: int, seconds: float) -> None:
+    """Have viewers look while events are appended."""
+    total = EARLIER + int(events_per_s * seconds)
+    events = events_of_course(total)
+    async with AsyncExitStack() as stack:
+        # In memory: log and bus write each event to the disk, of which some take ten milliseconds for that.
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="unicron-viewers-", dir="/dev/shm"))
+        run_dir = Path(folder)
+        nats = await stack.enter_async_context(NatsServer(run_dir / "nats"))
+        (run_dir / "services").mkdir()
+        log = stack.enter_context(closing(EventLog(f"sqlite:///{run_dir / 'log.db'}")))
+        credential = credentials.read(nats.keys.credential_file("planner"))
+        bus = await Bus.connect(nats.url, credential=credential, name="benchmark")
+        stack.push_async_callback(bus.close)
+        journal = await stack.enter_async_context(Journal(log, bus))
+        await journal.append(events[:EARLIER])
+        environment = {
+            **os.environ,
+            "UNICRON_RUN_DIR": str(run_dir),
+            "UNICRON_NATS_URL": nats.url,
+            "UNICRON_PORT": "0",
+            CREDENTIAL: str(nats.keys.credential_file("api")),
+        }
+        child = Child("api", "services.api.main", environment, run_dir)
+        stack.push_async_callback(child.end)
+        process = psutil.Process((await child.start()).pid)
+        url = f"http://127.0.0.1:{int((run_dir / 'services' / 'api.port').read_text())}"
+        given = [
+            tokens.add(run_dir / "tokens.json", f"viewer-{number}", Scope.READ, datetime.now(UTC))
+            for number in range(viewers)
+        ]
+        pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")))
+        ready = run_dir / "ready"
+        loop = asyncio.get_running_loop()
+        # All follow from one event before those that come: its receipt says that a viewer is there.
+        arguments = (url, given, EARLIER - 1, total, str(ready), seconds)
+        watching = loop.run_in_executor(pool, watch, *arguments)
+        while not ready.exists() and not watching.done():  # noqa: ASYNC110 - another process writes it
+            await asyncio.sleep(0.05)
+        before = _cpu_s(process), time.process_time()
+        times, took_s = await _append(journal, events[EARLIER:], events_per_s)
+        gateway_s, writer_s = _cpu_s(process) - before[0], time.process_time() - before[1]
+        seen, viewers_s = await watching
+    used_s = {"gateway": gateway_s, "writer": writer_s, "viewers": viewers_s}
+    report.line("processor time, s", seconds=round(took_s, 1), **{name: round(s, 1) for name, s in used_s.items()})
+    _report(report, seen, times, events_per_s, len(times) / took_s)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+async def _append(journal: Journal, events: list[Event], events_per_s: int) -> tuple[list[float], float]:
+    """Append events at a rate; return when each append was called, for every event, and how long all took."""
+    size = max(1, events_per_s // APPENDS_PER_S)
+    times: list[float] = []
+    began_s = time.monotonic()
+    for first in range(0, len(events), size):
+        await asyncio.sleep(max(began_s + first / events_per_s - time.monotonic(), 0.0))
+        part = events[first : first + size]
+        times += [time.monotonic()] * len(part)
+        await journal.append(part)
+    return times, time.monotonic() - began_s
+
+
+def lags(seen: Seen, times: list[float], first: int) -> list[float]:
+    """Return how old the oldest event of each receipt was; an event that has not come counts as endlessly late.
+
+    Args:
+        seen: by one viewer.
+        times: when each event was appended.
+        first: position of the first of them.
+    """
+    found, next_ = [], first
+    for position, at_s in seen.positions:
+        if position >= next_:
+            found.append(at_s - times[next_ - first])
+            next_ = position + 1
+    return found if next_ >= first + len(times) else [*found, float("inf")]
+
+
+def _report(report: Report, seen: list[Seen], times: list[float], events_per_s: int, rate: float) -> None:
+    found = sorted(lag for one in seen for lag in lags(one, times, EARLIER + 1))
+    requests = sorted(seconds for one in seen for seconds in one.requests_s)
+    report.at_least("events appended each second", round(rate), LEAST_RATE * events_per_s, events=len(times))
+    p50_s = round(found[len(found) // 2], 3)
+    late = sum(lag == float("inf") for lag in found)
+    report.at_most("lag of any viewer, s", round(found[-1], 3), MOST_LAG_S, p50_s=p50_s, viewers=len(seen), late=late)
+    report.equal("requests of the viewers that failed", sum(one.failed for one in seen), 0)
+    p99_s = round(requests[int(0.99 * (len(requests) - 1))], 3) if requests else None
+    mb = round(sum(one.received_bytes for one in seen) / 1e6)
+    report.line("viewers", requests=len(requests), p50_s=round(requests[len(requests) // 2], 3), p99_s=p99_s, mb=mb)

@@ -1,0 +1,125 @@
+"""One answer for all who ask the same at the same time: the readers of the live page ask for the same lists.
+
+A request that comes while its answer is made for others gets the next one, which is begun after the request has come:
+no answer is older than its request. One reader alone never waits. Where several share an answer, the next one to the
+same question is begun ``PAUSE_S`` after it at the earliest, so that the work does not grow with the number of readers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+SHARED = frozenset({"/v1/tasks", "/v1/nodes", "/v1/incidents", "/v1/plans", "/v1/costs", "/v1/waf"})
+"""Paths whose answers to a GET depend on nothing but the query: everybody who may read may read all."""
+
+PAUSE_S = 0.5
+"""As long as a page waits before it asks again."""
+
+_MOST = 256
+"""Questions that are remembered, with those that nobody asks at the moment."""
+
+_OWN = frozenset({b"if-none-match", b"if-match", b"if-modified-since", b"range"})
+"""Headers on which an answer depends: such a request gets one of its own."""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What the application has sent. ``route``: which the metrics count it as."""
+
+    messages: list[Message]
+    route: object
+
+
+@dataclass
+class _Question:
+    """What is asked: the answer that was begun last, and the one that is to begin."""
+
+    begun: asyncio.Task[_Answer] | None = None
+    next: asyncio.Task[_Answer] | None = None
+    waiting: int = 0
+    """For ``next``."""
+    pause_until_s: float = 0.0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits for an answer."""
+        return self.next is None and (self.begun is None or self.begun.done())
+
+    async def turn(self) -> None:
+        """Wait until the next answer may begin."""
+        if self.begun is not None:
+            await asyncio.wait([self.begun])
+        await asyncio.sleep(max(self.pause_until_s - time.monotonic(), 0.0))
+        self.pause_until_s = time.monotonic() + PAUSE_S if self.waiting > 1 else 0.0
+        self.begun, self.next, self.waiting = self.next, None, 0
+
+
+class SharedAnswers:
+    """ASGI middleware behind the one that says who may read.
+
+    Args:
+        app: what answers.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._questions: dict[tuple[str, bytes], _Question] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or pass it on."""
+        if not _is_shared(scope):
+            await self._app(scope, receive, send)
+            return
+        # Others may wait for the answer, too, when this reader goes away.
+        answer = await asyncio.shield(self._next(scope))
+        if answer.route is not None:
+            scope["route"] = answer.route
+        for message in answer.messages:
+            await send(message)
+
+    def _next(self, scope: Scope) -> asyncio.Task[_Answer]:
+        """Return the task of the first answer that is not begun yet."""
+        key = (scope["path"], scope["query_string"])
+        question = self._questions.get(key)
+        if question is None:
+            if len(self._questions) >= _MOST:
+                self._questions = {key: known for key, known in self._questions.items() if not known.idle}
+            question = self._questions[key] = _Question()
+        if question.next is None:
+            question.next = asyncio.create_task(self._answer(question, scope))
+            question.next.add_done_callback(_retrieve)
+        question.waiting += 1
+        return question.next
+
+    async def _answer(self, question: _Question, scope: Scope) -> _Answer:
+        await question.turn()
+        own = {**scope, "state": dict(scope.get("state", {}))}
+        messages: list[Message] = []
+        request: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
+
+        async def receive() -> Message:
+            if not request:
+                await asyncio.Event().wait()  # no reader's disconnection ends what others wait for
+            return request.pop()
+
+        async def send(message: Message) -> None:
+            messages.append(message)
+
+        await self._app(own, receive, send)
+        return _Answer(messages, own.get("route"))
+
+
+def _is_shared(scope: Scope) -> bool:
+    if scope["type"] != "http" or scope["method"] != "GET" or scope["path"] not in SHARED:
+        return False
+    return not any(name in _OWN for name, _ in scope["headers"])
+
+
+def _retrieve(task: asyncio.Task[_Answer]) -> None:
+    """Take note of a failure, which is raised where it is waited for; perhaps nobody does any more."""
+    if not task.cancelled():
+        task.exception()
