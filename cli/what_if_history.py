@@ -30,7 +30,7 @@ def history(asked: str, replayer: Replayer, name: str, seeds: int) -> HistoryCom
         InvalidInput: the changes are wrong, or the log cannot be simulated.
         Archived, Corrupt: of the log.
     """
-    from cli.simulate import progress_bar
+    from cli.progress import progress_bar
     from simulator.what_if import compare_histories
     from simulator.what_if_changes import parse_changes
 
