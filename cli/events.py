@@ -16,7 +16,7 @@ from cli.output import console, cropped, print_json, print_json_line
 _HIDDEN = frozenset({"event_id", "schema_version", "type", "occurred_at"})
 """Fields that a line of text leaves out: its first columns have them, or only the JSON does."""
 
-_NOTHING = (None, "", [], {})
+_NOTHING: tuple[object, ...] = (None, "", [], {})
 """Values that say nothing in a line of text."""
 
 _FIRST = ("task", "node", "worker", "kind", "phase", "incident", "plan")
