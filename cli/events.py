@@ -16,6 +16,12 @@ from cli.output import console, cropped, print_json, print_json_line
 _HIDDEN = frozenset({"event_id", "schema_version", "type", "occurred_at"})
 """Fields that a line of text leaves out: its first columns have them, or only the JSON does."""
 
+_NOTHING: tuple[object, ...] = (None, "", [], {})
+"""Values that say nothing in a line of text."""
+
+_FIRST = ("task", "node", "worker", "kind", "phase", "incident", "plan")
+"""Fields that a short line has before the others: what the event is about."""
+
 _MILLISECONDS = len("2026-03-01T12:00:00.000")
 """Characters of a time up to the milliseconds; all times are UTC."""
 
@@ -75,7 +81,8 @@ def records(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 def line(record: dict[str, Any]) -> str:
     """Return a record as one line of text, whatever the width of the terminal."""
-    event = {name: value for name, value in record["event"].items() if name not in _HIDDEN and value is not None}
+    fields = {name: value for name, value in record["event"].items() if name not in _HIDDEN and value not in _NOTHING}
+    event = {name: fields.pop(name) for name in _FIRST if name in fields} | fields
     text = json.dumps(event, ensure_ascii=False)
     if len(text) > _LINE_CHARACTERS:
         text = text[: _LINE_CHARACTERS - 3] + "..."

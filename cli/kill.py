@@ -45,5 +45,7 @@ def _confirm(task: dict[str, Any]) -> None:
         f"what follows step {task['saved_step']}, that of its newest checkpoint" if task["checkpoint"] else "all of it"
     )
     question = f"End {task['name']} ({task['state']}, step {task['step']}) at once? {saved.capitalize()} is lost."
-    if not typer.confirm(question, err=True):
+    # Not typer.confirm, which prints the space behind a question on standard output.
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise typer.Exit(1)
