@@ -46,7 +46,8 @@ def print_history(found: HistoryComparison) -> None:
         _wrapped(f"{found.log}, {found.seconds:.0f} s from {found.started_at:%Y-%m-%d %H:%M:%S} UTC; what if {asked}")
     )
     happened = ", ".join(f"{count} {kind}" for kind, count in found.occurrences.items()) or "nothing"
-    print(_wrapped(f"what happened: {happened}") + "\n")
+    print(_wrapped(f"what happened: {happened}"))
+    print(_wrapped(f"policy: {found.measured.policy}; what if: {found.what_if.policy}") + "\n")
     columns = ("MEASURED", "MODEL", "WHAT IF", "DIFFERENCE", "OF MEASURED")
     print_table(("WORKER-S", *columns), list(_times(found)))
     print()
@@ -70,10 +71,9 @@ def _times(found: HistoryComparison) -> Iterator[tuple[object, ...]]:
 
 
 def _values(found: HistoryComparison) -> Iterator[tuple[object, ...]]:
-    """Yield a row for the policy, the work done, and each sum of money."""
+    """Yield a row for the work done, and for each sum of money."""
     one, two, three, less = found.measured, found.model, found.what_if, found.difference
     currency = found.currency or "money"
-    yield ("policy", one.policy, two.policy, three.policy, None, None)
     for name, what, whole in (
         ("accumulated_waf_flop", "accumulated WAF, FLOP", one.accumulated_waf_flop),
         ("failure_money", f"{currency} of failures", one.money),

@@ -49,7 +49,8 @@ def test_detection_is_from_the_fault_to_its_incident(tmp_path: Path) -> None:
     assert {each["kind"] for each in errors} == set(names)
     for each in errors:
         sampled = found.times[names[each["kind"]]]
-        assert sampled == (pytest.approx(seconds(each["occurred_at"], each["detected_at"])), 1)
+        assert sampled.value == pytest.approx(seconds(each["occurred_at"], each["detected_at"]))
+        assert sampled.samples == 1
     assert "link_detection_s" not in found.times, "the log has no example"
 
 
@@ -57,7 +58,8 @@ def test_transitions_and_checkpoints(tmp_path: Path) -> None:
     """By hand of demo-5: eight parts went on with survivors, five of them after a fault."""
     _, found = calibrated("demo-5", tmp_path)
     starts = [m["durations_s"]["prepare"] for m in events("demo-5", "state.moved") if m["phase"] == "prepared"]
-    assert found.times["process_start_s"] == (pytest.approx(median(starts)), len(starts))
+    assert found.times["process_start_s"].value == pytest.approx(median(starts))
+    assert found.times["process_start_s"].samples == len(starts)
     drained, pauses = {}, []
     for moved in events("demo-5", "state.moved"):
         if moved["phase"] == "drained":
@@ -66,7 +68,8 @@ def test_transitions_and_checkpoints(tmp_path: Path) -> None:
             took = moved["durations_s"]
             whole_s = seconds(drained[moved["plan"], moved["task"]], moved["occurred_at"])
             pauses.append(whole_s - took["first_step"] - took["move"])
-    assert found.times["pause_s"] == (pytest.approx(median(pauses)), 3)
+    assert found.times["pause_s"].value == pytest.approx(median(pauses))
+    assert found.times["pause_s"].samples == len(pauses) == 3
     # p7: the trigger at 46.529, restored at 48.448; a first step of 0.253, a move of 0.069, a start of 0.134.
     assert found.times["fault_pause_s"].samples == 5
     assert 0.9 < found.times["fault_pause_s"].value < 1.6
