@@ -64,11 +64,12 @@ class Course:
         events: about how many.
         seed: of everything that is drawn.
         start: time of the first event.
+        step: time between two events.
         ends: whether all tasks end at last, and all nodes are there.
     """
 
-    def __init__(self, events: int, seed: int = SEED, start: datetime = START, *, ends: bool = False) -> None:
-        self._start, self._ends = start, ends
+    def __init__(self, events: int, seed: int = SEED, *, step: timedelta = STEP, ends: bool = False) -> None:
+        self._step, self._ends = step, ends
         self._random = random.Random(seed)
         self._wanted = events
         self._fold = Fold()
@@ -240,7 +241,7 @@ class Course:
 
     @property
     def _now(self) -> datetime:
-        return self._start + (self._position + 1) * STEP
+        return START + (self._position + 1) * self._step
 
     def _log(self, event: Event) -> PlanDecided | None:
         record = self._record(event)

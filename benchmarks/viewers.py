@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from benchmarks.log_course import STEP, Course
+from benchmarks.log_course import START, Course
 from benchmarks.report import Report
 from cli.child import Child
 from shared import credentials, tokens
@@ -172,16 +172,17 @@ async def _watch(
     return [viewer.seen for viewer in viewers], took_s
 
 
-def events_of_course(count: int) -> list[Event]:
-    """Return about so many events, with times up to the present."""
-    course = Course(count, start=datetime.now(UTC) - count * STEP - timedelta(seconds=60))
-    return [record.event for record in course.records()][:count]
+def _later(event: Event, later: timedelta) -> Event:
+    """Return an event at a later time: it is appended when it occurs."""
+    times = {name: value + later for name, value in vars(event).items() if isinstance(value, datetime)}
+    return event.model_copy(update=times)
 
 
 async def measure(report: Report, viewers: int, events_per_s: int, seconds: float) -> None:
     """Have viewers look while events are appended."""
     total = EARLIER + int(events_per_s * seconds)
-    events = events_of_course(total)
+    step = timedelta(seconds=1 / events_per_s)
+    events = [record.event for record in Course(total, step=step).records()][:total]
     async with AsyncExitStack() as stack:
         # In memory: log and bus write each event to the disk, of which some take ten milliseconds for that.
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="unicron-viewers-", dir="/dev/shm"))
@@ -193,7 +194,8 @@ async def measure(report: Report, viewers: int, events_per_s: int, seconds: floa
         bus = await Bus.connect(nats.url, credential=credential, name="benchmark")
         stack.push_async_callback(bus.close)
         journal = await stack.enter_async_context(Journal(log, bus))
-        await journal.append(events[:EARLIER])
+        before = datetime.now(UTC) - START - EARLIER * step
+        await journal.append([_later(event, before) for event in events[:EARLIER]])
         environment = {
             **os.environ,
             "UNICRON_RUN_DIR": str(run_dir),
@@ -217,9 +219,9 @@ async def measure(report: Report, viewers: int, events_per_s: int, seconds: floa
         watching = loop.run_in_executor(pool, watch, *arguments)
         while not ready.exists() and not watching.done():  # noqa: ASYNC110 - another process writes it
             await asyncio.sleep(0.05)
-        before = _cpu_s(process), time.process_time()
+        began = _cpu_s(process), time.process_time()
         times, took_s = await _append(journal, events[EARLIER:], events_per_s)
-        gateway_s, writer_s = _cpu_s(process) - before[0], time.process_time() - before[1]
+        gateway_s, writer_s = _cpu_s(process) - began[0], time.process_time() - began[1]
         seen, viewers_s = await watching
     used_s = {"gateway": gateway_s, "writer": writer_s, "viewers": viewers_s}
     report.line("processor time, s", seconds=round(took_s, 1), **{name: round(s, 1) for name, s in used_s.items()})
@@ -235,10 +237,11 @@ async def _append(journal: Journal, events: list[Event], events_per_s: int) -> t
     """Append events at a rate; return when each append was called, for every event, and how long all took."""
     size = max(1, events_per_s // APPENDS_PER_S)
     times: list[float] = []
+    later = datetime.now(UTC) - events[0].occurred_at
     began_s = time.monotonic()
     for first in range(0, len(events), size):
         await asyncio.sleep(max(began_s + first / events_per_s - time.monotonic(), 0.0))
-        part = events[first : first + size]
+        part = [_later(event, later) for event in events[first : first + size]]
         times += [time.monotonic()] * len(part)
         await journal.append(part)
     return times, time.monotonic() - began_s

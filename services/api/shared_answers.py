@@ -2,7 +2,8 @@
 
 A request that comes while its answer is made for others gets the next one, which is begun after the request has come:
 no answer is older than its request. One reader alone never waits. Where several share an answer, the next one to the
-same question is begun ``PAUSE_S`` after it at the earliest, so that the work does not grow with the number of readers.
+same question is begun ``PAUSE_S`` after it at the earliest, and later where it takes long (``REST``), so that the work
+does not grow with the number of readers.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ SHARED = frozenset({"/v1/tasks", "/v1/nodes", "/v1/incidents", "/v1/plans", "/v1
 
 PAUSE_S = 0.5
 """As long as a page waits before it asks again."""
+
+REST = 9
+"""The pause is at least so many times as long as an answer took: a question that many ask takes a tenth of a core."""
 
 _MOST = 256
 """Questions that are remembered, with those that nobody asks at the moment."""
@@ -42,6 +46,8 @@ class _Question:
     next: asyncio.Task[_Answer] | None = None
     waiting: int = 0
     """For ``next``."""
+    shared: bool = False
+    """The answer that was begun last."""
     pause_until_s: float = 0.0
 
     @property
@@ -54,8 +60,13 @@ class _Question:
         if self.begun is not None:
             await asyncio.wait([self.begun])
         await asyncio.sleep(max(self.pause_until_s - time.monotonic(), 0.0))
-        self.pause_until_s = time.monotonic() + PAUSE_S if self.waiting > 1 else 0.0
+        self.shared = self.waiting > 1
         self.begun, self.next, self.waiting = self.next, None, 0
+
+    def rest(self, began_s: float) -> None:
+        """Let the next answer wait, after one that was begun at a time has been made."""
+        now_s = time.monotonic()
+        self.pause_until_s = max(began_s + PAUSE_S, now_s + REST * (now_s - began_s)) if self.shared else 0.0
 
 
 class SharedAnswers:
@@ -97,6 +108,7 @@ class SharedAnswers:
 
     async def _answer(self, question: _Question, scope: Scope) -> _Answer:
         await question.turn()
+        began_s = time.monotonic()
         own = {**scope, "state": dict(scope.get("state", {}))}
         messages: list[Message] = []
         request: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
@@ -109,7 +121,10 @@ class SharedAnswers:
         async def send(message: Message) -> None:
             messages.append(message)
 
-        await self._app(own, receive, send)
+        try:
+            await self._app(own, receive, send)
+        finally:
+            question.rest(began_s)
         return _Answer(messages, own.get("route"))
 
 

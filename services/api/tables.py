@@ -306,7 +306,8 @@ CLUSTER = Kind(ClusterRow, ClusterView, "cluster")
 
 def insert_into(dialect: str, table: Any) -> Any:
     """Return an INSERT with the conflict clause of a database, given the name of its dialect."""
-    return (sqlite if dialect == "sqlite" else postgresql).insert(table)
+    own: Any = sqlite if dialect == "sqlite" else postgresql
+    return own.insert(table)
 
 
 def table_of(model: type[SQLModel]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -12,13 +12,14 @@ from services.api.feed import Feed
 from services.api.store import Store
 from services.api.tail import Tail
 from shared.log.journal import Journal
+from shared.log.schema import StoredRow
 from shared.settings import Settings
 from tests.api.kit import Server
 from tests.shared.samples import node_joined
 
 
 @pytest.fixture
-async def feed(journal: Journal, settings: Settings) -> Any:
+async def feed(journal: Journal, settings: Settings) -> AsyncIterator[Feed]:
     """A feed that has folded ten events."""
     await journal.append([node_joined(number) for number in range(1, 11)])
     store = Store(f"sqlite:///{settings.run_dir / 'projections.db'}")
@@ -33,14 +34,19 @@ def positions(found: bytes) -> list[int]:
 
 
 async def test_streams_share_what_was_read(feed: Feed, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    shared, pages = Tail(journal, feed), []
-    page = journal.log.page
-    monkeypatch.setattr(journal.log, "page", lambda **given: pages.append(given) or page(**given))
+    shared, page = Tail(journal, feed), journal.log.page
+    pages: list[int] = []
+
+    def noted(*, after: int, limit: int) -> list[StoredRow]:
+        pages.append(after)
+        return page(after=after, limit=limit)
+
+    monkeypatch.setattr(journal.log, "page", noted)
     found = await asyncio.gather(*(shared.after(7) for _ in range(20)))
     assert [(positions(events), position) for events, position in found] == [([8, 9, 10], 10)] * 20
-    assert len(pages) == 1
+    assert pages == [7]
     assert await shared.after(9) == (found[0][0][found[0][0].index(b"id: 10") :], 10)
-    assert len(pages) == 1
+    assert pages == [7]
 
 
 @pytest.mark.parametrize("after", [0, 3, 9, 10, 11, 2**62])
@@ -56,7 +62,8 @@ async def test_whoever_is_behind_gets_all_that_is_missing(feed: Feed, journal: J
 async def test_what_is_remembered_is_bounded(feed: Feed, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tail, "MOST_BYTES", 1500)
     monkeypatch.setattr(tail, "MOST_EVENTS", 4)
-    shared, position, seen = Tail(journal, feed), 0, []
+    shared, position = Tail(journal, feed), 0
+    seen: list[int] = []
     while position < 10:
         found, position = await shared.after(position)
         seen += positions(found)

@@ -98,7 +98,9 @@ class Browser:
 
     async def drawn_at_ms(self) -> float | None:
         """Return when the page has shown what it asked for last, since it was opened; None: it has not yet."""
-        found = await self.page.evaluate("performance.getEntriesByName('shown').map((mark) => mark.startTime)")
+        found: list[float] = await self.page.evaluate(
+            "performance.getEntriesByName('shown').map((mark) => mark.startTime)"
+        )
         return found[-1] if found else None
 
     async def drawn_again(self) -> None:

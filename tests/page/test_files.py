@@ -111,6 +111,12 @@ def test_all_that_is_named_is_there_and_here() -> None:
         assert {*re.findall(r'from "\./([\w.]+)"', path.read_text())} <= assets().keys()
 
 
+def test_every_module_is_asked_for_with_the_page() -> None:
+    """Else a browser asks for those that a module imports once it has that module."""
+    modules = {f"/page/{path.name}" for path in FOLDER.glob("[!u]*.js")}
+    assert modules <= {*page().links}
+
+
 def test_every_element_that_a_module_asks_for_is_on_the_page() -> None:
     ids = {*page().ids}
     for path in FOLDER.glob("[!u]*.js"):
