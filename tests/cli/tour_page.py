@@ -30,7 +30,7 @@ CLASSES = {
     "duration": r"\b\d+(?:\.\d+)? (?:ms|s|min|h)\b",
     "flop": r"\b\d+(?:\.\d+)?(?:e[+-]?\d+)? ?[kMGTPE]?FLOP(?:/s)?",
     "step": r"\bstep-\d+\b",
-    "start": r"\b(?:queued|starting)\b",
+    "start": r"\b(?:pending|queued|starting)\b",
     "port": r"(?<=127\.0\.0\.1:)\d+",
     "number": r"(?<![\w.-])[+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?: ?[kMGTPEmµn])?(?![\w.-])",
 }
