@@ -30,7 +30,7 @@ CLASSES = {
     "duration": r"\b\d+(?:\.\d+)? (?:ms|s|min|h)\b",
     "flop": r"\b\d+(?:\.\d+)?(?:e[+-]?\d+)? ?[kMGTPE]?FLOP(?:/s)?",
     "step": r"\bstep-\d+\b",
-    "start": r"\b(?:queued|starting)\b",
+    "start": r"\b(?:pending|queued|starting)\b",
     "port": r"(?<=127\.0\.0\.1:)\d+",
     "number": r"(?<![\w.-])[+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?: ?[kMGTPEmµn])?(?![\w.-])",
 }
@@ -151,7 +151,5 @@ def rewritten(page: str, outputs: Sequence[str]) -> str:
     for step, output in reversed(found):
         page = page[: step.start] + shown(output, step.rules) + page[step.end :]
     for there, here in values.items():
-        page = re.sub(
-            rf"^(\$ .*)\b{re.escape(there)}\b", lambda line, value=here: f"{line[1]}{value}", page, flags=re.M
-        )
+        page = re.sub(rf"^(\$ .*)\b{re.escape(there)}\b", rf"\g<1>{here}", page, flags=re.M)
     return page

@@ -7,13 +7,14 @@ when the fault struck, solved without the workers that the fault has stopped.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from services.api.postmortem.counts import more_than_given, unused, useful_counts
 from services.api.postmortem.model import OtherCount, Replanned
 from shared.errors import InvalidInput
 from shared.planning.solver import solve
 from shared.planning.waf import term
-from shared.plans import Problem, TaskProblem
+from shared.plans import Problem, Solution, TaskProblem
 
 _MODEL = [
     "throughput, times of transitions and D_running are those of the plan before",
@@ -58,10 +59,9 @@ def replanned(
         return None
     shrunk = max((x for x in useful_counts(hit) if x <= workers - lost), default=0)
     left = _without(present, counts, hit, lost, keeps_free=keeps_free)
-    try:
+    best: Solution | None = None
+    with suppress(InvalidInput):  # raised where too little is left for the tasks that were admitted
         best = solve(left)
-    except InvalidInput:  # what is left is too few for the tasks that were admitted
-        best = None
     return Replanned(
         task=name,
         workers=workers,

@@ -48,6 +48,10 @@ PARTS = {
     "first_step": "the rest of the step",
     "drain": "members go on to the end of a step",
     "release": "workers that the plan gives up are freed",
+    "store-interrupted": "store, for the members that finish the interrupted step",
+    "configure-interrupted": "configure, of the members that finish the interrupted step",
+    "store-target": "store, for the members of the new stage",
+    "configure-target": "configure, of the members of the new stage",
     "stop": "the task writes a checkpoint and ends",
 }
 """Part of a phase -> what is done in it (docs/transition.md). Parts of one phase overlap."""
