@@ -12,7 +12,7 @@ from simulator.oracle import oracle
 from simulator.paper_workloads import REAL, workload
 from simulator.policies import POLICIES
 from simulator.report.summary import ORACLE
-from simulator.runs import WorkloadOf
+from simulator.runs import Run, WorkloadOf
 
 OURS = "unicron"
 
@@ -42,7 +42,8 @@ def drawn(trace: str, case: int = 1) -> WorkloadOf:
 
 def measure_gains(report: Report, traces: Sequence[str], seeds: int, jobs: int) -> None:
     """Ours over every published policy and as a share of the oracle, and the gain of each addition."""
-    groups, few = {}, {trace: min(OTHERS_SEEDS, _seeds(trace, seeds)) for trace in traces}
+    groups: dict[tuple[str, str], list[Run]] = {}
+    few = {trace: min(OTHERS_SEEDS, _seeds(trace, seeds)) for trace in traces}
     for trace in traces:
         for policy in [*POLICIES, ORACLE]:
             many = _seeds(trace, seeds) if policy in (OURS, PAPER, ORACLE) else few[trace]

@@ -145,7 +145,7 @@ class Bound:
         whole = Capacity(workers, float(workers))
         if whole not in self._known:
             tasks = [_posed(spec, self._rates[spec.name].fastest, workers) for spec in self._tasks]
-            admitted = admit(tasks, {"": workers}) if self._admits else set()
+            admitted: set[str] = admit(tasks, {"": workers}) if self._admits else set()
             required = [task.model_copy(update={"required": task.name in admitted}) for task in tasks]
             self._known[whole] = solve(Problem(workers=workers, tasks=required)).total_waf_flop_per_s
         return self._known[whole]
