@@ -8,7 +8,7 @@ has it, and placement gives it to no other task.
 from __future__ import annotations
 
 from services.planner.changes import can_save, keeps_state
-from services.planner.state import State, Task, node_of
+from services.planner.state import Node, State, Task, node_of
 
 
 def closed_workers(state: State) -> set[str]:
@@ -34,7 +34,22 @@ def is_draining(state: State, worker: str) -> bool:
 
 def draining_members(state: State, task: Task) -> list[str]:
     """Return the task's workers on draining nodes, in rank order."""
+    if not _draining(state.nodes):
+        return []  # as almost always, and for thousands of workers in every problem
     return [worker for worker in task.members if is_draining(state, worker)]
+
+
+_newest: list[tuple[dict[str, Node], bool]] = [({}, False)]
+"""The nodes that ``_draining`` was asked about last, and its answer. Nodes of a state never change."""
+
+
+def _draining(nodes: dict[str, Node]) -> bool:
+    """Return whether any node is draining. All tasks of a problem ask about the same nodes."""
+    known, answer = _newest[0]
+    if known is not nodes:
+        answer = any(node.draining for node in nodes.values())
+        _newest[0] = nodes, answer
+    return answer
 
 
 def without_cordons(state: State) -> State:
