@@ -1,4 +1,7 @@
-"""``unicron incidents``."""
+"""``unicron incidents``: a group of verbs that lists incidents where no verb is given.
+
+``unicron incidents INCIDENT`` stands for ``unicron incidents show INCIDENT``.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
+import typer.core
 
 from cli import incident_evidence
 from cli.options import Format, Output, Server
@@ -18,10 +22,23 @@ _FAILURE_PARTS = ("detection_worker_s", "transition_worker_s", "recompute_worker
 _COSTS = (*_FAILURE_PARTS, "lost_worker_s", "lost_flop", "failure_money")
 
 
+class _Incidents(typer.core.TyperGroup):
+    """Takes the id of an incident in the place of a verb: shows the incident."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the verb that is to be run, and its arguments."""
+        known = not args or args[0] in self.commands or args[0].startswith("-")
+        return super().resolve_command(ctx, args if known else [_SHOW, *args])
+
+
+_SHOW = "show"
+
+app = typer.Typer(cls=_Incidents, add_completion=False, subcommand_metavar="[INCIDENT | COMMAND [ARGS]...]")
+
+
+@app.callback(invoke_without_command=True)
 def incidents(
-    incident: Annotated[
-        str | None, typer.Argument(metavar="INCIDENT", help="Show this one, with what other answers would have cost.")
-    ] = None,
+    context: typer.Context,
     task: Annotated[str | None, typer.Option(help="Only those that touched this task.")] = None,
     server: Server = None,
     output: Output = Format.TEXT,
@@ -33,18 +50,13 @@ def incidents(
     DETECT: seconds from the fault to its detection. RESUME and RESTORE: seconds from the detection to the end of the
     interrupted step, and to planned strength.
     """
+    if context.invoked_subcommand is not None:
+        if task is not None:
+            raise InvalidInput("--task: not with an INCIDENT")
+        context.default_map = {context.invoked_subcommand: {"server": server, "output": output}}
+        return
     from cli.client import Client
 
-    if incident is not None and task is not None:
-        raise InvalidInput("--task: not with an INCIDENT")
-    if incident is not None:
-        with Client(server) as client:
-            shown = client.get(f"/v1/incidents/{quote(incident, safe='')}")
-        if output is Format.JSON:
-            print_json(shown)
-        else:
-            _print_one(shown)
-        return
     with Client(server) as client:
         page = client.pages("/v1/incidents", {"task": task})
     if output is Format.JSON:
@@ -73,6 +85,23 @@ def incidents(
     # The id is what other verbs ask for; the rest is on the incident's own page, too.
     least = ("STATE FROM", "LOST STEPS", "FOUND BY", "TASKS", "RESUME S", "RESTORE S", "RESPONSE", "DETECT S", "WHERE")
     print_table((*columns, *times), rows, empty="no incidents", least=least, wide=output is Format.WIDE)
+
+
+@app.command(_SHOW)
+def show_incident(
+    incident: Annotated[str, typer.Argument(metavar="INCIDENT", help="The incident's id.")],
+    server: Server = None,
+    output: Output = Format.TEXT,
+) -> None:
+    """Show an incident: its cost, its evidence, and models of what other answers would have cost."""
+    from cli.client import Client
+
+    with Client(server) as client:
+        shown = client.get(f"/v1/incidents/{quote(incident, safe='')}")
+    if output is Format.JSON:
+        print_json(shown)
+    else:
+        _print_one(shown)
 
 
 def _print_one(shown: dict[str, Any]) -> None:
