@@ -59,9 +59,13 @@ _ATTEMPTS = 5
 """How often a command is tried in all, where other events of its task are logged at the same time."""
 
 _REUSABLE = frozenset({TaskState.STOPPED, TaskState.FAILED})
-"""States of an earlier task whose name (and checkpoint) a new submission takes over."""
+"""States of an earlier task whose name (and checkpoint) a new submission takes over; so it does of a deleted one."""
 
 T = TypeVar("T")
+
+
+def _any(_: TaskView) -> None:
+    """Accept a task as it is."""
 
 
 @dataclass
@@ -191,13 +195,16 @@ class Gateway:
         nodes = await self.read(lambda views: views.page(NODES, states=["ready"]))
         await check_inputs(spec, [self.node_files(node.name) for node in nodes if is_name(node.name)], below)
 
-    async def stop(self, name: str, actor: Actor, *, lose_steps: bool = False) -> TaskView:
+    async def stop(
+        self, name: str, actor: Actor, *, lose_steps: bool = False, check: Callable[[TaskView], None] = _any
+    ) -> TaskView:
         """Log the request to stop a task; a further request changes nothing, unless now steps may be lost.
 
         Args:
             name: of the task.
             actor: who asks for it.
             lose_steps: whether it is to stop also if its state cannot be saved.
+            check: raises an error where the task is not as the client has read it.
 
         Raises:
             NotFound: there is no such task.
@@ -207,6 +214,7 @@ class Gateway:
         for _ in range(_ATTEMPTS):
             task = await self.task(name)
             actor.require_own(task.owner, f"task {name!r}")
+            check(task)
             if task.state is TaskState.STOPPING and (task.lose_steps or not lose_steps):
                 return task
             if task.state in ENDED:
@@ -271,10 +279,10 @@ def resumable(known: TaskView | None, spec: TaskSpec) -> tuple[str, int]:
     """
     if known is None:
         return "", 0
-    if known.state not in _REUSABLE:
+    if known.state not in _REUSABLE and known.deleted_at is None:
         raise Conflict(
             f"name {spec.name!r} is in use by a task that is {known.state.value}; "
-            "a name is free again when its task was stopped or has failed",
+            "a name is free again when its task was stopped, has failed or was deleted",
             field="name",
             value=spec.name,
             state=known.state.value,
