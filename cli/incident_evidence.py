@@ -20,23 +20,23 @@ _TEXTS = {"stack": "stacks at the signal", "traceback": "traceback", "last_outpu
 
 def fields(evidence: Mapping[str, Any]) -> list[tuple[str, object]]:
     """Return the entries that are one value, by name."""
-    return [(f"evidence.{name}", _safe(text(evidence[name]))) for name in _FIELDS if evidence.get(name) is not None]
+    return [(f"evidence.{name}", printable(text(evidence[name]))) for name in _FIELDS if evidence.get(name) is not None]
 
 
 def paragraphs(evidence: Mapping[str, Any]) -> Iterator[str]:
     """Yield the rest: who is missing from which collective, what the ranks do, and texts of processes."""
     for found in _objects(evidence, "collectives"):
-        yield _safe(_collective(found))
+        yield printable(_collective(found))
     for worker, found in _mapping(evidence, "without_stack").items():
-        yield _safe(f"{worker} (rank {found.get('rank')}, state {found.get('state')}): {found.get('detail')}")
+        yield printable(f"{worker} (rank {found.get('rank')}, state {found.get('state')}): {found.get('detail')}")
     for found in _objects(evidence, "stacks"):
         ranks, workers = text(found.get("ranks")), text(found.get("workers"))
-        yield _safe(f"stacks of rank {ranks} ({workers}):\n{found.get('stack')}")
+        yield printable(f"stacks of rank {ranks} ({workers}):\n{found.get('stack')}")
     if left_out := evidence.get("stacks_left_out"):
         yield f"{text(left_out)} more stacks are left out"
     for name, heading in _TEXTS.items():
         if isinstance(lines := evidence.get(name), str) and lines.strip():
-            yield _safe(f"{heading}:\n{lines.rstrip()}")
+            yield printable(f"{heading}:\n{lines.rstrip()}")
 
 
 def _collective(found: Mapping[str, Any]) -> str:
@@ -60,6 +60,6 @@ def _mapping(evidence: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]
     return {k: v for k, v in found.items() if isinstance(v, dict)} if isinstance(found, dict) else {}
 
 
-def _safe(lines: str) -> str:
-    """Return a text of a training process without what a terminal would obey."""
+def printable(lines: str) -> str:
+    """Return a text of a training process, or of a user, without what a terminal would obey."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in lines.expandtabs())

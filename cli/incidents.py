@@ -104,6 +104,53 @@ def show_incident(
         _print_one(shown)
 
 
+_INCIDENT = Annotated[str, typer.Argument(metavar="INCIDENT", help="The incident's id.")]
+
+
+@app.command("acknowledge")
+def acknowledge_incident(incident: _INCIDENT, server: Server = None, output: Output = Format.TEXT) -> None:
+    """Say that somebody takes care of an incident."""
+    from cli.client import Client
+
+    with Client(server) as client:
+        shown = client.post(f"/v1/incidents/{quote(incident, safe='')}/acknowledge")
+    if output is Format.JSON:
+        print_json(shown)
+    else:
+        print(_acknowledged(shown))
+
+
+@app.command("note")
+def note_incident(
+    incident: _INCIDENT,
+    words: Annotated[str, typer.Argument(metavar="TEXT", help="The note, for everybody who looks at the incident.")],
+    server: Server = None,
+    output: Output = Format.TEXT,
+) -> None:
+    """Add a note to an incident."""
+    from cli.client import Client
+
+    with Client(server) as client:
+        shown = client.post(f"/v1/incidents/{quote(incident, safe='')}/notes", {"text": words})
+    if output is Format.JSON:
+        print_json(shown)
+    else:
+        print(f"{shown['id']}: noted, {len(shown['notes'])} in all")
+
+
+def _acknowledged(shown: dict[str, Any]) -> str:
+    found = shown["acknowledged"]
+    return f"acknowledged by {found['by']} at {clock(found['at'])}"
+
+
+def _print_notes(shown: dict[str, Any]) -> None:
+    """Print what users say about an incident."""
+    if shown["acknowledged"]:
+        print(f"\n{_acknowledged(shown)}")
+    for note in shown["notes"]:
+        print(f"\n{note['by']} at {clock(note['at'])}:\n{incident_evidence.printable(note['text'])}")
+
+
 def _print_one(shown: dict[str, Any]) -> None:
     """Print an incident, its cost as measured, and apart from it what models say of other answers."""
     cost = shown["cost"]
@@ -121,6 +168,7 @@ def _print_one(shown: dict[str, Any]) -> None:
     )
     for paragraph in incident_evidence.paragraphs(shown["evidence"]):
         print(f"\n{paragraph}")
+    _print_notes(shown)
     _print_observations(shown)
     failure_s = sum(cost[name] for name in _FAILURE_PARTS)
     rows = [("as it was (from the log)", failure_s, cost["lost_flop"])]
