@@ -6,8 +6,10 @@ import pytest
 
 from services.planner.decide import DECIDER
 from services.planner.replay import Replayer, verify_records
+from services.planner.what_if_inputs import parse_inputs
+from shared.events import TaskChanged
 from shared.plans import Response, Trigger
-from tests.planner.kit import World, change_of
+from tests.planner.kit import START, World, change_of
 
 
 def counts(world: World) -> tuple[int, int]:
@@ -137,3 +139,13 @@ def test_futures_never_keep_a_count_above_the_maximum() -> None:
     assert len(world.task("a").members) == 1
     assert plan.solution is not None
     verified(world)
+
+
+def test_what_is_asked_in_a_what_if_holds_after_a_change_too() -> None:
+    inputs = parse_inputs("tasks: {a: {weight: 9, workers: {max: 3}}}")
+    event = TaskChanged(event_id="x", occurred_at=START, task="a", weight=2.0, min_workers=2, max_workers=8)
+    asked = inputs.event(event)
+    assert isinstance(asked, TaskChanged)
+    assert (asked.weight, asked.min_workers, asked.max_workers) == (9.0, 2, 3)
+    other = event.model_copy(update={"task": "b"})
+    assert inputs.event(other) == other
