@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
+from cli.ids import id_path
 from cli.incident_show import show
-from cli.options import Format, Output, Server
-from cli.output import clock, print_json, print_table, seconds_between
+from cli.options import Format, IncidentId, Output, Server
+from cli.output import clock, print_json, print_table, printable, seconds_between
 from shared.errors import InvalidInput
 
 
@@ -82,3 +83,35 @@ def incidents(
     print_table(
         (*columns, *times), rows, empty="no incidents", least=least, ids=("INCIDENT",), wide=output is Format.WIDE
     )
+
+
+@app.command("acknowledge")
+def acknowledge_incident(incident: IncidentId, server: Server = None, output: Output = Format.TEXT) -> None:
+    """Say that somebody takes care of an incident."""
+    from cli.client import Client
+
+    with Client(server) as client:
+        shown = client.post(f"{id_path(client, 'incident', incident)}/acknowledge")
+    if output is Format.JSON:
+        print_json(shown)
+        return
+    found = shown["acknowledged"]
+    print(f"acknowledged by {printable(found['by'])} at {clock(found['at'])}")
+
+
+@app.command("note")
+def note_incident(
+    incident: IncidentId,
+    words: Annotated[str, typer.Argument(metavar="TEXT", help="The note, for everybody who looks at the incident.")],
+    server: Server = None,
+    output: Output = Format.TEXT,
+) -> None:
+    """Add a note to an incident."""
+    from cli.client import Client
+
+    with Client(server) as client:
+        shown = client.post(f"{id_path(client, 'incident', incident)}/notes", {"text": words})
+    if output is Format.JSON:
+        print_json(shown)
+    else:
+        print(f"{shown['id']}: noted, {len(shown['notes'])} in all")

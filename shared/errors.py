@@ -15,6 +15,7 @@
         VersionConflict     the stream has new events, decide again 409, exit 4
         NewerVersion        written by a newer version of Unicron   409, exit 4
         UnknownPolicy       a simulated policy not known here       409, exit 4
+        PreconditionFailed  it is not as the client has read it     412, exit 4
       Unavailable           a service or the bus does not answer    503, exit 5
         Busy                more is asked for than can be done now  503, exit 5
         TooManyRequests     one client asks for more than its due   429, exit 5
@@ -158,6 +159,13 @@ class UnknownPolicy(Conflict):
     """A policy that this program does not know has decided a simulated history; no other decides in its place."""
 
     code = "unknown-policy"
+
+
+class PreconditionFailed(Conflict):
+    """What is to be changed is not as the client has read it. ``etag``: its present tag."""
+
+    code = "precondition-failed"
+    status = 412
 
 
 class Unavailable(UnicronError):

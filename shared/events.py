@@ -4,7 +4,8 @@ An event is a fact that a decision used or made. Telemetry (heartbeats, single s
 here summarise it. The id of an event that follows from another event is derived from that event's id (``derived_id``),
 so handling a cause twice appends its effect once. Events of older schema versions are upcast when they are parsed
 (``shared.upcast``). ``shared.log`` stores events; every service folds them. ``event_base.py`` has what all events have,
-``node_events.py`` the events of nodes and ``observed_events.py`` those of observations; all are imported from here.
+``node_events.py`` the events of nodes, ``observed_events.py`` those of observations, and ``request_events.py`` what
+users ask of tasks that exist and say of incidents; all are imported from here.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ from shared.observed_events import Observation as Observation
 from shared.observed_events import WorkerSlowed as WorkerSlowed
 from shared.outlook import Outlook
 from shared.plans import LoggedTable, Problem, Response, SlowWorkers, Solution, TaskChange, Trigger
+from shared.request_events import IncidentAcknowledged as IncidentAcknowledged
+from shared.request_events import IncidentNoted as IncidentNoted
+from shared.request_events import TaskChanged as TaskChanged
+from shared.request_events import TaskDeleted as TaskDeleted
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec
 from shared.upcast import upcast
@@ -326,6 +331,8 @@ Event = Annotated[
     | TaskStopped
     | TaskFinished
     | TaskFailed
+    | TaskChanged
+    | TaskDeleted
     | NodeJoined
     | NodeAdopted
     | NodeCordoned
@@ -337,6 +344,8 @@ Event = Annotated[
     | AnomalyObserved
     | FaultInjected
     | IncidentObserved
+    | IncidentNoted
+    | IncidentAcknowledged
     | ErrorDetected
     | PlanDecided
     | Annotated[StateMoved, BeforeValidator(_upcast)],

@@ -35,6 +35,7 @@ class Trigger(StrEnum):
     NODE_RETURNED = "node-returned"
     TASK_PAUSED = "task-paused"
     WORKER_SLOWED = "worker-slowed"
+    TASK_CHANGED = "task-changed"
 
 
 class Response(StrEnum):

@@ -12,7 +12,20 @@ from typing import Any, Generic
 
 from sqlalchemy import Connection, bindparam, select
 
-from services.api.tables import CLUSTER, INCIDENTS, KEYS, NODES, PLANS, SPANS, TASKS, Kind, V, insert_into, table_of
+from services.api.tables import (
+    ATTEMPTS,
+    CLUSTER,
+    INCIDENTS,
+    KEYS,
+    NODES,
+    PLANS,
+    SPANS,
+    TASKS,
+    Kind,
+    V,
+    insert_into,
+    table_of,
+)
 from services.api.views import Views
 from shared.events import PlanDecided, Recorded
 
@@ -118,6 +131,7 @@ class Batch:
     def __init__(self) -> None:
         self.tasks, self.incidents, self.plans = CachedTable(TASKS), CachedTable(INCIDENTS), CachedTable(PLANS)
         self.nodes, self.spans, self.cluster = CachedTable(NODES), CachedTable(SPANS), CachedTable(CLUSTER)
+        self.attempts = CachedTable(ATTEMPTS)
         self._tables: tuple[CachedTable[Any], ...] = (
             self.tasks,
             self.incidents,
@@ -125,6 +139,7 @@ class Batch:
             self.nodes,
             self.spans,
             self.cluster,
+            self.attempts,
         )
         self._by_kind: dict[str, CachedTable[Any]] = {table.kind.noun: table for table in self._tables}
         self.views = Views(
@@ -134,6 +149,7 @@ class Batch:
             nodes=self.nodes,
             cluster=self.cluster,
             spans=self.spans,
+            attempts=self.attempts,
         )
 
     def begin(self, connection: Connection, records: Iterable[Recorded]) -> None:

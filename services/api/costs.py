@@ -224,7 +224,6 @@ def _task_cost(account: Account, name: str, price: float) -> TaskCost:
     failure = incident_cost(amounts, price)
     held = amounts["worker_s"]
     training = amounts[PARTS[Part.TRAINING]]
-    flop = task.flop(task.step) if task is not None else 0.0
     return TaskCost(
         task=name,
         worker_s=held,
@@ -235,8 +234,8 @@ def _task_cost(account: Account, name: str, price: float) -> TaskCost:
         recompute_worker_s=failure.recompute_worker_s,
         sub_healthy_worker_s=failure.sub_healthy_worker_s,
         lost_worker_s=failure.lost_worker_s,
-        flop=flop,
-        weighted_flop=flop * task.spec.weight if task is not None else 0.0,
+        flop=task.flop(task.step) if task is not None else 0.0,
+        weighted_flop=task.weighted_flop(task.step) if task is not None else 0.0,
         lost_flop=failure.lost_flop,
         goodput_fraction=fraction(training, held),
         ettr=_effective_training_time_ratio(account, task) if task is not None else None,

@@ -61,9 +61,13 @@ _ATTEMPTS = 5
 """How often a command is tried in all, where other events of its task are logged at the same time."""
 
 _REUSABLE = frozenset({TaskState.STOPPED, TaskState.FAILED})
-"""States of an earlier task whose name (and checkpoint) a new submission takes over."""
+"""States of an earlier task whose name (and checkpoint) a new submission takes over; so it does of a deleted one."""
 
 T = TypeVar("T")
+
+
+def _any(_: TaskView) -> None:
+    """Accept a task as it is."""
 
 
 @dataclass
@@ -196,7 +200,15 @@ class Gateway:
         nodes = await self.read(lambda views: views.page(NODES, states=["ready"]))
         await check_inputs(spec, [self.node_files(node.name) for node in nodes if is_name(node.name)], below)
 
-    async def stop(self, name: str, actor: Actor, *, lose_steps: bool = False, at_once: bool = False) -> TaskView:
+    async def stop(
+        self,
+        name: str,
+        actor: Actor,
+        *,
+        lose_steps: bool = False,
+        at_once: bool = False,
+        check: Callable[[TaskView], None] = _any,
+    ) -> TaskView:
         """Log the request to stop a task; a further one changes nothing, unless it may lose more steps.
 
         Args:
@@ -204,6 +216,7 @@ class Gateway:
             actor: who asks for it.
             lose_steps: whether it is to stop also if its state cannot be saved.
             at_once: whether its processes are to end without a checkpoint; they then lose steps.
+            check: raises an error where the task is not as the client has read it.
 
         Raises:
             NotFound: there is no such task.
@@ -213,6 +226,7 @@ class Gateway:
         for _ in range(_ATTEMPTS):
             task = await self.task(name)
             actor.require_own(task.owner, f"task {name!r}")
+            check(task)
             asked = task.at_once if at_once else task.lose_steps or not lose_steps
             if task.state is TaskState.STOPPING and asked:
                 return task
@@ -279,10 +293,10 @@ def resumable(known: TaskView | None, spec: TaskSpec) -> tuple[str, int]:
     """
     if known is None:
         return "", 0
-    if known.state not in _REUSABLE:
+    if known.state not in _REUSABLE and known.deleted_at is None:
         raise Conflict(
             f"name {spec.name!r} is in use by a task that is {known.state.value}; "
-            "a name is free again when its task was stopped or has failed",
+            "a name is free again when its task was stopped, has failed or was deleted",
             field="name",
             value=spec.name,
             state=known.state.value,

@@ -20,7 +20,7 @@ from services.api.problems import problem_response
 from shared.errors import InvalidInput, UnicronError
 from shared.http_hosts import KnownHosts
 
-CONTENT_TYPES = ("application/json", "application/yaml", "application/x-yaml")
+CONTENT_TYPES = ("application/json", "application/yaml", "application/x-yaml", "application/merge-patch+json")
 """Of bodies. A browser asks the server for permission before it sends one of them for another site."""
 
 _HEADERS = {

@@ -27,8 +27,10 @@ from services.api.gateway import Gateway
 from services.api.http_policy import HttpPolicy
 from services.api.incident_notices import IncidentNotices
 from services.api.live import Live
+from services.api.log_positions import PositionHeader, add_to_reads
 from services.api.request_metrics import RequestMetrics
 from services.api.routers import (
+    attempts,
     browser,
     costs,
     events,
@@ -66,9 +68,10 @@ _SHUTDOWN_S = 2
 """Requests under way when the process is asked to end are given this long; streams are ended at once."""
 
 ROUTERS = tuple(
-    module.router
+    add_to_reads(module.router)
     for module in (
         tasks,
+        attempts,
         results,
         nodes,
         limits,
@@ -109,6 +112,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.state.gateway = gateway
     settings = gateway.settings
     app.add_middleware(SharedAnswers)
+    app.add_middleware(PositionHeader, feed=gateway.feed)
     app.add_middleware(
         Access,
         token_file=settings.token_file,

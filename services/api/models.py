@@ -95,6 +95,7 @@ class Task(BaseModel):
     until one is written. ``stop_refused``: the answer to the newest request to stop, if that was refused.
 
     ``anomalies``: those that last. ``slow_workers``: worker -> slowdown, of its ranks that are slower than their peers.
+    ``attempt``: number of this submission of the name. ``deleted_at``: since when it is not listed.
     """
 
     name: str
@@ -123,9 +124,55 @@ class Task(BaseModel):
     submitted_at: Time
     started_at: Time | None
     ended_at: Time | None
+    deleted_at: Time | None
+    attempt: int
     result: Result | None
     traceback: str | None
     spec: TaskSpec
+
+
+class Attempt(BaseModel):
+    """A submission of a task's name.
+
+    ``number``: among those of the name, from 1 on. ``state``: the present one, or at the next submission.
+    ``first_step``, ``last_step``: from which on and up to which it made updates. ``checkpoint``: from which it began.
+    ``flop``, ``weighted_flop``: model FLOP of its updates, and times the weight that the task had at each.
+    ``position``: of the submission in the log.
+    """
+
+    number: int
+    id: str
+    position: int
+    owner: str
+    state: TaskState
+    reason: str
+    checkpoint: str | None
+    first_step: int
+    last_step: int
+    flop: float
+    weighted_flop: float
+    submitted_at: Time
+    started_at: Time | None
+    ended_at: Time | None
+    deleted_at: Time | None
+    result: Result | None
+    traceback: str | None
+    spec: TaskSpec
+
+
+class Note(BaseModel):
+    """What a user has written about an incident. ``by``: ``uid/<uid>`` or ``token/<name>``."""
+
+    text: str
+    by: str
+    at: Time
+
+
+class Acknowledgement(BaseModel):
+    """Who takes care of an incident, and since when."""
+
+    by: str
+    at: Time
 
 
 class IncidentFacts(BaseModel):
@@ -154,6 +201,8 @@ class IncidentFacts(BaseModel):
     observations: list[Observation]
     omitted: int
     root_cause: Observation | None
+    notes: list[Note]
+    acknowledged: Acknowledgement | None
 
 
 class IncidentAmounts(BaseModel):
@@ -168,7 +217,8 @@ class Incident(IncidentAmounts, IncidentFacts):
 
     ``task``: of a fault of one task; null for a node's. ``tasks``: all that the fault hit or its plans changed.
     ``counterfactuals``: models of other answers. ``observations``: what ranks and methods saw of it, if more than one
-    did; ``omitted``: how many more there were; ``root_cause``: the one that the others follow from.
+    did; ``omitted``: how many more there were; ``root_cause``: the one that the others follow from. ``notes``: what
+    users have written about it; ``acknowledged``: who takes care of it.
     """
 
 

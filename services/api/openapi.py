@@ -17,16 +17,28 @@ from pydantic.json_schema import models_json_schema
 from services.api.browser_sessions import COOKIE
 from services.api.models import DrainRequest, NodeFault, NodeRequest, RankFault, StopOptions
 from services.api.problems import Problem
+from services.api.request_models import NoteRequest, TaskChange
 from services.api.routers.bodies import REFERENCE
 from shared.planning.standalone import StandaloneProblem
 from shared.tasks import TaskSpec
 
-BODIES = (DrainRequest, NodeFault, NodeRequest, RankFault, StandaloneProblem, StopOptions, TaskSpec)
+BODIES = (
+    DrainRequest,
+    NodeFault,
+    NodeRequest,
+    NoteRequest,
+    RankFault,
+    StandaloneProblem,
+    StopOptions,
+    TaskChange,
+    TaskSpec,
+)
 """Models of the bodies that endpoints read themselves."""
 
 _DESCRIPTION = """\
 Errors are problem documents (RFC 9457) with a stable `code`. Unknown query parameters are refused. `HEAD` and `OPTIONS`
-are answered on every path. Over loopback the server's own user needs no token."""
+are answered on every path. The answer to a change has the header `Unicron-Position`: a read with `min_position` of that
+value, of any gateway over the same log, shows what it has made. Over loopback the server's own user needs no token."""
 
 _COOKIE = (
     "A browser has it from a link that `unicron open` prints. `-PORT` follows the name where the host has a port, and "

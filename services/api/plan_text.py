@@ -23,6 +23,7 @@ _TRIGGERS = {
     Trigger.NODE_RETURNED: "a node that is to be used again",
     Trigger.TASK_ENDED: "the end of a task",
     Trigger.TASK_SUBMITTED: "a task that was submitted",
+    Trigger.TASK_CHANGED: "a task whose weight or limits were changed",
     Trigger.STOP_REQUESTED: "the request to stop a task",
     Trigger.STOP_REFUSED: "a task that was not stopped, since its state could not be saved",
     Trigger.TASK_PAUSED: "a task whose state is saved, and that waits for workers",

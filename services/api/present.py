@@ -8,6 +8,7 @@ from typing import Final
 from services.api.live import LiveState
 from services.api.models import (
     Anomaly,
+    Attempt,
     CheckpointFailure,
     IncidentFacts,
     Node,
@@ -20,6 +21,7 @@ from services.api.models import (
     Task,
 )
 from services.api.projections.nodes import AGENT_LIVES, AWAY
+from services.api.task_parts import AttemptView
 from services.api.views import IncidentView, NodeState, NodeView, PlanView, TaskView
 from shared.plans import Member
 from shared.reachability import Reachability
@@ -68,6 +70,8 @@ def task(view: TaskView, live: LiveState) -> Task:
         submitted_at=view.submitted_at,
         started_at=view.started_at,
         ended_at=view.ended_at,
+        deleted_at=view.deleted_at,
+        attempt=view.attempt,
         result=view.result,
         traceback=view.traceback or None,
         spec=view.spec,
@@ -89,6 +93,21 @@ def _rank(member: Member, view: TaskView, live: LiveState) -> Rank:
     pid = status.pid if status and status.pid is not None else view.pids.get(member.worker)
     slowdown = view.slow.get(member.worker, 1.0)
     return Rank(rank=member.rank, worker=member.worker, node=member.node, pid=pid, state=state, slowdown=slowdown)
+
+
+def attempt(view: AttemptView, now: Task | None) -> Attempt:
+    """Return a submission of a name. ``now``: the task, of the latest one."""
+    own = {"task", "submission_id", "checkpoint", "traceback", "last_step", "spec", "result"}
+    fields = view.model_dump(exclude=own)
+    return Attempt(
+        **fields,
+        id=view.submission_id,
+        spec=view.spec,
+        result=view.result,
+        checkpoint=view.checkpoint or None,
+        last_step=view.last_step if now is None else now.step,
+        traceback=view.traceback or None,
+    )
 
 
 def incident_facts(view: IncidentView) -> IncidentFacts:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
 from services.api.methods import allowed_methods
-from shared.errors import InvalidInput, UnicronError
+from shared.errors import InvalidInput, PreconditionFailed, UnicronError
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +101,8 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(UnicronError)
     async def _unicron(_: Request, err: UnicronError) -> Response:
         headers = {"Retry-After": str(RETRY_AFTER_S)} if err.status in TEMPORARY else None
+        if isinstance(err, PreconditionFailed) and "etag" in err.extra:
+            headers = {"ETag": err.extra["etag"]}
         return problem_response(err.problem(), headers)
 
     @app.exception_handler(HTTPException)

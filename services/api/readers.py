@@ -33,6 +33,10 @@ _BEHIND_ALL = 2**63 - 1
 """A position behind that of every event: the largest integer of the column."""
 
 
+_FOREVER_S = 1e12
+"""Later than any time of the log, seconds since the epoch: the year 33658."""
+
+
 @functools.lru_cache(_PARSED)
 def _parsed(kind: Kind[Any], document: str) -> Any:
     return kind.view.model_validate_json(document)
@@ -72,7 +76,14 @@ def _newest(kind: Kind[Any]) -> Select[Any]:
 
 @functools.cache
 def _listed(
-    kind: Kind[Any], columns: tuple[str, ...], by_task: bool, by_state: bool, limited: bool, newest: bool
+    kind: Kind[Any],
+    columns: tuple[str, ...],
+    by_task: bool,
+    by_state: bool,
+    limited: bool,
+    newest: bool,
+    timed: bool,
+    without: str,
 ) -> Select[Any]:
     """Return the statement of ``ViewReader.rows``, with parameters for what it is called with."""
     table = table_of(kind.row)
@@ -84,12 +95,26 @@ def _listed(
         query = query.join(listed, table.c.key == listed.c.key).where(listed.c.task == bindparam("task"))
     if by_state:
         query = query.where(listed.c.state == bindparam("state"))
+    if without:
+        query = query.where(listed.c.state != without)
+    if timed:
+        # The positions let the query end where the times do; times are not quite in the order of the log.
+        query = query.where(table.c.time_s >= bindparam("since_s"), table.c.time_s < bindparam("until_s"))
+        query = query.where(listed.c.position >= bindparam("first"), listed.c.position <= bindparam("last"))
     if newest:
         query = query.where(listed.c.position < bindparam("bound"))
         query = query.order_by(listed.c.position.desc(), listed.c.key.desc())
     else:
         query = query.where(listed.c.position > bindparam("bound")).order_by(listed.c.position, listed.c.key)
     return query.limit(bindparam("limit")) if limited else query
+
+
+@functools.cache
+def _positions(kind: Kind[Any]) -> Select[Any]:
+    """Return the statement that finds the positions of the views of a time."""
+    table = table_of(kind.row)
+    within = (table.c.time_s >= bindparam("since_s")) & (table.c.time_s < bindparam("until_s"))
+    return select(func.min(table.c.position), func.max(table.c.position)).where(within)
 
 
 class ViewReader:
@@ -189,6 +214,8 @@ class ViewReader:
         states: Sequence[str] = (),
         task: str = "",
         newest: bool = False,
+        times: tuple[datetime | None, datetime | None] = (None, None),
+        without: str = "",
     ) -> list[Any]:
         """Return rows of views in the order of their positions, or with ``newest`` in the reverse order.
 
@@ -200,16 +227,29 @@ class ViewReader:
             states: only views in one of these states; empty: in any.
             task: only views that concern this task, of a kind that is listed by task; empty: all.
             newest: the newest first.
+            times: only views of a time from the first on and before the second, of a kind that has times; None: all.
+            without: no views in this state.
         """
         given: dict[str, Any] = {"bound": (after or _BEHIND_ALL) if newest else after}
         if task:
             given["task"] = task
         if limit is not None:
             given["limit"] = limit
+        timed = times != (None, None)
+        if timed:
+            since, until = times
+            span = {
+                "since_s": -_FOREVER_S if since is None else since.timestamp(),
+                "until_s": _FOREVER_S if until is None else until.timestamp(),
+            }
+            first, last = self.connection.execute(_positions(kind), span).one()
+            if first is None:
+                return []
+            given |= {**span, "first": first, "last": last}
         # One query for each state: the rows of several states are in order only within each. A list of all states by
         # task asks for each state too, so that one index serves both.
         each: Sequence[str | None] = sorted(states) or (kind.states if task else (None,))
-        query = _listed(kind, columns, bool(task), each[0] is not None, limit is not None, newest)
+        query = _listed(kind, columns, bool(task), each[0] is not None, limit is not None, newest, timed, without)
         rows: list[Any] = []
         for state in each:
             rows += self.connection.execute(query, given if state is None else {**given, "state": state}).all()

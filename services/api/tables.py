@@ -23,6 +23,7 @@ from services.api.live import LiveState
 from services.api.models import Task
 from services.api.service_levels import healthy_flop, progress_flop
 from services.api.span_claims import NODE_SPANS, Window
+from services.api.task_parts import AttemptView
 from services.api.views import ClusterView, IncidentView, NodeView, PlanState, PlanView, SpanView, TaskView
 from shared.model import Model
 from shared.tasks import ENDED
@@ -63,18 +64,33 @@ class TaskRow(Row, table=True):
         Index("api_tasks_list", "position"),
         Index("api_tasks_states", "state", "position"),
         Index("api_tasks_flop", "flop", "weighted_flop"),
+        Index("api_tasks_times", "time_s", "position"),
     )
 
+    time_s: float
+    """When it was submitted, seconds since the epoch."""
     flop: float
     weighted_flop: float
+
+
+class AttemptRow(Row, table=True):
+    """Earlier submissions of names."""
+
+    __tablename__ = "api_attempts"
 
 
 class IncidentRow(Row, table=True):
     """Incidents."""
 
     __tablename__ = "api_incidents"
-    __table_args__ = (Index("api_incidents_list", "position"), Index("api_incidents_states", "state", "position"))
+    __table_args__ = (
+        Index("api_incidents_list", "position"),
+        Index("api_incidents_states", "state", "position"),
+        Index("api_incidents_times", "time_s", "position"),
+    )
 
+    time_s: float
+    """When it was detected, seconds since the epoch."""
     other_answers: str
     """JSON of ``OtherAnswers``."""
 
@@ -95,8 +111,11 @@ class PlanRow(Row, table=True):
         Index("api_plans_states", "state", "position"),
         Index("api_plans_claims", "reach_s", "start_s"),
         Index("api_plans_solved", "solved", "position"),
+        Index("api_plans_times", "time_s", "position"),
     )
 
+    time_s: float
+    """When it was decided, seconds since the epoch."""
     start_s: float
     reach_s: float
     """From when, and up to when, it has claims (``services/api/claim_times.py``)."""
@@ -250,13 +269,13 @@ class Kind(Generic[V]):
 
 
 def _task_columns(view: TaskView) -> dict[str, Any]:
-    flop = view.flop(view.step)
-    return {"flop": flop, "weighted_flop": flop * view.spec.weight}
+    flop, weighted_flop = view.flop(view.step), view.weighted_flop(view.step)
+    return {"time_s": view.submitted_at.timestamp(), "flop": flop, "weighted_flop": weighted_flop}
 
 
 def _plan_columns(view: PlanView) -> dict[str, Any]:
     start_s, reach_s = plan_times(view)
-    return {"start_s": start_s, "reach_s": reach_s, "solved": view.solved}
+    return {"time_s": view.decided_at.timestamp(), "start_s": start_s, "reach_s": reach_s, "solved": view.solved}
 
 
 def _span_columns(view: SpanView) -> dict[str, Any]:
@@ -276,7 +295,16 @@ def _shown_task(view: TaskView) -> Task | None:
     return present.task(view, LiveState()) if view.state in ENDED else None
 
 
-TASKS = Kind(TaskRow, TaskView, "task named", lambda v: v.state.value, more=_task_columns, shown=_shown_task)
+DELETED = "deleted"
+"""Of the column ``state``: a task that its user has deleted, whatever its state was."""
+
+
+def _task_state(view: TaskView) -> str:
+    return view.state.value if view.deleted_at is None else DELETED
+
+
+TASKS = Kind(TaskRow, TaskView, "task named", _task_state, more=_task_columns, shown=_shown_task)
+ATTEMPTS = Kind(AttemptRow, AttemptView, "attempt")
 INCIDENTS = Kind(
     IncidentRow,
     IncidentView,
@@ -285,7 +313,7 @@ INCIDENTS = Kind(
     lambda v: sorted({*v.tasks}),
     ("closed", "open"),
     IncidentTask,
-    lambda v: {"other_answers": v.other_answers.model_dump_json()},
+    lambda v: {"time_s": v.detected_at.timestamp(), "other_answers": v.other_answers.model_dump_json()},
     present.incident_facts,
 )
 PLANS = Kind(

@@ -12,6 +12,11 @@ from pydantic import Field
 
 from services.api.observed_views import OpenAnomaly, SlowWorker
 from services.api.other_answers import OtherAnswers
+from services.api.task_parts import AttemptView, Weighting, weighted_steps
+from services.api.task_parts import CheckpointFailure as CheckpointFailure
+from services.api.task_parts import RateSample as RateSample
+from services.api.task_parts import Result as Result
+from services.api.task_parts import StopRefusal as StopRefusal
 from shared.events import Observation
 from shared.model import Model
 from shared.plans import Layout, Member, Response, Stage, Trigger
@@ -25,49 +30,14 @@ SHORTEST_STEP_S = 1e-6
 """Step times below this are ignored: a step is at least some kernel launches, and the rates would overflow a float."""
 
 
-class Result(Model):
-    """The result of a task that succeeded.
-
-    ``samples_sha256``: digest of the sample ids of all steps. ``parameters_path``: on ``node``, written by ranks of
-    ``generation``; the node is empty if the log does not say which it is.
-    """
-
-    steps: int
-    samples_sha256: str
-    parameters_path: str
-    generation: int = 0
-    node: str = ""
-
-
-class CheckpointFailure(Model):
-    """A checkpoint that could not be written. ``worker``: the one that reported it."""
-
-    step: int
-    worker: str
-    reason: str
-    at: datetime
-
-
-class StopRefusal(Model):
-    """Why a task has not stopped as asked: the checkpoint of ``step`` could not be written."""
-
-    step: int
-    reason: str
-    at: datetime
-
-
-class RateSample(Model):
-    """One measured rate of a task: model FLOP/s of its ``workers`` together."""
-
-    workers: int
-    flop_per_s: float
-
-
 class TaskView(Model):
     """A task.
 
     ``position``: of its latest submission in the log. ``version``: of its stream, for expected-version appends.
-    ``earlier_flop``: FLOP of the updates under earlier submissions, up to ``first_step``.
+    ``revision``: the version at the newest event that a user asked for, or that has ended the task: changes may be
+    conditional on it. ``earlier_flop``, ``earlier_weighted_flop``: FLOP of the updates under earlier submissions, up
+    to ``first_step``. ``weightings``: of the updates behind it, once the weight was changed. ``attempt``: number of
+    this submission of the name. ``start_checkpoint``: from which it began.
 
     ``stages``: of the newest plan; a stage takes effect with its milestone. ``members``: ranks of the generation that
     trains (or last trained). ``planned``: workers of the newest plan. ``strength``: workers that the task had before a
@@ -99,6 +69,11 @@ class TaskView(Model):
     step: int = 0
     first_step: int = 0
     earlier_flop: float = 0.0
+    earlier_weighted_flop: float = 0.0
+    weightings: list[Weighting] = Field(default_factory=list)
+    revision: int = 0
+    attempt: int = 1
+    start_checkpoint: str = ""
     generation: int = 0
     layout: Layout | None = None
     stages: list[Stage] = Field(default_factory=list)
@@ -133,6 +108,7 @@ class TaskView(Model):
     traceback: str = ""
     started_at: datetime | None = None
     ended_at: datetime | None = None
+    deleted_at: datetime | None = None
 
     @property
     def update_flop(self) -> float:
@@ -142,6 +118,26 @@ class TaskView(Model):
     def flop(self, step: int) -> float:
         """Return the model FLOP of the updates up to ``step``, those under earlier submissions included."""
         return self.earlier_flop + max(step - self.first_step, 0) * self.update_flop
+
+    def weighted_flop(self, step: int) -> float:
+        """Return the same, each update times the weight that the task had then."""
+        weights = weighted_steps(self.weightings, self.first_step, step, self.spec.weight)
+        return self.earlier_weighted_flop + weights * self.update_flop
+
+
+class Note(Model):
+    """What a user has written about an incident. ``by``: ``uid/<uid>`` or ``token/<name>``."""
+
+    text: str
+    by: str
+    at: datetime
+
+
+class Acknowledgement(Model):
+    """Who takes care of an incident, and since when."""
+
+    by: str
+    at: datetime
 
 
 class IncidentView(Model):
@@ -178,6 +174,8 @@ class IncidentView(Model):
     observations: list[Observation] = Field(default_factory=list)
     omitted: int = 0
     root_cause: Observation | None = None
+    notes: list[Note] = Field(default_factory=list)
+    acknowledged: Acknowledgement | None = None
 
 
 class PlanState(StrEnum):
@@ -395,3 +393,4 @@ class Views:
     nodes: MutableMapping[str, NodeView] = field(default_factory=dict)
     cluster: MutableMapping[str, ClusterView] = field(default_factory=dict)
     spans: MutableMapping[str, SpanView] = field(default_factory=dict)
+    attempts: MutableMapping[str, AttemptView] = field(default_factory=dict)

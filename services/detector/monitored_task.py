@@ -191,6 +191,10 @@ class MonitoredTask:
         """For how long its ranks went without progress in the present layout."""
         return self.progress.present
 
+    def reweigh(self, weight: float) -> None:
+        """Note that a user has changed its weight."""
+        self.weight = weight
+
     def mean_step_s(self) -> float | None:
         """Return the mean of the recent steps of this generation; None if no step was timed."""
         return sum(self.durations_s) / len(self.durations_s) if self.durations_s else None

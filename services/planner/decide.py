@@ -4,6 +4,7 @@
     SEV2                    restart of the process on its node; the survivors finish the step meanwhile
     SEV1                    the node is isolated; the solver divides the cluster anew
     submitted, ended, node  the solver divides the cluster anew
+    task is changed         the same, with the task's new weight and limits
     node is drained         the same, without its workers; a task whose state cannot move saves it and waits
     task is paused          the solver divides the cluster anew: nodes may have joined while the task saved its state
     worker slowed           the solver divides the cluster anew, and weighs how slow workers are used
@@ -39,6 +40,7 @@ from shared.events import (
     NodeReturned,
     PlanDecided,
     StateMoved,
+    TaskChanged,
     TaskFailed,
     TaskFinished,
     TaskStarving,
@@ -121,6 +123,8 @@ def _draft(state: State, event: EventBase) -> _Draft | None:
     match event:
         case TaskSubmitted():
             return _ask(state, _Draft(Trigger.TASK_SUBMITTED), f"task {event.task} was submitted")
+        case TaskChanged():
+            return _changed(state, event)
         case TaskStopRequested():
             return _stop(state, event)
         case TaskStopRefused():
@@ -147,6 +151,17 @@ def _draft(state: State, event: EventBase) -> _Draft | None:
             return _slowed(state, event)
         case _:
             return None
+
+
+def _changed(state: State, event: TaskChanged) -> _Draft:
+    """Answer a change of a task's weight or limits; of a task that has ended meanwhile nothing changes."""
+    draft = _Draft(Trigger.TASK_CHANGED)
+    task = state.tasks.get(event.task)
+    if task is None or task.life == "ended":
+        return draft
+    most = "any" if event.max_workers is None else event.max_workers
+    why = f"task {event.task} was changed: weight {event.weight:g}, {event.min_workers} to {most} workers"
+    return _ask(state, draft, why)
 
 
 def _node(state: State, trigger: Trigger, why: str) -> _Draft:

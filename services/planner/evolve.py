@@ -40,6 +40,7 @@ from shared.events import (
     NodeReturned,
     PlanDecided,
     StateMoved,
+    TaskChanged,
     TaskCheckpointed,
     TaskFailed,
     TaskFinished,
@@ -85,6 +86,14 @@ def _submitted(state: State, event: TaskSubmitted, at: datetime) -> State:
             }
         )
     return state.with_task(task)
+
+
+def _changed(state: State, event: TaskChanged, at: datetime) -> State:
+    task = state.find(event.task)
+    if task is None or task.life == "ended":
+        return state
+    limits = task.spec.workers.model_copy(update={"min": event.min_workers, "max": event.max_workers})
+    return state.with_changed(event.task, spec=task.spec.model_copy(update={"weight": event.weight, "workers": limits}))
 
 
 def _stop_requested(state: State, event: TaskStopRequested, at: datetime) -> State:
@@ -172,6 +181,7 @@ def _moved(state: State, event: StateMoved, at: datetime) -> State:
 _FOLDS: dict[type[EventBase], Callable[[State, Any, datetime], State]] = {
     ClusterConfigured: _configured,
     TaskSubmitted: _submitted,
+    TaskChanged: _changed,
     TaskStopRequested: _stop_requested,
     TaskStarving: _starving,
     TaskFinished: _ended,

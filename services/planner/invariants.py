@@ -28,6 +28,7 @@ from shared.events import (
     PlanDecided,
     Recorded,
     StateMoved,
+    TaskChanged,
     TaskFailed,
     TaskFinished,
     TaskStarving,
@@ -46,6 +47,7 @@ a float64 sum of n terms is off by at most n x 1.1e-16 of their magnitudes, so t
 
 TRIGGERS: dict[type[EventBase], Trigger] = {
     TaskSubmitted: Trigger.TASK_SUBMITTED,
+    TaskChanged: Trigger.TASK_CHANGED,
     TaskStopRequested: Trigger.STOP_REQUESTED,
     TaskStopRefused: Trigger.STOP_REFUSED,
     TaskStarving: Trigger.TASK_STARVING,

@@ -22,7 +22,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError
 
 from shared.errors import InvalidInput
-from shared.events import ClusterConfigured, Event, TaskSubmitted
+from shared.events import ClusterConfigured, Event, TaskChanged, TaskSubmitted
 from shared.model import Model
 from shared.settings import Seconds
 from shared.tasks import Count, TaskSpec
@@ -81,8 +81,18 @@ class Inputs(Model):
                 return event.model_copy(update=_given(self.settings))
             case TaskSubmitted() if event.task in self.tasks:
                 return event.model_copy(update={"spec": self.spec(event.spec)})
+            case TaskChanged() if event.task in self.tasks:
+                return event.model_copy(update=self._changes(self.tasks[event.task]))
             case _:
                 return event
+
+    @staticmethod
+    def _changes(given: TaskInput) -> dict[str, Any]:
+        """Return what a user's change of the task would have been: what is given here holds for the whole history."""
+        fields = _given(given)
+        limits = _given(given.workers) if "workers" in fields else {}
+        weight = {"weight": fields["weight"]} if "weight" in fields else {}
+        return weight | {f"{name}_workers": value for name, value in limits.items()}
 
     def spec(self, spec: TaskSpec) -> TaskSpec:
         """Return a specification with what is changed of its task.

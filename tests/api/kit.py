@@ -121,7 +121,7 @@ def cost_report(
         incidents=history.incidents,
         nodes=list(views.nodes.values()),
         flop=sum(task.flop(task.step) for task in tasks),
-        weighted_flop=sum(task.flop(task.step) * task.spec.weight for task in tasks),
+        weighted_flop=sum(task.weighted_flop(task.step) for task in tasks),
         achieved_flop=achieved_flop(history.spans, views.tasks, window, as_of.timestamp()),
         days=_days(history, views, window, as_of),
     )

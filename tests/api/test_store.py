@@ -11,8 +11,9 @@ from sqlalchemy import select, text
 from sqlmodel import Session, create_engine
 
 from services.api.store import Store
-from services.api.tables import INCIDENTS, NODES, PLANS, TASKS, Kind, PositionRow, Tables
+from services.api.tables import ATTEMPTS, INCIDENTS, NODES, PLANS, TASKS, Kind, PositionRow, Tables
 from services.api.views import PlanState
+from shared.events import IncidentNoted, TaskChanged, TaskStopped
 from shared.log.log import EventLog
 from shared.model import Model
 from tests.api.kit import Story
@@ -41,6 +42,11 @@ def store(url: str) -> Iterator[Store]:
 
 def test_the_tables_hold_what_the_pure_fold_gives(store: Store, story: Story) -> None:
     story.running().process_exit().process_restored()
+    story.at(120).add(TaskChanged, task="gpt", weight=3.0, min_workers=1)
+    story.add(IncidentNoted, incident="i1", text="a note")
+    story.at(130).add(TaskStopped, task="gpt", generation=3, step=99, path="/c")
+    for start in range(2):  # two more attempts
+        story.at(140 + start).submit()
     for start in range(0, len(story.records), 3):
         store.fold(story.records[start : start + 3])
     views = story.views()
@@ -48,6 +54,8 @@ def test_the_tables_hold_what_the_pure_fold_gives(store: Store, story: Story) ->
     assert {view.id: view for view in page(store, INCIDENTS)} == views.incidents
     assert {view.id: view for view in page(store, PLANS)} == views.plans
     assert {view.name: view for view in page(store, NODES)} == views.nodes
+    assert sorted(page(store, ATTEMPTS), key=lambda view: view.number) == list(views.attempts.values())
+    assert len(views.attempts) == 2
     assert store.head() == (len(story.records), story.records[-1].hash)
 
 

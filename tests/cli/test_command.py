@@ -31,7 +31,7 @@ def test_help_imports_no_verb_and_nothing_heavy() -> None:
 GROUPS = {
     "plan": ["list", "show", "solve", "throughput"],
     "agent": ["restart"],
-    "incidents": ["show"],
+    "incidents": ["acknowledge", "note", "show"],
     "token": ["add", "list", "remove"],
     "node": ["add", "remove"],
     "keys": ["make", "tls"],

@@ -233,6 +233,31 @@ def slow_worker(python: Path, run_dir: Path) -> None:
             cluster.ends(name, "stopped")
 
 
+def changed_task(python: Path, run_dir: Path) -> None:
+    """Record tasks whose weights and limits change while they train, one that is resumed and deleted, and a note."""
+    with running(python, run_dir) as cluster:
+        cluster.submit("light", steps=100_000, workers={"min": 1})
+        cluster.reaches("light", 10)
+        cluster.submit("heavy", steps=100_000, weight=3.0, workers={"min": 1, "max": 2})
+        cluster.reaches("heavy", 10)
+        cluster.change("heavy", weight=100.0, workers={"max": None})
+        cluster.reaches("light", 10)
+        cluster.reaches("heavy", 10)
+        cluster.change("heavy", workers={"max": 1})
+        cluster.reaches("heavy", 10)
+        cluster.kill_rank("light", 0)
+        cluster.reaches("light", 10)
+        cluster.says_about_the_last_incident("killed on purpose")
+        cluster.stop("heavy")
+        cluster.ends("heavy", "stopped")
+        cluster.resume("heavy")
+        cluster.reaches("heavy", 10)
+        for name in ("light", "heavy"):
+            cluster.stop(name)
+            cluster.ends(name, "stopped")
+        cluster.delete("light")
+
+
 COURSES: dict[str, Callable[[Path, Path], None]] = {
     "demo": demo,
     "every-event": every_event,
@@ -241,6 +266,7 @@ COURSES: dict[str, Callable[[Path, Path], None]] = {
     "drained-node": drained_node,
     "adopted-node": adopted_node,
     "slow-worker": slow_worker,
+    "changed-task": changed_task,
 }
 
 

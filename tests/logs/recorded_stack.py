@@ -67,6 +67,31 @@ class Cluster:
         print(f"stops {name}", flush=True)
         self._client.post(f"/v1/tasks/{name}/stop", json=options or None).raise_for_status()
 
+    def change(self, name: str, **patch: Any) -> None:
+        """Change a task's weight or limits, and wait until the plan that follows is done."""
+        before = len(self._plans("task-changed"))
+        print(f"changes {name}: {patch}", flush=True)
+        self._client.patch(f"/v1/tasks/{name}", json=patch).raise_for_status()
+        self._until(lambda: len(self._plans("task-changed", "done")) > before, f"{name} is changed")
+
+    def resume(self, name: str) -> None:
+        """Have a task that was stopped go on."""
+        print(f"resumes {name}", flush=True)
+        self._client.post(f"/v1/tasks/{name}/resume").raise_for_status()
+
+    def delete(self, name: str) -> None:
+        """List a task no more."""
+        print(f"deletes {name}", flush=True)
+        self._client.delete(f"/v1/tasks/{name}").raise_for_status()
+
+    def says_about_the_last_incident(self, text: str) -> None:
+        """Acknowledge the newest incident, and add a note to it."""
+        newest = {"order": "newest", "limit": 1}
+        (incident,) = self._client.get("/v1/incidents", params=newest).raise_for_status().json()["items"]
+        print(f"notes {text}", flush=True)
+        for path, body in (("acknowledge", None), ("notes", {"text": text})):
+            self._client.post(f"/v1/incidents/{incident['id']}/{path}", json=body).raise_for_status()
+
     def refuses(self, name: str) -> None:
         """Wait until a task has not stopped as asked."""
         self._until(lambda: bool(self.task(name)["stop_refused"]), f"{name} is not stopped")
@@ -124,9 +149,9 @@ class Cluster:
         )
         self._until(lambda: len(self._plans("worker-slowed")) > before, f"{worker} is {slowdown} x slower")
 
-    def _plans(self, trigger: str) -> list[Answer]:
+    def _plans(self, trigger: str, state: str = "") -> list[Answer]:
         items = self._client.get("/v1/plans", params={"limit": 100}).raise_for_status().json()["items"]
-        return [item for item in items if item["trigger"] == trigger]
+        return [item for item in items if item["trigger"] == trigger and state in ("", item["state"])]
 
     def lose_node(self, node: str) -> None:
         """Kill a node's agent and everything it started; the stack starts the agent again after some seconds."""

@@ -27,7 +27,16 @@ from tests.api.accounting import allocated_worker_s
 from tests.api.kit import cost_report
 from tests.logs.kit import FOLDER, GOLDEN, read_rows, restore
 
-COURSES = ["demo", "every-event", "planned-stop", "unsaved", "drained-node", "adopted-node", "slow-worker"]
+COURSES = [
+    "demo",
+    "every-event",
+    "planned-stop",
+    "unsaved",
+    "drained-node",
+    "adopted-node",
+    "slow-worker",
+    "changed-task",
+]
 
 EVENT_TYPES = set(EVENT.json_schema()["discriminator"]["mapping"])
 

@@ -26,6 +26,7 @@ from shared.events import (
     PlanDecided,
     Recorded,
     StateMoved,
+    TaskChanged,
     TaskCheckpointed,
     TaskFailed,
     TaskFinished,
@@ -174,6 +175,12 @@ class World:
         return self.must(
             TaskSubmitted(**self.base(), task=name, spec=spec(name, **fields), checkpoint=saved, step=step)
         )
+
+    def change(self, name: str = "a", **fields: Any) -> PlanDecided:
+        """Change a task's weight or limits; what is not given stays."""
+        spec = self.task(name).spec
+        present = {"weight": spec.weight, "min_workers": spec.workers.min, "max_workers": spec.workers.max}
+        return self.must(TaskChanged(**self.base(), task=name, **{**present, **fields}))
 
     def stop(self, name: str = "a", *, lose_steps: bool = False, at_once: bool = False) -> PlanDecided:
         asked = TaskStopRequested(**self.base(), task=name, lose_steps=lose_steps or at_once, at_once=at_once)

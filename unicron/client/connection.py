@@ -77,6 +77,10 @@ class Connection:
         timeout = httpx.Timeout(TIMEOUT_S, read=read_timeout_s)
         return self._request("POST", path, json=body, timeout=timeout)
 
+    def patch(self, path: str, body: Any) -> Any:
+        """Change what is at ``path`` by a JSON merge patch, and return the answer."""
+        return self._request("PATCH", path, json=body)
+
     def delete(self, path: str, params: Params | None = None) -> Any:
         """Delete what is at ``path``, and return the answer."""
         return self._request("DELETE", path, params=given(params))

@@ -32,11 +32,18 @@ function fillIncident(row, incident, currency) {
     incident.rank === null ? place : `${place} (rank ${incident.rank})`,
     incident.tasks.join(", ") || "–",
     duration(secondsBetween(incident.occurred_at, incident.resumed_at ?? incident.restored_at)),
-    incident.restored_at ? "● closed" : "▲ open",
+    stateOf(incident),
     money(incident.cost.failure_money, currency),
   ];
   texts.forEach((text, index) => { row.children[index].textContent = text; });
   row.className = incident.restored_at ? "" : "open";
+}
+
+function stateOf(incident) {
+  const parts = [incident.restored_at ? "● closed" : "▲ open"];
+  if (incident.acknowledged) parts.push(`acknowledged by ${incident.acknowledged.by}`);
+  if (incident.notes.length) parts.push(incident.notes.length === 1 ? "1 note" : `${incident.notes.length} notes`);
+  return parts.join(", ");
 }
 
 /** Show plans, the newest first; the words of one are asked for when it is opened. */

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from services.api.projections import incidents, milestones, nodes, observed, plans, service_spans, spans, tasks
+from services.api.projections import (
+    incidents,
+    milestones,
+    nodes,
+    observed,
+    plans,
+    requests,
+    service_spans,
+    spans,
+    tasks,
+)
 from services.api.projections.documents import change_task
 from services.api.views import CheckpointFailure, ClusterView, Views
 from shared.events import (
     AnomalyObserved,
     ClusterConfigured,
     ErrorDetected,
+    IncidentAcknowledged,
+    IncidentNoted,
     IncidentObserved,
     NodeAdopted,
     NodeCordoned,
@@ -20,8 +32,10 @@ from shared.events import (
     PlanDecided,
     Recorded,
     StateMoved,
+    TaskChanged,
     TaskCheckpointed,
     TaskCheckpointFailed,
+    TaskDeleted,
     TaskFailed,
     TaskFinished,
     TaskProgressed,
@@ -54,9 +68,13 @@ def _evolve(views: Views, recorded: Recorded) -> None:
         case TaskSubmitted():
             tasks.submitted(views, recorded, event)
         case TaskStopRequested():
-            tasks.stop_requested(views, event)
+            tasks.stop_requested(views, recorded, event)
         case TaskStopRefused():
-            tasks.stop_refused(views, event)
+            tasks.stop_refused(views, recorded, event)
+        case TaskChanged():
+            requests.changed(views, recorded, event)
+        case TaskDeleted():
+            requests.deleted(views, recorded, event)
         case TaskProgressed():
             tasks.progressed(views, event)
         case TaskCheckpointed():
@@ -65,7 +83,7 @@ def _evolve(views: Views, recorded: Recorded) -> None:
             failure = CheckpointFailure(step=event.step, worker=event.worker, reason=event.reason, at=event.occurred_at)
             change_task(views, event.task, checkpoint_failure=failure)
         case TaskStopped() | TaskFinished() | TaskFailed():
-            tasks.ended(views, event)
+            tasks.ended(views, recorded, event)
         case NodeJoined():
             nodes.joined(views, recorded, event)
         case NodeAdopted():
@@ -85,6 +103,10 @@ def _evolve(views: Views, recorded: Recorded) -> None:
             nodes.failed(views, event)
         case IncidentObserved():
             incidents.observed(views, event)
+        case IncidentNoted():
+            requests.noted(views, recorded, event)
+        case IncidentAcknowledged():
+            requests.acknowledged(views, recorded, event)
         case PlanDecided():
             plans.decided(views, recorded, event)
         case StateMoved():

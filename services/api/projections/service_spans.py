@@ -10,12 +10,12 @@ from __future__ import annotations
 from services.api.projections.spans import begin, end
 from services.api.views import SpanKind, TaskView, Views
 from shared.event_base import EventBase
-from shared.events import PlanDecided, Recorded, StateMoved, TaskFailed, TaskFinished, TaskStopped
+from shared.events import PlanDecided, Recorded, StateMoved, TaskChanged, TaskFailed, TaskFinished, TaskStopped
 from shared.tasks import ENDED
 
 
 def follow_progress(views: Views, name: str, recorded: Recorded) -> None:
-    """End a span of progress at each plan that the task trains on under, and at its end; begin the next.
+    """End a span of progress at each plan that the task trains on under, and at its end or change; begin the next.
 
     Each begins at the step at which the one before ended, so no step is counted twice, and none is left out. When a
     fault ends a span, the log knows the steps up to the newest summary; those behind it are known once the task trains
@@ -26,7 +26,7 @@ def follow_progress(views: Views, name: str, recorded: Recorded) -> None:
         return
     began = (
         isinstance(event, StateMoved) and event.phase in {"resumed", "restored"} and event.plan == task.training_plan
-    )
+    ) or (isinstance(event, TaskChanged) and bool(task.progress))
     ended = task.state in ENDED or not task.training_plan or _is_interrupted(views, name, event)
     if (not began and not ended) or (ended and not task.progress):
         return
@@ -84,10 +84,22 @@ def follow_healthy_line(views: Views, recorded: Recorded) -> None:
         waf = {name: rate for name, rate in before.items() if name != event.task}
     else:
         return  # paused: ``task.stopped`` says that its state was saved
-    if waf == before:
-        return
-    if known is not None:
-        end(views, known, recorded.recorded_at)
+    if waf != before:
+        _replace_healthy_line(views, waf, recorded)
+
+
+def reweigh_healthy_line(views: Views, name: str, ratio: float, recorded: Recorded) -> None:
+    """Have a task's part of the healthy line count by another weight. ``ratio``: the new weight over the old one."""
+    cluster = views.cluster.get("cluster")
+    before = views.spans[cluster.healthy].waf if cluster is not None and cluster.healthy else {}
+    if name in before:
+        _replace_healthy_line(views, {**before, name: before[name] * ratio}, recorded)
+
+
+def _replace_healthy_line(views: Views, waf: dict[str, float], recorded: Recorded) -> None:
+    cluster = views.cluster["cluster"]
+    if cluster.healthy:
+        end(views, views.spans[cluster.healthy], recorded.recorded_at)
     key = begin(views, SpanKind.HEALTHY, "", recorded.position, recorded.recorded_at, waf=waf) if waf else ""
     views.cluster["cluster"] = cluster.model_copy(update={"healthy": key})
 

@@ -115,7 +115,8 @@ def follow_task(views: Views, name: str, recorded: Recorded) -> None:
     if task.shortfalls:
         known = [views.spans[key] for key in task.shortfalls]
         gone = isinstance(recorded.event, TaskSubmitted) or not wants
-        over = [span for span in known if gone or len(task.planned) >= span.before]
+        most = task.spec.most_workers  # a user may have lowered it since the fault
+        over = [span for span in known if gone or len(task.planned) >= min(span.before, most)]
         for span in over:
             _end_shortfall(views, span, at)
     _follow_demand(views, views.tasks[name], wants and len(task.planned) < task.spec.most_workers, recorded)
@@ -165,6 +166,21 @@ def begin_shortfall(views: Views, impact: Impact, incident: str, position: int, 
     )
     views.incidents[incident] = view.model_copy(update={"shortfalls": [*view.shortfalls, key]})
     change_task(views, impact.task, shortfalls=[*task.shortfalls, key])
+
+
+def reweigh_shortfalls(views: Views, name: str, weight: float, recorded: Recorded) -> None:
+    """Have what a task lacks because of incidents count by another weight from now on."""
+    task = views.tasks[name]
+    for index, known in enumerate(views.spans[key] for key in task.shortfalls):
+        _end_shortfall(views, known, recorded.recorded_at)
+        key = f"{recorded.position}/{known.kind.value}/{name}/{index}"
+        rate = known.flop_per_worker_s * weight / known.weight
+        changes = {"id": key, "position": recorded.position, "start": recorded.recorded_at}
+        views.spans[key] = known.model_copy(update={**changes, "weight": weight, "flop_per_worker_s": rate})
+        if (incident := views.incidents.get(known.incident)) is not None:
+            shortfalls = [*incident.shortfalls, key]
+            views.incidents[incident.id] = incident.model_copy(update={"shortfalls": shortfalls})
+        change_task(views, name, shortfalls=[*views.tasks[name].shortfalls, key])
 
 
 def _end_shortfalls_of(views: Views, incident: str, at: datetime) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from services.api.projections.documents import change_impact, change_task, close_plan
+from services.api.projections.requests import keep_attempt
 from services.api.rates import with_sample
 from services.api.views import SHORTEST_STEP_S, Result, StopRefusal, TaskView, Views
 from shared.events import (
@@ -23,10 +24,14 @@ from shared.tasks import ENDED, TaskState
 def submitted(views: Views, recorded: Recorded, event: TaskSubmitted) -> None:
     """Add a task; it takes the place of an ended one of the same name."""
     known = views.tasks.get(event.task)
+    if known is not None:
+        keep_attempt(views, known)
     views.tasks[event.task] = TaskView(
         name=event.task,
         position=recorded.position,
         version=recorded.stream_version,
+        revision=recorded.stream_version,
+        attempt=known.attempt + 1 if known else 1,
         submission_id=event.event_id,
         submitted_at=recorded.recorded_at,
         spec=event.spec,
@@ -39,6 +44,8 @@ def submitted(views: Views, recorded: Recorded, event: TaskSubmitted) -> None:
         counted_step=event.step,
         shortfalls=known.shortfalls if known else [],
         earlier_flop=known.flop(event.step) if known and event.checkpoint else 0.0,
+        earlier_weighted_flop=known.weighted_flop(event.step) if known and event.checkpoint else 0.0,
+        start_checkpoint=event.checkpoint,
         checkpoint=event.checkpoint,
         checkpoint_step=event.step if event.checkpoint else 0,
     )
@@ -71,7 +78,7 @@ def _result(task: TaskView, event: TaskFinished) -> Result:
     )
 
 
-def stop_requested(views: Views, event: TaskStopRequested) -> None:
+def stop_requested(views: Views, recorded: Recorded, event: TaskStopRequested) -> None:
     """Note that a user wants the task to stop."""
     task = views.tasks.get(event.task)
     if task is None or task.state in ENDED:
@@ -81,13 +88,14 @@ def stop_requested(views: Views, event: TaskStopRequested) -> None:
         event.task,
         state=TaskState.STOPPING,
         reason="asked to stop",
+        revision=recorded.stream_version,
         stop_refused=None,
         lose_steps=task.lose_steps or event.lose_steps,
         at_once=task.at_once or event.at_once,
     )
 
 
-def stop_refused(views: Views, event: TaskStopRefused) -> None:
+def stop_refused(views: Views, recorded: Recorded, event: TaskStopRefused) -> None:
     """Take a task that could not be saved back to training, unless it is to stop in any case."""
     task = views.tasks.get(event.task)
     if task is None or task.state is not TaskState.STOPPING or task.plan != event.plan or task.lose_steps:
@@ -97,6 +105,7 @@ def stop_refused(views: Views, event: TaskStopRefused) -> None:
         views,
         event.task,
         state=TaskState.RUNNING,
+        revision=recorded.stream_version,
         reason=f"not stopped, since its state cannot be saved: {event.reason}",
         stop_refused=StopRefusal(step=event.step, reason=event.reason, at=event.occurred_at),
         plan="",
@@ -123,7 +132,7 @@ def _stopped_reason(task: TaskView, event: TaskStopped) -> str:
     return f"stopped as asked, not saved: {saved}, and {step - saved_step} steps are lost"
 
 
-def ended(views: Views, event: TaskStopped | TaskFinished | TaskFailed) -> None:
+def ended(views: Views, recorded: Recorded, event: TaskStopped | TaskFinished | TaskFailed) -> None:
     """End a task, its training time, and what an outstanding plan had left to do for it.
 
     A task that is paused does not end: ``TaskStopped`` then only reports that its state was saved.
@@ -138,6 +147,7 @@ def ended(views: Views, event: TaskStopped | TaskFinished | TaskFailed) -> None:
         change_task(views, event.task, step=event.step, training_plan="")
         return
     changes: dict[str, Any] = {"ended_at": event.occurred_at, "step": event.step, "training_plan": ""}
+    changes["revision"] = recorded.stream_version
     match event:
         case TaskStopped():
             changes |= {"state": TaskState.STOPPED, "reason": _stopped_reason(task, event)}

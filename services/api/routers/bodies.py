@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -9,6 +10,7 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
 from services.api.problems import TooLarge, refused_request
+from shared.errors import InvalidInput
 
 SMALL_BODY_BYTES = 1 << 16
 """Limit of a body with a few options: a reason in words has 200 characters."""
@@ -37,28 +39,63 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     return bytes(body)
 
 
-def options(model: type[M]) -> Callable[[Request], Awaitable[M]]:
-    """Return a FastAPI dependency that reads options from a small body; without a body, all have their defaults."""
+def options(model: type[M], *, required: bool = False) -> Callable[[Request], Awaitable[M]]:
+    """Return a FastAPI dependency that reads options from a small body; without a body, all have their defaults.
+
+    ``required``: without one the request is refused.
+    """
 
     async def read(request: Request) -> M:
         body = await read_body(request, SMALL_BODY_BYTES)
         try:
-            return model.model_validate_json(body) if body else model()
+            return model.model_validate_json(body) if body or required else model()
         except ValidationError as err:
             raise refused_request(err.errors(include_url=False, include_context=False)) from err
 
     return read
 
 
-def described(model: type[BaseModel], *, required: bool = False, yaml: bool = False) -> dict[str, Any]:
+def decoded(body: bytes) -> str:
+    """Return the text of a body.
+
+    Raises:
+        InvalidInput: it is not UTF-8.
+    """
+    try:
+        return body.decode()
+    except UnicodeDecodeError as err:
+        raise InvalidInput(f"the body is not UTF-8: {err}") from err
+
+
+def parsed_json(body: bytes) -> Any:
+    """Return what the JSON of a body says.
+
+    Raises:
+        InvalidInput: it is not JSON.
+    """
+    try:
+        return json.loads(decoded(body))
+    except RecursionError as err:
+        raise InvalidInput("the body is nested too deeply") from err
+    except ValueError as err:
+        raise InvalidInput(f"the body is not JSON: {err}; for YAML set Content-Type: application/yaml") from err
+
+
+def described(
+    model: type[BaseModel], *, required: bool = False, yaml: bool = False, merge_patch: bool = False
+) -> dict[str, Any]:
     """Return the description of a body for ``openapi_extra`` of an endpoint that reads it itself.
 
     Args:
         model: of the body (``services.api.openapi.BODIES``).
         required: whether there has to be one.
         yaml: whether it may be YAML, too.
+        merge_patch: whether it may also have the media type of merge patches.
     """
-    content: dict[str, Any] = {"application/json": {"schema": {"$ref": REFERENCE.format(model=model.__name__)}}}
+    schema = {"schema": {"$ref": REFERENCE.format(model=model.__name__)}}
+    content: dict[str, Any] = {"application/json": schema}
+    if merge_patch:
+        content["application/merge-patch+json"] = schema
     if yaml:
         content["application/yaml"] = {"schema": {"type": "string", "description": "the same fields as YAML"}}
     return {"requestBody": {"required": required, "content": content}}

@@ -13,10 +13,9 @@ from fastapi.responses import StreamingResponse
 from services.api.event_items import event_json
 from services.api.gateway import Api, Gateway, as_json
 from services.api.models import EventRecord, Page
-from services.api.routers.parameters import NAMED, PROBLEMS, Limit, page_json
-from shared.errors import Unavailable
+from services.api.routers.parameters import NAMED, PROBLEMS, Limit, Since, Until, page_json, times
+from shared.errors import InvalidInput, Unavailable
 from shared.log.log import EventLog
-from shared.messages import Time
 
 router = APIRouter(prefix="/v1/events", tags=["events"], responses=PROBLEMS)
 
@@ -47,15 +46,22 @@ async def events(
     after: After = None,
     cursor: After = None,
     last: Annotated[int | None, Query(ge=0, le=1_000_000, description="only the last so many events")] = None,
-    since: Annotated[Time | None, Query(description="only events that were recorded from then on")] = None,
+    since: Since = None,
+    until: Until = None,
     follow: Annotated[bool, Query(description="server-sent events, without end")] = False,
     brief: Annotated[bool, Query(description="with `follow`: `{}` in place of each event's data")] = False,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
     """List events in log order; with ``follow=true`` stream them as they are appended.
 
+    ``since`` and ``until`` are of the time at which they were recorded.
+
     Events that were archived come from their segments; where these are not at hand the answer is 404, ``archived``.
     """
+    times(since, until)
+    if follow and until is not None:
+        problem = "not together with follow: a stream has no end"
+        raise InvalidInput(f"until: {problem}", [{"field": "until", "value": until.isoformat(), "problem": problem}])
     start = cursor if cursor is not None else after or 0
     if cursor is None and (last is not None or since is not None):
         start = max(start, await asyncio.to_thread(_start, api.journal.log, last, since))
@@ -65,7 +71,7 @@ async def events(
         if start < api.journal.log.base.position:  # a stream that has begun cannot say that the segments are away
             await asyncio.to_thread(api.journal.log.page, after=start, limit=1)
         return StreamingResponse(_stream(api, start, brief), media_type="text/event-stream")
-    return await asyncio.to_thread(_page, api, start, limit)
+    return await asyncio.to_thread(_page, api, start, limit, until)
 
 
 def _start(log: EventLog, last: int | None, since: datetime | None) -> int:
@@ -78,8 +84,10 @@ def _start(log: EventLog, last: int | None, since: datetime | None) -> int:
     return max(behind)
 
 
-def _page(api: Gateway, after: int, limit: int) -> Response:
+def _page(api: Gateway, after: int, limit: int, until: datetime | None) -> Response:
     rows = api.journal.log.page(after=after, limit=limit + 1)
+    if until is not None:
+        rows = [row for row in rows if row.recorded_at < until]
     items = [event_json(row) for row in rows[:limit]]
     return as_json(page_json(items, [row.position for row in rows], limit))
 

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Response, status
 
+from services.api import conditional, incident_requests
+from services.api.access import Submitter
 from services.api.accounts import Accounts
 from services.api.costs import incident_cost
 from services.api.counterfactuals import counterfactuals
@@ -20,7 +22,23 @@ from services.api.postmortem import page
 from services.api.postmortem.gather import Known, known, post_mortem
 from services.api.postmortem.model import PostMortem
 from services.api.readers import ViewReader
-from services.api.routers.parameters import NAMED, PROBLEMS, Cursor, Id, Limit, Order, TaskFilter, page_json
+from services.api.request_models import NoteRequest
+from services.api.routers.bodies import described, options
+from services.api.routers.parameters import (
+    CHANGE,
+    NAMED,
+    PROBLEMS,
+    TAGGED,
+    Cursor,
+    Id,
+    Limit,
+    Order,
+    Since,
+    TaskFilter,
+    Until,
+    page_json,
+    times,
+)
 from services.api.tables import INCIDENTS
 from services.api.views import ClusterView
 from shared.model import utc_now
@@ -52,9 +70,11 @@ async def incidents(
     order: Order = "oldest",
     task: TaskFilter = None,
     state: Annotated[Literal["open", "closed"] | None, Query(description="closed: back at planned strength")] = None,
+    since: Since = None,
+    until: Until = None,
 ) -> Response:
-    """List incidents in the order in which they were detected."""
-    as_of = utc_now()
+    """List incidents in the order in which they were detected; ``since`` and ``until`` are of the time of detection."""
+    as_of, window = utc_now(), times(since, until)
 
     def answer(views: ViewReader) -> str:
         states = [state] if state else []
@@ -66,6 +86,7 @@ async def incidents(
             states=states,
             task=task or "",
             newest=order == "newest",
+            times=window,
         )
         items = _shown(api, views, found[:limit], as_of)
         return page_json(items, [row.position for row in found], limit)
@@ -73,16 +94,43 @@ async def incidents(
     return await api.answer(answer)
 
 
-@router.get("/{incident}", response_model=Incident, responses=NAMED)
-async def one(incident: Id, api: Api) -> Response:
+@router.get("/{incident}", response_model=Incident, responses=NAMED | TAGGED)
+async def one(incident: Id, api: Api, if_none_match: conditional.IfNoneMatch = "") -> Response:
     """Show an incident."""
+    return conditional.answer(await _one(api, incident), if_none_match)
+
+
+async def _one(api: Gateway, incident: str) -> str:
     as_of = utc_now()
 
     def answer(views: ViewReader) -> str:
         (shown,) = _shown(api, views, [views.row(INCIDENTS, incident, *_COLUMNS)], as_of)
         return shown
 
-    return await api.answer(answer)
+    return await api.read(answer)
+
+
+@router.post(
+    "/{incident}/notes",
+    status_code=status.HTTP_201_CREATED,
+    response_model=Incident,
+    responses=CHANGE,
+    openapi_extra=described(NoteRequest, required=True),
+)
+async def note(
+    incident: Id, api: Api, who: Submitter, asked: Annotated[NoteRequest, Depends(options(NoteRequest, required=True))]
+) -> Response:
+    """Add a note to an incident, for everybody who looks at it."""
+    await incident_requests.note(api, incident, who, asked.text)
+    text = await _one(api, incident)
+    return Response(text, status_code=status.HTTP_201_CREATED, media_type="application/json")
+
+
+@router.post("/{incident}/acknowledge", response_model=Incident, responses=CHANGE)
+async def acknowledge(incident: Id, api: Api, who: Submitter) -> Response:
+    """Say that somebody takes care of an incident. Once somebody does, a further request changes nothing."""
+    await incident_requests.acknowledge(api, incident, who)
+    return Response(await _one(api, incident), media_type="application/json")
 
 
 _PAGE: dict[int | str, dict[str, Any]] = {

@@ -9,12 +9,14 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import Path, Query, Request
 from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.routing import BaseRoute
 
 from services.api.models import Page
 from services.api.problems import TEMPORARY
 from shared.errors import InvalidInput
-from shared.messages import ID_PATTERN
+from shared.messages import ID_PATTERN, Time
 from shared.names import NAME_PATTERN
 from shared.unknown_names import nearest
 
@@ -28,6 +30,8 @@ Cursor = Annotated[
     int, Query(ge=0, lt=2**63, description="`next_cursor` of the page before", json_schema_extra={"example": 0})
 ]
 Order = Annotated[Literal["oldest", "newest"], Query(description="what comes first")]
+Since = Annotated[Time | None, Query(description="only from then on: ISO 8601 with a time zone")]
+Until = Annotated[Time | None, Query(description="only before then: ISO 8601 with a time zone")]
 TaskFilter = Annotated[str | None, Query(pattern=NAME_PATTERN, description="only what concerns this task")]
 TaskName = Annotated[str, Path(pattern=NAME_PATTERN, description="the task's name")]
 NodeName = Annotated[str, Path(pattern=NAME_PATTERN, description="the node's name")]
@@ -41,6 +45,7 @@ _MEANINGS = {
     403: "whoever sends it may not do this",
     404: "there is no such thing",
     409: "it contradicts the present state",
+    412: "it is not as the client has read it",
     413: "the body is too large",
     415: "the body is neither JSON nor YAML",
     416: "the range begins behind the end",
@@ -72,6 +77,19 @@ NAMED = problems(404)
 CHANGE = problems(404, 409, 413, 415)
 """Of one that changes something, besides ``PROBLEMS``."""
 
+CONDITIONAL = problems(412)
+"""Of a change with ``If-Match``, besides."""
+
+TAGGED: dict[int | str, dict[str, Any]] = {
+    200: {"headers": {"ETag": {"description": "of this answer", "schema": {"type": "string"}}}},
+    304: {"description": "the client has this answer already"},
+}
+"""Of one that shows something with an ``ETag``, besides."""
+
+
+READ_PARAMETERS = ("min_position",)
+"""Of every read (``services.api.log_positions``); an application adds them when it is put together."""
+
 
 async def refuse_unknown(request: Request) -> None:
     """Refuse query parameters that the endpoint does not have (FastAPI dependency): a slip would be ignored else.
@@ -79,7 +97,8 @@ async def refuse_unknown(request: Request) -> None:
     Raises:
         InvalidInput: there is one.
     """
-    allowed = sorted(_names(request.scope["route"].dependant))
+    route = request.scope["route"]
+    allowed = sorted({*_names(route.dependant), *(READ_PARAMETERS if is_read(route) else ())})
     unknown = sorted({name for name in request.query_params if name not in allowed})
     if not unknown:
         return
@@ -90,6 +109,11 @@ async def refuse_unknown(request: Request) -> None:
         errors.append({"field": name, "value": request.query_params[name], "problem": problem})
     text = "; ".join(f"{error['field']}: {error['problem']}" for error in errors)
     raise InvalidInput(f"request refused: {text}", errors)
+
+
+def is_read(route: BaseRoute) -> bool:
+    """Return whether a route shows something of the log, and changes nothing."""
+    return isinstance(route, APIRoute) and "GET" in route.methods and route.path.startswith("/v1/")
 
 
 def _names(dependant: Dependant) -> Iterator[str]:
@@ -119,12 +143,22 @@ def _next_cursor(positions: list[int], limit: int) -> str | None:
     return str(positions[limit - 1]) if len(positions) > limit else None
 
 
-def check_order(start: datetime | None, end: datetime | None) -> None:
-    """Refuse a window that ends before it begins.
+def check_order(start: datetime | None, end: datetime | None, names: tuple[str, str] = ("from", "to")) -> None:
+    """Refuse a window that ends before it begins. ``names``: of the two parameters.
 
     Raises:
         InvalidInput: it does.
     """
     if start is not None and end is not None and end < start:
-        text = f"must not be before from, {start.isoformat()}"
-        raise InvalidInput(f"to: {text}", [{"field": "to", "value": end.isoformat(), "problem": text}])
+        text = f"must not be before {names[0]}, {start.isoformat()}"
+        raise InvalidInput(f"{names[1]}: {text}", [{"field": names[1], "value": end.isoformat(), "problem": text}])
+
+
+def times(since: datetime | None, until: datetime | None) -> tuple[datetime | None, datetime | None]:
+    """Return the window that a list is asked for.
+
+    Raises:
+        InvalidInput: it ends before it begins.
+    """
+    check_order(since, until, ("since", "until"))
+    return since, until

@@ -7,12 +7,25 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from services.api import present
-from services.api.gateway import Api
+from services.api import conditional, present
+from services.api.gateway import Api, as_text
 from services.api.models import Page, PlanDetail, PlanSummary
 from services.api.plan_text import explain
 from services.api.readers import ViewReader
-from services.api.routers.parameters import NAMED, PROBLEMS, Cursor, Id, Limit, Order, TaskFilter, page_json
+from services.api.routers.parameters import (
+    NAMED,
+    PROBLEMS,
+    TAGGED,
+    Cursor,
+    Id,
+    Limit,
+    Order,
+    Since,
+    TaskFilter,
+    Until,
+    page_json,
+    times,
+)
 from services.api.tables import PLANS
 from services.api.views import PlanState
 from shared.errors import Corrupt
@@ -29,30 +42,41 @@ async def plans(
     order: Order = "oldest",
     task: TaskFilter = None,
     state: Annotated[list[PlanState] | None, Query(description="only these states")] = None,
+    since: Since = None,
+    until: Until = None,
 ) -> Response:
-    """List plans in the order in which they were decided."""
+    """List plans in the order in which they were decided; ``since`` and ``until`` are of that time."""
+    window = times(since, until)
 
     def answer(views: ViewReader) -> str:
         states = [value.value for value in state or []]
         found = views.rows(
-            PLANS, "shown", after=cursor, limit=limit + 1, states=states, task=task or "", newest=order == "newest"
+            PLANS,
+            "shown",
+            after=cursor,
+            limit=limit + 1,
+            states=states,
+            task=task or "",
+            newest=order == "newest",
+            times=window,
         )
         return page_json([row.shown for row in found], [row.position for row in found], limit)
 
     return await api.answer(answer)
 
 
-@router.get("/{plan}", responses=NAMED)
-async def one(plan: Id, api: Api) -> PlanDetail:
+@router.get("/{plan}", response_model=PlanDetail, responses=NAMED | TAGGED)
+async def one(plan: Id, api: Api, if_none_match: conditional.IfNoneMatch = "") -> Response:
     """Show a plan: the decision in words, its milestones, and the event with the problem and the alternatives."""
     view = await api.read(lambda views: views.find(PLANS, plan))
     records = await asyncio.to_thread(api.journal.log.read, after=view.position - 1, limit=1)
     if not records or not isinstance(event := records[0].event, PlanDecided) or event.plan != plan:
         raise Corrupt(f"position {view.position} of the log does not contain plan {plan}")
-    return PlanDetail(
+    detail = PlanDetail(
         **present.plan_summary(view).model_dump(),
         words=explain(event),
         inputs_sha256=event.inputs_sha256,
         milestones=view.milestones,
         event=event.model_dump(mode="json", by_alias=True),
     )
+    return conditional.answer(as_text(detail), if_none_match)

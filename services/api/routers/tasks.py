@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Query, Request, Response, status
 from fastapi.responses import StreamingResponse
 
-from services.api import present
+from services.api import conditional, present, task_requests
 from services.api.access import Submitter
 from services.api.gateway import Api, Gateway, as_text
 from services.api.logs import OutputReader, json_line, plain_line
@@ -19,9 +18,25 @@ from services.api.models import Page, StopOptions, Stopping, Task
 from services.api.output_owners import OutputOwners, output_owners
 from services.api.output_search import OutputSearch
 from services.api.readers import ViewReader
-from services.api.routers.bodies import described, options, read_body
-from services.api.routers.parameters import CHANGE, NAMED, PROBLEMS, Cursor, Limit, Order, TaskName, page_json
-from services.api.tables import TASKS
+from services.api.request_models import TaskChange
+from services.api.routers.bodies import SMALL_BODY_BYTES, decoded, described, options, parsed_json, read_body
+from services.api.routers.parameters import (
+    CHANGE,
+    CONDITIONAL,
+    NAMED,
+    PROBLEMS,
+    TAGGED,
+    Cursor,
+    Limit,
+    Order,
+    Since,
+    TaskName,
+    Until,
+    page_json,
+    times,
+)
+from services.api.tables import DELETED, TASKS
+from services.api.views import TaskView
 from shared.errors import InvalidInput, NotFound
 from shared.messages import Time
 from shared.tasks import ENDED, MAX_SPEC_BYTES, TaskSpec, TaskState, load_spec, parse_spec
@@ -52,20 +67,15 @@ async def submit(
     if not new:
         response.status_code = status.HTTP_200_OK
     response.headers["Location"] = f"/v1/tasks/{view.name}"
-    return present.task(view, api.live.state())
+    return _tagged(api, view, response)
 
 
 def _parse(body: bytes, content_type: str) -> TaskSpec:
     """Return the specification in a body: YAML if the content type says so, else JSON."""
     try:
-        text = body.decode()
-        return load_spec(text) if "yaml" in content_type.lower() else parse_spec(json.loads(text))
-    except UnicodeDecodeError as err:
-        raise InvalidInput(f"the body is not UTF-8: {err}") from err
+        return load_spec(decoded(body)) if "yaml" in content_type.lower() else parse_spec(parsed_json(body))
     except RecursionError as err:
         raise InvalidInput("the body is nested too deeply") from err
-    except ValueError as err:
-        raise InvalidInput(f"the body is not JSON: {err}; for YAML set Content-Type: application/yaml") from err
 
 
 @router.get("", response_model=Page[Task])
@@ -75,13 +85,26 @@ async def tasks(
     cursor: Cursor = 0,
     order: Order = "oldest",
     state: Annotated[list[TaskState] | None, Query(description="only these states")] = None,
+    deleted: Annotated[bool, Query(description="those that were deleted, and no others")] = False,
+    since: Since = None,
+    until: Until = None,
 ) -> Response:
-    """List tasks in the order of their submission."""
-    live = api.live.state()
+    """List tasks in the order of their submission; ``since`` and ``until`` are of the time of the latest one."""
+    live, window = api.live.state(), times(since, until)
+    if deleted and state:
+        raise _not_with_deleted(state)
 
     def answer(views: ViewReader) -> str:
-        states = [value.value for value in state or []]
-        found = views.rows(TASKS, "shown", after=cursor, limit=limit + 1, states=states, newest=order == "newest")
+        found = views.rows(
+            TASKS,
+            "shown",
+            after=cursor,
+            limit=limit + 1,
+            states=[DELETED] if deleted else [value.value for value in state or []],
+            newest=order == "newest",
+            times=window,
+            without="" if deleted or state else DELETED,
+        )
         going_on = views.several(TASKS, [row.key for row in found if not row.shown])
         items = [row.shown or as_text(present.task(going_on[row.key], live)) for row in found]
         return page_json(items, [row.position for row in found], limit)
@@ -89,28 +112,87 @@ async def tasks(
     return await api.answer(answer)
 
 
-@router.get("/{name}", responses=NAMED)
-async def task(name: TaskName, api: Api) -> Task:
-    """Show a task."""
-    live = api.live.state()
-    return await api.read(lambda views: present.task(views.find(TASKS, name), live))
+def _not_with_deleted(states: list[TaskState]) -> InvalidInput:
+    problem = "not together with deleted, which is a state of its own"
+    return InvalidInput(f"state: {problem}", [{"field": "state", "value": states[0].value, "problem": problem}])
+
+
+def _tagged(api: Gateway, view: TaskView, response: Response) -> Task:
+    """Return a task as the interface shows it, with its tag in the headers of the response."""
+    shown = task_requests.shown(api, view)
+    response.headers["ETag"] = task_requests.tag_of(shown, view)
+    return shown
+
+
+@router.get("/{name}", response_model=Task, responses=NAMED | TAGGED)
+async def task(name: TaskName, api: Api, if_none_match: conditional.IfNoneMatch = "") -> Response:
+    """Show a task, also one that was deleted."""
+    view = await api.task(name)
+    return conditional.answer(as_text(task_requests.shown(api, view)), if_none_match, view.revision)
+
+
+@router.patch(
+    "/{name}", responses=CHANGE | CONDITIONAL, openapi_extra=described(TaskChange, required=True, merge_patch=True)
+)
+async def change(
+    name: TaskName,
+    request: Request,
+    response: Response,
+    api: Api,
+    who: Submitter,
+    if_match: conditional.IfMatch = "",
+) -> Task:
+    """Give a task that has not ended another weight, or other limits of its workers. The planner plans anew at once.
+
+    The weight is the priority. ``max`` null lifts the limit.
+    """
+    body = await read_body(request, SMALL_BODY_BYTES)
+    view = await task_requests.change(api, name, who, task_requests.patch_of(parsed_json(body)), if_match)
+    return _tagged(api, view, response)
+
+
+@router.delete("/{name}", responses=CHANGE | CONDITIONAL)
+async def delete(
+    name: TaskName, response: Response, api: Api, who: Submitter, if_match: conditional.IfMatch = ""
+) -> Task:
+    """List a task that has ended no more. Its events stay in the log, its checkpoints and its output on storage.
+
+    A later submission of the name is listed again, and goes on from the newest checkpoint, if there is one.
+    """
+    return _tagged(api, await task_requests.delete(api, name, who, if_match), response)
+
+
+@router.post("/{name}/resume", status_code=status.HTTP_201_CREATED, responses=CHANGE)
+async def resume(name: TaskName, response: Response, api: Api, who: Submitter) -> Task:
+    """Submit the last specification of a task that was stopped or has failed again: it goes on from its checkpoint."""
+    view = await task_requests.resume(api, name, who)
+    response.headers["Location"] = f"/v1/tasks/{view.name}"
+    return _tagged(api, view, response)
 
 
 @router.post(
     "/{name}/stop",
     status_code=status.HTTP_202_ACCEPTED,
-    responses=CHANGE,
+    responses=CHANGE | CONDITIONAL,
     openapi_extra=described(StopOptions),
 )
 async def stop(
-    name: TaskName, api: Api, who: Submitter, asked: Annotated[StopOptions, Depends(options(StopOptions))]
+    name: TaskName,
+    api: Api,
+    who: Submitter,
+    asked: Annotated[StopOptions, Depends(options(StopOptions))],
+    if_match: conditional.IfMatch = "",
 ) -> Stopping:
     """Stop a task after its present step, with a checkpoint from which a later submission of the name resumes.
 
     A task whose checkpoint cannot be written trains on, and shows why (``stop_refused``), unless ``lose_steps`` is set.
     With ``at_once`` its processes are ended without a checkpoint, also where an earlier request to stop waits for one.
     """
-    view = await api.stop(name, who, lose_steps=asked.lose_steps, at_once=asked.at_once)
+
+    def check(task: TaskView) -> None:
+        task_requests.check_task(api, if_match, task)
+
+    view = await api.stop(name, who, lose_steps=asked.lose_steps, at_once=asked.at_once, check=check)
     return Stopping(name=view.name, state=view.state, reason=view.reason)
 
 

@@ -1,0 +1,23 @@
+"""``unicron resume``."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from cli.options import Format, Output, Server, TaskName
+from cli.output import print_json
+
+
+def resume(task: TaskName, server: Server = None, output: Output = Format.TEXT) -> None:
+    """Have a task that was stopped or has failed go on from its checkpoint.
+
+    Its last specification is submitted again, with the changes that were made while it ran.
+    """
+    from cli.client import Client
+
+    with Client(server) as client:
+        answer = client.post(f"/v1/tasks/{quote(task, safe='')}/resume")
+    if output is Format.JSON:
+        print_json(answer)
+    else:
+        print(f"{answer['name']}: {answer['state']}, goes on from step {answer['step']}")

@@ -1,0 +1,60 @@
+"""Events of what users ask of tasks that exist, and of what they say about incidents."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from shared.event_base import ClusterEvent, TaskEvent
+
+NOTE_CHARACTERS = 2000
+"""Length of a note about an incident: a paragraph or two. What is longer belongs into a document that a note names."""
+
+NoteText = Annotated[str, Field(min_length=1, max_length=NOTE_CHARACTERS)]
+
+
+class TaskChanged(TaskEvent):
+    """A user has changed what a task that has not ended may have. The planner plans anew.
+
+    ``weight``, ``min_workers``, ``max_workers``: those of the task from this event on, the unchanged ones included;
+    ``max_workers`` None: any number. ``requested_by``: who, as the ``actor`` of a submission.
+    """
+
+    type: Literal["task.changed"] = "task.changed"
+    schema_version: Literal[1] = 1
+    weight: float
+    min_workers: int
+    max_workers: int | None = None
+    requested_by: str = ""
+
+
+class TaskDeleted(TaskEvent):
+    """A user has removed a task that has ended from the list. Its events and its files stay.
+
+    A later submission of the name is listed again, and goes on from the newest checkpoint. ``actor``: who, as of a
+    submission.
+    """
+
+    type: Literal["task.deleted"] = "task.deleted"
+    schema_version: Literal[1] = 1
+    actor: str = ""
+
+
+class IncidentNoted(ClusterEvent):
+    """A user has written something about an incident. ``actor``: who, ``uid/<uid>`` or ``token/<name>``."""
+
+    type: Literal["incident.noted"] = "incident.noted"
+    schema_version: Literal[1] = 1
+    incident: str
+    text: str
+    actor: str = ""
+
+
+class IncidentAcknowledged(ClusterEvent):
+    """A user has seen an incident and takes care of it. ``actor``: who, as of a note."""
+
+    type: Literal["incident.acknowledged"] = "incident.acknowledged"
+    schema_version: Literal[1] = 1
+    incident: str
+    actor: str = ""
