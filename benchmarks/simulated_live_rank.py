@@ -33,7 +33,7 @@ def main() -> None:
         next_s = max(next_s, now_s) + MICRO_BATCH_S
         return read(samples, ids)
 
-    Samples.batch = paced  # type: ignore[method-assign]
+    Samples.batch = paced  # type: ignore[assignment, method-assign]
     train(Path(os.environ[environment.SPEC]))
 
 

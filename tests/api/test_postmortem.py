@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.api.postmortem import evidence, page, words
+from services.api.postmortem.durations import seconds
 from services.api.postmortem.gather import known, post_mortem
 from services.api.postmortem.model import PostMortem
 from services.api.store import Store
@@ -133,7 +134,7 @@ def test_every_question_is_answered_on_the_page(
     # How long each phase took.
     for phase in made.phases:
         assert phase.duration_s is not None
-        assert page.seconds(phase.duration_s) in sections["phases"]
+        assert seconds(phase.duration_s) in sections["phases"]
     # What it cost.
     assert f"{incident.cost.detection_worker_s:.1f}" in sections["cost"]
     assert incident.cost.failure_money > 0.0
