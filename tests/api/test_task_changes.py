@@ -23,7 +23,7 @@ async def submitted(api: Server, **changes: Any) -> httpx.Response:
 
 
 async def ended(api: Server, kind: type[Any], **fields: Any) -> None:
-    given = {
+    given: dict[Any, dict[str, Any]] = {
         TaskStopped: {"step": 40, "path": "/c40"},
         TaskFailed: {"step": 40, "reason": "bug"},
         TaskFinished: {"step": 100, "samples_sha256": "s", "parameters_path": "/p"},

@@ -50,7 +50,7 @@ async def test_a_list_has_what_is_of_the_time(client: httpx.AsyncClient, story: 
             ({"since": 43.2}, [4, 5, 6]),
         ):
             wanted = [f"{letter}{number}" for number in numbers] + late
-            found = await listed(client, story, path, limit=limit, order=order, **window)  # type: ignore[arg-type]
+            found = await listed(client, story, path, limit=limit, order=order, **window)
             assert found == (wanted if order == "oldest" else wanted[::-1])
         assert await listed(client, story, path, since=100) == []
         assert await listed(client, story, path, since=45, until=45) == []

@@ -114,7 +114,7 @@ async def refuse_unknown(request: Request) -> None:
 
 def is_read(route: BaseRoute) -> bool:
     """Return whether a route shows something of the log, and changes nothing."""
-    return isinstance(route, APIRoute) and "GET" in route.methods and route.path.startswith("/v1/")
+    return isinstance(route, APIRoute) and "GET" in (route.methods or ()) and route.path.startswith("/v1/")
 
 
 def _names(dependant: Dependant) -> Iterator[str]:
