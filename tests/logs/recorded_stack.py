@@ -86,7 +86,7 @@ class Cluster:
 
     def says_about_the_last_incident(self, text: str) -> None:
         """Acknowledge the newest incident, and add a note to it."""
-        newest = {"order": "newest", "limit": 1}
+        newest: dict[str, str | int] = {"order": "newest", "limit": 1}
         (incident,) = self._client.get("/v1/incidents", params=newest).raise_for_status().json()["items"]
         print(f"notes {text}", flush=True)
         for path, body in (("acknowledge", None), ("notes", {"text": text})):
