@@ -87,7 +87,7 @@ def _start(log: EventLog, last: int | None, since: datetime | None) -> int:
 def _page(api: Gateway, after: int, limit: int, until: datetime | None) -> Response:
     rows = api.journal.log.page(after=after, limit=limit + 1)
     if until is not None:
-        rows = [row for row in rows if row.recorded_at < until]
+        rows = [row for row in rows if datetime.fromisoformat(row.recorded_at) < until]
     items = [event_json(row) for row in rows[:limit]]
     return as_json(page_json(items, [row.position for row in rows], limit))
 
