@@ -23,12 +23,12 @@ async def submitted(api: Server, **changes: Any) -> httpx.Response:
 
 
 async def ended(api: Server, kind: type[Any], **fields: Any) -> None:
-    given: dict[Any, dict[str, Any]] = {
+    known: dict[Any, dict[str, Any]] = {
         TaskStopped: {"step": 40, "path": "/c40"},
         TaskFailed: {"step": 40, "reason": "bug"},
         TaskFinished: {"step": 100, "samples_sha256": "s", "parameters_path": "/p"},
-    }[kind]
-    recorded = await api.append(kind, task="gpt", generation=1, **{**given, **fields})
+    }
+    recorded = await api.append(kind, task="gpt", generation=1, **{**known[kind], **fields})
     await api.projected(recorded.position)
 
 
