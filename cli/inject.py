@@ -22,8 +22,9 @@ def inject(
     fault: Annotated[
         str,
         typer.Option(
-            help="Of a rank: kill, exception, hang[=stop|sleep|deadlock|spin|collective], slow=FACTOR, nan[=PARAMETER],"
+            help="Of a rank: kill, exception, hang[=KIND], slow=FACTOR, nan[=PARAMETER],"
             " spike[=FACTOR], oom. Of a node: disconnect[=SECONDS|forever], xid=CODE[:DEVICE]."
+            " Kinds of hangs: stop, sleep, deadlock, spin, collective."
         ),
     ],
     rank: Annotated[int | None, typer.Option(min=0, help="The rank, for a fault of a rank.")] = None,

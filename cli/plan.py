@@ -12,7 +12,8 @@ from cli.output import clock, print_fields, print_json, print_table, seconds_bet
 from cli.plan_solve import solve
 from cli.plan_throughput import throughput
 
-app = typer.Typer(help="Look at plans, or make one.", no_args_is_help=True, add_completion=False)
+# Plain help: the columns of the framed one would cut the long names of `plan throughput` at 80 characters.
+app = typer.Typer(help="Look at plans, or make one.", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 app.command("solve")(solve)
 app.command("throughput")(throughput)
 

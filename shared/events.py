@@ -40,6 +40,7 @@ from shared.request_events import IncidentAcknowledged as IncidentAcknowledged
 from shared.request_events import IncidentNoted as IncidentNoted
 from shared.request_events import TaskChanged as TaskChanged
 from shared.request_events import TaskDeleted as TaskDeleted
+from shared.request_events import TaskStopRequested as TaskStopRequested
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec
 from shared.upcast import upcast
@@ -94,20 +95,6 @@ class TaskSubmitted(TaskEvent):
     spec: TaskSpec
     checkpoint: str = ""
     step: int = 0
-    actor: str = ""
-
-
-class TaskStopRequested(TaskEvent):
-    """A user asked for the task to stop at the next step boundary, with a checkpoint.
-
-    ``lose_steps``: whether it is to stop also if the checkpoint cannot be written. ``at_once``: whether its processes
-    are to end in the midst of a step, without a checkpoint. ``actor``: who, as of a submission.
-    """
-
-    type: Literal["task.stop-requested"] = "task.stop-requested"
-    schema_version: Literal[1] = 1
-    lose_steps: bool = False
-    at_once: bool = False
     actor: str = ""
 
 

@@ -14,6 +14,20 @@ NOTE_CHARACTERS = 2000
 NoteText = Annotated[str, Field(min_length=1, max_length=NOTE_CHARACTERS)]
 
 
+class TaskStopRequested(TaskEvent):
+    """A user asked for the task to stop at the next step boundary, with a checkpoint.
+
+    ``lose_steps``: whether it is to stop also if the checkpoint cannot be written. ``at_once``: whether its processes
+    are to end in the midst of a step, without a checkpoint. ``actor``: who, as of a submission.
+    """
+
+    type: Literal["task.stop-requested"] = "task.stop-requested"
+    schema_version: Literal[1] = 1
+    lose_steps: bool = False
+    at_once: bool = False
+    actor: str = ""
+
+
 class TaskChanged(TaskEvent):
     """A user has changed what a task that has not ended may have. The planner plans anew.
 

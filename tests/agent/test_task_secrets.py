@@ -47,7 +47,7 @@ async def test_a_rank_has_the_value_and_no_message_file_or_log_line_has_it(
     assert (await driver.configure()).ok
     await ear.until(lambda: bool(ear.heartbeats) and any(w.step > 1 for w in ear.heartbeats[-1].workers))
     digest = hashlib.sha256(SECRET.encode()).hexdigest()
-    outputs = [path.read_text() for path in (tmp_path / "tasks" / "gpt" / "output").iterdir()]
+    outputs = [path.read_text() for path in (tmp_path / "tasks" / "gpt" / "output").glob("*.log")]
     assert [digest in output for output in outputs] == [True, True]
     assert len(messages) > 4
     assert not [data for data in messages if SECRET.encode() in data]

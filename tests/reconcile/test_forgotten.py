@@ -15,6 +15,7 @@ from services.detector import isolation
 from services.detector.known_errors import FailureHistory, KnownError
 from services.detector.monitored_task import MonitoredTask
 from services.detector.state import DetectorState
+from shared.events import IncidentObserved
 from shared.severities import SEVERITY, Severity
 from tests.reconcile.simulation import Kind, ScheduledFault, Script, Simulation, courses
 from tests.reconcile.virtual import run
@@ -103,12 +104,16 @@ def keeping_everything() -> Iterator[None]:
 
 
 def events(script: Script) -> list[str]:
-    """Return the log of a run, and how it ended."""
+    """Return the log of a run, and how it ended.
+
+    Without what was seen of incidents: a signal of a task that has ended, and is forgotten, is no further observation.
+    """
 
     async def work() -> list[str]:
         simulation = Simulation(script)
         unsettled = await simulation.run()
-        return [record.event.canonical() for record in simulation.log.records] + [unsettled]
+        logged = [record.event for record in simulation.log.records]
+        return [event.canonical() for event in logged if not isinstance(event, IncidentObserved)] + [unsettled]
 
     return run(work())
 

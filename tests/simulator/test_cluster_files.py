@@ -47,7 +47,7 @@ def test_cluster(tmp_path: Path) -> None:
             "did you mean 'mtbf_node_s'? allowed: allow_pausing, ",
         ),
         ("node: 5", "node", "node: unknown field; did you mean 'nodes'? allowed: hardware, workers_per_node, nodes"),
-        ("times: {pause: 5}", "times.pause", "unknown field; allowed: node_detection_s, process_detection_s"),
+        ("times: {pause: 5}", "times.pause", "did you mean 'pause_s'? allowed: node_detection_s, process_detection_s"),
         ("times: {pause_s: -1}", "times.pause_s", "greater than or equal to 0"),
         ("throughput: {gpt: 0}", "throughput.gpt", "greater than 0"),
         ("settings: {mtbf_node_s: -1}", "settings.mtbf_node_s", "must be at least 0 (given: -1.0)"),
