@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 
 CLASSES = {
     "id": r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b",
+    "beginning": r"^[0-9a-f]{8}(?= )",
+    "remaining": r"\b(?:\d+d\d\dh|\d+h\d\dm|\d+m\d\ds|\d+s)\b",
     "secret": r"\b[A-Za-z0-9_-]{30,}",
     "hash": r"\b[0-9a-f]{64}\b",
     "time": r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)?",
@@ -110,7 +112,7 @@ def comparable(text: str, rules: Rules) -> list[str]:
     """Return the lines of an output, with classes in place of values that vary and one space for each gap."""
     for name in CLASSES:
         if name in rules.vary:
-            text = re.sub(CLASSES[name], f"<{name}>", text)
+            text = re.sub(CLASSES[name], f"<{name}>", text, flags=re.M)
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
