@@ -9,9 +9,10 @@ from __future__ import annotations
 import random
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -281,12 +282,9 @@ def write(path: Path, events: int, seed: int = SEED) -> dict[str, int]:
 
     The rows go into the table at once, in few transactions: a million appends would take most of the time.
     """
-    EventLog(f"sqlite:///{path}").close()
-    places = ", ".join("?" for _ in COLUMNS)
     counts = {"events": 0, "tasks": 0, "incidents": 0, "sev1": 0, "plans": 0}
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA synchronous=OFF")
-        batch: list[list[Any]] = []
+
+    def counted() -> Iterator[list[Any]]:
         for row, event in _rows(Course(events, seed).records()):
             counts["events"] += 1
             counts["tasks"] += isinstance(event, TaskSubmitted)
@@ -294,14 +292,22 @@ def write(path: Path, events: int, seed: int = SEED) -> dict[str, int]:
             if isinstance(event, ErrorDetected):
                 counts["incidents"] += 1
                 counts["sev1"] += event.severity is Severity.SEV1
-            batch.append(row)
-            if len(batch) == _BATCH:
-                connection.executemany(f"INSERT INTO log VALUES ({places})", batch)
-                connection.commit()
-                batch.clear()
-        connection.executemany(f"INSERT INTO log VALUES ({places})", batch)
-        connection.commit()
+            yield row
+
+    write_rows(path, counted())
     return counts
+
+
+def write_rows(path: Path, rows: Iterable[list[Any]]) -> None:
+    """Make a log of rows of its table, in few transactions."""
+    EventLog(f"sqlite:///{path}").close()
+    places = ", ".join("?" for _ in COLUMNS)
+    left = iter(rows)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA synchronous=OFF")
+        while batch := list(islice(left, _BATCH)):
+            connection.executemany(f"INSERT INTO log VALUES ({places})", batch)
+            connection.commit()
 
 
 def _rows(records: Iterator[Recorded]) -> Iterator[tuple[list[Any], Event]]:

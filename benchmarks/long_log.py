@@ -8,24 +8,20 @@ The last event is of the present, so that a page that shows the last hour has so
 from __future__ import annotations
 
 import re
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from benchmarks.log_course import START, STEP, Course
+from benchmarks.log_course import START, STEP, Course, write_rows
 from shared.events import Recorded
 from shared.log.chain import FIRST_HASH, row_hash
-from shared.log.log import EventLog
 from shared.log.scan import utc_text
 from shared.log.schema import COLUMNS
 
 PART = 20_000
 """Events of the course: ten seconds of the planner's time."""
 
-_BATCH = 5000
 _VARIABLE = re.compile(
     r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
     r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z"
@@ -57,25 +53,13 @@ def _changed(found: str, number: int, later: timedelta) -> str:
 
 def write(path: Path, events: int) -> int:
     """Write a log of at least so many events; return how many it has."""
-    EventLog(f"sqlite:///{path}").close()
     ended = list(Course(min(PART, events), ends=True).records())
     repetitions = max(1, -(-events // len(ended)))
     # The last one goes on: tasks train, and perhaps a node is away.
     lasting = list(Course(min(PART, events)).records())
     total = (repetitions - 1) * len(ended) + len(lasting)
     start = datetime.now(UTC) - total * STEP
-    places = ", ".join("?" for _ in COLUMNS)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA synchronous=OFF")
-        batch: list[list[Any]] = []
-        for row in _rows(ended, lasting, repetitions, start):
-            batch.append(row)
-            if len(batch) == _BATCH:
-                connection.executemany(f"INSERT INTO log VALUES ({places})", batch)
-                connection.commit()
-                batch.clear()
-        connection.executemany(f"INSERT INTO log VALUES ({places})", batch)
-        connection.commit()
+    write_rows(path, _rows(ended, lasting, repetitions, start))
     return total
 
 

@@ -41,14 +41,14 @@ from services.api.tail import Tail
 from services.api.views import ClusterView, TaskView
 from shared.bus import Bus
 from shared.errors import Conflict, InvalidInput, Unavailable
-from shared.events import Event, Recorded, TaskStopRequested, TaskSubmitted, derived_id
+from shared.events import Event, Recorded, TaskSubmitted, derived_id
 from shared.log.journal import Journal
 from shared.metrics import new_registry
 from shared.model import utc_now
 from shared.names import is_name
 from shared.node_files import PATH_CHARACTERS
 from shared.settings import Settings
-from shared.tasks import ENDED, TaskSpec, TaskState, refused
+from shared.tasks import TaskSpec, TaskState, refused
 
 READ_YOUR_WRITES_S = 10.0
 """How long an answer to a write waits for the projections. They follow within milliseconds; a busy disk may take
@@ -64,10 +64,6 @@ _REUSABLE = frozenset({TaskState.STOPPED, TaskState.FAILED})
 """States of an earlier task whose name (and checkpoint) a new submission takes over; so it does of a deleted one."""
 
 T = TypeVar("T")
-
-
-def _any(_: TaskView) -> None:
-    """Accept a task as it is."""
 
 
 @dataclass
@@ -199,55 +195,6 @@ class Gateway:
         """
         nodes = await self.read(lambda views: views.page(NODES, states=["ready"]))
         await check_inputs(spec, [self.node_files(node.name) for node in nodes if is_name(node.name)], below)
-
-    async def stop(
-        self,
-        name: str,
-        actor: Actor,
-        *,
-        lose_steps: bool = False,
-        at_once: bool = False,
-        check: Callable[[TaskView], None] = _any,
-    ) -> TaskView:
-        """Log the request to stop a task; a further one changes nothing, unless it may lose more steps.
-
-        Args:
-            name: of the task.
-            actor: who asks for it.
-            lose_steps: whether it is to stop also if its state cannot be saved.
-            at_once: whether its processes are to end without a checkpoint; they then lose steps.
-            check: raises an error where the task is not as the client has read it.
-
-        Raises:
-            NotFound: there is no such task.
-            Conflict: the task has ended.
-            Forbidden: the task is somebody else's.
-        """
-        for _ in range(_ATTEMPTS):
-            task = await self.task(name)
-            actor.require_own(task.owner, f"task {name!r}")
-            check(task)
-            asked = task.at_once if at_once else task.lose_steps or not lose_steps
-            if task.state is TaskState.STOPPING and asked:
-                return task
-            if task.state in ENDED:
-                raise Conflict(f"task {name!r} has ended: {task.state.value}", state=task.state.value)
-            event = TaskStopRequested(
-                event_id=str(uuid.uuid4()),
-                occurred_at=utc_now(),
-                task=name,
-                lose_steps=lose_steps or at_once,
-                at_once=at_once,
-                actor=actor.name,
-            )
-            try:
-                recorded = await self.append(event, task.version)
-            except Conflict:
-                await self.catch_up()
-                continue
-            await self.feed.reach(recorded.position, timeout_s=READ_YOUR_WRITES_S)
-            return await self.task(name)
-        raise Conflict(f"task {name!r} keeps changing; try again")
 
     async def append(self, event: Event, version: int | None) -> Recorded:
         """Append what a user asked for, if the stream has this version; None: whatever version it has.

@@ -1,4 +1,4 @@
-"""What a user asks of a task that exists: another weight or other limits, to go on, to be listed no more.
+"""What a user asks of a task that exists: a change of its weight or limits, a stop, a resumption, a deletion.
 
 Each request is one event of the task's stream. A request that the task answers already changes nothing.
 """
@@ -16,7 +16,7 @@ from services.api.gateway import READ_YOUR_WRITES_S, Gateway, as_text
 from services.api.models import Task
 from services.api.views import TaskView
 from shared.errors import Conflict, InvalidInput
-from shared.events import TaskChanged, TaskDeleted
+from shared.events import TaskChanged, TaskDeleted, TaskStopRequested
 from shared.model import utc_now
 from shared.tasks import ENDED, TaskSpec, TaskState, parse_spec, refused
 
@@ -28,7 +28,7 @@ _RESUMABLE = frozenset({TaskState.STOPPED, TaskState.FAILED})
 CHANGEABLE = {"weight": (), "workers": ("min", "max")}
 """Fields of a specification that a task may change while it goes on, with those of their own."""
 
-TaskRequest = TaskChanged | TaskDeleted
+TaskRequest = TaskChanged | TaskDeleted | TaskStopRequested
 
 Judge = Callable[[TaskView], TaskRequest | None]
 """Returns the event that a request on a task in this state makes; None if there is nothing to do."""
@@ -54,8 +54,7 @@ async def change(api: Gateway, name: str, who: Actor, patch: Mapping[str, Any], 
     _check_fields(patch)
 
     def judge(task: TaskView) -> TaskRequest | None:
-        if task.state in ENDED:
-            raise Conflict(f"task {name!r} has ended: {task.state.value}", state=task.state.value)
+        _check_goes_on(task)
         spec = changed_spec(task.spec, patch)
         if (spec.weight, spec.workers) == (task.spec.weight, task.spec.workers):
             return None
@@ -67,6 +66,40 @@ async def change(api: Gateway, name: str, who: Actor, patch: Mapping[str, Any], 
             min_workers=spec.workers.min,
             max_workers=spec.workers.max,
             requested_by=who.name,
+        )
+
+    return await _request(api, name, who, if_match, judge)
+
+
+async def stop(
+    api: Gateway, name: str, who: Actor, if_match: str, *, lose_steps: bool = False, at_once: bool = False
+) -> TaskView:
+    """Stop a task. A further request changes nothing, unless the task may now lose more steps.
+
+    Args:
+        api: the gateway.
+        name: of the task.
+        who: asks for it.
+        if_match: the request's header; empty: none.
+        lose_steps: whether the task is to stop also if its state cannot be saved.
+        at_once: whether its processes are to end without a checkpoint; they then lose steps.
+
+    Raises:
+        NotFound, Forbidden, Conflict, PreconditionFailed: as ``change``.
+    """
+
+    def judge(task: TaskView) -> TaskRequest | None:
+        asked = task.at_once if at_once else task.lose_steps or not lose_steps
+        if task.state is TaskState.STOPPING and asked:
+            return None
+        _check_goes_on(task)
+        return TaskStopRequested(
+            event_id=str(uuid.uuid4()),
+            occurred_at=utc_now(),
+            task=name,
+            lose_steps=lose_steps or at_once,
+            at_once=at_once,
+            actor=who.name,
         )
 
     return await _request(api, name, who, if_match, judge)
@@ -145,7 +178,7 @@ async def _request(api: Gateway, name: str, who: Actor, if_match: str, judge: Ju
     for _ in range(_ATTEMPTS):
         task = await api.task(name)
         who.require_own(task.owner, f"task {name!r}")
-        check_task(api, if_match, task)
+        _check_revision(api, if_match, task)
         event = judge(task)
         if event is None:
             return task
@@ -159,7 +192,13 @@ async def _request(api: Gateway, name: str, who: Actor, if_match: str, judge: Ju
     raise Conflict(f"task {name!r} keeps changing; try again")
 
 
-def check_task(api: Gateway, if_match: str, task: TaskView) -> None:
+def _check_goes_on(task: TaskView) -> None:
+    """Refuse a request on a task that has ended."""
+    if task.state in ENDED:
+        raise Conflict(f"task {task.name!r} has ended: {task.state.value}", state=task.state.value)
+
+
+def _check_revision(api: Gateway, if_match: str, task: TaskView) -> None:
     """Refuse a change of a task that is not as the client has read it (``conditional.check_revision``)."""
     check_revision(if_match, task, lambda: tag_of(shown(api, task), task))
 

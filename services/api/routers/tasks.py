@@ -188,11 +188,7 @@ async def stop(
     A task whose checkpoint cannot be written trains on, and shows why (``stop_refused``), unless ``lose_steps`` is set.
     With ``at_once`` its processes are ended without a checkpoint, also where an earlier request to stop waits for one.
     """
-
-    def check(task: TaskView) -> None:
-        task_requests.check_task(api, if_match, task)
-
-    view = await api.stop(name, who, lose_steps=asked.lose_steps, at_once=asked.at_once, check=check)
+    view = await task_requests.stop(api, name, who, if_match, lose_steps=asked.lose_steps, at_once=asked.at_once)
     return Stopping(name=view.name, state=view.state, reason=view.reason)
 
 
