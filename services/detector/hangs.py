@@ -45,8 +45,10 @@ def of_heard(state: DetectorState, task: MonitoredTask, limits: StallLimits) -> 
     return _of_step(task, own, limits) if members and len(own) == len(members) else None
 
 
-def _of_step(task: MonitoredTask, own: Mapping[str, WorkerStatus], limits: StallLimits) -> Stall | None:
-    """Return the stall of members that train."""
+def _of_step(
+    task: MonitoredTask, own: Mapping[str, WorkerStatus], limits: StallLimits, part: float = 1.0
+) -> Stall | None:
+    """Return the stall, after a part of its limit, of members that train: of all, or of those that are heard."""
     return stalls.find(
         own,
         mean_s=task.mean_step_s(),
@@ -56,6 +58,8 @@ def _of_step(task: MonitoredTask, own: Mapping[str, WorkerStatus], limits: Stall
         data_parallel_only=_data_parallel_only(task.layout),
         limits=limits,
         gaps=task.gaps,
+        whole=len(own) == len(task.members),
+        part=part,
     )
 
 
@@ -72,18 +76,20 @@ def suspected(
         now: the time.
     """
     own = _own(state, task) if task.change is None else _concerned(state, task)
-    stopped_s = part * stalls.stopped_limit_s(task.mean_step_s() or task.previous_mean_s, limits)
-    stands = any(s.process_state in stalls.STOPPED and state.stopped_s(w, now) > stopped_s for w, s in own.items())
+    stopped_s = part * _stopped_limit_s(task, limits)
+    stopped = any(s.process_state in stalls.STOPPED and state.stopped_s(w, now) > stopped_s for w, s in own.items())
     ages = [age for s in own.values() if (age := stalls.own_age_s(s)) is not None]
-    age_s = min(ages, default=0.0)
+    if stopped:
+        return own, min(ages, default=0.0)
     # Most tasks have just made progress, and no limit is below its floor.
-    if not stands and age_s >= part * limits.hang_floor_s:
-        aged = {worker: _aged(status, 1.0 / part) for worker, status in own.items()}
-        if task.change is None:
-            stands = len(aged) == len(task.members) and _of_step(task, aged, limits) is not None
-        else:
-            stands = (_deaf_to_hold(task, aged, limits) or _of_stage(task, aged, limits)) is not None
-    return (own, age_s) if stands else None
+    if max(ages, default=0.0) < part * limits.hang_floor_s:
+        return None
+    if task.change is None:
+        stall = _of_step(task, own, limits, part) if len(own) == len(task.members) else None
+        return (own, stall.stalled_s) if stall is not None else None
+    aged = {worker: _aged(status, 1.0 / part) for worker, status in own.items()}
+    stall = _deaf_to_hold(task, aged, limits) or _of_stage(task, aged, limits)
+    return (own, min(ages)) if stall is not None else None
 
 
 def _aged(status: WorkerStatus, factor: float) -> WorkerStatus:
@@ -153,11 +159,15 @@ def _stopped(
     state: DetectorState, task: MonitoredTask, statuses: Mapping[str, WorkerStatus], limits: StallLimits, now: datetime
 ) -> Stall | None:
     """Return the stall of processes that were stopped by a signal, in any phase."""
-    limit_s = stalls.stopped_limit_s(task.mean_step_s() or task.previous_mean_s, limits)
+    limit_s = _stopped_limit_s(task, limits)
     stopped_s = {w: seconds for w in statuses if (seconds := state.stopped_s(w, now)) > limit_s}
     if not stopped_s:
         return None
     return Stall(ErrorKind.HANG, tuple(stopped_s), min(stopped_s.values()), HangLimit(limit_s, "stopped"))
+
+
+def _stopped_limit_s(task: MonitoredTask, limits: StallLimits) -> float:
+    return stalls.stopped_limit_s(task.mean_step_s() or task.previous_mean_s, limits, task.gaps)
 
 
 def _deaf_to_hold(task: MonitoredTask, statuses: Mapping[str, WorkerStatus], limits: StallLimits) -> Stall | None:

@@ -243,16 +243,22 @@ class ProgressGaps:
         """Return the gaps of a rank in a phase; None if there were none."""
         return self._gaps.get((worker, phase))
 
+    def step_limit(self, limits: GapLimits) -> HangLimit | None:
+        """Return the limit that follows from the steps alone, without hard bounds; None where ``limit`` gives None."""
+        if not (self._settled and self.steps.warm):
+            return None
+        step_s = self.steps.p99_s
+        return HangLimit(STEP_FACTOR * step_s - limits.latency_s, "step", step_s, STEP_FACTOR, self.steps.samples)
+
     def limit(self, worker: str, phase: str | None, limits: GapLimits) -> HangLimit | None:
         """Return for how long a rank may make no progress in a phase; None: too little is known, or in the first steps.
 
         Where the phase's own gaps are too few, its limit is that of the steps: phases that are shorter than the
         interval of reports are seldom seen.
         """
-        if not (self._settled and self.steps.warm):
+        found = self.step_limit(limits)
+        if found is None:
             return None
-        step_s = self.steps.p99_s
-        found = HangLimit(STEP_FACTOR * step_s - limits.latency_s, "step", step_s, STEP_FACTOR, self.steps.samples)
         gaps = self.of(worker, phase or "")
         if gaps is not None and gaps.warm:
             factor = max(GAP_FACTOR, _tail_factor(gaps))

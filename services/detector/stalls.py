@@ -105,6 +105,8 @@ def find(
     limits: StallLimits,
     setup_s: float | None = None,
     gaps: ProgressGaps | None = None,
+    whole: bool = True,
+    part: float = 1.0,
 ) -> Stall | None:
     """Return the stall of a set of ranks; None if they make progress.
 
@@ -121,6 +123,8 @@ def find(
         limits: thresholds.
         setup_s: the longest time that joining a generation has taken; None if this one cannot be compared with it.
         gaps: recent times without progress of these ranks in this generation; None if they cannot be compared.
+        whole: whether these are all ranks of the task.
+        part: of its limit, which the time without progress is to exceed.
     """
     ages = [own_age_s(s) for s in statuses.values()]
     known = [age for age in ages if age is not None]
@@ -133,25 +137,31 @@ def find(
     else:
         late = _late(statuses, data_parallel_only)
         limit = limit_of(statuses, mean_s, deviation_s, previous_mean_s, growth, late, limits, gaps)
-    if stalled_s <= limit.limit_s:
-        return _alone(statuses, gaps, limits) if data_parallel_only and gaps is not None else None
+    if stalled_s <= part * limit.limit_s:
+        return _alone(statuses, gaps, limits, whole, part) if data_parallel_only and gaps is not None else None
     kind = ErrorKind.HANG if late else ErrorKind.COLLECTIVE_TIMEOUT
     return Stall(kind=kind, workers=late, stalled_s=stalled_s, limit=limit)
 
 
-def _alone(statuses: Mapping[str, WorkerStatus], gaps: ProgressGaps, limits: StallLimits) -> Stall | None:
+def _alone(
+    statuses: Mapping[str, WorkerStatus], gaps: ProgressGaps, limits: StallLimits, whole: bool, part: float
+) -> Stall | None:
     """Return the stall of data-parallel ranks that compute for longer than they ever do, while others make progress.
 
     They wait for nobody, so the others need not have come to wait for them. That is judged only by what is known of
-    the rank itself, and not beside ranks in slow regions, which it may wait for in code of the user.
+    the rank itself, and not beside ranks in slow regions, which it may wait for in code of the user. The first
+    micro-batch is another matter: it may wait for parameters of a rank that has yet to update them, so in its phase a
+    rank is judged beside all the others only, and if none has done fewer steps.
     """
     if any(s.phase in SLOW_PHASES or s.phase is None for s in statuses.values()):
         return None
+    fewest = min(s.step for s in statuses.values())
     late: dict[str, tuple[float, HangLimit]] = {}
     for worker, status in statuses.items():
-        if status.phase == "compute" and (limit := gaps.limit(worker, status.phase, limits.gaps)) is not None:
+        computes = status.phase == "compute" or (status.phase == "begun" and whole and status.step == fewest)
+        if computes and (limit := gaps.limit(worker, status.phase, limits.gaps)) is not None:
             age_s = own_age_s(status) or 0.0
-            if age_s > limit.limit_s:
+            if age_s > part * limit.limit_s:
                 late[worker] = age_s, limit
     if not late:
         return None
@@ -176,9 +186,18 @@ def setup_limit_s(setup_s: float) -> float:
     return max(SETUP_FACTOR * setup_s, SETUP_FLOOR_S)
 
 
-def stopped_limit_s(mean_s: float | None, limits: StallLimits) -> float:
-    """Return for how many seconds a process may be stopped, in any phase, before it counts as a hang."""
-    return max(limits.stop_factor * (mean_s or 0.0), limits.stop_floor_s)
+def stopped_limit_s(mean_s: float | None, limits: StallLimits, gaps: ProgressGaps | None = None) -> float:
+    """Return for how many seconds a process may be stopped, in any phase, before it counts as a hang.
+
+    Args:
+        mean_s: mean step; None if none is known.
+        limits: thresholds.
+        gaps: recent steps: where their distribution is known, the limit is no longer than what follows from it.
+    """
+    limit_s = limits.stop_factor * (mean_s or 0.0)
+    if gaps is not None and (recent := gaps.step_limit(limits.gaps)) is not None:
+        limit_s = min(limit_s, recent.limit_s)
+    return max(limit_s, limits.stop_floor_s)
 
 
 def limit_of(

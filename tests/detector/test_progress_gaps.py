@@ -15,6 +15,7 @@ from services.detector.progress_history import LAYOUTS, ProgressHistory
 from shared.plans import Layout, TaskChange
 from shared.severities import ErrorKind
 from tests.agent.kit import stage
+from tests.detector.hanging import stopped_from
 from tests.detector.kit import LIMITS, Cluster, moved, only_error, plan, restart_plan
 
 BOUNDS = GapLimits(floor_s=0.5, bound_s=120.0, latency_s=0.35)
@@ -168,6 +169,41 @@ def test_a_data_parallel_rank_that_computes_for_too_long_is_found_while_others_m
     trained(cluster, 20.0, compute=1.5, reduce=10.0)
     hang = only_error(stands(cluster, n0=0.1, n1=4.6, n2=0.1))
     assert (hang.kind, hang.worker, hang.evidence["stalled_s"]) == (ErrorKind.HANG, "n1/0", 4.6)
+
+
+@pytest.mark.parametrize(("peer_step", "found"), [(STEPS, ["n1/0"]), (STEPS + 1, ["n1/0"]), (STEPS - 1, [])])
+def test_in_its_first_micro_batch_a_rank_may_wait_for_the_parameters_of_one_that_has_done_fewer_steps(
+    peer_step: int, found: list[str]
+) -> None:
+    cluster = Cluster()
+    trained(cluster, 20.0, begun=1.5, compute=1.5)
+    for name, step, phase, age_s in [
+        ("n0", peer_step, "update", 0.1),
+        ("n1", STEPS, "begun", 4.6),
+        ("n2", STEPS, "begun", 0.1),
+    ]:
+        cluster.beat(name, 500.0, step=step, phase=phase, progress_age_s=age_s)
+    assert [(e.kind, e.worker) for e in cluster.tick(500.0)] == [(ErrorKind.HANG, worker) for worker in found]
+
+
+def test_a_rank_that_hangs_while_others_make_progress_is_asked_for_its_stacks() -> None:
+    cluster = Cluster()
+    trained(cluster, 20.0, compute=1.5)
+    for age_s, asked in [(2.2, False), (2.3, True)]:
+        assert stands(cluster, n0=0.1, n1=age_s, n2=0.1) == []
+        assert ("gpt" in cluster.monitor.state.standstills) is asked
+
+
+@pytest.mark.parametrize(("step_s", "limit_s"), [(20.0, 40.0 - LATENCY_S), (0.1, FLOOR_S)])
+def test_a_process_is_stopped_for_no_longer_than_its_steps_may_take(step_s: float, limit_s: float) -> None:
+    cluster = Cluster()
+    trained(cluster, step_s)
+    limit_s = max(limit_s, cluster.monitor.limits.stalls.stop_floor_s)
+    quarters_s = 0.25 * int(limit_s / 0.25)
+    assert stopped_from(cluster, "n1", 500.0, 500.0 + quarters_s) == []
+    hang = only_error(stopped_from(cluster, "n1", 500.0 + quarters_s + 0.25, 500.5 + quarters_s))
+    assert (hang.kind, hang.worker) == (ErrorKind.HANG, "n1/0")
+    assert hang.evidence["limit_s"] == pytest.approx(limit_s)
 
 
 def test_a_rank_beside_one_in_a_slow_region_may_wait_for_it() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.detector.probing import DETECTOR, ProbeQuestion
+from services.detector.progress_gaps import FIRST_STEPS, WARM_UP
 from services.detector.silence import UNANSWERED_S, reachability
 from services.detector.slow_links import PERIOD_S
 from shared.events import ErrorDetected, TaskFailed, TaskFinished
@@ -253,6 +254,25 @@ def test_a_rank_that_hangs_alone_is_blamed_and_not_the_unreachable_node() -> Non
     world.status = {"step": 5, "phase": "compute", "progress_age_s": 30.0}
     first = world.run(0.5)[0]
     assert (first.kind, first.worker) == (ErrorKind.HANG, "n0/0")
+
+
+def faults(events: list[Any]) -> list[ErrorDetected]:
+    return [event for event in events if isinstance(event, ErrorDetected)]
+
+
+def test_a_rank_in_its_first_micro_batch_may_wait_for_parameters_of_the_unreachable_node() -> None:
+    world = World(3)
+    for step in range(1, FIRST_STEPS + WARM_UP + 1):
+        world.status = {"step": step, "step_s": 0.5, "steps_timed": step}
+        world.run(0.25)
+    world.cut_control("n1")
+    assert faults(world.run(2.0)) == []
+    world.status |= {"phase": "update", "progress_age_s": 0.1}
+    world.of_node = {"n0": {"phase": "begun", "progress_age_s": 30.0}}
+    assert faults(world.run(0.5)) == []
+    world.heal()
+    [hang] = faults(world.run(0.5))
+    assert (hang.kind, hang.worker) == (ErrorKind.HANG, "n0/0")
 
 
 # ---- who can witness

@@ -35,6 +35,7 @@ class World:
         idle: nodes whose workers have no process.
         late_s: by how much a witness's answers are late, seconds.
         status: what ranks report, beside the ordinary.
+        of_node: what the rank of a node reports beside that.
     """
 
     nodes: int = 3
@@ -48,6 +49,7 @@ class World:
     idle: set[str] = field(default_factory=set)
     late_s: dict[str, float] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
+    of_node: dict[str, dict[str, Any]] = field(default_factory=dict)
     ticks: int = 0
     events: list[Any] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -104,7 +106,7 @@ class World:
         probe = "" if name in self.older else f"{name}:1"
         network = "here" if name in self.here else name
         about: dict[str, Any] = {"probe": probe, "network": network, "domain": name}
-        about |= {"task": None} if name in self.idle else self.status
+        about |= {"task": None} if name in self.idle else self.status | self.of_node.get(name, {})
         found = self.cluster.beat(name, self.now_s, **about)
         self.events += found.events
         self.cleans += found.cleans
