@@ -44,9 +44,10 @@ SPECIFICATION: Record = {
 LONG_STEPS: Record = {
     **SPECIFICATION,
     "model": {"layers": 4, "hidden": 128, "heads": 4, "sequence_length": 128},
+    "batch": {"global": 16, "micro": 1},
 }
-"""Steps of some 0.1 s for stragglers. In a micro-batch of less than a millisecond the noise of the machine's scheduler
-is larger than 1.3, and real ones take a second."""
+"""Steps of 0.1 to 0.3 s for stragglers: heartbeats report every step that takes 40 ms. In a micro-batch of less than a
+millisecond the noise of the machine's scheduler is larger than 1.3, and real ones take a second."""
 
 MANY, SOME = 200, 30
 """Injections of a class: of kill and exception, of the others."""

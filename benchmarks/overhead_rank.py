@@ -228,6 +228,8 @@ def _processor_s(plan: Plan) -> dict[str, float]:
 
 def main(folder: Path) -> None:
     """Measure as one rank; under an agent, wait for the end of the stack."""
+    import scipy.stats  # noqa: F401  # which intervals take: a second that would be missing between two steps
+
     torch.set_num_threads(1)
     keep_memory()
     plan = Plan.read(folder)

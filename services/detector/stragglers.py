@@ -16,8 +16,8 @@ or one slowdown would raise the limit above the next.
 
 **False alarms.** The limit is at least ``QUANTILE`` robust standard deviations above 0, so a score is positive with
 probability p <= 0.1 where nothing is wrong. With independent steps, sums of such scores reach h on average once in
-((1 - p) / p) ** h steps or later (Lundberg's inequality for the random walk, Lorden 1971 for the mean time): 9 ** 11 =
-3.1e10 steps of a rank, 4e7 rank-hours at 5 s a step. Steps are not independent; ``benchmarks/simulated_steps.py`` shows
+((1 - p) / p) ** h steps or later (Lundberg's inequality for the random walk, Lorden 1971 for the mean time): 9 ** 9 =
+3.9e8 steps of a rank, 5e5 rank-hours at 5 s a step. Steps are not independent; ``benchmarks/simulated_steps.py`` shows
 what holds of autocorrelated ones. A rank that is slower by 1.3 for ``EVIDENCE`` steps is a straggler by definition.
 """
 
@@ -48,15 +48,17 @@ SOFTNESS = 0.05
 """Distance of a log ratio from the limit at which a step counts fully. Below the noise of a step (``PRIOR_SCALE``), so
 that the score depends on the side of the limit and little on the size."""
 
-EVIDENCE = 11.0
+EVIDENCE = 9.0
 """Sum of scores at which it is decided. With log ratios around log(1.3) and a standard deviation of 0.07, a step adds
-0.8 on average: 14 steps, and fewer than 20 in most courses; a higher one would be safer and too late."""
+0.8 on average: 12 steps, and fewer than 20 in most courses. With 10 and 11, the latest of 30 stragglers was found after
+21 to 23 steps on two cores (``benchmarks.detection``)."""
 
-FULL_STEP_S = 0.05
+FULL_STEP_S = 0.06
 """Own compute time from which on a step counts fully. Log ratios of shorter steps are far from independent: on two
 cores with a load of 10 to 15, a rank whose steps compute for 19 ms was slower by 1.3 to 2 for 12 to 21 steps in
 succession, 0.6 to 2.3 s, now and then (five minutes of the soak of ``benchmarks/detection.py``, recorded). The
-evidence from these never exceeded 8.2 of ``EVIDENCE`` with this weight. Steps of 0.1 s count as those of 10 s."""
+evidence from these never exceeded three quarters of ``EVIDENCE`` with this weight. Steps of 0.1 s count as those of
+10 s."""
 
 QUANTUM = 1.1
 """Slowdowns are published as powers of this, like the planner's corrections of throughput: what is nearer has no effect
