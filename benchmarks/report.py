@@ -20,10 +20,12 @@ import argparse
 import asyncio
 import json
 import operator
+import signal
 import subprocess
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
+from types import FrameType
 from typing import Any, TextIO
 
 from shared.errors import UnicronError
@@ -108,6 +110,7 @@ def run(measure: Callable[[Report], Awaitable[None] | None], stream: TextIO | No
         stream: to print to; standard output if not given.
     """
     report = Report(stream)
+    before = signal.signal(signal.SIGTERM, _as_interrupt)
     try:
         measuring = measure(report)
         if measuring is not None:
@@ -117,7 +120,14 @@ def run(measure: Callable[[Report], Awaitable[None] | None], stream: TextIO | No
     except Exception as err:
         report.error(err)
         return FAILED
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return MISSED if report.missed else 0
+
+
+def _as_interrupt(number: int, frame: FrameType | None) -> None:
+    """End as Ctrl-C does, so that processes that a benchmark has started end with it (``timeout`` sends SIGTERM)."""
+    signal.raise_signal(signal.SIGINT)
 
 
 async def _wait(measuring: Awaitable[None]) -> None:

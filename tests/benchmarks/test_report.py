@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -101,6 +104,21 @@ def test_an_interrupted_benchmark_exits_as_shells_do() -> None:
         raise KeyboardInterrupt
 
     assert outcome(measure) == (INTERRUPTED, [])
+
+
+@pytest.mark.timeout(20)
+def test_a_terminated_benchmark_removes_what_it_made() -> None:
+    removed = []
+
+    async def measure(report: Report) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.Event().wait()
+        finally:
+            removed.append(True)
+
+    assert outcome(measure) == (INTERRUPTED, [])
+    assert removed == [True]
 
 
 @pytest.mark.parametrize("text", ["1", "-1", "many", "", "2.5"])
