@@ -6,6 +6,7 @@ import asyncio
 import json
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -89,7 +90,7 @@ def test_a_slow_worker_has_a_page_too() -> None:
     with (FOLDER / "slow-worker-5.jsonl").open() as file:
         rows = [json.loads(line) for line in file]
     records = [{**row, "event": json.loads(row["data"])} for row in rows]
-    slowed = next(record for record in records if record["type"] == "worker.slowed")["event"]
+    slowed = slowed_record(records)["event"]
     plan = next(r for r in records if r["type"] == "plan.decided" and r["event"]["trigger"] == "worker-slowed")
     straggler = Straggler(
         task=slowed["task"],
@@ -100,11 +101,23 @@ def test_a_slow_worker_has_a_page_too() -> None:
         moved_s=2.0,
         left=True,
     )
-    page = slow_worker_page(straggler, {"words": "the plan's words"}, records)
+    costs = {"price_per_worker_hour": 2.0, "currency": "USD"}
+    page = slow_worker_page(straggler, {"words": "the plan's words"}, records, costs)
     assert page.startswith(f"# {slowed['worker']} of {slowed['task']} was {slowed['slowdown']:.2f} times as slow")
     assert f"plan {straggler.plan} decided | {plan['position']} |" in page
     assert ": restored; " in page
     assert "the plan's words" in page
+    assert slowed["slowdown"] == 1.331
+    # Three workers train at 1 / 1.331 of their rate for one second, and pause for another.
+    assert "What it cost, at most: 3.7 worker-seconds, 0.0021 USD." in page
+    assert "each further hour would have cost 2,686 worker-seconds" in page
+    assert f"Slow workers of {slowed['node']} before: none." in page
+    again = [{**slowed_record(records), "position": 1}, *records]
+    assert f"before: {slowed['worker']} at log position 1." in slow_worker_page(straggler, {"words": ""}, again, costs)
+
+
+def slowed_record(records: list[dict[str, Any]]) -> dict[str, Any]:
+    return next(record for record in records if record["type"] == "worker.slowed")
 
 
 def test_a_command_to_copy_is_the_one_that_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
