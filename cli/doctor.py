@@ -54,7 +54,12 @@ def doctor(
     if output is Format.JSON:
         print_json({"findings": [one._asdict() for one in found], "facts": facts.model_dump(mode="json")})
     else:
-        print_table(("CHECK", "VERDICT", "FINDING", "WHAT TO DO"), ((*one,) for one in found))
+        print_table(("CHECK", "VERDICT", "FINDING"), ((one.check, one.verdict, one.finding) for one in found))
+        advised = [(one.check, one.advice) for one in found if one.advice]
+        if advised:
+            # A table of its own: beside the findings, which are sentences too, it would not fit a terminal.
+            print()
+            print_table(("CHECK", "WHAT TO DO"), advised)
     if any(one.verdict is Verdict.FAILED for one in found):
         raise typer.Exit(UnicronError.exit_code)
 
