@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.output import print_table, text
+from cli.output import distinct_beginnings, print_table
 from shared.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -38,8 +38,10 @@ def print_comparison(found: Comparison) -> None:
     print(f"{found.plans} plans, in place of {found.differing} of them another one is decided\n")
     shown = found.differences[:_MOST_ROWS]
     if shown:
-        columns = ("POSITION", "PLAN", "TRIGGER", "SECONDS", "RECORDED", "WHAT IF", "WAF", "WHAT IF WAF")
-        print_table(columns, [_row(difference) for difference in shown])
+        columns = ("POSITION", "PLAN", "TRIGGER", "SECONDS", "WAF", "WHAT IF", "WORKERS")
+        plans = distinct_beginnings([difference.plan for difference in shown])
+        print_table(columns, [_row(one, plan) for one, plan in zip(shown, plans, strict=True)])
+        print("WAF: FLOP/s with the recorded workers; WHAT IF: with the others")
         if len(shown) < found.differing:
             print(f"and {found.differing - len(shown)} more: -o json has all")
         print()
@@ -57,21 +59,25 @@ def print_comparison(found: Comparison) -> None:
         print(line)
 
 
-def _row(difference: PlanDifference) -> tuple[object, ...]:
+def _row(difference: PlanDifference, plan: str) -> tuple[object, ...]:
     return (
         difference.position,
-        difference.plan,
+        plan,
         difference.trigger.value,
         f"{difference.seconds:.3f}",
-        _counts(difference.recorded),
-        _counts(difference.what_if) if difference.workers else "other workers, or used otherwise",
         difference.recorded_waf_flop_per_s,
         difference.what_if_waf_flop_per_s,
+        "\n".join(_workers(difference)),
     )
 
 
-def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{task} {count}" for task, count in counts.items()) or text(None)
+def _workers(difference: PlanDifference) -> Iterator[str]:
+    """Yield a line for each task: its number of workers as recorded, and the other one."""
+    for task in sorted(difference.recorded.keys() | difference.what_if.keys()):
+        there, here = difference.recorded.get(task, 0), difference.what_if.get(task, 0)
+        yield f"{task} {there}" if there == here else f"{task} {there} -> {here}"
+    if not difference.workers:
+        yield "other workers, or used otherwise"
 
 
 def _notes(found: Comparison) -> Iterator[str]:
