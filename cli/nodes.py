@@ -81,6 +81,7 @@ def _show_limits(page: dict[str, Any], output: Format) -> None:
         for rank in node["ranks"]
     ]
     if ranks:
+        print()
         columns = ("WORKER", "TASK", "RANK", "PHASE", "STILL S", "LIMIT S", "FROM", "P99 S", "SAMPLES")
         print_table(columns, ranks, empty="", least=("SAMPLES", "P99 S", "FROM", "RANK"), wide=wide)
 

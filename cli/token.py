@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cli.options import Format, Output
-from cli.output import print_json
+from cli.output import clock, print_json, print_table
 from shared import tokens
 from shared.errors import InvalidInput
 from shared.model import utc_now
@@ -64,8 +64,9 @@ def show(run_dir: RunDir = None, output: Output = Format.TEXT) -> None:
     if output is Format.JSON:
         print_json(found)
         return
-    for one in found:
-        print(f"{one['name']:<20} {one['scope']:<8} {one['created_at']}")
+    rows = [(one["name"], one["scope"], clock(one["created_at"])) for one in found]
+    columns = ("NAME", "SCOPE", "CREATED (UTC)")
+    print_table(columns, rows, empty="no tokens", least=("CREATED (UTC)",), wide=output is Format.WIDE)
 
 
 @app.command()
