@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 
 import pytest
 
@@ -43,14 +43,14 @@ def limits_of(node: str) -> NodeLimits:
     )
 
 
-async def detector(bus: Bus) -> list[list[str]]:
-    """A detector that knows every node but ``n1``; return the nodes of each request that it gets."""
+async def detector(bus: Bus, unknown: Collection[str] = ("n1",)) -> list[list[str]]:
+    """A detector that knows every node but the ``unknown`` ones; return the nodes of each request that it gets."""
     asked: list[list[str]] = []
 
     async def answer(data: bytes) -> bytes:
         names = LIMITS_REQUEST.validate_json(data).nodes
         asked.append(names)
-        return LimitsReply(nodes=[limits_of(name) for name in names if name != "n1"]).model_dump_json().encode()
+        return LimitsReply(nodes=[limits_of(name) for name in names if name not in unknown]).model_dump_json().encode()
 
     await bus.serve(LIMITS, answer)
     return asked
