@@ -30,6 +30,7 @@ from services.api.live import Live
 from services.api.log_positions import PositionHeader, add_to_reads
 from services.api.request_metrics import RequestMetrics
 from services.api.routers import (
+    actor,
     attempts,
     browser,
     costs,
@@ -84,6 +85,7 @@ ROUTERS = tuple(
         costs,
         waf,
         ids,
+        actor,
         browser,
         health,
         metrics,

@@ -184,6 +184,18 @@ async def test_a_session_may_do_what_the_token_may(site: Site) -> None:
             assert answer.status_code == status
 
 
+async def test_a_session_can_say_whose_it_is(site: Site) -> None:
+    headers = {
+        "Authorization": f"Bearer {tokens.add(site.gateway.settings.token_file, 'alice', Scope.SUBMIT, utc_now())}"
+    }
+    alice = {"name": "token/alice", "scope": "submit"}
+    assert (await site.client.get("/v1/actor", headers=headers)).json() == alice
+    async with site.browser() as browser:
+        refused(await browser.get("/v1/actor"), 401, "unauthenticated")
+        await browser.get(await site.link(headers))
+        assert (await browser.get("/v1/actor")).json() == alice
+
+
 async def test_a_session_ends_with_its_token(site: Site) -> None:
     path = site.gateway.settings.token_file
     headers = {"Authorization": f"Bearer {tokens.add(path, 'alice', Scope.READ, utc_now())}"}
