@@ -26,6 +26,10 @@ LIMIT_MS = 30_000
 MARKUP = "<img src=x onerror=alert(1)>"
 """A reason that would be markup, were it not shown as text."""
 
+PHONE = {"viewport": {"width": 360, "height": 740}}
+SCHEMES: list[dict[str, Any]] = [{"color_scheme": "light"}, {"color_scheme": "dark"}, {"color_scheme": "dark", **PHONE}]
+"""What a page is looked at with."""
+
 
 class Recent(Story):
     """A story that began some minutes ago, so that the page's chart shows it."""
@@ -49,6 +53,12 @@ def write_story(path: Path) -> None:
     story.at(111).add(NodeDraining, node="n2", by="user", actor="uid/0", reason=MARKUP, timeout_s=600.0)
     story.at(120).progress("gpt", 110, 1.0, generation=3)
     story.log.close()
+
+
+async def event_types(server: Server) -> list[str]:
+    """Return the types of all events, in their order."""
+    answer = await server.http.get("/v1/events", params={"limit": 1000})
+    return [item["type"] for item in answer.json()["items"]]
 
 
 def missing() -> str:

@@ -14,12 +14,9 @@ from shared.settings import Settings
 from shared.severities import ErrorKind, Method, Severity
 from shared.tokens import Scope
 from tests.api.kit import Server, bearer
-from tests.page.kit import Browser, browsing
+from tests.page.kit import PHONE, SCHEMES, browsing, event_types
 
 pytestmark = pytest.mark.page
-
-PHONE = {"viewport": {"width": 360, "height": 740}}
-SCHEMES: list[dict[str, Any]] = [{"color_scheme": "light"}, {"color_scheme": "dark"}, {"color_scheme": "dark", **PHONE}]
 
 
 REACHED = "[data-reached]"
@@ -28,11 +25,6 @@ FOCUS_IS_SEEN = """() => {
   focused.dataset.reached = "";
   return focused === document.body || getComputedStyle(focused).outlineStyle !== "none";
 }"""
-
-
-async def event_types(server: Server) -> list[str]:
-    answer = await server.http.get("/v1/events", params={"limit": 1000})
-    return [item["type"] for item in answer.json()["items"]]
 
 
 @pytest.mark.parametrize("options", SCHEMES, ids=["light", "dark", "phone"])
@@ -166,15 +158,11 @@ async def test_a_task_is_submitted_or_refused_with_the_reason(cluster: Server) -
         await browser.shows("#task-rows", "second")
 
 
-async def with_header(browser: Browser, headers: dict[str, str]) -> None:
-    await browser.page.set_extra_http_headers(headers)
-
-
-async def test_who_may_only_read_sees_why(cluster: Server, settings: Settings) -> None:
+async def test_what_the_api_refuses_is_shown_with_its_reason(cluster: Server, settings: Settings) -> None:
     async with browsing(cluster) as browser:
-        await with_header(browser, bearer(settings, Scope.READ))
         await browser.open()
         await browser.page.get_by_role("button", name="Drain node n0").click()
+        await browser.page.set_extra_http_headers(bearer(settings, Scope.READ))  # fewer rights than when it was shown
         await browser.page.locator("#confirm-yes").click()
         await browser.shows("#confirm-problem", "Not allowed:")
         assert (await event_types(cluster)).count("node.draining") == 1
@@ -182,7 +170,7 @@ async def test_who_may_only_read_sees_why(cluster: Server, settings: Settings) -
 
 async def test_without_a_session_the_page_says_how_to_get_one(cluster: Server) -> None:
     async with browsing(cluster) as browser:
-        await with_header(browser, {"Authorization": "Bearer wrong"})
+        await browser.page.set_extra_http_headers({"Authorization": "Bearer wrong"})
         await browser.page.goto(cluster.url)
         await browser.shows("#no-session", "unicron open")
         assert not await browser.page.locator("#content").is_visible()

@@ -1,7 +1,10 @@
-// What a user may ask for: submit, stop, drain, return. Everything but a submission is confirmed first.
+// What a user asks for. Everything but a submission is confirmed first, in a dialog that may have one field.
 
 import { Problem, post, randomKey } from "./api.js";
 import { byId } from "./dom.js";
+import { maySubmit } from "./rights.js";
+
+const FIELDS = ["reason", "weight", "note"];
 
 let changed = () => {};
 let asked = null;
@@ -10,6 +13,11 @@ let key = "";
 /** Call `act` after each change that was made. */
 export function afterChanges(act) {
   changed = act;
+}
+
+/** Offer what does not belong to a task, a node or an incident. */
+export function showSubmission() {
+  byId("submit").hidden = !maySubmit();
 }
 
 /** Show what became of a request. */
@@ -24,20 +32,33 @@ function words(error) {
   return error.status === 403 ? `Not allowed: ${error.message}` : error.message;
 }
 
-/** Ask whether to send a request, and send it. `action`: path, heading, text, yes, done, and whether it has a reason. */
+/** Say why what a user wants cannot be begun. */
+export function sayWhyNot(error) {
+  say(words(error), { failed: true });
+}
+
+/**
+ * Ask whether to send a request, and send it. `action`: heading, text, yes, done; `field`: the one that the dialog has,
+ * "reason", "weight" or "note", and `value`, what is in it first; `send`, called with what is in it then. `refused`, if
+ * any, is called with an error, and returns the text from then on.
+ */
 export function confirmed(action) {
   asked = action;
   byId("confirm-heading").textContent = action.heading;
   byId("confirm-text").textContent = action.text;
   byId("confirm-yes").textContent = action.yes;
   byId("confirm-problem").textContent = "";
-  byId("reason-field").hidden = !action.reason;
-  byId("reason").value = "";
+  for (const name of FIELDS) {
+    const field = byId(name);
+    byId(`${name}-field`).hidden = name !== action.field;
+    field.disabled = name !== action.field; // else a browser waits for one that nobody sees to be filled in
+    field.value = action.value ?? "";
+  }
   byId("confirm-dialog").showModal();
 }
 
 /** Send a form's request once, with its button disabled meanwhile; show in the form why it was refused. */
-async function sent(form, problem, request, done) {
+async function sent(form, problem, request, done, refused = () => {}) {
   const send = form.querySelector("button[type=submit]");
   send.disabled = true;
   problem.textContent = "";
@@ -48,6 +69,7 @@ async function sent(form, problem, request, done) {
     changed();
   } catch (error) {
     problem.textContent = words(error);
+    await refused(error);
   } finally {
     send.disabled = false;
   }
@@ -56,8 +78,9 @@ async function sent(form, problem, request, done) {
 byId("confirm-form").addEventListener("submit", (event) => {
   event.preventDefault();
   const action = asked;
-  const body = action.reason ? JSON.stringify({ reason: byId("reason").value }) : undefined;
-  sent(byId("confirm-form"), byId("confirm-problem"), () => post(action.path, body), () => action.done);
+  const request = () => action.send(action.field ? byId(action.field).value : undefined);
+  const refused = async (error) => { byId("confirm-text").textContent = await action.refused?.(error) ?? action.text; };
+  sent(byId("confirm-form"), byId("confirm-problem"), request, () => action.done, refused);
 });
 
 byId("submit").addEventListener("click", () => {

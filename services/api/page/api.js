@@ -35,9 +35,24 @@ export async function get(path, parameters = {}) {
   return (await request(query ? `${path}?${query}` : path)).json();
 }
 
+/** Return the JSON at a path, and the tag by which a change says what it is a change of. */
+export async function tagged(path) {
+  const answer = await request(path);
+  return { found: await answer.json(), tag: answer.headers.get("ETag") };
+}
+
+async function change(method, path, body, type, headers) {
+  return (await request(path, { method, body, headers: { "Content-Type": type, ...headers } })).json();
+}
+
 /** Ask for a change; return the JSON of the answer. */
-export async function post(path, body, { type = "application/json", headers = {} } = {}) {
-  return (await request(path, { method: "POST", body, headers: { "Content-Type": type, ...headers } })).json();
+export function post(path, body, { type = "application/json", headers = {} } = {}) {
+  return change("POST", path, body, type, headers);
+}
+
+/** Change fields of what is as it was when `tag` was read: 412 if it is not; return the JSON of the answer. */
+export function patch(path, fields, tag) {
+  return change("PATCH", path, JSON.stringify(fields), "application/merge-patch+json", { "If-Match": tag });
 }
 
 /** Return a random text, for the header Idempotency-Key. */

@@ -1,8 +1,10 @@
 // The map: nodes, and their workers with the colour and letter of their tasks.
 
 import { confirmed } from "./actions.js";
+import { post } from "./api.js";
 import { colour, letter } from "./colours.js";
-import { button, byId, element, keyed, setText } from "./dom.js";
+import { byId, element, keyed, setText, showActions } from "./dom.js";
+import { mayOperate } from "./rights.js";
 import { count } from "./text.js";
 
 const MARKS = {
@@ -20,7 +22,8 @@ export function showNodes(nodes, more) {
     key: (node) => node.name,
     make: makeNode,
     update: fillNode,
-    shown: ({ state, reason, workers }) => [state, reason, workers, workers.map(({ task }) => task && letter(task))],
+    shown: ({ state, reason, workers }) =>
+      [state, reason, workers, workers.map(({ task }) => task && letter(task)), mayOperate()],
   });
   const trouble = shown.filter((node) => TROUBLE.has(node.state)).length;
   const busy = shown.flatMap((node) => node.workers).filter((worker) => worker.task !== null).length;
@@ -43,11 +46,8 @@ function fillNode(item, node) {
   item.className = TROUBLE.has(node.state) ? "node trouble" : "node";
   state.textContent = `${MARKS[node.state] ?? "?"} ${node.state}${node.reason ? `: ${node.reason}` : ""}`;
   workers.replaceChildren(...node.workers.map(workerItem));
-  const action = RETURNS.has(node.state) ? "return" : node.state === "ready" ? "drain" : "";
-  if (actions.dataset.action !== action) {
-    actions.dataset.action = action;
-    actions.replaceChildren(...(action ? [nodeButton(node.name, action)] : []));
-  }
+  const found = RETURNS.has(node.state) ? [returnAction] : node.state === "ready" ? [drainAction] : [];
+  showActions(actions, mayOperate() ? found.map((make) => make(node.name)) : []);
 }
 
 function workerItem(worker) {
@@ -61,16 +61,24 @@ function workerItem(worker) {
     element("span", { class: "visually-hidden" }, text));
 }
 
-function nodeButton(name, action) {
-  const path = `/v1/nodes/${encodeURIComponent(name)}/${action}`;
-  if (action === "return") {
-    return button("Return", `Return node ${name}`, () => confirmed({
-      path, heading: `Use node ${name} again?`, yes: "Return", done: `Node ${name} is used again.`,
-      text: "It gets work again once its agent has passed its self-test.",
-    }));
-  }
-  return button("Drain", `Drain node ${name}`, () => confirmed({
-    path, heading: `Drain node ${name}?`, yes: "Drain", done: `Node ${name} is being drained.`, reason: true,
+function pathOf(name, request) {
+  return `/v1/nodes/${encodeURIComponent(name)}/${request}`;
+}
+
+function returnAction(name) {
+  const act = () => confirmed({
+    heading: `Use node ${name} again?`, yes: "Return", done: `Node ${name} is used again.`,
+    text: "It gets work again once its agent has passed its self-test.",
+    send: () => post(pathOf(name, "return")),
+  });
+  return { text: "Return", label: `Return node ${name}`, act };
+}
+
+function drainAction(name) {
+  const act = () => confirmed({
+    heading: `Drain node ${name}?`, yes: "Drain", done: `Node ${name} is being drained.`, field: "reason",
     text: "Its tasks move to other nodes at their next step, or save their state and wait. It gets no new work.",
-  }));
+    send: (reason) => post(pathOf(name, "drain"), JSON.stringify({ reason })),
+  });
+  return { text: "Drain", label: `Drain node ${name}`, act };
 }

@@ -51,3 +51,13 @@ export function keyed(parent, items, { key, make, update, shown = (item) => item
   }
   known.set(parent, after);
 }
+
+/** Show the buttons of actions. `actions`: text, label and act of each; those that stay keep the keyboard's focus. */
+export function showActions(parent, actions) {
+  keyed(parent, actions, {
+    key: ({ text }) => text,
+    make: ({ text, label, act }) => button(text, label, act),
+    update: () => {},
+    shown: () => null,
+  });
+}

@@ -1,7 +1,9 @@
 // The table of incidents, and the list of plans with their explanations.
 
-import { get } from "./api.js";
-import { byId, element, keyed } from "./dom.js";
+import { confirmed } from "./actions.js";
+import { get, post } from "./api.js";
+import { byId, element, keyed, showActions } from "./dom.js";
+import { maySubmit } from "./rights.js";
 import { clock, duration, money, secondsBetween } from "./text.js";
 
 /** Show incidents, the newest first. */
@@ -10,7 +12,7 @@ export function showIncidents(incidents, currency) {
     key: (incident) => incident.id,
     make: makeIncident,
     update: (row, incident) => fillIncident(row, incident, currency),
-    shown: (incident) => [incident, currency],
+    shown: (incident) => [incident, currency, maySubmit()],
   });
   byId("no-incidents").hidden = incidents.length > 0;
 }
@@ -21,7 +23,7 @@ function makeIncident(incident) {
     "aria-label": `post-mortem of ${incident.id}`,
   }, "post-mortem");
   const kinds = ["line", "text", "line", "text", "n", "line", "n"];
-  return element("tr", {}, ...kinds.map((kind) => element("td", { class: kind || null })), element("td", {}, link));
+  return element("tr", {}, ...kinds.map((kind) => element("td", { class: kind || null })), element("td", { class: "line" }, link), element("td"));
 }
 
 function fillIncident(row, incident, currency) {
@@ -36,13 +38,47 @@ function fillIncident(row, incident, currency) {
     money(incident.cost.failure_money, currency),
   ];
   texts.forEach((text, index) => { row.children[index].textContent = text; });
+  if (incident.notes.length) row.children[1].append(element("div", { class: "quiet" }, lastNote(incident.notes)));
   row.className = incident.restored_at ? "" : "open";
+  const actions = incident.acknowledged ? [noteAction] : [acknowledgeAction, noteAction];
+  showActions(row.lastChild, maySubmit() ? actions.map((make) => make(incident.id)) : []);
+}
+
+function lastNote(notes) {
+  const { by, text } = notes.at(-1);
+  return `${notes.length > 1 ? `last of ${notes.length} notes, by` : "note by"} ${by}: ${text}`;
+}
+
+function pathOf(id, request) {
+  return `/v1/incidents/${encodeURIComponent(id)}/${request}`;
+}
+
+function acknowledgeAction(id) {
+  const act = () => confirmed({
+    heading: `Acknowledge incident ${id}?`,
+    text: "Everybody who looks at it sees that you take care of it.",
+    yes: "Acknowledge",
+    done: `Incident ${id} is acknowledged.`,
+    send: () => post(pathOf(id, "acknowledge")),
+  });
+  return { text: "Acknowledge", label: `Acknowledge incident ${id}`, act };
+}
+
+function noteAction(id) {
+  const act = () => confirmed({
+    heading: `Add a note to incident ${id}?`,
+    text: "Everybody who looks at it sees the note, and who has written it. It stays in the log.",
+    yes: "Add",
+    done: `The note was added to incident ${id}.`,
+    field: "note",
+    send: (text) => post(pathOf(id, "notes"), JSON.stringify({ text })),
+  });
+  return { text: "Note", label: `Add a note to incident ${id}`, act };
 }
 
 function stateOf(incident) {
   const parts = [incident.restored_at ? "● closed" : "▲ open"];
   if (incident.acknowledged) parts.push(`acknowledged by ${incident.acknowledged.by}`);
-  if (incident.notes.length) parts.push(incident.notes.length === 1 ? "1 note" : `${incident.notes.length} notes`);
   return parts.join(", ");
 }
 

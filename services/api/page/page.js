@@ -4,12 +4,13 @@
 // many events come or answers take long. What heartbeats alone say (steps, losses) is asked for every 2 s. A page that
 // nobody sees asks for nothing.
 
-import { afterChanges } from "./actions.js";
+import { afterChanges, showSubmission } from "./actions.js";
 import { Problem, follow, get } from "./api.js";
 import { showNodes } from "./cluster.js";
 import { showCosts } from "./costs.js";
 import { byId, setText } from "./dom.js";
 import { showIncidents, showPlans } from "./incidents.js";
+import { setActor } from "./rights.js";
 import { showTasks } from "./tasks.js";
 import { count } from "./text.js";
 import { showWaf } from "./waf.js";
@@ -47,6 +48,13 @@ function of(states) {
 }
 
 const parts = {
+  async actor() { // before those that offer what the actor may do
+    const found = await get("/v1/actor");
+    return () => {
+      setActor(found);
+      showSubmission();
+    };
+  },
   async nodes() {
     const { items, more } = await listed("/v1/nodes", MOST_NODES);
     return () => {
@@ -170,7 +178,7 @@ function interrupted(error) {
   }
 }
 
-afterChanges(() => want(["tasks", "nodes", "plans"]));
+afterChanges(() => want(["tasks", "nodes", "plans", "incidents"]));
 byId("waf-window").addEventListener("change", () => want(["waf"]));
 document.addEventListener("visibilitychange", () => want(Object.keys(parts)));
 setInterval(() => want(windowS() <= SHORT_WINDOW_S ? ["tasks", "nodes", "waf"] : ["tasks", "nodes"]), LIVE_MS);
