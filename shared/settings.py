@@ -229,7 +229,7 @@ class Settings(BaseSettings, EscalationLimits):
     """Least limit for a hang, counted in time in which the rank could have run: on busy machines short steps vary by
     more than ``hang_factor``."""
     stop_factor: float = Field(default=3.0, gt=1)
-    """Multiple of the mean step for which a process may be stopped (SIGSTOP), until the steps' distribution is known."""
+    """Multiple of the mean step for which a process may be stopped (SIGSTOP), until the distribution is known."""
     stop_floor_s: Seconds = 0.5
     """Least limit for a stopped process. A profiler or a snapshot stops a process for a shorter time."""
     collective_floor_s: Seconds = 2.0

@@ -265,6 +265,8 @@ def test_the_command_prints_tables_and_json(log: str, world: World) -> None:
     assert "MODEL" in printed
     assert "causes and consequences stay as recorded" in printed
     first = next(d for d in expected["differences"] if d["workers"])
-    assert ", ".join(f"{task} {count}" for task, count in first["what_if"].items()) in printed
+    for task, count in first["what_if"].items():
+        before = first["recorded"].get(task, 0)
+        assert (f"{task} {count}" if before == count else f"{task} {before} -> {count}") in printed
     assert isinstance(run(log, "", "--verify").exception, InvalidInput)
     assert isinstance(run(log, "bad: 1").exception, InvalidInput)
