@@ -28,6 +28,9 @@ class Outcome:
     err: str
 
 
+NOWHERE = "http://127.0.0.1:9"
+"""An address at which no server listens."""
+
 Unicron = Callable[..., Awaitable[Outcome]]
 
 

@@ -9,7 +9,7 @@ from services.detector.decision import Decision
 from services.detector.probing import DETECTOR, ProbeQuestion
 from services.detector.silence import reachability
 from shared.probes import Outcome
-from tests.detector.kit import Cluster, at
+from tests.detector.kit import LIMITS, Cluster, at
 
 TICK_S = 0.1
 BEAT_TICKS = 2
@@ -17,6 +17,11 @@ BEAT_TICKS = 2
 
 QUICK_S = 0.05
 """An answer that does not have to wait for a time-out."""
+
+TIMEOUT_S = LIMITS.node_timeout_s
+
+SOON_S = TIMEOUT_S + 3 * TICK_S
+"""Witnesses delay no loss: two ticks for the clock's grain, one for the answers."""
 
 
 @dataclass
