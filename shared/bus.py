@@ -217,7 +217,7 @@ class Bus:
         """Wait until the connection is closed for good, by ``close``."""
         await self._closed.wait()
 
-    async def publish(self, subject: str, data: bytes) -> None:
+    async def publish(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> None:
         """Send a message to all subscribers, without a confirmation. While reconnecting the message is buffered.
 
         Raises:
@@ -225,7 +225,7 @@ class Bus:
         """
         try:
             with cancellation.kept():
-                await self._client.publish(subject, data)
+                await self._client.publish(subject, data, headers=headers)
         except nats.errors.Error as err:
             raise Unavailable(f"cannot publish to {subject}: {type(err).__name__} {err}") from err
 

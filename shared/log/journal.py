@@ -36,8 +36,9 @@ from shared.bus import Bus
 from shared.clock import PROCESS_CLOCK
 from shared.errors import Corrupt, Unavailable, UnicronError
 from shared.events import Event, Recorded
-from shared.log.log import EventLog
+from shared.log.log import EventLog, recorded
 from shared.log.relay import STREAM, SUBJECT, Relay, decode
+from shared.log.schema import StoredRow
 from shared.outages import LOG, LOG_ROOM, Outages
 
 logger = logging.getLogger(__name__)
@@ -87,8 +88,8 @@ class Journal:
         self._bus = bus
         self._relay = Relay(log, bus, replicas)
         self._appended = asyncio.Event()
-        self._fresh: list[Recorded] = []
-        """Records that this process has appended since the last relay began."""
+        self._fresh: list[StoredRow] = []
+        """Rows that this process has appended since the last relay began."""
         self._task: asyncio.Task[None] | None = None
         self.handled = 0
         """Position of the newest record that a follower has handled; 0: none since the start."""
@@ -139,11 +140,14 @@ class Journal:
         Raises:
             Unavailable: the limit has passed; whether the events were appended is not known.
         """
-        append = functools.partial(self.log.append, events, expected=expected)
-        records = await self.outages.outlast(LOG_ROOM, append, limit_s=limit_s)
-        self._fresh += records
+
+        def append() -> list[tuple[StoredRow, Recorded]]:
+            return [(row, recorded(row)) for row in self.log.append_rows(events, expected=expected)]
+
+        appended = await self.outages.outlast(LOG_ROOM, append, limit_s=limit_s)
+        self._fresh += (row for row, _ in appended)
         self._appended.set()
-        _follow_time(records)
+        _follow_time(records := [record for _, record in appended])
         return records
 
     async def last_position(self) -> int:
@@ -220,10 +224,7 @@ class Journal:
         await _Follower(self, self._bus, handle_one, consumer, after, most=1).run()
 
     async def follow_several(self, handle: HandleSeveral, *, consumer: str, after: int) -> None:
-        """Call ``handle`` with the records after position ``after``, as ``follow``, but all that are there at once.
-
-        For a follower to which a call costs much more than a record: whose calls are transactions.
-        """
+        """Follow as ``follow``; all records that are there at once go into one call, which may be a transaction."""
         self.handled = after
         await _Follower(self, self._bus, handle, consumer, after, most=_MOST_AT_ONCE).run()
 
@@ -232,7 +233,7 @@ class Journal:
         now_s = asyncio.get_running_loop().time
         looked_s, checkpointed = -RELAY_INTERVAL_S, -1
         while True:
-            fresh, self._fresh = sorted(self._fresh, key=lambda record: record.position), []
+            fresh, self._fresh = sorted(self._fresh, key=lambda row: row.position), []
             self._appended.clear()
             looks = now_s() >= looked_s + RELAY_INTERVAL_S
             looked_s = now_s() if looks else looked_s

@@ -107,6 +107,10 @@ class EventLog:
             InvalidInput: an event cannot be stored (a naive time, text that is not Unicode).
             Unavailable: the database does not answer; whether the events were appended is not known.
         """
+        return [recorded(row) for row in self.append_rows(events, expected=expected)]
+
+    def append_rows(self, events: Sequence[Event], *, expected: Mapping[str, int] | None = None) -> list[StoredRow]:
+        """Append events as ``append`` does; return their rows, in the order given."""
         if self._read_only:
             raise Conflict(f"{self._what} was opened read-only")
         append = Append([draft(event) for event in events], expected or {})
@@ -115,7 +119,7 @@ class EventLog:
         self._group.run(append)
         if append.error is not None:
             raise append.error
-        return [recorded(row) for row in append.rows]
+        return append.rows
 
     def append_history(self, history: Sequence[tuple[datetime, Sequence[Event]]]) -> None:
         """Append events of a simulated history, with the times at which they are recorded there, in one transaction.

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from shared.bus import Bus
 from shared.errors import Unavailable
 from shared.events import Recorded
 from shared.log.log import EventLog
+from shared.log.schema import StoredRow
 from shared.model import canonical_json
 
 logger = logging.getLogger(__name__)
@@ -54,17 +54,25 @@ _BATCH = 256
 """Rows read from the table at once."""
 
 _IN_FLIGHT = 32
-"""Rows that are published at once: the way to the server and back is then little beside what encoding them takes. The
-loop is kept for some milliseconds, and what is not acknowledged yet is some megabytes at most."""
+"""Rows that are published at once, of which the last is acknowledged: the way to the server and back is then little
+beside what sending them takes. The loop is kept for some milliseconds, and what is not acknowledged yet is some
+megabytes at most."""
 
 _ENVELOPE_BYTES = 4096
 """Bytes of a message left for subject and headers."""
 
 
-def encode(record: Recorded) -> bytes:
-    """Return the record as JSON, with the event in its canonical form."""
-    fields = record.model_dump(mode="json", exclude={"event"})
-    return canonical_json({**fields, "event": json.loads(record.event.canonical())}).encode()
+_PLACE = ("position", "stream", "stream_version", "recorded_at", "previous_hash", "hash")
+
+
+def encode(row: StoredRow) -> bytes:
+    """Return a row's record as JSON, with the event's text as it is stored: to parse it would take longer than to send.
+
+    Raises:
+        ValueError: the text is not Unicode.
+    """
+    place = canonical_json({name: getattr(row, name) for name in _PLACE})
+    return f'{{"event":{row.data},{place[1:]}'.encode()
 
 
 def decode(payload: bytes) -> Recorded | None:
@@ -132,11 +140,11 @@ class Relay:
                 return equal.position
         return await self.run()
 
-    async def run(self, fresh: Sequence[Recorded] = ()) -> int:
+    async def run(self, fresh: Sequence[StoredRow] = ()) -> int:
         """Publish every row that the stream lacks; return the stream's last sequence.
 
         Args:
-            fresh: records that were just appended, in log order. The stream has all before them as a rule, and then
+            fresh: rows that were just appended, in log order. The stream has all before them as a rule, and then
                 one publication each is all that is needed: the stream takes none of them at another place, nor behind
                 another message. Otherwise, or without any, the stream is compared with the table first.
 
@@ -158,11 +166,11 @@ class Relay:
             except (TimeoutError, nats.errors.Error, OSError) as err:
                 raise Unavailable(f"relay: {type(err).__name__} {err}") from err
 
-    async def _compare_and_send(self, fresh: Sequence[Recorded]) -> int:
+    async def _compare_and_send(self, fresh: Sequence[StoredRow]) -> int:
         """Publish what the stream lacks; return the stream's last sequence, at which it is equal to the table."""
         connection, began_s = self._bus.reconnects, time.monotonic()
         if fresh and await self._publish_fresh(fresh):
-            position = fresh[-1].position
+            position = int(fresh[-1].position)
         else:
             position = await self._send(await self._sequence())
         self._equal = _Equal(position, connection, began_s + COMPARE_INTERVAL_S)
@@ -183,7 +191,7 @@ class Relay:
             raise _Older(f"it begins at sequence {first}, the log behind position {base}")
         if info.state.messages != last - base:
             raise _Contradiction(f"{info.state.messages} messages up to sequence {last}, behind {base}")
-        rows = await asyncio.to_thread(self._log.read, after=last - 1, limit=1)
+        rows = await asyncio.to_thread(self._log.page, after=last - 1, limit=1)
         if not rows:
             raise _Contradiction(f"it has {info.state.messages} messages, the log fewer")
         message = await self._bus.jetstream.get_msg(STREAM, last)
@@ -215,64 +223,51 @@ class Relay:
 
     async def _send(self, sequence: int) -> int:
         """Publish every row after ``sequence``; return the stream's last sequence."""
-        while rows := await asyncio.to_thread(self._log.read, after=sequence, limit=_BATCH):
+        while rows := await asyncio.to_thread(self._log.page, after=sequence, limit=_BATCH):
             # If not: another relay was faster, or an acknowledgement was lost; go on at the stream's end.
-            sequence = rows[-1].position if await self._publish(rows) else await self._sequence()
+            sequence = int(rows[-1].position) if await self._publish(rows) else await self._sequence()
         return sequence
 
-    async def _publish_fresh(self, rows: Sequence[Recorded]) -> bool:
-        """Publish rows on the chance that the stream has all before them; return whether it has taken all.
+    async def _publish_fresh(self, rows: Sequence[StoredRow]) -> bool:
+        """Publish rows on the chance that the stream has all before them; return whether it has taken all."""
+        try:
+            return await self._publish(rows, follows=True)
+        except (TimeoutError, nats.js.errors.NoStreamResponseError):
+            return False  # stuck or slow; or it does not exist
 
-        Several are on their way at a time, as in ``_publish``.
-        """
-        for first in range(0, len(rows), _IN_FLIGHT):
-            sent = [self._publish_row(row, follows=row.previous_hash) for row in rows[first : first + _IN_FLIGHT]]
-            for taken in await asyncio.gather(*sent, return_exceptions=True):
-                # Stuck or slow; or it does not exist.
-                if taken is False or isinstance(taken, (TimeoutError, nats.js.errors.NoStreamResponseError)):
-                    return False
-                if isinstance(taken, BaseException):
-                    raise taken
-        return True
+    async def _publish(self, rows: Sequence[StoredRow], *, follows: bool = False) -> bool:
+        """Publish rows; return whether the stream has taken all.
 
-    async def _publish(self, rows: Sequence[Recorded]) -> bool:
-        """Publish rows until one is not the next of the stream, or all are sent; return whether it has taken all.
-
-        Several are on their way at a time. The server takes them in the order in which they are sent, and none behind
-        one that it has not taken: each names the sequence that it must follow.
-        """
-        for first in range(0, len(rows), _IN_FLIGHT):
-            part = rows[first : first + _IN_FLIGHT]
-            results = await asyncio.gather(*map(self._publish_row, part), return_exceptions=True)
-            for row, taken in zip(part, results, strict=True):
-                if isinstance(taken, TimeoutError):
-                    self._note_not_taken(row.position)
-                if isinstance(taken, BaseException):
-                    raise taken
-                if not taken:
-                    return False
-        return True
-
-    async def _publish_row(self, row: Recorded, *, follows: str = "") -> bool:
-        """Publish a row; return whether it was the next of the stream, which has it then.
+        Several are on their way at a time, and the last of them alone is acknowledged. The server takes them in the
+        order in which they are sent, and none behind one that it has not taken: each names the sequence that it must
+        follow. So it has all if it has the last.
 
         Args:
-            row: to publish.
-            follows: id that the last message must have: the hash of its row; empty: any.
+            rows: in log order.
+            follows: whether each also names the message that it must follow, where that is not the row before it.
         """
-        headers: dict[str, str] = {
-            Header.MSG_ID: row.hash,
-            Header.EXPECTED_LAST_SEQUENCE: str(row.position - 1),
-            Header.EXPECTED_STREAM: STREAM,
-            HASH_HEADER: row.hash,
-        }
-        if follows and row.position > self._log.base.position + 1:
-            headers[Header.EXPECTED_LAST_MSG_ID] = follows
+        before = ""
+        for first in range(0, len(rows), _IN_FLIGHT):
+            part = rows[first : first + _IN_FLIGHT]
+            for row in part[:-1]:
+                await self._bus.publish(_subject(row), self._payload(row), self._headers(row, follows, before))
+                before = row.hash
+            last = part[-1]
+            try:
+                if not await self._publish_last(last, self._headers(last, follows, before)):
+                    return False
+            except TimeoutError:
+                if not follows:
+                    self._note_not_taken(part[0].position)
+                raise
+            before = last.hash
+        return True
+
+    async def _publish_last(self, row: StoredRow, headers: dict[str, str]) -> bool:
+        """Publish a row; return whether it was the next of the stream, which has it then."""
         try:
             with cancellation.kept():
-                ack = await self._bus.jetstream.publish(
-                    f"{SUBJECT}.{row.event.type}", self._payload(row), headers=headers
-                )
+                ack = await self._bus.jetstream.publish(_subject(row), self._payload(row), headers=headers)
         except nats.js.errors.APIError as err:
             if err.err_code in _NOT_THE_NEXT:
                 return False
@@ -280,6 +275,18 @@ class Relay:
         if ack.seq != row.position:
             raise _Contradiction(f"position {row.position} is at sequence {ack.seq}")
         return True
+
+    def _headers(self, row: StoredRow, follows: bool, before: str) -> dict[str, str]:
+        """Return the headers of a row's message; ``before``: hash of the row that was published before it."""
+        headers: dict[str, str] = {
+            Header.MSG_ID: row.hash,
+            Header.EXPECTED_LAST_SEQUENCE: str(row.position - 1),
+            Header.EXPECTED_STREAM: STREAM,
+            HASH_HEADER: row.hash,
+        }
+        if follows and row.previous_hash != before and row.position > self._log.base.position + 1:
+            headers[Header.EXPECTED_LAST_MSG_ID] = row.previous_hash
+        return headers
 
     def _note_not_taken(self, position: int) -> None:
         """Note that the stream, of which the server has answered a question before, has not taken a row in time.
@@ -294,11 +301,17 @@ class Relay:
             self._not_taken = None
             raise _Unusable(f"it has not taken position {position} for {STUCK_S:g} s")
 
-    def _payload(self, row: Recorded) -> bytes:
-        payload = encode(row)
-        if len(payload) + _ENVELOPE_BYTES > self._bus.max_payload_bytes:
-            return b""  # the empty message takes the sequence; followers read the table
-        return payload
+    def _payload(self, row: StoredRow) -> bytes:
+        """Return the row's message; an empty one takes the sequence, and followers read the table."""
+        try:
+            payload = encode(row)
+        except ValueError:
+            return b""
+        return payload if len(payload) + _ENVELOPE_BYTES <= self._bus.max_payload_bytes else b""
+
+
+def _subject(row: StoredRow) -> str:
+    return f"{SUBJECT}.{row.type}"
 
 
 def _log_unusable(err: _Unusable) -> None:

@@ -213,7 +213,7 @@ async def test_a_request_for_which_the_log_has_no_room_is_refused_with_the_reaso
 
     monkeypatch.setattr(gateway, "APPEND_LIMIT_S", 0.1)
     with monkeypatch.context() as blocked:
-        blocked.setattr(EventLog, "append", full)
+        blocked.setattr(EventLog, "append_rows", full)
         problem = await refused(api, "cordon")
     assert (problem["status"], problem["code"]) == (503, "unavailable")
     assert problem["detail"] == "no space left; the request may have been recorded: look before you repeat it"

@@ -171,8 +171,8 @@ async def test_forged_messages_are_not_handled(journal: Journal, bus: Bus) -> No
         await journal.append([node_joined(1)])
         await follower.until(1)
         assert await journal.relay() == 1
-        (record,) = journal.log.read()
-        forged = record.model_copy(update={"position": 2, "stream_version": 2, "event": node_joined(66)})
+        (row,) = journal.log.page()
+        forged = row._replace(position=2, stream_version=2, data=node_joined(66).canonical())
         await bus.jetstream.publish(f"{SUBJECT}.node.joined", encode(forged))
         await bus.jetstream.publish(f"{SUBJECT}.node.joined", b"\xff")
         await journal.append([node_joined(2)])

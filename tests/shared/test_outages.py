@@ -13,11 +13,10 @@ from sqlalchemy import create_engine
 
 from shared.bus import Bus
 from shared.errors import AccessDenied, Corrupt, Unavailable
-from shared.events import Recorded
 from shared.log.driver_errors import database_errors
 from shared.log.journal import Journal
 from shared.log.log import EventLog
-from shared.log.schema import begin_write
+from shared.log.schema import StoredRow, begin_write
 from shared.outages import LOG, Outages
 from shared.service import HEALTH_REPLY, Context, Health
 from shared.settings import Settings
@@ -211,14 +210,14 @@ def _refused(url: str) -> bool:
 async def test_a_log_that_can_be_read_may_still_be_waited_for(journal: Journal) -> None:
     """On a full disk reads succeed and appends do not; the health says so all the time."""
     await journal.append([node_joined(1)])
-    blocked, append = True, journal.log.append
+    blocked, append = True, journal.log.append_rows
 
-    def full(*arguments: Any, **options: Any) -> list[Recorded]:
+    def full(*arguments: Any, **options: Any) -> list[StoredRow]:
         if blocked:
             raise Unavailable("no space left")
         return append(*arguments, **options)
 
-    journal.log.append = full  # type: ignore[method-assign]
+    journal.log.append_rows = full  # type: ignore[method-assign]
     appending = asyncio.create_task(journal.append([node_joined(2)]))
     await until(lambda: journal.outages.detail)
     assert await journal.last_position() == 1
