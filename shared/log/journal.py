@@ -238,6 +238,8 @@ class Journal:
             looks = now_s() >= looked_s + RELAY_INTERVAL_S
             looked_s = now_s() if looks else looked_s
             try:
+                # Own rows go at once, which shows whether the stream is the log's, too.
+                looks = looks and not fresh and not trouble
                 self.relayed = await (self._relay.keep_up() if looks else self._relay.run(fresh))
                 trouble = ""
             except UnicronError as err:

@@ -129,7 +129,9 @@ class Relay:
     async def keep_up(self) -> int:
         """Do as ``run`` where the stream may differ from the table; return the stream's last sequence.
 
-        A comparison costs server and process milliseconds each time, and most of the time nothing happens.
+        A comparison costs server and process milliseconds each time, and most of the time nothing happens. While the
+        stream grows, who has appended the rows relays them: they are left to that process, as two that publish the same
+        rows take each other's places, and both compare then.
 
         Raises:
             Unavailable: the server does not answer.
@@ -138,15 +140,16 @@ class Relay:
         if equal is not None and self._bus.connected and equal.counts(self._bus.reconnects, time.monotonic()):
             if await asyncio.to_thread(self._log.last_position) == equal.position:
                 return equal.position
-        return await self.run()
+        return await self.run(unless_beyond=equal.position if equal is not None else None)
 
-    async def run(self, fresh: Sequence[StoredRow] = ()) -> int:
+    async def run(self, fresh: Sequence[StoredRow] = (), *, unless_beyond: int | None = None) -> int:
         """Publish every row that the stream lacks; return the stream's last sequence.
 
         Args:
             fresh: rows that were just appended, in log order. The stream has all before them as a rule, and then
                 one publication each is all that is needed: the stream takes none of them at another place, nor behind
                 another message. Otherwise, or without any, the stream is compared with the table first.
+            unless_beyond: publish nothing if the stream, once compared, is beyond this sequence.
 
         Raises:
             Unavailable: the server does not answer. Nothing is lost: the next run goes on.
@@ -158,7 +161,7 @@ class Relay:
                 while True:
                     try:
                         with cancellation.kept():
-                            return await self._compare_and_send(fresh)
+                            return await self._compare_and_send(fresh, unless_beyond)
                     except _Unusable as err:
                         _log_unusable(err)
                         with contextlib.suppress(nats.js.errors.NotFoundError):
@@ -166,13 +169,15 @@ class Relay:
             except (TimeoutError, nats.errors.Error, OSError) as err:
                 raise Unavailable(f"relay: {type(err).__name__} {err}") from err
 
-    async def _compare_and_send(self, fresh: Sequence[StoredRow]) -> int:
+    async def _compare_and_send(self, fresh: Sequence[StoredRow], unless_beyond: int | None) -> int:
         """Publish what the stream lacks; return the stream's last sequence, at which it is equal to the table."""
         connection, began_s = self._bus.reconnects, time.monotonic()
         if fresh and await self._publish_fresh(fresh):
             position = int(fresh[-1].position)
         else:
-            position = await self._send(await self._sequence())
+            position = await self._sequence()
+            if unless_beyond is None or position <= unless_beyond:
+                position = await self._send(position)
         self._equal = _Equal(position, connection, began_s + COMPARE_INTERVAL_S)
         return position
 

@@ -312,6 +312,18 @@ async def test_keeping_up_asks_the_server_nothing_while_nothing_changes(
     assert len(asked) == 2  # the publication has shown the equality
 
 
+async def test_keeping_up_leaves_rows_to_another_relay_while_that_goes_on(log: EventLog, bus: Bus) -> None:
+    relay, other = Relay(log, bus), Relay(log, bus)
+    log.append([node_joined(1)])
+    assert await relay.keep_up() == 1
+    await other.run(log.append_rows([node_joined(2)]))
+    log.append([node_joined(3)])  # of the other process, on its way
+    assert await relay.keep_up() == 2
+    assert (await bus.jetstream.stream_info(STREAM)).state.last_seq == 2
+    assert await relay.keep_up() == 3  # the other one has stopped
+    await assert_equal(bus, log)
+
+
 async def test_keeping_up_compares_on_a_new_connection_and_after_a_while(
     log: EventLog, bus: Bus, nats: OpenServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
