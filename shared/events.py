@@ -44,7 +44,7 @@ from shared.request_events import TaskStopRequested as TaskStopRequested
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec
 from shared.upcast import upcast
-from shared.worker_runs import short_change
+from shared.worker_runs import short_members, short_workers
 
 
 class ClusterConfigured(ClusterEvent):
@@ -229,6 +229,12 @@ class ErrorDetected(ClusterEvent):
     escalates: str | None = None
 
 
+_LISTS = ("survivors", "failed", "release", "prepare")
+_STAGES = ("interrupted", "target")
+_WORKERS: Any = {"changes": {"__all__": {**dict.fromkeys(_LISTS, True), **{name: {"members"} for name in _STAGES}}}}
+"""What ``PlanDecided.canonical`` writes by itself: thousands of workers, of which no dictionaries are made before."""
+
+
 class PlanDecided(ClusterEvent):
     """The planner's answer to a trigger, with everything that the decision used (docs/planner.md).
 
@@ -265,8 +271,14 @@ class PlanDecided(ClusterEvent):
 
     def canonical(self) -> str:
         """Return the canonical JSON of the event, its workers as runs (``shared.worker_runs``)."""
-        fields = self.model_dump(mode="json", by_alias=True)
-        return canonical_json({**fields, "changes": [short_change(change) for change in fields["changes"]]})
+        fields = self.model_dump(mode="json", by_alias=True, exclude=_WORKERS)
+        for change, written in zip(self.changes, fields["changes"], strict=True):
+            for name in _LISTS:
+                written[name] = short_workers(getattr(change, name))
+            for name in _STAGES:
+                if (stage := getattr(change, name)) is not None:
+                    written[name]["members"] = short_members(stage.members)
+        return canonical_json(fields)
 
 
 class StateMoved(ClusterEvent):

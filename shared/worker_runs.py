@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 MAX_RUN = 65_536
 """Most workers of one run: more than any node has. A damaged log must not fill the memory."""
@@ -100,21 +100,41 @@ def full_workers(value: Any) -> Any:
     return workers_of(value) if isinstance(value, str) else value
 
 
-def short_members(members: list[dict[str, Any]]) -> list[dict[str, Any]]:
+class _Member(Protocol):
+    """What is written of a member of a stage (``shared.plans.Member``)."""
+
+    @property
+    def rank(self) -> int:
+        """Its rank."""
+
+    @property
+    def worker(self) -> str:
+        """Its worker."""
+
+    @property
+    def node(self) -> str:
+        """The worker's node."""
+
+    @property
+    def source(self) -> str:
+        """Where it has its state from."""
+
+
+def short_members(members: Sequence[_Member]) -> list[dict[str, Any]]:
     """Return the members of a stage as groups of neighbours that have their state from the same source.
 
-    A member's rank is its place, and its node that of its worker; other members stay as they are.
+    A member's rank is its place, and its node that of its worker; other members are written one by one.
     """
-    for rank, member in enumerate(members):
-        if member["rank"] != rank or member["node"] != member["worker"].rpartition("/")[0]:
-            return members
-    groups = []
-    for source, neighbours in groupby(members, key=lambda member: member["source"]):
-        runs = runs_of([member["worker"] for member in neighbours])
-        if runs is None:
-            return members
-        groups.append({"source": source, "workers": runs})
-    return groups
+    neighbours = groupby(members, key=lambda member: member.source)
+    groups = [{"source": source, "workers": runs_of([m.worker for m in group])} for source, group in neighbours]
+    if all(group["workers"] for group in groups) and _are_in_order(members):
+        return groups
+    return [{"rank": m.rank, "worker": m.worker, "node": m.node, "source": m.source} for m in members]
+
+
+def _are_in_order(members: Sequence[_Member]) -> bool:
+    """Return whether each member's rank is its place, and its node that of its worker."""
+    return all(m.rank == rank and m.node == m.worker.rpartition("/")[0] for rank, m in enumerate(members))
 
 
 def full_members(value: Any) -> Any:
@@ -137,14 +157,3 @@ def full_members(value: Any) -> Any:
         if len(members) > MAX_WORKERS:
             raise ValueError(f"more than {MAX_WORKERS} members")
     return members
-
-
-def short_change(change: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON object of a ``TaskChange`` with its workers as text."""
-    lists = {name: short_workers(change[name]) for name in ("survivors", "failed", "release", "prepare")}
-    stages = {
-        name: {**stage, "members": short_members(stage["members"])}
-        for name in ("interrupted", "target")
-        if (stage := change[name]) is not None
-    }
-    return {**change, **lists, **stages}
