@@ -98,12 +98,10 @@ def due(state: State) -> list[Due]:
     turn = starvation(state)
     if turn is None:
         return []
-    turn_ends = _turn_ends(state, turn)
+    waiting = [(task, wait) for task in state.tasks.values() if (wait := present_wait(task)) is not None]
+    turn_ends = _turn_ends(state, turn) if waiting else []
     found = []
-    for task in state.tasks.values():
-        wait = present_wait(task)
-        if wait is None:
-            continue
+    for task, wait in waiting:
         if wait.called_at is None:
             found.append(Due(wait.since + turn, task.name, wait.since, wait.cause))
             continue

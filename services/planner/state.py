@@ -212,7 +212,7 @@ class Task(_Value):
     @property
     def live_owners(self) -> tuple[str, ...]:
         """Owners that have not been lost, in rank order."""
-        return tuple(worker for worker in self.owners if worker not in self.lost) if self.lost else self.owners
+        return without(self.owners, self.lost) if self.lost else self.owners
 
     @property
     def leaving(self) -> bool:

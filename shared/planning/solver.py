@@ -186,9 +186,12 @@ def answer(pools: Sequence[tuple[Inputs, Counts]]) -> tuple[Solution, list[Solut
         for pool, (_, found) in enumerate(pools)
         if (counts := together([*bests[:pool], found.second, *bests[pool + 1 :]])) is not None
     ]
+    second: list[int] | None = seconds[0] if seconds else None
+    if len(seconds) > 1:  # several pools; of one, nothing has to be compared
+        second = min(seconds, key=lambda counts: _order(tasks, counts))
     faulted = any(task.faulted for task in tasks)
     candidates = {
-        "second-best": min(seconds, key=lambda counts: _order(tasks, counts), default=None),
+        "second-best": second,
         "keep": together([found.keep for _, found in pools]),
         "only-faulted-shrinks": together([found.only_faulted for _, found in pools]) if faulted else None,
         "equal-split": together([found.equal_split for _, found in pools]),
