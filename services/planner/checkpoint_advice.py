@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from services.planner.problem import node_mtbf_s
-from services.planner.state import State, Task, node_of
+from services.planner.state import State, Task
 from services.planner.transition_costs import on_grid, recovery_s, saving_s
+from services.planner.usable_nodes import nodes_of
 from shared.planning.checkpoint_interval import interval_s, uncovered_mtbf_s
 from shared.plans import TaskChange
 
@@ -25,23 +26,24 @@ def checkpoint_every_s(state: State, at: datetime, changes: Iterable[TaskChange]
         changes: of the plan. Tasks count with the workers that they have once these are carried out.
     """
     mtbf_s = node_mtbf_s(state, at)
-    changed = {change.task: _members(change) for change in changes}
-    workers = {
-        name: changed.get(name, task.members) for name, task in sorted(state.tasks.items()) if task.life == "active"
+    changed = {change.task: _nodes(change) for change in changes}
+    nodes = {
+        name: changed[name] if name in changed else len(nodes_of(task.members))
+        for name, task in sorted(state.tasks.items())
+        if task.life == "active"
     }
-    return {name: on_grid(_every_s(state, state.tasks[name], mine, mtbf_s)) for name, mine in workers.items() if mine}
+    return {name: on_grid(_every_s(state, state.tasks[name], n, mtbf_s)) for name, n in nodes.items() if n}
 
 
-def _members(change: TaskChange) -> tuple[str, ...]:
-    """Return the workers of the task once the change is carried out; empty if it leaves."""
+def _nodes(change: TaskChange) -> int:
+    """Return the number of the task's nodes once the change is carried out; 0 if it leaves."""
     stage = change.target or change.interrupted
     if stage is None or change.action not in ("move", "none"):
-        return ()
-    return tuple(member.worker for member in stage.members)
+        return 0
+    return len({member.node for member in stage.members})
 
 
-def _every_s(state: State, task: Task, workers: tuple[str, ...], mtbf_s: float) -> float:
-    nodes = len({node_of(worker) for worker in workers})
+def _every_s(state: State, task: Task, nodes: int, mtbf_s: float) -> float:
     cost_s = max(saving_s(state, task), LEAST_COST_S)
     return interval_s(cost_s, uncovered_mtbf_s(mtbf_s, nodes, _copies(task, nodes), recovery_s(state, task)))
 

@@ -8,6 +8,7 @@ from typing import Any
 from services.planner.logged_tables import remembered_tables
 from services.planner.state import HardwareLayout, State, Task, Wait, node_of, without
 from services.planner.transition_costs import kind_of_change
+from services.planner.usable_nodes import usable_workers
 from shared.events import PlanDecided, StateMoved
 from shared.plans import Stage, TaskChange
 
@@ -58,6 +59,7 @@ def _changed(state: State, task: Task, change: TaskChange, plan: str, at: dateti
     members = tuple(member.worker for member in stage.members) if stage is not None and moves else ()
     numbers = [s.generation for s in change.stages]
     processes = dict.fromkeys((*members, *change.survivors, *change.failed, *change.release))
+    usable = usable_workers(state.nodes)
     live = stage is None or any(member.source == "live" for member in stage.members)
     return task.model_copy(
         update={
@@ -65,7 +67,7 @@ def _changed(state: State, task: Task, change: TaskChange, plan: str, at: dateti
             "members": members,
             "owners": tuple(change.survivors) if live or _divides_model(stage) else (),
             "ranks": {worker: task.ranks[worker] for worker in change.survivors if live and worker in task.ranks},
-            "occupied": tuple(worker for worker in sorted(processes) if _exists(state, worker)),
+            "occupied": tuple(w for w in sorted(processes) if w in usable or _exists(state, w)),
             "trained": _trained(state, task, change),
             "lost": (),
             "broken": False,

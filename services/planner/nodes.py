@@ -10,6 +10,7 @@ from services.planner.blame import blamed_node
 from services.planner.durations import NOTHING
 from services.planner.slow_workers import forget_slowness
 from services.planner.state import Node, State, node_of, without
+from services.planner.usable_nodes import nodes_of
 from shared.events import (
     ErrorDetected,
     FaultInjected,
@@ -47,8 +48,8 @@ def join_node(state: State, event: NodeJoined, at: datetime) -> State:
     )
     state = _with_repair(state, old, at)
     for task in state.tasks.values():
-        elsewhere = tuple(worker for worker in task.occupied if node_of(worker) != node.name)
-        if len(elsewhere) < len(task.occupied):
+        if node.name in nodes_of(task.occupied):
+            elsewhere = tuple(worker for worker in task.occupied if node_of(worker) != node.name)
             state = state.with_changed(task.name, occupied=elsewhere)
     state = forget_slowness(state, node.workers if old is None else (*old.workers, *node.workers))
     nodes = {**state.nodes, node.name: node}
@@ -157,6 +158,8 @@ def lose_workers(state: State, workers: Iterable[str], name: str | None = None) 
     gone = set(workers)
     named = (state.tasks[name],) if name in state.tasks else ()
     for task in named if name is not None else state.tasks.values():
+        if gone.isdisjoint(task.members) and gone.isdisjoint(task.owners):
+            continue  # as almost all tasks
         hit = tuple(worker for worker in dict.fromkeys((*task.owners, *task.members)) if worker in gone)
         if hit and task.life != "ended":
             state = state.with_changed(task.name, lost=(*task.lost, *without(hit, task.lost)), broken=True)

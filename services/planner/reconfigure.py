@@ -23,6 +23,7 @@ from services.planner.slow_choices import has_question, ranking
 from services.planner.slow_workers import forget_slowness, lent_workers, slowdown_of, taken_members
 from services.planner.state import State, Task, node_of, without
 from services.planner.throughput_tables import layout_of
+from services.planner.usable_nodes import open_workers, usable_workers
 from shared.outlook import Outlook
 from shared.planning.waf import touches
 from shared.plans import LoggedTable, Problem, SlowWorkers, Solution, TaskChange
@@ -134,8 +135,9 @@ def worker_order(state: State, task: Task, planned: Mapping[str, str] | None = N
     An owner that a plan in progress has given to another task is left out. ``planned``: see ``planned_workers``.
     """
     of = planned_workers(state.tasks.values()) if planned is None else planned
+    usable = usable_workers(state.nodes)
     kept = [w for w in task.live_owners if of.get(w, task.name) == task.name]
-    return [w for w in (*kept, *without(task.members, kept)) if state.usable(w)]
+    return [w for w in (*kept, *without(task.members, kept)) if w in usable]
 
 
 def planned_workers(tasks: Iterable[Task]) -> dict[str, str]:
@@ -165,7 +167,9 @@ def _place(state: State, touched: list[Task], problem: Problem, solution: Soluti
     names = {task.name for task in touched}
     free = _free(state, names)
     planned = planned_workers(touched)
-    busy = set[str]().union(*(task.occupied for task in state.tasks.values()))
+    lent = state.arrangement.used if state.arrangement is not None else {}
+    given = {*lent, *(worker for workers in free.values() for worker in workers)}
+    busy = set[str]().union(*(given.intersection(task.occupied) for task in state.tasks.values()))
     placed: dict[str, Placed] = {}
     for pool in problem.pools or [""]:
         room = {node: workers for node, workers in free.items() if pool in ("", state.nodes[node].hardware)}
@@ -211,12 +215,7 @@ def _slow(state: State, task: Task, pool: str) -> dict[str, float]:
 
 def _free(state: State, names: Collection[str]) -> dict[str, list[str]]:
     """Return, by node, the workers that the named tasks may have: those that no other task keeps."""
-    fixed = set[str]().union(*(task.members for task in state.tasks.values() if task.name not in names))
-    fixed |= withheld_workers(state)
-    if state.arrangement is not None:
-        fixed |= state.arrangement.used.keys()  # those in use are in their tasks' requests
-    found = {}
-    for name, node in state.nodes.items():
-        if node.open and not fixed.issuperset(node.workers):
-            found[name] = [worker for worker in node.workers if worker not in fixed]
-    return found
+    others = [task.members for task in state.tasks.values() if task.name not in names]
+    lent = state.arrangement.used if state.arrangement is not None else {}  # those in use are in their tasks' requests
+    free = open_workers(state.nodes).difference(*others, withheld_workers(state), lent)
+    return {name: [worker for worker in state.nodes[name].workers if worker in free] for name in {*map(node_of, free)}}

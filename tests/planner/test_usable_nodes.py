@@ -6,8 +6,8 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 from random import Random
 
-from services.planner.state import Node
-from services.planner.usable_nodes import usable_nodes
+from services.planner.state import Node, State, node_of
+from services.planner.usable_nodes import nodes_of, open_workers, usable_nodes, usable_workers
 
 AT = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -44,3 +44,20 @@ def test_changed_nodes_are_counted_anew() -> None:
     lost = {name: node.model_copy(update={"usable": False}) for name, node in nodes.items()}
     assert usable_nodes(lost).usable_s(AT) == 0.0
     assert usable_nodes(nodes) == before
+
+
+def test_workers_are_those_that_the_state_calls_usable_and_of_them_those_of_open_nodes() -> None:
+    source = Random(3)
+    nodes = {
+        name: node.model_copy(update={"cordoned": source.random() < 0.3, "draining": source.random() < 0.3})
+        for name, node in drawn(source, 100).items()
+    }
+    state = State(nodes=nodes)
+    every = [worker for node in nodes.values() for worker in node.workers]
+    assert usable_workers(nodes) == {worker for worker in every if state.usable(worker)}
+    assert open_workers(nodes) == {worker for worker in every if nodes[node_of(worker)].open}
+
+
+def test_the_nodes_of_other_workers_are_found_anew() -> None:
+    assert nodes_of(("a/0", "a/1", "b/0")) == {"a", "b"}
+    assert nodes_of(("a/0", "c/0")) == {"a", "c"}
