@@ -218,4 +218,9 @@ def _free(state: State, names: Collection[str]) -> dict[str, list[str]]:
     others = [task.members for task in state.tasks.values() if task.name not in names]
     lent = state.arrangement.used if state.arrangement is not None else {}  # those in use are in their tasks' requests
     free = open_workers(state.nodes).difference(*others, withheld_workers(state), lent)
-    return {name: [worker for worker in state.nodes[name].workers if worker in free] for name in {*map(node_of, free)}}
+    theirs = {*map(node_of, free)}
+    return {
+        name: [worker for worker in node.workers if worker in free]
+        for name, node in state.nodes.items()  # in their order, which does not depend on that of a set
+        if name in theirs
+    }
