@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -81,6 +82,10 @@ class Room:
         """Return the free workers of a node, idle ones first."""
         return [*self.idle.get(node, ()), *self.busy.get(node, ())]
 
+    def free(self, node: str) -> int:
+        """Return the number of free workers of a node."""
+        return len(self.idle.get(node, ())) + len(self.busy.get(node, ()))
+
     def add(self, workers: Iterable[str], busy: Collection[str]) -> None:
         """Add workers that only the next task may have."""
         for worker in workers:
@@ -150,6 +155,7 @@ class CellChooser:
     def __init__(self, request: PlacementRequest, replicas: list[Replica], room: Room) -> None:
         self._request, self._room = request, room
         self._own = self._loose(replicas)
+        self._free: _FreeNodes | None = None
         self._on_node: dict[str, int] = {}
         self._in_domain: dict[str, int] = {}
         for cell in (cell for replica in replicas for cell in replica if cell):
@@ -198,8 +204,7 @@ class CellChooser:
 
     def _capacity(self, node: str) -> int:
         """Return the number of cells for which the node has room."""
-        free = len(self._room.idle.get(node, ())) + len(self._room.busy.get(node, ()))
-        return free // self._request.tensor
+        return self._room.free(node) // self._request.tensor
 
     def _key(self, node: str) -> _NodeKey | None:
         """Return how well the node suits a cell; None if it has no room."""
@@ -278,6 +283,8 @@ class CellChooser:
         self._room.remove(node, workers)
         if node in self._own:
             self._own[node] = [worker for worker in self._own[node] if worker not in workers]
+        if self._free is not None:
+            self._free.taken(node, len(workers))
 
     def _refresh(self, node: str) -> None:
         """Update the keys of a node and its domain after a cell was taken there."""
@@ -296,15 +303,13 @@ class CellChooser:
 
     def _crossing(self) -> Cell:
         """Take a cell that fits in no node: over as few nodes as possible, in one domain if one has room."""
-        by_domain: dict[str, list[str]] = {}
-        for node in self._room.names:
-            if self._room.at(node):
-                by_domain.setdefault(self._room.domain(node), []).append(node)
-        choices = [self._fewest(nodes) for _, nodes in sorted(by_domain.items())]
-        within = [choice for choice in choices if sum(len(workers) for _, workers in choice) == self._request.tensor]
-        best = min(within, key=len) if within else self._fewest([n for nodes in by_domain.values() for n in nodes])
+        if self._free is None:
+            self._free = _FreeNodes(self._room, self._own)
+        tensor = self._request.tensor
+        within = [self._fewest(nodes) for nodes in self._free.of_domains(tensor)]
+        best = min(within, key=len) if within else self._fewest(self._free)
         found = tuple(worker for _, workers in best for worker in workers)
-        if len(found) < self._request.tensor:
+        if len(found) < tensor:
             raise NoRoom(f"task {self._request.name}: the workers that are free are fewer than it is to have")
         for node, workers in best:
             self._remove(node, workers)
@@ -312,13 +317,52 @@ class CellChooser:
         return found
 
     def _fewest(self, nodes: Iterable[str]) -> list[tuple[str, list[str]]]:
-        """Return nodes with the workers of a cell: those with most of the task's own, then most free ones, first."""
+        """Return the first of some nodes with the workers of a cell."""
         left = self._request.tensor
         found = []
-        for node in sorted(nodes, key=lambda n: (-len(self._own.get(n, ())), -len(self._room.at(n)), n)):
+        for node in nodes:
             if left == 0:
                 break
             workers = self._ordered(node)[:left]
             found.append((node, workers))
             left -= len(workers)
         return found
+
+
+class _FreeNodes:
+    """The nodes that have free workers: those with most of the task's own, then those with most free ones, first.
+
+    A large cluster has thousands of them, and a task may take hundreds of cells: each changes the place of few nodes.
+    """
+
+    def __init__(self, room: Room, own: Mapping[str, Sequence[str]]) -> None:
+        self._room, self._own = room, own
+        self._keys = {node: self._key(node) for node in room.names if room.free(node)}
+        self._order = sorted(self._keys.values())
+        self._domains: dict[str, list[str]] = {}
+        self._in_domain: dict[str, int] = {}
+        for node in self._keys:
+            domain = room.domain(node)
+            self._domains.setdefault(domain, []).append(node)
+            self._in_domain[domain] = self._in_domain.get(domain, 0) + room.free(node)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the nodes in their order."""
+        return (node for _, _, node in self._order)
+
+    def of_domains(self, least: int) -> list[list[str]]:
+        """Return the nodes, in their order, of each domain with at least so many free workers."""
+        roomy = sorted(domain for domain, free in self._in_domain.items() if free >= least)
+        found = [sorted(self._keys[node] for node in self._domains[domain] if node in self._keys) for domain in roomy]
+        return [[node for _, _, node in keys] for keys in found]
+
+    def taken(self, node: str, count: int) -> None:
+        """Put a node in its place after so many of its workers were taken."""
+        self._in_domain[self._room.domain(node)] -= count
+        del self._order[bisect_left(self._order, self._keys.pop(node))]
+        if self._room.free(node):
+            self._keys[node] = self._key(node)
+            insort(self._order, self._keys[node])
+
+    def _key(self, node: str) -> tuple[int, int, str]:
+        return -len(self._own.get(node, ())), -self._room.free(node), node
