@@ -35,7 +35,7 @@ from tests.cli.conftest import Outcome, call_unicron
 from tests.cli.golden_outputs import COLUMNS, GOLDEN, compare, golden_files
 from tests.cli.test_doctor import GOOD, peer
 from tests.cli.test_simulate import TRACE
-from tests.cli.test_verbs import write_spec
+from tests.cli.test_task_verbs import write_spec
 from tests.logs.kit import FOLDER as LOGS
 from tests.logs.kit import read_rows, restore
 from tests.planner.test_standalone import problem, task
