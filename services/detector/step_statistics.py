@@ -7,7 +7,6 @@ order, each once, and a step is judged when all members have reported it or ``LA
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -41,9 +40,7 @@ class StepStatistics:
         judged: the newest step that was judged.
         silent: workers without a report of the last step that was judged.
         ranks: worker -> its rank.
-        groups: pipeline stage -> the test of its ranks.
-        histories: pipeline stage -> worker -> logarithms of its own times, over generations with the same tensor and
-            pipeline sizes.
+        groups: pipeline stage -> the test of its ranks, over generations with the same tensor and pipeline sizes.
         shape: these sizes.
         losses: of the task.
         regressed_since: since when the newest steps have been slower than those before the last transition, all the
@@ -57,7 +54,6 @@ class StepStatistics:
     silent: frozenset[str] = frozenset()
     ranks: dict[str, int] = field(default_factory=dict)
     groups: dict[int, PeerGroup] = field(default_factory=dict)
-    histories: dict[int, dict[str, deque[float]]] = field(default_factory=dict)
     shape: tuple[int, int] = (0, 0)
     losses: LossWindow = field(default_factory=LossWindow)
     regressed_since: datetime | None = None
@@ -66,7 +62,7 @@ class StepStatistics:
         """Begin a generation, unless it is the present one.
 
         The tests go on where the same processes have the same work: a new deal of micro-batches does not hide who is
-        becoming slow, or how much the times vary. What was seen of a process that has ended says nothing of the next.
+        becoming slow. What was seen of a process that has ended says nothing of the next, but for how much times vary.
 
         Args:
             generation: its number.
@@ -78,9 +74,10 @@ class StepStatistics:
         shape = (layout.tensor, layout.pipeline)
         ranks = {worker: member.rank for worker, member in members.items()}
         if shape != self.shape:
-            self.histories.clear()
-        if (shape, ranks) != (self.shape, self.ranks) or any(each.source != "live" for each in members.values()):
             self.groups.clear()
+        elif ranks != self.ranks or any(each.source != "live" for each in members.values()):
+            for group in self.groups.values():
+                group.renew()
         self.generation, self.shape, self.ranks = generation, shape, ranks
         self.judged, self.silent = -1, frozenset()
         self.regressed_since = None
@@ -119,7 +116,7 @@ class StepStatistics:
             for stage, of_stage in _by_stage(passes, members, layout).items():
                 if 2 * len(of_stage) <= _in_stage(layout):
                     continue  # no majority of the peers is known
-                group = self.groups.setdefault(stage, PeerGroup(histories=self.histories.setdefault(stage, {})))
+                group = self.groups.setdefault(stage, PeerGroup())
                 times_s = {worker: each.compute_s / each.micro_batches for worker, each in of_stage.items()}
                 compute_s = min(each.compute_s for each in of_stage.values())
                 changes = group.take(step, times_s, present, compute_s=compute_s)

@@ -12,7 +12,8 @@ one rank's data, a snapshot, or a process that was stopped for a while is no str
 than ``FULL_STEP_S`` counts for less: what a busy machine does to a rank lasts for many such steps.
 
 What a slow rank's times were is no noise: the scale of the log ratios is taken from steps in which nothing had changed,
-or one slowdown would raise the limit above the next.
+or one slowdown would raise the limit above the next. The scale is the machine's and outlives a process: on busy cores,
+ranks that began anew without it were taken for slow ones (``benchmarks/detection_soak.py``).
 
 **False alarms.** The limit is at least ``QUANTILE`` robust standard deviations above 0, so a score is positive with
 probability p <= 0.1 where nothing is wrong. With independent steps, sums of such scores reach h on average once in
@@ -25,8 +26,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 
 LEAST_SLOWDOWN = 1.3
@@ -53,12 +55,11 @@ EVIDENCE = 9.0
 0.8 on average: 12 steps, and fewer than 20 in most courses. With 10 and 11, the latest of 30 stragglers was found after
 21 to 23 steps on two cores (``benchmarks.detection``)."""
 
-FULL_STEP_S = 0.06
+FULL_STEP_S = 0.1
 """Own compute time from which on a step counts fully. Log ratios of shorter steps are far from independent: on two
-cores with a load of 10 to 15, a rank whose steps compute for 19 ms was slower by 1.3 to 2 for 12 to 21 steps in
-succession, 0.6 to 2.3 s, now and then (five minutes of the soak of ``benchmarks/detection.py``, recorded). The
-evidence from these never exceeded three quarters of ``EVIDENCE`` with this weight. Steps of 0.1 s count as those of
-10 s."""
+cores with a load of 10 to 15, a rank whose steps compute for 19 to 30 ms was slower by 1.3 to 2 for 12 to 50 steps,
+0.6 to 10 s, now and then (thirteen minutes of the soak of ``benchmarks/detection.py``, recorded). The evidence from
+these never exceeded 0.6 of ``EVIDENCE`` with this weight, and 0.92 with 0.06. Steps of 0.1 s count as those of 10 s."""
 
 QUANTUM = 1.1
 """Slowdowns are published as powers of this, like the planner's corrections of throughput: what is nearer has no effect
@@ -83,8 +84,8 @@ SCALED = 8
 """Noise values between two estimates of the scale, and before the first."""
 
 PRIOR_SCALE = 0.1
-"""Standard deviation of log ratios before ``SCALED`` of them are known: the largest at which ``LIMIT`` holds as it
-is."""
+"""Standard deviation of log ratios before ``SCALED`` of them are known: about the largest at which ``LIMIT`` holds as
+it is."""
 
 _MAD_TO_SIGMA = 1.4826
 """Standard deviation of normal values over their median absolute deviation: 1 / 0.6745."""
@@ -123,19 +124,38 @@ class Change:
 
 
 @dataclass(slots=True)
-class _Track:
-    """What is known of one worker in one generation, and in those after it that keep the ranks and their processes.
+class _Noise:
+    """The log ratios of a worker in steps in which nothing had changed, and their robust standard deviation.
 
-    ``ratios`` has the log ratios of all steps, ``noise`` those of steps in which nothing had changed: a shift would
-    widen their scale, and a scale that a slowdown has widened would hide the next one.
+    A shift would widen it, and a scale that a slowdown has widened would hide the next one.
     """
 
     ratios: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    noise: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    scale: float | None = None
+    """None: fewer than ``SCALED`` are known."""
+    unscaled: int = 0
+
+    def take(self, ratios: Sequence[float]) -> None:
+        """Take some more; estimate the scale again, now and then."""
+        self.ratios.extend(ratios)
+        self.unscaled += len(ratios)
+        if self.unscaled >= SCALED:
+            self.unscaled = 0
+            self.scale = _deviation(self.ratios)
+
+
+@dataclass(slots=True)
+class _Track:
+    """What is known of one worker in one generation, and in those after it that keep the ranks and their processes.
+
+    ``noise`` outlives them.
+    """
+
+    noise: _Noise
+    ratios: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    """Of all steps."""
     unsettled: int = 0
     """Newest log ratios of which it is not known whether they are noise or a change."""
-    scale: float = PRIOR_SCALE
-    unscaled: int = 0
     evidence: float = 0.0
     """Of a change: that it is slow or, of a worker that is, that this is over."""
     rising: int = 0
@@ -152,11 +172,31 @@ class _Track:
         """
         self.ratios.append(ratio)
         self.unsettled += 1
-        limit = OVER_LIMIT if slow else max(LIMIT, QUANTILE * self.scale)
+        limit = OVER_LIMIT if slow else max(LIMIT, QUANTILE * self.scale())
         score = max(-1.0, min(1.0, (limit - ratio if slow else ratio - limit) / SOFTNESS))
         self.evidence = min(EVIDENCE, max(0.0, self.evidence + weight * score))
         self.rising = self.rising + 1 if self.evidence > 0.0 else 0
         self.unreviewed += 1
+
+    def scale(self) -> float:
+        """Return the standard deviation of the log ratios.
+
+        Before there is enough noise, that of the differences between successive ones, which no shift widens (von
+        Neumann et al., Annals of Mathematical Statistics 12, 1941): a worker that is noisy from its first step on may
+        rise at once, and none of its steps is known to be noise then.
+        """
+        if self.noise.scale is not None:
+            return self.noise.scale
+        if len(self.ratios) <= SCALED:
+            return PRIOR_SCALE
+        differences = [newer - older for older, newer in pairwise(self.ratios)]
+        return max(PRIOR_SCALE, _deviation(differences) / math.sqrt(2.0))
+
+    def settle(self) -> None:
+        """Take the unsettled log ratios as noise."""
+        count = min(self.unsettled, WINDOW)
+        self.noise.take(list(self.ratios)[-count:] if count else [])
+        self.unsettled = 0
 
 
 @dataclass(slots=True)
@@ -165,14 +205,20 @@ class PeerGroup:
 
     Attributes:
         tracks: by worker.
-        histories: by worker, the logarithms of its own times while nothing spoke against it. They may come from an
-            earlier generation in which the ranks had the same work.
+        noises: by worker, also of earlier processes.
+        histories: by worker, the logarithms of its own times while nothing spoke against it, also of earlier processes.
         departures: of two ranks, by worker, the logarithms of the newest times over its past.
     """
 
     tracks: dict[str, _Track] = field(default_factory=dict)
+    noises: dict[str, _Noise] = field(default_factory=dict)
     histories: dict[str, deque[float]] = field(default_factory=dict)
     departures: dict[str, deque[float]] = field(default_factory=dict)
+
+    def renew(self) -> None:
+        """Go on with other processes: what speaks against a worker is forgotten, how its times vary is not."""
+        self.tracks.clear()
+        self.departures.clear()
 
     def take(
         self, step: int, times_s: Mapping[str, float], known: Mapping[str, float], *, compute_s: float = FULL_STEP_S
@@ -195,7 +241,7 @@ class PeerGroup:
         for worker, ratio in ratios.items():
             track = self.tracks.get(worker)
             if track is None:
-                track = self.tracks[worker] = _Track()
+                track = self.tracks[worker] = _Track(self.noises.setdefault(worker, _Noise()))
             changed = len(logs) > 2 or self._has_changed(logs)
             track.add(ratio, weight, slow=worker in slow)
             change = _judge(track, worker, step, known.get(worker, 1.0), len(logs) - 1, changed=changed)
@@ -243,7 +289,7 @@ class PeerGroup:
                     track.unsettled = 0
             elif not any(track.evidence for track in tracks):
                 for track in tracks:
-                    _take_as_noise(track)
+                    track.settle()
 
     def _remember(self, logs: Mapping[str, float], *, is_steady: bool) -> None:
         """Add a step to the past of two ranks, unless something speaks against one of them.
@@ -259,9 +305,9 @@ class PeerGroup:
         if not is_steady:
             return
         if any(track.evidence >= EVIDENCE and track.rising >= WINDOW for track in tracks):
-            self.tracks.clear()
+            self.renew()
+            self.noises.clear()
             self.histories.clear()
-            self.departures.clear()
         elif not any(track.evidence for track in tracks):
             for worker, own in logs.items():
                 self.histories[worker].append(own)
@@ -319,7 +365,7 @@ def _review(track: _Track, worker: str, step: int, known: float, peers: int) -> 
 
 def _change(track: _Track, worker: str, step: int, slowdown: float, measured: float, steps: int, peers: int) -> Change:
     track.evidence, track.rising, track.unreviewed = 0.0, 0, 0
-    return Change(worker, slowdown, step, measured, track.scale, steps, peers)
+    return Change(worker, slowdown, step, measured, track.scale(), steps, peers)
 
 
 def _estimate(track: _Track, steps: int) -> float:
@@ -327,13 +373,7 @@ def _estimate(track: _Track, steps: int) -> float:
     return math.exp(median(list(track.ratios)[-steps:]))
 
 
-def _take_as_noise(track: _Track) -> None:
-    """Take the unsettled log ratios as noise; estimate its scale again, now and then."""
-    track.noise.extend(track.ratios[-back] for back in range(min(track.unsettled, WINDOW), 0, -1))
-    track.unscaled += track.unsettled
-    track.unsettled = 0
-    if track.unscaled < SCALED:
-        return
-    track.unscaled = 0
-    middle = median(track.noise)
-    track.scale = _MAD_TO_SIGMA * median([abs(ratio - middle) for ratio in track.noise])
+def _deviation(values: Sequence[float] | deque[float]) -> float:
+    """Return the robust standard deviation: that of normal values with the same median absolute deviation."""
+    middle = median(values)
+    return _MAD_TO_SIGMA * median([abs(value - middle) for value in values])

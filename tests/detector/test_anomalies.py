@@ -52,6 +52,18 @@ def test_ordinary_training_has_no_spikes(seed: int, noise: float, scale: float) 
     assert spikes([scale * loss for loss in training(1000, seed, noise)]) == []
 
 
+@pytest.mark.parametrize(
+    ("rises", "step"),
+    [([0.3], None), ([0.5], 201), ([0.3, 0.3], 202), ([0.3, 0.0, 0.3], None), ([0.3, 0.5], 202)],
+    ids=["a hard batch", "far above", "two in succession", "two apart", "worse at once"],
+)
+def test_one_hard_batch_is_no_spike(rises: list[float], step: int | None) -> None:
+    """The scale is 0.02 of the loss at least: 0.3 are at most 15 deviations, and 0.5 at most 25."""
+    losses = [*[2.0] * 200, *(2.0 * (1.0 + rise) for rise in rises), *[2.0] * 20]
+    found = spikes(losses)
+    assert [spike.step for spike in found if not spike.ended] == ([] if step is None else [step])
+
+
 def test_a_new_level_is_no_spike_for_ever() -> None:
     began, over = spikes([*training(200), *[8.0] * 300])
     assert (began.step, over.step) == (201, 264)
