@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import gc
 import logging
 import os
 import signal
@@ -24,6 +23,7 @@ from pydantic import Field, TypeAdapter
 from shared import cancellation, common_time, metrics
 from shared.bus import Bus
 from shared.clock import PROCESS_CLOCK
+from shared.collector import collect_seldom
 from shared.credentials import Credential
 from shared.dropped import DroppedMessages
 from shared.endpoints import listening
@@ -115,7 +115,7 @@ class Context:
         collector, which otherwise stops the process for a tenth of a second or more each time it visits everything.
         """
         if not self.is_ready:
-            gc.freeze()
+            collect_seldom()
             self.is_ready = True
             print("ready", flush=True)
 

@@ -14,6 +14,7 @@ from functools import partial
 
 from services.planner.log_fold import Fold
 from services.planner.timers import Timer, next_timer
+from shared.collector import seldom_collecting
 from shared.events import ClusterConfigured, Event, NodeJoined, PlanDecided, TaskSubmitted
 from shared.log.log import EventLog
 from shared.planning.instance import TableCache
@@ -64,7 +65,8 @@ def simulate(
         costs: whether to account for worker-seconds by kind; without, ``worker_s`` is empty and the run is faster.
         progress: called with the simulated seconds, first when the trace begins, and then about once a simulated day.
     """
-    return _Run(workload, policy, seed, log, Accounting() if costs else None, progress).outcome()
+    with seldom_collecting():
+        return _Run(workload, policy, seed, log, Accounting() if costs else None, progress).outcome()
 
 
 class _Run:
