@@ -134,7 +134,10 @@ def short_members(members: Sequence[_Member]) -> list[dict[str, Any]]:
 
 def _are_in_order(members: Sequence[_Member]) -> bool:
     """Return whether each member's rank is its place, and its node that of its worker."""
-    return all(m.rank == rank and m.node == m.worker.rpartition("/")[0] for rank, m in enumerate(members))
+    # Lists, not generators: a plan of a large cluster asks for thousands of members.
+    if [m.rank for m in members] != list(range(len(members))):
+        return False
+    return [m.node for m in members] == [m.worker.rpartition("/")[0] for m in members]
 
 
 def full_members(value: Any) -> Any:

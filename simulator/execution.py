@@ -371,8 +371,8 @@ def _last_stage(change: TaskChange) -> Stage | None:
 def _nodes_of(change: TaskChange) -> frozenset[str]:
     """Return the nodes of all processes that a change needs."""
     members = [member for stage in change.stages for member in stage.members]
-    others = {*change.survivors}.difference(member.worker for member in members)
-    return frozenset({member.node for member in members}.union(map(node_of, others)))
+    others = {*change.survivors}.difference([member.worker for member in members])
+    return frozenset({*[member.node for member in members], *map(node_of, others)})
 
 
 def _formation(stage: Stage) -> Formation:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence, Set
 from functools import lru_cache
+from itertools import count
 from typing import Literal
 
 from services.planner.object_keys import ObjectKey
@@ -261,7 +262,7 @@ def _stage(
         kind=kind,
         generation=generation,
         layout=layout,
-        members=[_member(rank, worker, source) for rank, (worker, source) in enumerate(sources.items())],
+        members=list(map(_member, count(), sources.keys(), sources.values())),
         checkpoint="" if complete and "checkpoint" not in sources.values() else task.checkpoint,
         complete=complete,
         shares=list(shares),

@@ -9,30 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
 
 from services.planner.changes import can_save, keeps_state
 from services.planner.object_keys import ObjectKey
 from services.planner.state import Node, State, Task, node_of
-
-
-class _Closed(NamedTuple):
-    """The usable nodes that are closed, in the order of the state, and the names of those that are being drained."""
-
-    nodes: tuple[Node, ...]
-    draining: frozenset[str]
+from services.planner.usable_nodes import closed_nodes
 
 
 @lru_cache(maxsize=16)
-def _closed(nodes: ObjectKey[Mapping[str, Node]]) -> _Closed:
-    """Return what is closed of these nodes; remembered, since every task of a problem asks."""
-    found = tuple(node for node in nodes.value.values() if node.usable and not node.open)
-    return _Closed(found, frozenset(node.name for node in found if node.draining))
+def _draining(nodes: ObjectKey[Mapping[str, Node]]) -> frozenset[str]:
+    """Return the names of the nodes that are being drained; remembered, since every task of a problem asks."""
+    return frozenset(node.name for node in closed_nodes(nodes.value) if node.draining)
 
 
 def closed_workers(state: State) -> set[str]:
     """Return the workers that no plan may use: those of closed nodes, but for cordoned ones that a task has."""
-    closed = _closed(ObjectKey(state.nodes)).nodes
+    closed = closed_nodes(state.nodes)
     if not closed:
         return set()
     members = {worker for task in state.tasks.values() for worker in task.members}
@@ -42,19 +34,19 @@ def closed_workers(state: State) -> set[str]:
 def reserved_workers(state: State, task: Task) -> list[str]:
     """Return the task's workers on cordoned nodes, which only this task may go on using, in rank order."""
     nodes = state.nodes
-    if not _closed(ObjectKey(nodes)).nodes:
+    if not closed_nodes(nodes):
         return []
     return [w for w in task.members if state.usable(w) and nodes[node_of(w)].cordoned and not is_draining(state, w)]
 
 
 def is_draining(state: State, worker: str) -> bool:
     """Return whether the worker's node is being drained."""
-    return node_of(worker) in _closed(ObjectKey(state.nodes)).draining
+    return node_of(worker) in _draining(ObjectKey(state.nodes))
 
 
 def draining_members(state: State, task: Task) -> list[str]:
     """Return the task's workers on draining nodes, in rank order."""
-    draining = _closed(ObjectKey(state.nodes)).draining
+    draining = _draining(ObjectKey(state.nodes))
     return [worker for worker in task.members if node_of(worker) in draining] if draining else []
 
 

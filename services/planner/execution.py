@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -46,10 +47,10 @@ def _wait(task: Task, event: PlanDecided, at: datetime) -> Wait | None:
     return wait.model_copy(update={"ended_at": at}) if wait.called_at is not None else None
 
 
-def _exists(state: State, worker: str) -> bool:
-    """Return whether the worker's node has such a worker. A new incarnation may have fewer than the one before."""
-    node = state.nodes.get(node_of(worker))
-    return node is not None and worker in node.workers
+def _existing(state: State, workers: Iterable[str]) -> list[str]:
+    """Return the workers that their nodes have. A new incarnation may have fewer than the one before."""
+    nodes = state.nodes
+    return [w for w in workers if (node := nodes.get(node_of(w))) is not None and w in node.workers]
 
 
 def _changed(state: State, task: Task, change: TaskChange, plan: str, at: datetime) -> Task:
@@ -67,7 +68,7 @@ def _changed(state: State, task: Task, change: TaskChange, plan: str, at: dateti
             "members": members,
             "owners": tuple(change.survivors) if live or _divides_model(stage) else (),
             "ranks": {worker: task.ranks[worker] for worker in change.survivors if live and worker in task.ranks},
-            "occupied": tuple(w for w in sorted(processes) if w in usable or _exists(state, w)),
+            "occupied": tuple(sorted(processes if usable.issuperset(processes) else _existing(state, processes))),
             "trained": _trained(state, task, change),
             "lost": (),
             "broken": False,

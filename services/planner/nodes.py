@@ -10,7 +10,7 @@ from services.planner.blame import blamed_node
 from services.planner.durations import NOTHING
 from services.planner.slow_workers import forget_slowness
 from services.planner.state import Node, State, node_of, without
-from services.planner.usable_nodes import nodes_of
+from services.planner.usable_nodes import nodes_of, replaced
 from shared.events import (
     ErrorDetected,
     FaultInjected,
@@ -52,7 +52,7 @@ def join_node(state: State, event: NodeJoined, at: datetime) -> State:
             elsewhere = tuple(worker for worker in task.occupied if node_of(worker) != node.name)
             state = state.with_changed(task.name, occupied=elsewhere)
     state = forget_slowness(state, node.workers if old is None else (*old.workers, *node.workers))
-    nodes = {**state.nodes, node.name: node}
+    nodes = replaced(state.nodes, node)
     return state.model_copy(update={"nodes": nodes, "kinds": _counted(state.kinds, old, node)})
 
 
@@ -156,9 +156,10 @@ def return_node(state: State, event: NodeReturned, at: datetime) -> State:
 def lose_workers(state: State, workers: Iterable[str], name: str | None = None) -> State:
     """Return the state after processes were lost. ``name``: the only task that loses them; None: every task."""
     gone = set(workers)
+    nodes = set(map(node_of, gone))
     named = (state.tasks[name],) if name in state.tasks else ()
     for task in named if name is not None else state.tasks.values():
-        if gone.isdisjoint(task.members) and gone.isdisjoint(task.owners):
+        if nodes.isdisjoint(nodes_of(task.members)) and nodes.isdisjoint(nodes_of(task.owners)):
             continue  # as almost all tasks
         hit = tuple(worker for worker in dict.fromkeys((*task.owners, *task.members)) if worker in gone)
         if hit and task.life != "ended":
@@ -180,7 +181,7 @@ def count_incident(state: State, event: ErrorDetected) -> State:
 
 def _with_node(state: State, node: Node, **changes: Any) -> State:
     """Return the state with these attributes of a node changed."""
-    return state.model_copy(update={"nodes": {**state.nodes, node.name: node.model_copy(update=changes)}})
+    return state.model_copy(update={"nodes": replaced(state.nodes, node.model_copy(update=changes))})
 
 
 def _with_usable_time(state: State, node: Node, at: datetime) -> State:

@@ -21,7 +21,7 @@ replicas (p cells, one for each pipeline stage); ranks follow at the end. In thi
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from services.planner.cells import Cell, CellChooser, PlacementRequest, Replica, Room
 from services.planner.state import Node, node_of
@@ -139,15 +139,15 @@ def _vacant(replicas: list[Replica]) -> list[tuple[Replica, int]]:
 
 def _fill(request: PlacementRequest, replicas: list[Replica], room: Room) -> list[list[Cell]]:
     """Return the replicas with all their cells. New cells are taken from the room."""
-    if all(cell for replica in replicas for cell in replica):
-        return [[cell for cell in replica if cell] for replica in replicas]
+    if all(map(all, replicas)):
+        return cast(list[list[Cell]], replicas)
     chooser = CellChooser(request, replicas, room)
     # Broken replicas first: they are completed near their remaining cells.
     for replica in sorted(replicas, key=lambda r: not any(r)):
         for stage in range(request.pipeline):
             if replica[stage] is None:
                 replica[stage] = chooser.take(_neighbour(replica, stage))
-    return [[cell for cell in replica if cell] for replica in replicas]
+    return cast(list[list[Cell]], replicas)
 
 
 def _neighbour(replica: Replica, stage: int) -> str | None:

@@ -6,6 +6,7 @@ turns workers into stages.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -218,9 +219,9 @@ def _free(state: State, names: Collection[str]) -> dict[str, list[str]]:
     others = [task.members for task in state.tasks.values() if task.name not in names]
     lent = state.arrangement.used if state.arrangement is not None else {}  # those in use are in their tasks' requests
     free = open_workers(state.nodes).difference(*others, withheld_workers(state), lent)
-    theirs = {*map(node_of, free)}
+    numbers = Counter(map(node_of, free))
     return {
-        name: [worker for worker in node.workers if worker in free]
+        name: list(node.workers) if number == len(node.workers) else [w for w in node.workers if w in free]
         for name, node in state.nodes.items()  # in their order, which does not depend on that of a set
-        if name in theirs
+        if (number := numbers.get(name))
     }

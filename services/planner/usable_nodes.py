@@ -1,83 +1,140 @@
 """What decisions need to know of all nodes, or of all nodes of a task, together.
 
 It is found once for each set of nodes, or for the workers that a task keeps: most events leave both as they are, and a
-cluster has thousands of nodes and workers.
+cluster has thousands of nodes and workers. Where one node is replaced (``replaced``), it follows from what was known.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import OrderedDict
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import NamedTuple
 
 from services.planner.object_keys import ObjectKey
 from services.planner.state import Node, node_of
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+
+_MOST = 16
+"""Sets of nodes that are remembered: the present one, and those of questions. A set of the workers of 2,048 nodes has
+about a megabyte."""
 
 
 class UsableNodes(NamedTuple):
-    """The usable nodes. ``nodes``, ``workers``: how many there are of each kind.
+    """The usable nodes. ``nodes``, ``workers``: how many there are of each kind that has one.
 
-    ``since``: a time, from which ``later_us`` counts: the microseconds from there to the time since which each node is
-    usable, of all together.
+    ``since_us``: the microseconds from the epoch to the time since which each node is usable, of all together.
+    ``closed``: those that are closed to new work, in the order of the state. ``every_worker``: of all.
     """
 
     nodes: Mapping[str, int]
     workers: Mapping[str, int]
-    since: datetime | None
-    later_us: int
+    since_us: int
+    closed: tuple[Node, ...]
+    every_worker: frozenset[str]
 
     def usable_s(self, at: datetime) -> float:
         """Return how long the nodes have been usable at a time, seconds, all together.
 
         Times are whole microseconds, so the sum is exact and does not depend on the order of the nodes.
         """
-        if self.since is None:
-            return 0.0
-        number = sum(self.nodes.values())
-        return (number * ((at - self.since) // _MICROSECOND) - self.later_us) / 10**6
+        return (sum(self.nodes.values()) * _us(at) - self.since_us) / 10**6
+
+
+def _us(at: datetime) -> int:
+    return (at - _EPOCH) // _MICROSECOND
+
+
+_known: OrderedDict[ObjectKey[Mapping[str, Node]], UsableNodes] = OrderedDict()
 
 
 def usable_nodes(nodes: Mapping[str, Node]) -> UsableNodes:
     """Return what there is of usable nodes."""
-    return _counted(ObjectKey(nodes))
+    key = ObjectKey(nodes)
+    found = _known.get(key)
+    if found is None:
+        return _remember(key, _found(nodes))
+    _known.move_to_end(key)
+    return found
 
 
-@lru_cache(maxsize=16)
-def _counted(nodes: ObjectKey[Mapping[str, Node]]) -> UsableNodes:
-    usable = [node for node in nodes.value.values() if node.usable]
+def _remember(key: ObjectKey[Mapping[str, Node]], found: UsableNodes) -> UsableNodes:
+    if len(_known) >= _MOST:
+        _known.popitem(last=False)
+    _known[key] = found
+    return found
+
+
+def _found(nodes: Mapping[str, Node]) -> UsableNodes:
+    usable = [node for node in nodes.values() if node.usable]
+    numbers: dict[str, int] = {}
     workers: dict[str, int] = {}
     for node in usable:
-        workers[node.hardware] = workers.get(node.hardware, 0) + len(node.workers)
-    since = usable[0].since if usable else None
-    later_us = sum((node.since - since) // _MICROSECOND for node in usable) if since is not None else 0
-    return UsableNodes(Counter(node.hardware for node in usable), workers, since, later_us)
+        _count(numbers, workers, node, 1)
+    return UsableNodes(
+        nodes=numbers,
+        workers=workers,
+        since_us=sum([node.since - _EPOCH for node in usable], timedelta()) // _MICROSECOND,
+        closed=tuple(node for node in usable if not node.open),
+        every_worker=frozenset[str]().union(*[node.workers for node in usable]),
+    )
+
+
+def _count(numbers: dict[str, int], workers: dict[str, int], node: Node, sign: int) -> None:
+    """Add a node to the numbers, or take it off; a kind of which there is no node has no number."""
+    kind = node.hardware
+    numbers[kind] = numbers.get(kind, 0) + sign
+    workers[kind] = workers.get(kind, 0) + sign * len(node.workers)
+    if not numbers[kind]:
+        del numbers[kind], workers[kind]
+
+
+def replaced(nodes: Mapping[str, Node], node: Node) -> dict[str, Node]:
+    """Return the nodes with one that is new, or takes the place of the one of its name."""
+    before = nodes.get(node.name)
+    after = {**nodes, node.name: node}
+    known = _known.get(ObjectKey(nodes))
+    if known is not None:
+        _remember(ObjectKey(after), _with_replaced(known, after, before, node))
+    return after
+
+
+def _with_replaced(known: UsableNodes, after: Mapping[str, Node], before: Node | None, node: Node) -> UsableNodes:
+    """Return what there is of usable nodes once one was replaced. ``after``: all nodes."""
+    numbers, workers = dict(known.nodes), dict(known.workers)
+    since_us, every_worker, closed = known.since_us, known.every_worker, known.closed
+    if before is not None and before.usable:
+        _count(numbers, workers, before, -1)
+        since_us -= _us(before.since)
+        every_worker = every_worker.difference(before.workers)
+    if node.usable:
+        _count(numbers, workers, node, 1)
+        since_us += _us(node.since)
+        every_worker = every_worker.union(node.workers)
+    if closed or (node.usable and not node.open):
+        closed = tuple(each for each in after.values() if each.usable and not each.open)
+    return UsableNodes(numbers, workers, since_us, closed, every_worker)
+
+
+def closed_nodes(nodes: Mapping[str, Node]) -> tuple[Node, ...]:
+    """Return the usable nodes that are closed to new work, in the order of the state."""
+    return usable_nodes(nodes).closed
 
 
 def usable_workers(nodes: Mapping[str, Node]) -> frozenset[str]:
     """Return the workers of all usable nodes: those for which ``State.usable`` is true."""
-    return _workers(ObjectKey(nodes)).usable
+    return usable_nodes(nodes).every_worker
 
 
 def open_workers(nodes: Mapping[str, Node]) -> frozenset[str]:
     """Return the workers of all nodes on which new work may be placed."""
-    return _workers(ObjectKey(nodes)).open
-
-
-class _Workers(NamedTuple):
-    usable: frozenset[str]
-    open: frozenset[str]
-
-
-@lru_cache(maxsize=4)  # a set of the workers of 2,048 nodes has about a megabyte
-def _workers(nodes: ObjectKey[Mapping[str, Node]]) -> _Workers:
-    usable = [node for node in nodes.value.values() if node.usable]
-    closed = [node for node in usable if not node.open]
-    found = frozenset[str]().union(*(node.workers for node in usable))
-    return _Workers(found, found.difference(*(node.workers for node in closed)) if closed else found)
+    found = usable_nodes(nodes)
+    return (
+        found.every_worker.difference(*[node.workers for node in found.closed]) if found.closed else found.every_worker
+    )
 
 
 def nodes_of(workers: tuple[str, ...]) -> frozenset[str]:

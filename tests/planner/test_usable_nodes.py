@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from random import Random
 
 from services.planner.state import Node, State, node_of
-from services.planner.usable_nodes import nodes_of, open_workers, usable_nodes, usable_workers
+from services.planner.usable_nodes import nodes_of, open_workers, replaced, usable_nodes, usable_workers
 
 AT = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -44,6 +45,18 @@ def test_changed_nodes_are_counted_anew() -> None:
     lost = {name: node.model_copy(update={"usable": False}) for name, node in nodes.items()}
     assert usable_nodes(lost).usable_s(AT) == 0.0
     assert usable_nodes(nodes) == before
+
+
+def test_what_follows_from_one_replaced_node_is_what_is_counted_anew() -> None:
+    source = Random(11)
+    nodes: Mapping[str, Node] = drawn(source, 12)
+    usable_nodes(nodes)
+    for turn in range(300):
+        (name,) = source.sample([*nodes, f"n{turn}"], 1)
+        (node,) = drawn(source, 1).values()
+        changed = {"name": name, "workers": tuple(f"{name}/{slot}" for slot in range(source.randint(1, 8)))}
+        nodes = replaced(nodes, node.model_copy(update={**changed, "cordoned": source.random() < 0.1}))
+        assert usable_nodes(nodes) == usable_nodes(dict(nodes))
 
 
 def test_workers_are_those_that_the_state_calls_usable_and_of_them_those_of_open_nodes() -> None:
