@@ -59,7 +59,7 @@ class Scale(NamedTuple):
 
 
 def large(scale: Scale, *, losses: bool = True, lighter: bool = True) -> Workload:
-    """Return the large workload, or its part with one kind of failure."""
+    """Return the large workload, or its part with one kind of failure. No task ends within it."""
     source = random.Random(1)
     nodes = tuple(f"n{index:04d}" for index in range(scale.nodes))
     horizon_s = scale.weeks * WEEK_S
@@ -91,7 +91,7 @@ def _task(index: int) -> TaskSpec:
                 "vocabulary": 51_200,
             },
             "batch": {"global": 1024, "micro": 1},
-            "steps": 1_000_000,
+            "steps": 1_000_000_000,
             "data": "corpus",
             "weight": 0.5 + (index % 7) * 0.25,
             "workers": {"min": 8},
