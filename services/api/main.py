@@ -68,6 +68,10 @@ from shared.signals import HEARTBEATS
 _SHUTDOWN_S = 2
 """Requests under way when the process is asked to end are given this long; streams are ended at once."""
 
+_KEEP_ALIVE_S = 75
+"""For how long a connection without requests stays open: longer than clients and proxies keep one, which is 5 s (httpx)
+to 60 s (nginx). Where both close after 5 s, uvicorn's default, a request may meet the end and gets no answer."""
+
 SWITCH_S = 0.0005
 """For how long a thread keeps the interpreter from the others, a tenth of Python's default. The event loop gives it up
 at each turn, and gets it back that much later while a thread adds up costs: streams and requests took 5 ms for each
@@ -210,6 +214,7 @@ async def serve(context: Context) -> None:
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=_SHUTDOWN_S,
+            timeout_keep_alive=_KEEP_ALIVE_S,
             # Whoever is at the other end of the connection, not whom a header names.
             proxy_headers=False,
             ssl_certfile=settings.tls_certificate,

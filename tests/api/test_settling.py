@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import func, select
 
+from benchmarks.log_course import Course
 from services.api import settling
 from services.api.accounts import Accounts
 from services.api.cost_models import Costs
@@ -35,6 +37,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settle after every change, up to the present: much has to be given up again."""
     monkeypatch.setattr(settling, "_LEAST_CHANGES", 1)
     monkeypatch.setattr(settling, "_BEHIND_S", 0.0)
+    monkeypatch.setattr(settling, "_BUSY_BEHIND_S", 0.0)
 
 
 @contextmanager
@@ -168,6 +171,25 @@ def test_what_a_late_event_changes_is_settled_again(story: Story) -> None:
         after = settled_report(store, story.time(400)).categories
     assert before["transition_incident"] != after["transition_incident"]
     assert_same(after, cost_report(story.views(), story.time(400)).categories)
+
+
+def test_of_many_changes_a_second_less_time_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the report stays the same."""
+    monkeypatch.setattr(settling, "_LEAST_CHANGES", 64)
+    monkeypatch.setattr(settling, "_BEHIND_S", 30.0)
+    monkeypatch.setattr(settling, "_BUSY_BEHIND_S", 5.0)
+    records = list(Course(5_000, step=timedelta(milliseconds=4)).records())
+    newest = records[-1].recorded_at
+    reports, open_s = [], []
+    for busy in (50.0, math.inf):
+        monkeypatch.setattr(settling, "_BUSY_CHANGES_PER_S", busy)
+        with folded(records, [250] * (len(records) // 250)) as store:
+            with store.reading() as views:
+                open_s.append(newest.timestamp() - settling.settled_time(views.connection).settled_s)
+            reports.append(settled_report(store, newest).model_dump())
+    assert open_s[0] < 10.0
+    assert open_s[1] >= 30.0
+    assert_same(*reports)
 
 
 def test_a_limit_leaves_the_costliest_and_all_sums(tmp_path: Path) -> None:
