@@ -25,14 +25,14 @@ async def test_a_stream_on_three_servers_outlives_one_of_them(log: EventLog, tmp
         bus = await Bus.connect(servers.urls, credential=servers.credential, name="test", timeout_s=20)
         try:
             log.append([node_joined(1)])
-            assert await Relay(log, bus).run() == 1
+            await relayed(Relay(log, bus), 1)
             assert await replicas(bus) == 1
 
             relay = Relay(log, bus, SERVERS)
             log.append([node_joined(2)])
             await relayed(relay, 2)
             assert await replicas(bus) == SERVERS
-            assert await Relay(log, bus).run() == 2
+            await relayed(Relay(log, bus), 2)
             assert await replicas(bus) == SERVERS, "a service with another setting leaves the stream as it is"
 
             info = await bus.jetstream.stream_info(STREAM)
@@ -63,7 +63,7 @@ async def test_a_new_stream_is_on_as_many_servers_as_set(log: EventLog, tmp_path
         bus = await Bus.connect(servers.urls, credential=servers.credential, name="test", timeout_s=20)
         try:
             log.append([node_joined(1)])
-            assert await Relay(log, bus, SERVERS).run() == 1
+            await relayed(Relay(log, bus, SERVERS), 1)
             assert await replicas(bus) == SERVERS
         finally:
             await bus.close()
