@@ -147,7 +147,7 @@ def _fill(request: PlacementRequest, replicas: list[Replica], room: Room) -> lis
         for stage in range(request.pipeline):
             if replica[stage] is None:
                 replica[stage] = chooser.take(_neighbour(replica, stage))
-    return cast(list[list[Cell]], replicas)
+    return cast(list[list[Cell]], replicas)  # no place is left without a cell
 
 
 def _neighbour(replica: Replica, stage: int) -> str | None:

@@ -6,6 +6,7 @@ cluster has thousands of nodes and workers. Where one node is replaced (``replac
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -49,22 +50,32 @@ def _us(at: datetime) -> int:
 
 
 _known: OrderedDict[ObjectKey[Mapping[str, Node]], UsableNodes] = OrderedDict()
+"""The one that was asked for last is the last."""
+
+_lock = threading.Lock()
+"""Of ``_known``: plans are made ahead in another thread than the present one."""
 
 
 def usable_nodes(nodes: Mapping[str, Node]) -> UsableNodes:
     """Return what there is of usable nodes."""
+    found = _remembered(nodes)
+    return found if found is not None else _remember(nodes, _found(nodes))
+
+
+def _remembered(nodes: Mapping[str, Node]) -> UsableNodes | None:
     key = ObjectKey(nodes)
-    found = _known.get(key)
-    if found is None:
-        return _remember(key, _found(nodes))
-    _known.move_to_end(key)
-    return found
+    with _lock:
+        found = _known.get(key)
+        if found is not None:
+            _known.move_to_end(key)
+        return found
 
 
-def _remember(key: ObjectKey[Mapping[str, Node]], found: UsableNodes) -> UsableNodes:
-    if len(_known) >= _MOST:
-        _known.popitem(last=False)
-    _known[key] = found
+def _remember(nodes: Mapping[str, Node], found: UsableNodes) -> UsableNodes:
+    with _lock:
+        _known[ObjectKey(nodes)] = found
+        if len(_known) > _MOST:
+            _known.popitem(last=False)
     return found
 
 
@@ -96,9 +107,9 @@ def replaced(nodes: Mapping[str, Node], node: Node) -> dict[str, Node]:
     """Return the nodes with one that is new, or takes the place of the one of its name."""
     before = nodes.get(node.name)
     after = {**nodes, node.name: node}
-    known = _known.get(ObjectKey(nodes))
+    known = _remembered(nodes)
     if known is not None:
-        _remember(ObjectKey(after), _with_replaced(known, after, before, node))
+        _remember(after, _with_replaced(known, after, before, node))
     return after
 
 
@@ -132,9 +143,9 @@ def usable_workers(nodes: Mapping[str, Node]) -> frozenset[str]:
 def open_workers(nodes: Mapping[str, Node]) -> frozenset[str]:
     """Return the workers of all nodes on which new work may be placed."""
     found = usable_nodes(nodes)
-    return (
-        found.every_worker.difference(*[node.workers for node in found.closed]) if found.closed else found.every_worker
-    )
+    if not found.closed:
+        return found.every_worker  # not a copy: it may have thousands of workers
+    return found.every_worker.difference(*[node.workers for node in found.closed])
 
 
 def nodes_of(workers: tuple[str, ...]) -> frozenset[str]:
