@@ -7,8 +7,8 @@ error of their own, which the rank reports.
 **False alarms.** ``DEVIATIONS`` robust standard deviations are exceeded once in 1e15 steps of normal noise; of any
 noise with one mode by fewer than one step in 144 (Vysochanskij and Petunin 1980), so ``LEAST_SCALE`` asks for more: a
 loss that is a sixth above the median of its past is worth a look. A single batch may be that hard: of 18,989 steps of
-the soak of ``benchmarks/detection.py`` one was beyond, by 11.5 deviations, and the next was as usual. So it takes two
-steps in succession, or one beyond ``AT_ONCE``.
+the soak of ``benchmarks/detection.py`` one was beyond, by 11.5 deviations and a factor of 1.7, and the next was as
+usual. So it takes two steps in succession, or one that is beyond what a hard batch was seen to be.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ DEVIATIONS = 8.0
 """Robust standard deviations above the median from which on two losses in succession are a spike. Chosen: see above."""
 
 AT_ONCE = 16.0
-"""Robust standard deviations from which on a single loss is a spike: twice ``DEVIATIONS``, above all that healthy
-training was seen to have."""
+"""Robust standard deviations from which on a single loss is a spike: twice ``DEVIATIONS``."""
+
+AT_ONCE_FACTOR = 2.0
+"""Times the median from which on a single loss that is beyond ``DEVIATIONS`` is a spike: while the loss still falls
+fast, its scale is large beside it."""
 
 OVER_DEVIATIONS = 4.0
 """The same below which a spike is over: half, so that one spike is not several."""
@@ -88,7 +91,7 @@ class LossWindow:
             if deviations <= DEVIATIONS:
                 self.past.extend([loss] if suspect is None else [suspect, loss])
                 return None
-            if suspect is None and deviations <= AT_ONCE:
+            if suspect is None and deviations <= AT_ONCE and not 0.0 < AT_ONCE_FACTOR * usual <= loss:
                 self.suspect = loss
                 return None
             self.above = [loss] if suspect is None else [suspect, loss]

@@ -64,6 +64,14 @@ def test_one_hard_batch_is_no_spike(rises: list[float], step: int | None) -> Non
     assert [spike.step for spike in found if not spike.ended] == ([] if step is None else [step])
 
 
+def test_a_spike_is_found_at_once_while_the_loss_falls_fast() -> None:
+    """The first 35 losses of a small model: their scale is 0.7, and the spike is 12 deviations above their median."""
+    losses = [2.5 + 3.0 * 0.96**step for step in range(35)]
+    (spike, *_) = spikes([*losses, 4.0 * losses[-1], *[losses[-1]] * 5])
+    assert spike.step == 36
+    assert spike.deviations < 16.0
+
+
 def test_a_new_level_is_no_spike_for_ever() -> None:
     began, over = spikes([*training(200), *[8.0] * 300])
     assert (began.step, over.step) == (201, 264)
