@@ -8,7 +8,7 @@ and one of a second behind it, to know the amounts up to any later present.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -35,13 +35,28 @@ class OpenTime:
     each_s: Sums
 
     @classmethod
-    def of(cls, history: History, tasks: Mapping[str, TaskView], settled_s: float) -> OpenTime:
-        """Settle the time from ``settled_s`` on. ``history``, ``tasks``: as for ``settle_window``."""
+    def of(
+        cls,
+        history: History,
+        tasks: Mapping[str, TaskView],
+        settled_s: float,
+        behind: Callable[[float], History],
+    ) -> OpenTime:
+        """Settle the time from ``settled_s`` on.
+
+        Args:
+            history: as for ``settle_window``.
+            tasks: the same.
+            settled_s: when the open time begins, seconds since the epoch.
+            behind: returns the part of the history that reaches behind a time: mostly a small one.
+        """
         last_s = max(last_bound_s(history.plans, history.incidents, history.spans, tasks.values()), settled_s, 0.0)
         until_s = math.ceil(last_s * _GRID) / _GRID
-        parts = Window(settled_s, until_s), Window(until_s, until_s + 1.0)
-        sums, each_s = (settle_window(history, tasks, part, datetime.fromtimestamp(part.end_s, UTC)) for part in parts)
-        return cls(until_s, sums, each_s)
+        return cls(
+            until_s,
+            sums=_settled(history, tasks, Window(settled_s, until_s)),
+            each_s=_settled(behind(until_s), tasks, Window(until_s, until_s + 1.0)),
+        )
 
     def up_to(self, end_s: float, dimension: str, keys: Iterable[str] | None = None) -> dict[str, Amounts]:
         """Return the amounts up to a time that is not before ``until_s``, by key; ``keys``: only these; None: all."""
@@ -60,3 +75,8 @@ class OpenTime:
     def keys(self, dimension: str) -> set[str]:
         """Return the keys that have amounts in the open time, or will have."""
         return self.sums[dimension].keys() | self.each_s[dimension].keys()
+
+
+def _settled(history: History, tasks: Mapping[str, TaskView], window: Window) -> Sums:
+    """Return the amounts of a window, as of its end."""
+    return settle_window(history, tasks, window, datetime.fromtimestamp(window.end_s, UTC))
