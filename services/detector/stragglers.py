@@ -373,7 +373,7 @@ def _estimate(track: _Track, steps: int) -> float:
     return math.exp(median(list(track.ratios)[-steps:]))
 
 
-def _deviation(values: Sequence[float] | deque[float]) -> float:
+def _deviation(values: Sequence[float]) -> float:
     """Return the robust standard deviation: that of normal values with the same median absolute deviation."""
     middle = median(values)
     return _MAD_TO_SIGMA * median([abs(value - middle) for value in values])
