@@ -113,6 +113,7 @@ class Context:
 
         What the process has loaded by then stays for as long as it lives. Frozen, it is not visited by the garbage
         collector, which otherwise stops the process for a tenth of a second or more each time it visits everything.
+        What is made from then on, the collector visits seldom (``shared.collector``).
         """
         if not self.is_ready:
             collect_seldom()
