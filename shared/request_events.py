@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from shared.event_base import ClusterEvent, TaskEvent
 
@@ -41,6 +41,13 @@ class TaskChanged(TaskEvent):
     min_workers: int
     max_workers: int | None = None
     requested_by: str = ""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        """Refuse what no specification may have: the views of such a task could not be read back."""
+        if self.max_workers is not None and self.min_workers > self.max_workers:
+            raise ValueError(f"min_workers: {self.min_workers} must not exceed max_workers, {self.max_workers}")
+        return self
 
 
 class TaskDeleted(TaskEvent):

@@ -15,8 +15,8 @@ in ``cluster.configured``. The detector's thresholds are in no event; what it fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError
@@ -26,6 +26,8 @@ from shared.events import ClusterConfigured, Event, TaskChanged, TaskSubmitted
 from shared.model import Model
 from shared.settings import Seconds
 from shared.tasks import Count, TaskSpec
+
+M = TypeVar("M", bound=BaseModel)
 
 MAX_BYTES = 1 << 20
 """As a specification's (``shared.tasks.MAX_SPEC_BYTES``): anything larger is a mistake."""
@@ -82,7 +84,7 @@ class Inputs(Model):
             case TaskSubmitted() if event.task in self.tasks:
                 return event.model_copy(update={"spec": self.spec(event.spec)})
             case TaskChanged() if event.task in self.tasks:
-                return event.model_copy(update=self._changes(self.tasks[event.task]))
+                return _possible(event.task, TaskChanged, vars(event) | self._changes(self.tasks[event.task]))
             case _:
                 return event
 
@@ -106,11 +108,20 @@ class Inputs(Model):
         fields = spec.model_dump(by_alias=True) | _given(given)
         if "workers" in fields:
             fields["workers"] = spec.workers.model_dump() | _given(given.workers)
-        try:
-            return TaskSpec.model_validate(fields)
-        except ValidationError as err:
-            said = "; ".join(item["msg"].removeprefix("Value error, ") for item in err.errors())
-            raise InvalidInput(f"what-if: tasks.{spec.name}: {said}") from err
+        return _possible(spec.name, TaskSpec, fields)
+
+
+def _possible(task: str, kind: type[M], fields: Mapping[str, Any]) -> M:
+    """Return the model of these fields.
+
+    Raises:
+        InvalidInput: with what is changed of the task, they are impossible.
+    """
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as err:
+        said = "; ".join(item["msg"].removeprefix("Value error, ") for item in err.errors())
+        raise InvalidInput(f"what-if: tasks.{task}: {said}") from err
 
 
 def parse_inputs(text: str) -> Inputs:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 from services.planner.decide import DECIDER
 from services.planner.replay import Replayer, verify_records
 from services.planner.what_if_inputs import parse_inputs
+from shared.errors import InvalidInput
 from shared.events import TaskChanged
 from shared.plans import Response, Trigger
 from tests.planner.kit import START, World, change_of
@@ -149,3 +151,10 @@ def test_what_is_asked_in_a_what_if_holds_after_a_change_too() -> None:
     assert (asked.weight, asked.min_workers, asked.max_workers) == (9.0, 2, 3)
     other = event.model_copy(update={"task": "b"})
     assert inputs.event(other) == other
+    with pytest.raises(InvalidInput, match=r"tasks\.a: min_workers: 4 must not exceed max_workers, 3"):
+        inputs.event(event.model_copy(update={"min_workers": 4}))
+
+
+def test_a_change_that_no_specification_may_have_is_no_event() -> None:
+    with pytest.raises(ValidationError, match="min_workers: 4 must not exceed max_workers, 3"):
+        TaskChanged(event_id="x", occurred_at=START, task="a", weight=2.0, min_workers=4, max_workers=3)

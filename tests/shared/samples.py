@@ -154,15 +154,18 @@ events: st.SearchStrategy[Event] = st.one_of(
         reason=_text,
     ),
     st.builds(TaskSubmitted, event_id=_ids, occurred_at=_times, task=_names, spec=_names.map(spec)),
-    st.builds(
-        TaskChanged,
-        event_id=_ids,
-        occurred_at=_times,
-        task=_names,
-        weight=_finite,
-        min_workers=_counts,
-        max_workers=st.none() | _counts,
-        requested_by=_text,
+    *(
+        st.builds(
+            TaskChanged,
+            event_id=_ids,
+            occurred_at=_times,
+            task=_names,
+            weight=_finite,
+            min_workers=least,
+            max_workers=most,
+            requested_by=_text,
+        )
+        for least, most in ((_counts, st.none()), (st.just(0), _counts))
     ),
     st.builds(TaskDeleted, event_id=_ids, occurred_at=_times, task=_names, actor=_text),
     st.builds(IncidentNoted, event_id=_ids, occurred_at=_times, incident=_ids, text=_text, actor=_text),
