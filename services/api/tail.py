@@ -6,27 +6,43 @@ A ``Tail`` belongs to the event loop. Streams that are further behind than it re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
 
 from services.api.event_items import event_json
 from services.api.feed import Feed
 from shared.errors import UnicronError
 from shared.log.journal import Journal
+from shared.log.schema import StoredRow
 
 MOST_EVENTS = 1000
 """Events that are read, and sent, at once."""
 
-MOST_BYTES = 4_000_000
+MOST_BYTES = 8_000_000
 """Of what is remembered: seconds of a thousand events each, so that only a stream that takes nothing meanwhile is
 further behind."""
 
 
-class _Event(NamedTuple):
-    """An event as streams send it. ``brief``: without its data."""
+class _Event:
+    """An event as streams send it."""
 
-    whole: bytes
-    brief: bytes
+    def __init__(self, row: StoredRow) -> None:
+        self._row = row
+        self._place = f"id: {row.position}\nevent: {row.type}\ndata: "
+        self._whole = b""
+        self.brief = f"{self._place}{{}}\n\n".encode()
+        """Without its data."""
+        self.size_bytes = 2 * sum(len(str(cell)) for cell in row)
+        """About what is kept: the row, and the event with its data."""
+
+    def whole(self) -> bytes:
+        """Return the event with its data, encoded when a stream first asks for it: live pages never do.
+
+        Raises:
+            UnicronError: the event cannot be read.
+        """
+        if not self._whole:
+            self._whole = f"{self._place}{event_json(self._row)}\n\n".encode()
+        return self._whole
 
 
 class Tail:
@@ -62,40 +78,43 @@ class Tail:
             if position >= self._last:
                 await self._extend(position)
             behind = self._last - position
-            if 0 <= behind <= len(self._events):
-                first = len(self._events) - behind
-                return _joined(self._events[first : first + MOST_EVENTS], position, brief)
-        found = await asyncio.to_thread(self._encoded, position, self._feed.position)
-        return _joined(found, position, brief)
+            known = 0 <= behind <= len(self._events)
+            found = self._events[-behind:][:MOST_EVENTS] if known and behind else []
+        if not known:
+            found = await asyncio.to_thread(self._read, position, self._feed.position)
+        encoded = [event.brief for event in found] if brief else await asyncio.to_thread(_whole, found)
+        return b"".join(encoded), position + len(encoded)
 
     async def _extend(self, position: int) -> None:
         """Read what is behind a position, which is at the end of what is known, or beyond it."""
         if position > self._last:
             self._events, self._bytes, self._last = [], 0, position
-        found = await asyncio.to_thread(self._encoded, position, self._feed.position)
+        found = await asyncio.to_thread(self._read, position, self._feed.position)
         self._events += found
-        self._bytes += sum(len(event.whole) for event in found)
+        self._bytes += sum(event.size_bytes for event in found)
         self._last += len(found)
         oldest = 0
         while self._bytes > MOST_BYTES and oldest < len(self._events):
-            self._bytes -= len(self._events[oldest].whole)
+            self._bytes -= self._events[oldest].size_bytes
             oldest += 1
         del self._events[:oldest]
 
-    def _encoded(self, after: int, until: int) -> Sequence[_Event]:
-        if after >= until:
-            return []
-        found: list[_Event] = []
-        for row in self._journal.log.page(after=after, limit=min(MOST_EVENTS, until - after)):
-            place = f"id: {row.position}\nevent: {row.type}\ndata: "
-            try:
-                found.append(_Event(f"{place}{event_json(row)}\n\n".encode(), f"{place}{{}}\n\n".encode()))
-            except UnicronError:
-                if found:
-                    break  # those before it are sent first
-                raise
-        return found
+    def _read(self, after: int, until: int) -> list[_Event]:
+        limit = min(MOST_EVENTS, until - after)
+        return [_Event(row) for row in self._journal.log.page(after=after, limit=limit)] if limit > 0 else []
 
 
-def _joined(events: Sequence[_Event], position: int, brief: bool) -> tuple[bytes, int]:
-    return b"".join(event.brief if brief else event.whole for event in events), position + len(events)
+def _whole(events: Iterable[_Event]) -> list[bytes]:
+    """Return events with their data, up to the first that cannot be read.
+
+    Raises:
+        UnicronError: the first of all cannot be read.
+    """
+    found: list[bytes] = []
+    try:
+        for event in events:
+            found.append(event.whole())
+    except UnicronError:
+        if not found:
+            raise
+    return found

@@ -12,7 +12,9 @@ from services.api import tail
 from services.api.feed import Feed
 from services.api.store import Store
 from services.api.tail import Tail
+from shared.errors import Corrupt
 from shared.log.journal import Journal
+from shared.log.schema import StoredRow
 from shared.settings import Settings
 from tests.api.kit import Server
 from tests.shared.samples import node_joined
@@ -35,14 +37,14 @@ def positions(found: bytes) -> list[int]:
 
 async def test_streams_share_what_was_read(feed: Feed, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = Tail(journal, feed)
-    encoded = shared._encoded  # the log's own ``page`` is called by the relay as well
+    read = shared._read  # the log's own ``page`` is called by the relay as well
     pages: list[int] = []
 
     def noted(after: int, until: int) -> Sequence[Any]:
         pages.append(after)
-        return encoded(after, until)
+        return read(after, until)
 
-    monkeypatch.setattr(shared, "_encoded", noted)
+    monkeypatch.setattr(shared, "_read", noted)
     found = await asyncio.gather(*(shared.after(7) for _ in range(20)))
     assert [(positions(events), position) for events, position in found] == [([8, 9, 10], 10)] * 20
     assert pages == [7]
@@ -68,7 +70,7 @@ async def test_what_is_remembered_is_bounded(feed: Feed, journal: Journal, monke
     while position < 10:
         found, position = await shared.after(position)
         seen += positions(found)
-        assert sum(len(event.whole) for event in shared._events) <= 1500
+        assert sum(len(event.whole()) for event in shared._events) <= 1500
     assert seen == list(range(1, 11))
     assert positions((await shared.after(2))[0]) == [3, 4, 5, 6]
 
@@ -84,6 +86,24 @@ async def test_a_stream_shows_nothing_that_the_lists_do_not_have(feed: Feed, jou
 async def test_brief_streams_have_positions_and_types(feed: Feed, journal: Journal) -> None:
     event = b"id: %d\nevent: node.joined\ndata: {}\n\n"
     assert await Tail(journal, feed).after(8, brief=True) == (event % 9 + event % 10, 10)
+
+
+async def test_an_event_that_cannot_be_read_ends_the_streams_that_show_it(
+    feed: Feed, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def event_json(row: StoredRow) -> str:
+        if row.position == 9:
+            raise Corrupt("no JSON")
+        return "{}"
+
+    monkeypatch.setattr(tail, "event_json", event_json)
+    shared = Tail(journal, feed)
+    assert positions((await shared.after(6, brief=True))[0]) == [7, 8, 9, 10]
+    found, position = await shared.after(6)  # those before it are sent first
+    assert (positions(found), position) == ([7, 8], 8)
+    with pytest.raises(Corrupt):
+        await shared.after(8)
+    assert positions((await shared.after(9))[0]) == [10]
 
 
 async def test_two_streams_of_one_gateway_get_every_event_once(api: Server) -> None:
