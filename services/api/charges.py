@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from services.api.claims import Claim
 
@@ -19,8 +19,7 @@ Interval = tuple[float, float]
 """From, and up to but without, in seconds since the epoch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
+class Charge(NamedTuple):
     """A settled claim. ``intervals``: the time of the claim that no earlier claim covers."""
 
     claim: Claim

@@ -6,7 +6,7 @@ docs/costs.md has the definition of each kind. Nothing here reads a clock: ``as_
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from services.api.charges import Charge, Interval, settle
@@ -129,7 +129,7 @@ def _while_not_training(starts: Iterable[Claim], training: Iterable[Claim]) -> I
     for charge in settle([*training, *starts]):
         if charge.claim.part is not Part.TRAINING:
             for start_s, end_s in charge.intervals:
-                yield replace(charge.claim, start_s=start_s, end_s=end_s)
+                yield charge.claim._replace(start_s=start_s, end_s=end_s)
 
 
 @dataclass(frozen=True)

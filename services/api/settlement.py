@@ -7,6 +7,7 @@ longer change is therefore settled once and stored (``services/api/settled_rows.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
@@ -63,16 +64,15 @@ def failure_worker_s(amounts: Amounts) -> float:
     return sum(amounts[PARTS[part]] for part in FAILURE_PARTS)
 
 
-def add_charge(amounts: Amounts, charge: Charge) -> None:
-    """Add a charge to the amounts of one of its keys, in place.
+def add_charged(amounts: Amounts, claim: Claim, worker_s: float) -> None:
+    """Add the worker-seconds that a claim is charged to the amounts of one of its keys, in place.
 
     ``lost_flop``: worker-seconds of a failure part times the weighted FLOP/s that one worker achieved before.
     """
-    seconds, part = charge.worker_s, charge.claim.part
-    amounts[PARTS[part]] += seconds
-    amounts["worker_s"] += seconds
-    if part in FAILURE_PARTS:
-        amounts["lost_flop"] += seconds * charge.claim.flop_per_worker_s
+    amounts[PARTS[claim.part]] += worker_s
+    amounts["worker_s"] += worker_s
+    if claim.part in FAILURE_PARTS:
+        amounts["lost_flop"] += worker_s * claim.flop_per_worker_s
 
 
 def add(sums: Sums, other: Sums) -> None:
@@ -102,17 +102,21 @@ def settle_window(history: History, tasks: Mapping[str, TaskView], window: Windo
 def sums_of(book: Ledger, history: History, tasks: Mapping[str, TaskView], window: Window) -> Sums:
     """Return the amounts of the charges of a window."""
     whole = no_amounts()
-    sums: Sums = {ALL: {"": whole}, TASK: {}, NODE: {}, CAUSE: {}, INCIDENT: {}, SUBMISSION: {}}
     keys = book.dimensions()
+    by_key: dict[str, defaultdict[str, Amounts]] = {dimension: defaultdict(no_amounts) for dimension in keys}
+    rows = [(by_key[dimension], key) for dimension, key in keys.items()]
     training: dict[str, list[Charge]] = {}
     for charge in book.charges:
         if not charge.intervals:
             continue
-        rows = (sums[dimension].setdefault(key(charge), no_amounts()) for dimension, key in keys.items())
-        for amounts in (whole, *rows):
-            add_charge(amounts, charge)
+        worker_s = charge.worker_s
+        add_charged(whole, charge.claim, worker_s)
+        for amounts, key in rows:
+            add_charged(amounts[key(charge)], charge.claim, worker_s)
         if charge.claim.part is Part.TRAINING:
             training.setdefault(charge.claim.task, []).append(charge)
+    sums: Sums = {ALL: {"": whole}, SUBMISSION: {}}
+    sums |= {dimension: dict(amounts) for dimension, amounts in by_key.items()}
     whole["allocated_worker_s"] = sum(high - low for intervals in book.allocated.values() for low, high in intervals)
     whole["held_worker_s"] = held_worker_s(_used(book.charges), book.allocated)
     whole["by_task_worker_s"] = sum(map(failure_worker_s, sums[TASK].values()))
