@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 
 from services.api.store import Observe, Store, ignored
@@ -23,9 +24,9 @@ PROJECTIONS = "the projections"
 _BATCH = 500
 """Records folded in one transaction while catching up."""
 
-_PAUSE_S = 0.2
-"""Pause after a batch that had several records and is all there is: more come, and the next batch shall have more of
-them, since a transaction costs as much as dozens of records."""
+_BETWEEN_S = 0.25
+"""From the beginning of a batch that had several records to that of the next one: more come, and the next batch shall
+have more of them, since a transaction costs as much as dozens of records."""
 
 
 class Feed:
@@ -62,12 +63,13 @@ class Feed:
         await self._journal.follow_several(self._fold, consumer="api", after=self.position)
 
     async def _fold(self, records: Sequence[Recorded]) -> None:
+        next_s = time.monotonic() + _BETWEEN_S
         position = await self._folded(records, self._observe)
         async with self._changed:
             self.position = position
             self._changed.notify_all()
         if 1 < len(records) < _BATCH:
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(max(next_s - time.monotonic(), 0.0))
 
     async def _folded(self, records: Sequence[Recorded], observe: Observe) -> int:
         """Fold records, which has no effect a second time, and return the position."""
