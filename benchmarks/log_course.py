@@ -67,10 +67,19 @@ class Course:
         start: time of the first event.
         step: time between two events.
         ends: whether all tasks end at last, and all nodes are there.
+        detection: from the occurrence of a fault until it is detected.
     """
 
-    def __init__(self, events: int, seed: int = SEED, *, step: timedelta = STEP, ends: bool = False) -> None:
-        self._step, self._ends = step, ends
+    def __init__(
+        self,
+        events: int,
+        seed: int = SEED,
+        *,
+        step: timedelta = STEP,
+        ends: bool = False,
+        detection: timedelta = timedelta(),
+    ) -> None:
+        self._step, self._ends, self._detection = step, ends, detection
         self._random = random.Random(seed)
         self._wanted = events
         self._fold = Fold()
@@ -162,7 +171,7 @@ class Course:
         severity, method = SEVERITY[kind], Method.PROCESS_SUPERVISION
         return self._log(
             ErrorDetected(
-                **base,
+                **{**base, "occurred_at": base["occurred_at"] - self._detection},
                 incident=base["event_id"],
                 kind=kind,
                 severity=severity,

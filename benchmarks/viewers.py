@@ -38,6 +38,10 @@ MOST_LAG_S = 1.0
 LEAST_RATE = 0.95
 """Of the events that were to come in each second: a writer that cannot keep up would make all look quick."""
 
+DETECTION = timedelta(seconds=1.5)
+"""From a fault until it is detected: as of a node that goes silently (``benchmarks/detection.py``), the slowest to be
+found. Each changes what has been settled until then, and all faults are found so late here."""
+
 EARLIER = 2000
 """Events that the log has before anybody looks."""
 APPENDS_PER_S = 100
@@ -182,7 +186,7 @@ async def measure(report: Report, viewers: int, events_per_s: int, seconds: floa
     """Have viewers look while events are appended."""
     total = EARLIER + int(events_per_s * seconds)
     step = timedelta(seconds=1 / events_per_s)
-    events = [record.event for record in Course(total, step=step).records()][:total]
+    events = [record.event for record in Course(total, step=step, detection=DETECTION).records()][:total]
     async with AsyncExitStack() as stack:
         # In memory: log and bus write each event to the disk, of which some take ten milliseconds for that.
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="unicron-viewers-", dir="/dev/shm"))

@@ -8,6 +8,7 @@ and stored. A change that reaches further back than usual costs time, and nothin
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -37,9 +38,17 @@ _BUSY_CHANGES_PER_S = 50.0
 open: of 30 s at that rate in 0.25 s, at five times of it in 1.3 s, in which the fold and all other requests go on at
 half their speed (``benchmarks/gateway.py``, 50 viewers)."""
 
-_BUSY_BEHIND_S = 2.0
-"""How far settled time stays behind the present then. To settle again what is given up costs less than every request
-pays for what is open: with 2 s in place of 5 s the gateway of that benchmark takes a sixth less processor time."""
+_BUSY_BEHIND_S = 0.5
+"""How far settled time stays behind the present then, at least; further where changes come later (``Lateness``). Every
+request pays for what is open: with 2 s in place of 5 s the gateway of that benchmark takes a sixth less processor time,
+with 0.5 s another twentieth."""
+
+_BATCHES = 32
+"""Batches by which it is judged how late changes come: where much changes, those of some ten seconds."""
+
+_IN_TIME = 0.9
+"""Share of these batches whose changes are to be of the open time: the others are so few that to settle again what they
+have given up costs less than every request would pay for a longer open time."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +66,29 @@ def settled_time(connection: Connection) -> SettledTime:
     return SettledTime(*row) if row is not None else SettledTime()
 
 
+class Lateness:
+    """How far behind the present changes reach: a fault is found some time after it has occurred."""
+
+    def __init__(self) -> None:
+        self._late_s: deque[float] = deque(maxlen=_BATCHES)
+        self._recorded_s = math.inf
+        """When the last record of the batch before had been appended."""
+
+    def note(self, from_s: float, recorded_s: float) -> None:
+        """Take note of a batch: of the earliest time that it has changed, and when its last record was appended."""
+        self._late_s.append(max(self._recorded_s - from_s, 0.0))
+        self._recorded_s = recorded_s
+
+    def usual_s(self) -> float:
+        """Return how far behind the newest record before them most batches change nothing; of one batch at least."""
+        return sorted(self._late_s)[math.ceil(_IN_TIME * len(self._late_s)) - 1]
+
+
 class Settling:
     """Settles time behind the batches of one store."""
 
     def __init__(self) -> None:
+        self._lateness = Lateness()
         self._changes = 0
         """Since time was settled last."""
         self._settled_at_s = -math.inf
@@ -94,8 +122,11 @@ class Settling:
         if from_s < settled.settled_s:
             settled = replace(settled, settled_s=rows.give_up(from_s))
         self._changes += len(plans) + len(spans)
-        changes_per_s = self._changes / max(recorded_s - self._settled_at_s, 1.0)
-        until_s = math.floor(recorded_s - (_BUSY_BEHIND_S if changes_per_s >= _BUSY_CHANGES_PER_S else _BEHIND_S))
+        self._lateness.note(from_s, recorded_s)
+        behind_s = _BEHIND_S
+        if self._changes / max(recorded_s - self._settled_at_s, 1.0) >= _BUSY_CHANGES_PER_S:
+            behind_s = min(max(self._lateness.usual_s(), _BUSY_BEHIND_S), behind_s)
+        until_s = math.floor(recorded_s - behind_s)
         if self._changes < _LEAST_CHANGES or until_s <= settled.settled_s:
             return settled
         self._changes, self._settled_at_s = 0, recorded_s

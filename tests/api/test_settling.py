@@ -21,6 +21,7 @@ from services.api.accounts import Accounts
 from services.api.cost_models import Costs
 from services.api.costs import Period, incident_cost, report
 from services.api.projections.evolve import evolve
+from services.api.settled_rows import SettledRows
 from services.api.store import Store
 from services.api.tables import CLUSTER, SettledRow, table_of
 from services.api.views import ClusterView, Views
@@ -190,6 +191,42 @@ def test_of_many_changes_a_second_less_time_is_open(monkeypatch: pytest.MonkeyPa
     assert open_s[0] < 10.0
     assert open_s[1] >= 30.0
     assert_same(reports[0], reports[1])
+
+
+def test_time_is_settled_once_however_late_faults_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes late as a rule stays open until then; what comes later than usual is settled again."""
+    monkeypatch.setattr(settling, "_LEAST_CHANGES", 64)
+    monkeypatch.setattr(settling, "_BEHIND_S", 30.0)
+    monkeypatch.setattr(settling, "_BUSY_BEHIND_S", 0.5)
+    given_up: list[float] = []
+    give_up = SettledRows.give_up
+
+    def noted(rows: SettledRows, from_s: float) -> float:
+        given_up.append(from_s)
+        return give_up(rows, from_s)
+
+    monkeypatch.setattr(SettledRows, "give_up", noted)
+    records = list(Course(12_000, step=timedelta(milliseconds=1), detection=timedelta(seconds=3)).records())
+    batches = len(records) // 250
+    with folded(records, [250] * batches) as store:
+        with store.reading() as views:
+            open_s = records[-1].recorded_at.timestamp() - settling.settled_time(views.connection).settled_s
+        found = settled_report(store, records[-1].recorded_at).model_dump()
+    assert 3.0 <= open_s < 5.0
+    assert len(given_up) < batches // 10
+    with folded(records, [len(records)]) as store:
+        assert_same(found, settled_report(store, records[-1].recorded_at).model_dump())
+
+
+def test_how_late_changes_come_is_that_of_most_batches() -> None:
+    lateness = settling.Lateness()
+    for second in range(100):
+        from_s = second - (20.0 if second % 16 == 0 else 1.5)
+        lateness.note(from_s, float(second) + 0.5)
+    assert lateness.usual_s() == 1.0  # behind the newest record of the batch before
+    for second in range(100, 140):
+        lateness.note(math.inf, float(second))
+    assert lateness.usual_s() == 0.0
 
 
 def test_a_limit_leaves_the_costliest_and_all_sums(tmp_path: Path) -> None:
