@@ -67,7 +67,10 @@ def _take(taken: list[Interval], start: float, end: float) -> tuple[Interval, ..
     """Add ``[start, end)`` to the disjoint, sorted intervals ``taken``; return what of it was free."""
     if end <= start:
         return ()
-    index = max(bisect_left(taken, (start, start)) - 1, 0)
+    index = bisect_left(taken, (start, math.inf)) - 1  # the last that begins at the start, or before it
+    if index >= 0 and taken[index][1] >= end:
+        return ()  # what most claims meet
+    index = max(index, 0)
     low, high, at = start, end, start
     free = []
     while index < len(taken) and taken[index][0] <= end:

@@ -5,6 +5,7 @@ docs/costs.md has the definition of each kind. Nothing here reads a clock: ``as_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -124,9 +125,19 @@ def _plan_claims(
                     yield impact.weight, claim, True
 
 
-def _while_not_training(starts: Iterable[Claim], training: Iterable[Claim]) -> Iterator[Claim]:
+def _while_not_training(starts: Sequence[Claim], training: Iterable[Claim]) -> Iterator[Claim]:
     """Yield the claims on starts as far as the workers do not train for another task meanwhile."""
-    for charge in settle([*training, *starts]):
+    starting: dict[str, tuple[float, float]] = {}
+    for claim in starts:
+        start_s, end_s = starting.get(claim.worker, (math.inf, -math.inf))
+        starting[claim.worker] = (min(start_s, claim.start_s), max(end_s, claim.end_s))
+    never = (math.inf, -math.inf)
+    meanwhile = (
+        claim
+        for claim in training
+        if claim.start_s < starting.get(claim.worker, never)[1] and claim.end_s > starting.get(claim.worker, never)[0]
+    )
+    for charge in settle([*meanwhile, *starts]):
         if charge.claim.part is not Part.TRAINING:
             for start_s, end_s in charge.intervals:
                 yield charge.claim._replace(start_s=start_s, end_s=end_s)

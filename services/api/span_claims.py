@@ -56,10 +56,10 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
     """Return the time that intervals cover, as disjoint intervals in order."""
     joined: list[Interval] = []
     for start, end in sorted(intervals):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
-        else:
+        if not joined or start > joined[-1][1]:
             joined.append((start, end))
+        elif end > joined[-1][1]:
+            joined[-1] = (joined[-1][0], end)
     return joined
 
 
