@@ -9,6 +9,7 @@ does not grow with the number of readers.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass
 
@@ -66,7 +67,9 @@ class _Question:
     def rest(self, began_s: float) -> None:
         """Let the next answer wait, after one that was begun at a time has been made."""
         now_s = time.monotonic()
-        self.pause_until_s = max(began_s + PAUSE_S, now_s + REST * (now_s - began_s)) if self.shared else 0.0
+        until_s = max(began_s + PAUSE_S, now_s + REST * (now_s - began_s))
+        # At common times: answers that begin together are of one position, for which costs are added up once.
+        self.pause_until_s = math.ceil(until_s / PAUSE_S) * PAUSE_S if self.shared else 0.0
 
 
 class SharedAnswers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import httpx
 import pytest
@@ -119,3 +120,24 @@ async def test_questions_that_nobody_asks_are_forgotten(
         for number in range(10):
             await client.get(f"/v1/tasks?limit={number}")
     assert len(middleware._questions) <= 3
+
+
+async def test_answers_to_different_questions_begin_at_the_same_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what takes long, which is the same for several, is found once."""
+    monkeypatch.setattr(shared_answers, "PAUSE_S", 0.5)
+    begun: dict[str, list[float]] = {"/v1/tasks": [], "/v1/costs": []}
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        begun[scope["path"]].append(time.monotonic())
+        await asyncio.sleep(0.01 if scope["path"] == "/v1/tasks" else 0.06)
+        await JSONResponse({})(scope, receive, send)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(SharedAnswers(answer)), base_url="http://a") as http:
+
+        async def ask(path: str) -> None:
+            while len(begun["/v1/costs"]) < 5:
+                await http.get(path)
+
+        await asyncio.gather(*(ask(path) for path in begun for _ in range(2)))
+    apart_s = [min(abs(one - other) for other in begun["/v1/tasks"]) for one in begun["/v1/costs"][2:]]
+    assert sorted(apart_s)[1] < 0.04  # the median: a busy machine may delay one
