@@ -24,7 +24,7 @@ PROJECTIONS = "the projections"
 _BATCH = 500
 """Records folded in one transaction while catching up."""
 
-_BETWEEN_S = 0.25
+_BETWEEN_S = 0.15
 """From the beginning of a batch that had several records to that of the next one: more come, and the next batch shall
 have more of them, since a transaction costs as much as dozens of records."""
 

@@ -19,9 +19,9 @@ from shared.unknown_names import nearest
 
 T = TypeVar("T")
 
-_PARSED = 16_384
+_PARSED = 4_096
 """Documents that are kept parsed, some kilobytes each: of the open time, which every request for costs reads again. At
-a thousand events a second it has so many, and all are read each time: with room for fewer, none would be found."""
+a thousand events a second it has half as many, and all are read each time: with room for fewer, none would be found."""
 
 
 _NAMED_BY_PEOPLE = (TASKS, NODES)

@@ -126,12 +126,12 @@ class Settling:
         behind_s = _BEHIND_S
         if self._changes / max(recorded_s - self._settled_at_s, 1.0) >= _BUSY_CHANGES_PER_S:
             behind_s = min(max(self._lateness.usual_s(), _BUSY_BEHIND_S), behind_s)
-        until_s = math.floor(recorded_s - behind_s)
+        until_s = float(math.floor(recorded_s - behind_s))
         if self._changes < _LEAST_CHANGES or until_s <= settled.settled_s:
             return settled
         self._changes, self._settled_at_s = 0, recorded_s
-        _settle(connection, batch, rows, Window(settled.settled_s, float(until_s)))
-        return replace(settled, settled_s=float(until_s))
+        _settle(connection, batch, rows, Window(settled.settled_s, until_s))
+        return replace(settled, settled_s=until_s)
 
 
 def _settle(connection: Connection, batch: Batch, rows: SettledRows, window: Window) -> None:
