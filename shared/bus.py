@@ -310,7 +310,14 @@ class Bus:
         self._end_connection()
 
     async def close(self) -> None:
-        """Cancel the requests being served, send pending messages, and disconnect. Closing twice is allowed."""
+        """Cancel the requests being served, send pending messages, and disconnect. Closing twice is allowed.
+
+        A cancellation comes after it: half closed, the client would go on trying to reconnect, and the process, which
+        waits for all tasks at its end, would never end. Takes a second or two at most.
+        """
+        await cancellation.completed(self._close())
+
+    async def _close(self) -> None:
         self._closing = True
         tasks = list(self._requests)
         for task in tasks:

@@ -1,16 +1,16 @@
 """Cancellation of asyncio tasks where a library loses or forges it (nats-py on Python 3.11).
 
 ``kept`` restores a cancellation that a library has swallowed, ``foreign`` tells the cancellation of an awaited future
-from that of the task itself, ``end`` cancels a task until it is done, and ``cancelled`` tasks that
-clean up. ``shared.bus`` and ``shared.log`` use them
-around calls of nats-py.
+from that of the task itself, ``end`` cancels a task until it is done, ``cancelled`` tasks that clean up, and
+``completed`` does work that no cancellation may leave half done. ``shared.bus`` and ``shared.log`` use them around
+calls of nats-py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 
@@ -62,6 +62,19 @@ async def cancelled(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def completed(work: Coroutine[Any, Any, None]) -> None:
+    """Do some work to its end, however often this task is cancelled meanwhile; the cancellation is raised then."""
+    task, cancellation = asyncio.create_task(work), None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as err:
+            cancellation = err
+    if cancellation is not None:
+        raise cancellation
+    task.result()
 
 
 async def end(task: asyncio.Task[Any]) -> None:

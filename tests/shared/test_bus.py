@@ -6,6 +6,8 @@ import asyncio
 import base64
 import json
 import logging
+import os
+import signal
 from pathlib import Path
 
 import nkeys
@@ -135,6 +137,25 @@ async def test_a_restart_of_the_server(nats: OpenServer, caplog: pytest.LogCaptu
     assert "bus test: connected again" in caplog.text
     await bus.close()
     await other.close()
+
+
+async def test_whoever_gives_up_waiting_for_the_end_of_a_connection_does_not_keep_it(nats: OpenServer) -> None:
+    """A second signal cancels a service while it closes the bus; a client that stays open tries to reconnect for ever.
+
+    The server is suspended, so that to send pending messages takes a second.
+    """
+    bus = await Bus.connect(nats.url, credential=nats.credential, name="test")
+    os.kill(nats.pid, signal.SIGSTOP)
+    try:
+        closing = asyncio.create_task(bus.close())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+    finally:
+        os.kill(nats.pid, signal.SIGCONT)
+    assert bus.closed
 
 
 async def test_an_answer_that_went_with_the_connection_is_not_waited_for(bus: Bus, nats: OpenServer) -> None:
