@@ -44,7 +44,7 @@ request pays for what is open: with 2 s in place of 5 s the gateway of that benc
 with 0.5 s another twentieth."""
 
 _BATCHES = 32
-"""Batches by which it is judged how late changes come: where much changes, those of some ten seconds."""
+"""Batches by which it is judged how late changes come: where much changes, those of some five seconds."""
 
 _IN_TIME = 0.9
 """Share of these batches whose changes are to be of the open time: the others are so few that to settle again what they

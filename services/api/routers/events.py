@@ -24,8 +24,9 @@ KEEP_ALIVE_S = 15.0
 
 RETRY_S = 1.0
 """Pause before a stream reads a log again that is away. Its client stays connected."""
-PAUSE_S = 0.2
-"""Pause of a stream that has sent all there is: with many streams a look costs more than the events that it finds."""
+PAUSE_S = 0.1
+"""Pause of a stream that has sent all there is: with many streams a look costs more than the events that it finds.
+Below that of the fold (``services/api/feed.py``), so that what it has folded next is not kept waiting."""
 
 After = Annotated[int | None, Query(ge=0, lt=2**63, description="only events behind this position")]
 
