@@ -73,7 +73,7 @@ class Claim(NamedTuple):
     """One worker's time from ``start_s`` to ``end_s`` (seconds since the epoch) goes to ``part``.
 
     ``flop_per_worker_s``: weighted FLOP that such a second would have achieved. ``cause``: the trigger of the plan,
-    where no incident is the cause. A tuple, which is made in a quarter of the time of a frozen dataclass: a second in
+    where no incident is the cause. A tuple, which is made in a third of the time of a frozen dataclass: a second in
     which much happens has thousands.
     """
 

@@ -71,7 +71,7 @@ class Lateness:
 
     def __init__(self) -> None:
         self._late_s: deque[float] = deque(maxlen=_BATCHES)
-        self._recorded_s = math.inf
+        self._recorded_s = -math.inf
         """When the last record of the batch before had been appended."""
 
     def note(self, from_s: float, recorded_s: float) -> None:

@@ -220,6 +220,8 @@ def test_time_is_settled_once_however_late_faults_are_detected(monkeypatch: pyte
 
 def test_how_late_changes_come_is_that_of_most_batches() -> None:
     lateness = settling.Lateness()
+    lateness.note(math.inf, 0.0)
+    assert lateness.usual_s() == 0.0  # it has changed nothing, and was the first
     for second in range(100):
         from_s = second - (20.0 if second % 16 == 0 else 1.5)
         lateness.note(from_s, float(second) + 0.5)
