@@ -171,7 +171,7 @@ class Course:
         severity, method = SEVERITY[kind], Method.PROCESS_SUPERVISION
         return self._log(
             ErrorDetected(
-                **{**base, "occurred_at": base["occurred_at"] - self._detection},
+                **(base | {"occurred_at": base["occurred_at"] - self._detection}),
                 incident=base["event_id"],
                 kind=kind,
                 severity=severity,

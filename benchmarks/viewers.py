@@ -39,8 +39,9 @@ LEAST_RATE = 0.95
 """Of the events that were to come in each second: a writer that cannot keep up would make all look quick."""
 
 DETECTION = timedelta(seconds=1.5)
-"""From a fault until it is detected: as of a node that goes silently (``benchmarks/detection.py``), the slowest to be
-found. Each changes what has been settled until then, and all faults are found so late here."""
+"""From each fault until it is detected: as for a node that goes silently, the slowest kind
+(``benchmarks/detection.py``). A fault changes what the time since it was used for, which cannot be
+settled before the detection."""
 
 EARLIER = 2000
 """Events that the log has before anybody looks."""

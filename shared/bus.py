@@ -312,8 +312,8 @@ class Bus:
     async def close(self) -> None:
         """Cancel the requests being served, send pending messages, and disconnect. Closing twice is allowed.
 
-        A cancellation comes after it: half closed, the client would go on trying to reconnect, and the process, which
-        waits for all tasks at its end, would never end. Takes a second or two at most.
+        A cancellation of the caller is raised once the connection is closed, after a second or two at most. A client
+        that is half closed would try to reconnect for ever, and the process waits for all of its tasks when it ends.
         """
         await cancellation.completed(self._close())
 

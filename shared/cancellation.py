@@ -73,7 +73,7 @@ async def completed(work: Coroutine[Any, Any, None]) -> None:
         except asyncio.CancelledError as err:
             cancellation = err
     if cancellation is not None:
-        raise cancellation
+        raise cancellation from task.exception()
     task.result()
 
 

@@ -69,7 +69,7 @@ def _take(taken: list[Interval], start: float, end: float) -> tuple[Interval, ..
         return ()
     index = bisect_left(taken, (start, math.inf)) - 1  # the last that begins at the start, or before it
     if index >= 0 and taken[index][1] >= end:
-        return ()  # what most claims meet
+        return ()  # as of most claims: an earlier one has all of the time
     index = max(index, 0)
     low, high, at = start, end, start
     free = []

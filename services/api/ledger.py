@@ -127,17 +127,18 @@ def _plan_claims(
 
 def _while_not_training(starts: Sequence[Claim], training: Iterable[Claim]) -> Iterator[Claim]:
     """Yield the claims on starts as far as the workers do not train for another task meanwhile."""
-    starting: dict[str, tuple[float, float]] = {}
-    for claim in starts:
-        start_s, end_s = starting.get(claim.worker, (math.inf, -math.inf))
-        starting[claim.worker] = (min(start_s, claim.start_s), max(end_s, claim.end_s))
     never = (math.inf, -math.inf)
-    meanwhile = (
-        claim
-        for claim in training
-        if claim.start_s < starting.get(claim.worker, never)[1] and claim.end_s > starting.get(claim.worker, never)[0]
-    )
-    for charge in settle([*meanwhile, *starts]):
+    starting: dict[str, Interval] = {}
+    for claim in starts:
+        first_s, last_s = starting.get(claim.worker, never)
+        starting[claim.worker] = (min(first_s, claim.start_s), max(last_s, claim.end_s))
+
+    def is_meanwhile(claim: Claim) -> bool:
+        first_s, last_s = starting.get(claim.worker, never)
+        return claim.start_s < last_s and claim.end_s > first_s
+
+    # Few workers start, and most claims are training: the others have nothing to do with a start.
+    for charge in settle([*filter(is_meanwhile, training), *starts]):
         if charge.claim.part is not Part.TRAINING:
             for start_s, end_s in charge.intervals:
                 yield charge.claim._replace(start_s=start_s, end_s=end_s)

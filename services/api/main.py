@@ -58,7 +58,7 @@ from services.api.store import Store
 from services.api.webhook_metrics import WebhookMetrics
 from shared import tokens
 from shared.cancellation import cancelled
-from shared.collector import SHORT_PAUSES, collect_seldom
+from shared.collector import SHORT_PAUSES
 from shared.errors import InvalidInput
 from shared.http_server import HttpServer, listen
 from shared.reachability import REACHABILITY
@@ -229,8 +229,7 @@ async def serve(context: Context) -> None:
         try:
             await _first(asyncio.create_task(server.listens.wait()), serving, following)
             write_port(settings.run_dir, listening.getsockname()[1])
-            context.ready()
-            collect_seldom(SHORT_PAUSES)
+            context.ready(SHORT_PAUSES)
             await _first(following, serving)
         finally:
             await feed.close()

@@ -64,7 +64,7 @@ def failure_worker_s(amounts: Amounts) -> float:
     return sum(amounts[PARTS[part]] for part in FAILURE_PARTS)
 
 
-def add_charged(amounts: Amounts, claim: Claim, worker_s: float) -> None:
+def add_worker_s(amounts: Amounts, claim: Claim, worker_s: float) -> None:
     """Add the worker-seconds that a claim is charged to the amounts of one of its keys, in place.
 
     ``lost_flop``: worker-seconds of a failure part times the weighted FLOP/s that one worker achieved before.
@@ -110,9 +110,9 @@ def sums_of(book: Ledger, history: History, tasks: Mapping[str, TaskView], windo
         if not charge.intervals:
             continue
         worker_s = charge.worker_s
-        add_charged(whole, charge.claim, worker_s)
+        add_worker_s(whole, charge.claim, worker_s)
         for amounts, key in rows:
-            add_charged(amounts[key(charge)], charge.claim, worker_s)
+            add_worker_s(amounts[key(charge)], charge.claim, worker_s)
         if charge.claim.part is Part.TRAINING:
             training.setdefault(charge.claim.task, []).append(charge)
     sums: Sums = {ALL: {"": whole}, SUBMISSION: {}}

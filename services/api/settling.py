@@ -8,7 +8,6 @@ and stored. A change that reaches further back than usual costs time, and nothin
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -16,6 +15,7 @@ from sqlalchemy import Connection, select
 
 from services.api.batches import Batch
 from services.api.claim_times import plan_changed_from_s, span_changed_from_s, task_changed_from_s
+from services.api.lateness import Lateness
 from services.api.service_levels import progress_flop
 from services.api.settled_rows import SettledRows
 from services.api.settlement import cut_at_days, first_allocated_s, settle_window
@@ -39,16 +39,9 @@ open: of 30 s at that rate in 0.25 s, at five times of it in 1.3 s, in which the
 half their speed (``benchmarks/gateway.py``, 50 viewers)."""
 
 _BUSY_BEHIND_S = 0.5
-"""How far settled time stays behind the present then, at least; further where changes come later (``Lateness``). Every
-request pays for what is open: with 2 s in place of 5 s the gateway of that benchmark takes a sixth less processor time,
-with 0.5 s another twentieth."""
-
-_BATCHES = 32
-"""Batches by which it is judged how late changes come: where much changes, those of some five seconds."""
-
-_IN_TIME = 0.9
-"""Share of these batches whose changes are to be of the open time: the others are so few that to settle again what they
-have given up costs less than every request would pay for a longer open time."""
+"""How far settled time stays behind the present then, at least; further where changes come later
+(``services/api/lateness.py``). Every request pays for what is open: with 2 s in place of 5 s the gateway of that
+benchmark takes a sixth less processor time, with 0.5 s another twentieth."""
 
 
 @dataclass(frozen=True)
@@ -64,24 +57,6 @@ def settled_time(connection: Connection) -> SettledTime:
     """Return how far time is settled at the position of the projections."""
     row = connection.execute(_SETTLED).first()
     return SettledTime(*row) if row is not None else SettledTime()
-
-
-class Lateness:
-    """How far behind the present changes reach: a fault is found some time after it has occurred."""
-
-    def __init__(self) -> None:
-        self._late_s: deque[float] = deque(maxlen=_BATCHES)
-        self._recorded_s = -math.inf
-        """When the last record of the batch before had been appended."""
-
-    def note(self, from_s: float, recorded_s: float) -> None:
-        """Take note of a batch: of the earliest time that it has changed, and when its last record was appended."""
-        self._late_s.append(max(self._recorded_s - from_s, 0.0))
-        self._recorded_s = recorded_s
-
-    def usual_s(self) -> float:
-        """Return how far behind the newest record before them most batches change nothing; of one batch at least."""
-        return sorted(self._late_s)[math.ceil(_IN_TIME * len(self._late_s)) - 1]
 
 
 class Settling:

@@ -3,7 +3,8 @@
 A request that comes while its answer is made for others gets the next one, which is begun after the request has come:
 no answer is older than its request. One reader alone never waits. Where several share an answer, the next one to the
 same question is begun ``PAUSE_S`` after it at the earliest, and later where it takes long (``REST``), so that the work
-does not grow with the number of readers.
+does not grow with the number of readers. The pauses end at common times: answers that begin together are mostly of one
+position of the log, for which costs are added up once (``services/api/memo.py``).
 """
 
 from __future__ import annotations
@@ -68,7 +69,6 @@ class _Question:
         """Let the next answer wait, after one that was begun at a time has been made."""
         now_s = time.monotonic()
         until_s = max(began_s + PAUSE_S, now_s + REST * (now_s - began_s))
-        # At common times: answers that begin together are of one position, for which costs are added up once.
         self.pause_until_s = math.ceil(until_s / PAUSE_S) * PAUSE_S if self.shared else 0.0
 
 

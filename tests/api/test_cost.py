@@ -20,7 +20,7 @@ from services.api.claims import (
     training_claims,
 )
 from services.api.costs import incident_cost
-from services.api.settlement import PARTS, Amounts, add_charged, failure_worker_s, no_amounts
+from services.api.settlement import PARTS, Amounts, add_worker_s, failure_worker_s, no_amounts
 from services.api.span_claims import held_worker_s
 from services.api.views import Impact
 from shared.events import TaskFailed, TaskStopped, TaskSubmitted
@@ -46,7 +46,7 @@ def charge(claims: list[Claim]) -> dict[Part, float]:
 def amounts_of(charges: Iterable[Charge]) -> Amounts:
     amounts = no_amounts()
     for one in charges:
-        add_charged(amounts, one.claim, one.worker_s)
+        add_worker_s(amounts, one.claim, one.worker_s)
     return amounts
 
 

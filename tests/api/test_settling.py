@@ -20,6 +20,7 @@ from services.api import settling
 from services.api.accounts import Accounts
 from services.api.cost_models import Costs
 from services.api.costs import Period, incident_cost, report
+from services.api.lateness import Lateness
 from services.api.projections.evolve import evolve
 from services.api.settled_rows import SettledRows
 from services.api.store import Store
@@ -219,7 +220,7 @@ def test_time_is_settled_once_however_late_faults_are_detected(monkeypatch: pyte
 
 
 def test_how_late_changes_come_is_that_of_most_batches() -> None:
-    lateness = settling.Lateness()
+    lateness = Lateness()
     lateness.note(math.inf, 0.0)
     assert lateness.usual_s() == 0.0  # it has changed nothing, and was the first
     for second in range(100):

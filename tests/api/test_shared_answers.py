@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import httpx
 import pytest
@@ -122,22 +121,17 @@ async def test_questions_that_nobody_asks_are_forgotten(
     assert len(middleware._questions) <= 3
 
 
-async def test_answers_to_different_questions_begin_at_the_same_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that what takes long, which is the same for several, is found once."""
+def test_pauses_of_different_questions_end_at_common_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long each answer took. A question that one reader alone asks has no pause."""
     monkeypatch.setattr(shared_answers, "PAUSE_S", 0.5)
-    begun: dict[str, list[float]] = {"/v1/tasks": [], "/v1/costs": []}
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        begun[scope["path"]].append(time.monotonic())
-        await asyncio.sleep(0.01 if scope["path"] == "/v1/tasks" else 0.06)
-        await JSONResponse({})(scope, receive, send)
-
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(SharedAnswers(answer)), base_url="http://a") as http:
-
-        async def ask(path: str) -> None:
-            while len(begun["/v1/costs"]) < 5:
-                await http.get(path)
-
-        await asyncio.gather(*(ask(path) for path in begun for _ in range(2)))
-    apart_s = [min(abs(one - other) for other in begun["/v1/tasks"]) for one in begun["/v1/costs"][2:]]
-    assert sorted(apart_s)[1] < 0.04  # the median: a busy machine may delay one
+    monkeypatch.setattr(shared_answers, "REST", 9)
+    ends_s = []
+    for took_s in (0.01, 0.03, 0.06):
+        question = shared_answers._Question(shared=True)
+        monkeypatch.setattr("services.api.shared_answers.time.monotonic", lambda took_s=took_s: 100.1 + took_s)
+        question.rest(100.1)
+        ends_s.append(question.pause_until_s)
+        alone = shared_answers._Question()
+        alone.rest(100.1)
+        assert alone.pause_until_s == 0.0
+    assert ends_s == [101.0, 101.0, 101.0]
