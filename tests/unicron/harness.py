@@ -150,8 +150,7 @@ class Agent:
                         self.pids[event["id"]] = event["pid"]
                     case "stopped" if event["id"] in self._going_on:
                         self._stops_awaited[event["pid"]] += 1
-                        with contextlib.suppress(ProcessLookupError):
-                            self.kill(event["id"], signal.SIGCONT)
+                        self._continue(event["id"])
                 await self._notify()
 
     async def _note_end(self, worker: str, pid: int, code: int) -> None:
@@ -288,6 +287,11 @@ class Agent:
         """Have workers go on that are stopped (``stopped``), and let no fault stop them before the next generation."""
         self._going_on.update(workers)
         for worker in workers:
+            self._continue(worker)
+
+    def _continue(self, worker: str) -> None:
+        """Continue a worker's process if it is stopped. Once one goes on, others may end before they are told."""
+        with contextlib.suppress(ProcessLookupError):
             self.kill(worker, signal.SIGCONT)
 
     async def stopped(self, worker: str) -> None:
