@@ -45,6 +45,15 @@ def incident_ids(ctx: typer.Context, incomplete: str) -> Proposals:
     return _proposals(ctx, "/v1/incidents", incomplete, proposal)
 
 
+def fault_ids(ctx: typer.Context, incomplete: str) -> Proposals:
+    """Return incidents, and behind them slow workers, the newest first."""
+
+    def proposal(slow: dict[str, Any]) -> tuple[str, str]:
+        return slow["id"], f"{slow['worker']} {slow['worst']:.3g}x slower {slow['found_at'][:19]}"
+
+    return [*incident_ids(ctx, incomplete), *_proposals(ctx, "/v1/slow-workers", incomplete, proposal)]
+
+
 def plan_ids(ctx: typer.Context, incomplete: str) -> Proposals:
     """Return plans, the newest first, with their trigger and when they were decided."""
 

@@ -19,8 +19,12 @@ LIMIT_S = 20.0
 
 @dataclass(frozen=True)
 class Straggler:
-    """What became of a slow worker. ``found_s``, ``moved_s``: seconds from the fault's record in the log."""
+    """What became of a slow worker. ``found_s``, ``moved_s``: seconds from the fault's record in the log.
 
+    ``id``: of its slowdown.
+    """
+
+    id: str
     task: str
     worker: str
     slowdown: float
@@ -69,6 +73,7 @@ def found(records: list[Record], fault: str, task: str, worker: str) -> Straggle
                 if (event["plan"], event["task"]) == (plan["event"]["plan"], task) and event["complete"]:
                     change = next(change for change in plan["event"]["changes"] if change["task"] == task)
                     return Straggler(
+                        id=slowed["event"]["event_id"],
                         task=task,
                         worker=worker,
                         slowdown=slowed["event"]["slowdown"],

@@ -55,7 +55,7 @@ def load(verbs: Mapping[str, tuple[str, str]], verb: str) -> Any:
     app = getattr(module, "app", None)
     if app is None:
         app = typer.Typer(add_completion=False)
-        app.command(verb)(getattr(module, verb))
+        app.command(verb)(getattr(module, verb.replace("-", "_")))
     command = typer.main.get_command(app)
     command.name = verb
     return without_conversion(command)

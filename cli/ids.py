@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from shared.errors import InvalidInput
+from shared.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from cli.client import Client
@@ -19,7 +19,7 @@ def full_id(client: Client, kind: str, given: str) -> str:
 
     Args:
         client: of the server that knows the ids.
-        kind: ``incident`` or ``plan``.
+        kind: ``incident``, ``slow-worker`` or ``plan``.
         given: what the user typed. It is returned as it is if no id begins with it: the server then says so.
 
     Raises:
@@ -44,3 +44,27 @@ def id_path(client: Client, kind: str, given: str) -> str:
         InvalidInput: as ``full_id``.
     """
     return f"/v1/{kind}s/{quote(full_id(client, kind, given), safe='')}"
+
+
+def postmortem_path(client: Client, given: str) -> str:
+    """Return the path of the post-mortem of an incident or of a slow worker.
+
+    Args:
+        client: of the server that knows the ids.
+        given: the id of one, or its beginning; or the name of a worker: of the newest time that it was slow.
+
+    Raises:
+        InvalidInput: as ``full_id``.
+        NotFound: the worker was never slow.
+    """
+    if "/" in given:
+        found = client.pages("/v1/slow-workers", {"order": "newest"})["items"]
+        newest = next((slow["id"] for slow in found if slow["worker"] == given), None)
+        if newest is None:
+            raise NotFound(f"worker {given!r} was never slow")
+        return f"/v1/slow-workers/{newest}/postmortem"
+    kind = "incident"
+    if not client.get("/v1/ids", {"kind": kind, "prefix": given, "limit": 1})["ids"]:
+        slow = client.get("/v1/ids", {"kind": "slow-worker", "prefix": given, "limit": 1})["ids"]
+        kind = "slow-worker" if slow else kind
+    return f"{id_path(client, kind, given)}/postmortem"

@@ -41,6 +41,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "agent": ("cli.agent", "Run this machine's node agent, or have a node's agent started again."),
     "doctor": ("cli.doctor", "Check this machine before it joins as a node, and say what to do about each finding."),
     "incidents": ("cli.incidents", "List faults and what was done about them."),
+    "slow-workers": ("cli.slow_workers", "List workers that were slower than their peers, and those that still are."),
     "postmortem": (
         "cli.postmortem",
         "Print the post-mortem of a fault: its course, the decisions and their reasons, its cost.",

@@ -7,7 +7,10 @@ from typing import Any
 
 def notable(task: dict[str, Any]) -> list[str]:
     """Return a line for each slow worker and each open anomaly of a task, as the api answers it."""
-    slow = [f"{worker} is {by:.3g}x slower than its peers" for worker, by in task["slow_workers"].items()]
+    slow = [
+        f"{worker} is {by:.3g}x slower than its peers (unicron postmortem {worker})"
+        for worker, by in task["slow_workers"].items()
+    ]
     return slow + [_words(anomaly) for anomaly in task["anomalies"]]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.completion import incident_ids, node_names, plan_ids, task_names
+from cli.completion import fault_ids, incident_ids, node_names, plan_ids, task_names
 
 if TYPE_CHECKING:
     from shared.key_directory import KeyDirectory
@@ -52,6 +52,15 @@ IncidentId = Annotated[
         metavar="INCIDENT",
         help="Its id, as `unicron incidents` lists it, or the beginning.",
         autocompletion=incident_ids,
+    ),
+]
+FaultId = Annotated[
+    str,
+    typer.Argument(
+        metavar="INCIDENT",
+        help="Its id, as `unicron incidents` or `unicron slow-workers` lists it, or the beginning; or a slow worker's "
+        "name.",
+        autocompletion=fault_ids,
     ),
 ]
 PlanId = Annotated[

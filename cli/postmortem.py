@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from cli.ids import id_path
-from cli.options import IncidentId, Server
+from cli.ids import postmortem_path
+from cli.options import FaultId, Server
 from cli.output import print_json
 from shared.errors import InvalidInput
 
@@ -24,7 +24,7 @@ class PageFormat(StrEnum):
 
 
 def postmortem(
-    incident: IncidentId,
+    fault: FaultId,
     file: Annotated[
         Path | None, typer.Option("--file", help="Write the page there, not to standard output.", dir_okay=False)
     ] = None,
@@ -37,11 +37,14 @@ def postmortem(
 
     The page says what failed, what saw it and how late, what was decided and why not otherwise, where state came from,
     how long each phase took, what it cost, and what earlier faults were like it. Positions in the log prove each line.
+
+    INCIDENT: the id of an incident, or of a slow worker, which is no incident. The name of a worker, such as n1/0,
+    stands for the newest time that it was slow.
     """
     from cli.client import Client
 
     with Client(server) as client:
-        path = f"{id_path(client, 'incident', incident)}/postmortem"
+        path = postmortem_path(client, fault)
         if output is PageFormat.JSON and file is None:
             print_json(client.get(path))
             return

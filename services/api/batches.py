@@ -19,6 +19,7 @@ from services.api.tables import (
     KEYS,
     NODES,
     PLANS,
+    SLOWDOWNS,
     SPANS,
     TASKS,
     Kind,
@@ -133,7 +134,7 @@ class Batch:
     def __init__(self) -> None:
         self.tasks, self.incidents, self.plans = CachedTable(TASKS), CachedTable(INCIDENTS), CachedTable(PLANS)
         self.nodes, self.spans, self.cluster = CachedTable(NODES), CachedTable(SPANS), CachedTable(CLUSTER)
-        self.attempts = CachedTable(ATTEMPTS)
+        self.attempts, self.slowdowns = CachedTable(ATTEMPTS), CachedTable(SLOWDOWNS)
         self._tables: tuple[CachedTable[Any], ...] = (
             self.tasks,
             self.incidents,
@@ -142,6 +143,7 @@ class Batch:
             self.spans,
             self.cluster,
             self.attempts,
+            self.slowdowns,
         )
         self._by_kind: dict[str, CachedTable[Any]] = {table.kind.noun: table for table in self._tables}
         self.views = Views(
@@ -152,6 +154,7 @@ class Batch:
             cluster=self.cluster,
             spans=self.spans,
             attempts=self.attempts,
+            slowdowns=self.slowdowns,
         )
 
     def begin(self, connection: Connection, records: Iterable[Recorded]) -> None:

@@ -28,6 +28,7 @@ from services.api.http_policy import HttpPolicy
 from services.api.incident_notices import IncidentNotices
 from services.api.live import Live
 from services.api.log_positions import PositionHeader, add_to_reads
+from services.api.postmortem import page as postmortem_page
 from services.api.request_metrics import RequestMetrics
 from services.api.routers import (
     actor,
@@ -47,6 +48,7 @@ from services.api.routers import (
     planning,
     plans,
     results,
+    slow_workers,
     tasks,
     waf,
 )
@@ -88,6 +90,7 @@ ROUTERS = tuple(
         limits,
         faults,
         incidents,
+        slow_workers,
         plans,
         planning,
         events,
@@ -122,6 +125,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     """Return the application."""
     app = application()
     app.state.gateway = gateway
+    postmortem_page.load()
     settings = gateway.settings
     app.add_middleware(SharedAnswers)
     app.add_middleware(PositionHeader, feed=gateway.feed)

@@ -197,6 +197,7 @@ class IncidentFacts(BaseModel):
     plans: list[str]
     state_source: str | None
     steps_recomputed: int
+    failed_tasks: dict[str, str]
     evidence: dict[str, Any]
     observations: list[Observation]
     omitted: int

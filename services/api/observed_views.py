@@ -1,8 +1,11 @@
-"""Parts of the views: slow workers of nodes, and anomalies of tasks that last."""
+"""Views of what breaks nothing: slow workers, and anomalies of tasks that last."""
 
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
+
+from pydantic import Field
 
 from shared.model import Model
 
@@ -25,10 +28,40 @@ class OpenAnomaly(Model):
 
 
 class SlowWorker(Model):
-    """A worker that computes slower than its peers. ``task``, ``step``: in which it was measured last."""
+    """A worker that computes slower than its peers. ``task``, ``step``: in which it was measured last.
 
+    ``id``: of its slowdown (``SlowdownView``). ``newest``: id of the newest event about it.
+    """
+
+    id: str
+    newest: str
     worker: str
     slowdown: float
     task: str
     step: int
     since: datetime
+
+
+class SlowdownView(Model):
+    """One slowdown of a worker: from the event that found it to the one with which it was over.
+
+    ``id``: of the first event. ``slowdown``: own compute time over that of its peers, by the newest event; ``worst``:
+    the largest. ``task``, ``generation``, ``rank``, ``step``, ``evidence``: of the first event. ``ended``: why it is
+    over, in words. ``plans``: those that an event about it has led to, and those that took over from such a plan.
+    """
+
+    id: str
+    position: int
+    worker: str
+    node: str
+    task: str
+    generation: int
+    rank: int | None
+    step: int
+    slowdown: float
+    worst: float
+    found_at: datetime
+    ended_at: datetime | None = None
+    ended: str = ""
+    evidence: dict[str, Any] = Field(default_factory=dict)
+    plans: list[str] = Field(default_factory=list)

@@ -20,7 +20,9 @@ from services.api.models import (
     StopRefusal,
     Task,
 )
+from services.api.observed_views import SlowdownView
 from services.api.projections.nodes import AGENT_LIVES, AWAY
+from services.api.slow_worker_models import SlowWorker
 from services.api.task_parts import AttemptView
 from services.api.views import IncidentView, NodeState, NodeView, PlanView, TaskView
 from shared.plans import Member
@@ -112,8 +114,15 @@ def attempt(view: AttemptView, now: Task | None) -> Attempt:
 
 def incident_facts(view: IncidentView) -> IncidentFacts:
     """Return an incident without its cost."""
-    fields = view.model_dump(exclude={"position", "response", "state_source", "shortfalls", "other_answers"})
+    fields = view.model_dump(
+        exclude={"position", "response", "state_source", "shortfalls", "past_shortfalls", "other_answers"}
+    )
     return IncidentFacts(**fields, response=view.response or None, state_source=view.state_source or None)
+
+
+def slow_worker(view: SlowdownView) -> SlowWorker:
+    """Return a slowdown of a worker."""
+    return SlowWorker(**view.model_dump(exclude={"ended"}), ended=view.ended or None)
 
 
 def plan_summary(view: PlanView) -> PlanSummary:

@@ -21,6 +21,7 @@ from services.api import present
 from services.api.claim_times import plan_times, span_times
 from services.api.live import LiveState
 from services.api.models import Task
+from services.api.observed_views import SlowdownView
 from services.api.service_levels import healthy_flop, progress_flop
 from services.api.span_claims import NODE_SPANS, Window
 from services.api.task_parts import AttemptView
@@ -134,6 +135,27 @@ class NodeRow(Row, table=True):
 
     __tablename__ = "api_nodes"
     __table_args__ = (Index("api_nodes_list", "position"), Index("api_nodes_states", "state", "position"))
+
+
+class SlowdownRow(Row, table=True):
+    """Slowdowns of workers."""
+
+    __tablename__ = "api_slowdowns"
+    __table_args__ = (
+        Index("api_slowdowns_list", "position"),
+        Index("api_slowdowns_states", "state", "position"),
+        Index("api_slowdowns_times", "time_s", "position"),
+    )
+
+    time_s: float
+    """When it was found, seconds since the epoch."""
+
+
+class SlowdownTask(Link, table=True):
+    """Tasks of slowdowns."""
+
+    __tablename__ = "api_slowdown_tasks"
+    __table_args__ = (Index("api_slowdown_tasks_list", "task", "state", "position"),)
 
 
 class SpanRow(Row, table=True):
@@ -328,6 +350,17 @@ PLANS = Kind(
     present.plan_summary,
 )
 NODES = Kind(NodeRow, NodeView, "node named", lambda v: v.state.value)
+SLOWDOWNS = Kind(
+    SlowdownRow,
+    SlowdownView,
+    "slow worker",
+    lambda v: "closed" if v.ended_at else "open",
+    lambda v: [v.task],
+    ("closed", "open"),
+    SlowdownTask,
+    lambda v: {"time_s": v.found_at.timestamp()},
+    present.slow_worker,
+)
 SPANS = Kind(SpanRow, SpanView, "span", lambda v: "closed" if v.end else "open", more=_span_columns)
 CLUSTER = Kind(ClusterRow, ClusterView, "cluster")
 

@@ -10,7 +10,9 @@ from typing import Any
 
 from pydantic import Field
 
-from services.api.observed_views import OpenAnomaly, SlowWorker
+from services.api.incident_parts import Acknowledgement as Acknowledgement
+from services.api.incident_parts import Note as Note
+from services.api.observed_views import OpenAnomaly, SlowdownView, SlowWorker
 from services.api.other_answers import OtherAnswers
 from services.api.task_parts import AttemptView, Weighting, weighted_steps
 from services.api.task_parts import CheckpointFailure as CheckpointFailure
@@ -23,7 +25,7 @@ from shared.plans import Layout, Member, Response, Stage, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, TaskState
 
-SCHEMA_VERSION = 15
+SCHEMA_VERSION = 16
 """Raised whenever a document or the fold changes; the projections are then folded again from position 0."""
 
 SHORTEST_STEP_S = 1e-6
@@ -125,26 +127,12 @@ class TaskView(Model):
         return self.earlier_weighted_flop + weights * self.update_flop
 
 
-class Note(Model):
-    """What a user has written about an incident. ``by``: ``uid/<uid>`` or ``token/<name>``."""
-
-    text: str
-    by: str
-    at: datetime
-
-
-class Acknowledgement(Model):
-    """Who takes care of an incident, and since when."""
-
-    by: str
-    at: datetime
-
-
 class IncidentView(Model):
     """A fault and what followed. ``plans``: those that answered it, in order.
 
     ``tasks``: those that it hit (``task`` alone, or all on a lost or isolated node), and those that the plans changed.
-    ``shortfalls``: keys of the spans in which tasks have fewer workers because of it (``SpanView``).
+    ``shortfalls``: keys of the spans in which tasks have fewer workers because of it (``SpanView``);
+    ``past_shortfalls``: of those that have ended. ``failed_tasks``: tasks that failed because of it, and why.
     ``observations``, ``omitted``, ``root_cause``: of ``incident.observed``.
     """
 
@@ -170,6 +158,8 @@ class IncidentView(Model):
     plans: list[str] = Field(default_factory=list)
     tasks: list[str] = Field(default_factory=list)
     shortfalls: list[str] = Field(default_factory=list)
+    past_shortfalls: list[str] = Field(default_factory=list)
+    failed_tasks: dict[str, str] = Field(default_factory=dict)
     other_answers: OtherAnswers = OtherAnswers()
     observations: list[Observation] = Field(default_factory=list)
     omitted: int = 0
@@ -244,7 +234,7 @@ class PlanView(Model):
     ``since``: from when on it claims workers' time: when it was decided, or the first fault occurred that it is the
     first to answer for a task. ``detected_at``: when the last of its incidents was detected. ``solved``: whether the
     solver made it. ``gain_flop_per_s``: its WAF above that of the alternative in which only the
-    failed tasks shrink; None where there is no such alternative.
+    failed tasks shrink; None where there is no such alternative. ``slowdowns``: ids of those that it answers.
     """
 
     id: str
@@ -266,6 +256,7 @@ class PlanView(Model):
     solved: bool = False
     gain_flop_per_s: float | None = None
     milestones: list[Milestone] = Field(default_factory=list)
+    slowdowns: list[str] = Field(default_factory=list)
 
 
 class NodeState(StrEnum):
@@ -394,3 +385,4 @@ class Views:
     cluster: MutableMapping[str, ClusterView] = field(default_factory=dict)
     spans: MutableMapping[str, SpanView] = field(default_factory=dict)
     attempts: MutableMapping[str, AttemptView] = field(default_factory=dict)
+    slowdowns: MutableMapping[str, SlowdownView] = field(default_factory=dict)

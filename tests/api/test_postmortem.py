@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +15,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.api.postmortem import evidence, page, words
+from services.api.postmortem.course import can_have_caused
 from services.api.postmortem.durations import seconds
 from services.api.postmortem.gather import known, post_mortem
-from services.api.postmortem.model import PostMortem
+from services.api.postmortem.model import PostMortem, Shortfall
+from services.api.postmortem.standing import headline, standing, todo
 from services.api.store import Store
 from services.api.tables import INCIDENTS
-from services.api.views import ClusterView
+from services.api.views import ClusterView, NodeState
 from shared.errors import NotFound
-from shared.events import PlanDecided, Recorded, StateMoved
-from shared.log.log import EventLog
+from shared.events import FaultInjected, PlanDecided, Recorded, StateMoved, TaskFailed
+from shared.plans import Response, TaskChange, Trigger
 from shared.severities import ErrorKind, Severity
-from tests.logs.kit import FOLDER, GOLDEN, read_rows, restore
+from tests.api.kit import START, Story, restart
+from tests.api.pages import ParsedPage, history
+from tests.logs.kit import FOLDER, GOLDEN, read_rows
 
 DEMO = FOLDER / "demo-5.jsonl"
 """A log of the demo: a kill, an exception, a hang and a lost node. Its plans are chosen in futures of the cluster."""
-
-
-@contextmanager
-def history(golden: Path, folder: Path) -> Iterator[tuple[EventLog, Store, list[Recorded]]]:
-    """Give a golden log, the projections of it, and its records."""
-    log = EventLog(f"sqlite:///{restore(read_rows(golden), folder / 'log.db')}", read_only=True)
-    store = Store(f"sqlite:///{folder / 'projections.db'}")
-    records = list(log.read_all())
-    store.fold(records)
-    try:
-        yield log, store, records
-    finally:
-        store.close()
-        log.close()
 
 
 def post_mortems(golden: Path, folder: Path) -> Iterator[tuple[PostMortem, list[Recorded]]]:
@@ -66,40 +55,12 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[ErrorKind, tuple[Post
 KINDS = [ErrorKind.PROCESS_EXIT, ErrorKind.EXCEPTION, ErrorKind.HANG, ErrorKind.NODE_LOST]
 
 
-class _Page(HTMLParser):
-    """The texts of a page by the section that they are in, and what the page loads from elsewhere."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sections: dict[str, str] = {}
-        self.loads: list[str] = []
-        self.open: list[str] = []
-        self._section = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        if tag == "section":
-            self._section = given.get("id") or ""
-        if tag in ("script", "link", "img", "iframe") or "src" in given or (given.get("href") or "#")[0] != "#":
-            self.loads.append(f"{tag} {given}")
-        if tag not in ("meta", "link", "br", "img"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-        if tag == "section":
-            self._section = ""
-
-    def handle_data(self, data: str) -> None:
-        self.sections[self._section] = self.sections.get(self._section, "") + data
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_question_is_answered_on_the_page(
     demo: dict[ErrorKind, tuple[PostMortem, list[Recorded]]], kind: ErrorKind
 ) -> None:
     made, records = demo[kind]
-    parsed = _Page()
+    parsed = ParsedPage()
     parsed.feed(page.html(made))
     assert parsed.open == []
     sections, incident = parsed.sections, made.incident
@@ -168,11 +129,12 @@ def test_the_page_begins_with_what_an_operator_asks_first(
     demo: dict[ErrorKind, tuple[PostMortem, list[Recorded]]], kind: ErrorKind
 ) -> None:
     made, records = demo[kind]
-    parsed = _Page()
+    parsed = ParsedPage()
     parsed.feed(page.html(made))
     short = parsed.sections["short"]
     assert next(iter(parsed.sections[name] for name in parsed.sections if name)) is short
-    assert "Over: all tasks are at the strength that their plan gives them" in short
+    assert "Over: all tasks train on the workers that the plan gives them" in short
+    assert f"What to do: {made.todo[0]}" in short
     assert words.KINDS[kind] in short
     assert SHORT[kind] in short
     assert f"{made.incident.severity.value} means: {words.SEVERITIES[made.incident.severity]}" in short
@@ -185,16 +147,18 @@ def test_the_page_begins_with_what_an_operator_asks_first(
 
 def test_an_incident_that_goes_on_says_so(demo: dict[ErrorKind, tuple[PostMortem, list[Recorded]]]) -> None:
     made, _ = demo[ErrorKind.HANG]
-    open_ = made.model_copy(update={"closed": False})
-    parsed = _Page()
+    lasting = made.incident.model_copy(update={"restored_at": None})
+    open_ = made.model_copy(update={"closed": False, "standing": standing(lasting, [])})
+    assert headline(lasting, [], None).endswith("; not at planned strength yet")
+    parsed = ParsedPage()
     parsed.feed(page.html(open_))
     assert "Not over" in parsed.sections["short"]
-    assert "**Not over**" in page.markdown(open_)
+    assert "- Not over: not all tasks train" in page.markdown(open_)
 
 
 def test_a_hang_shows_where_each_rank_stood(demo: dict[ErrorKind, tuple[PostMortem, list[Recorded]]]) -> None:
     made, _ = demo[ErrorKind.HANG]
-    parsed = _Page()
+    parsed = ParsedPage()
     parsed.feed(page.html(made))
     assert [rank.rank for rank in made.ranks] == [0, 1, 2, 3]
     assert made.ranks[1].process == "stopped"
@@ -235,15 +199,18 @@ def test_positions_on_the_page_prove_what_it_says(
     for moment in made.timeline:
         assert moment.position is not None
         text = at[moment.position].event.canonical()
-        assert made.incident.id in text or any(f'"{plan}"' in text for plan in made.incident.plans)
+        names = [made.incident.id, *made.incident.plans]
+        if kind is ErrorKind.NODE_LOST:
+            names.append(str(made.incident.node))  # which joins again
+        assert any(f'"{name}"' in text for name in names)
     for phase in made.phases:
         assert phase.position is not None
     ends = {phase.name: at[phase.position] for phase in made.phases if phase.position is not None}
     assert ends["detection"].event.type == "error.detected"
     assert ends["decision"].event.type == "plan.decided"
     assert ends["interrupted step"].event.phase == "resumed"  # type: ignore[union-attr]
-    assert ends["full strength"].event.phase == "restored"  # type: ignore[union-attr]
-    assert ends["full strength"].event.occurred_at == made.incident.restored_at
+    assert ends["planned strength"].event.phase == "restored"  # type: ignore[union-attr]
+    assert ends["planned strength"].event.occurred_at == made.incident.restored_at
     for plan in made.plans:
         assert f'"plan":"{plan.id}"' in at[plan.position].event.canonical()
 
@@ -259,7 +226,7 @@ def test_the_page_loads_nothing_and_its_style_is_the_one_allowed(
     demo: dict[ErrorKind, tuple[PostMortem, list[Recorded]]],
 ) -> None:
     for made, _ in demo.values():
-        parsed = _Page()
+        parsed = ParsedPage()
         parsed.feed(page.html(made))
         assert parsed.loads == []
     assert "color-scheme: light dark" in page.html(made)
@@ -271,7 +238,7 @@ def test_the_page_loads_nothing_and_its_style_is_the_one_allowed(
 def test_incidents_of_every_log_have_pages(golden: Path, tmp_path: Path) -> None:
     for made, _ in post_mortems(golden, tmp_path):
         assert json.loads(made.model_dump_json())["incident"]["id"] == made.incident.id
-        parsed = _Page()
+        parsed = ParsedPage()
         parsed.feed(page.html(made))
         assert parsed.open == []
         assert made.incident.id in page.markdown(made).replace("\\", "")
@@ -287,7 +254,7 @@ def test_what_a_process_printed_is_no_markup(demo: dict[ErrorKind, tuple[PostMor
     evil = "</pre><script>alert(1)</script> ```` | `x`"
     incident = made.incident.model_copy(update={"evidence": {"traceback": evil}})
     changed = made.model_copy(update={"incident": incident})
-    parsed = _Page()
+    parsed = ParsedPage()
     parsed.feed(page.html(changed))
     assert parsed.loads == []
     assert evil in parsed.sections["evidence"]
@@ -299,3 +266,90 @@ def test_a_cell_of_markdown_is_one_line_and_no_markup(text: str) -> None:
     cell = page.cell(text)
     assert "\n" not in cell
     assert not set("`*_{}[]<>|#") & set(re.sub(r"\\.", "", cell))
+
+
+def test_a_lost_node_leaves_a_task_with_fewer_workers(
+    demo: dict[ErrorKind, tuple[PostMortem, list[Recorded]]],
+) -> None:
+    made, records = demo[ErrorKind.NODE_LOST]
+    (short,) = made.shortfalls
+    assert (short.workers, short.before) == (2, 4)
+    assert f"training again 2.10 s after the fault, {short.task} on 2 of 4 workers; n1 was back after" in made.headline
+    ended = next(record for record in records if record.position == short.position)
+    assert ended.recorded_at == short.until
+    assert any(f"{short.task} went on with 2 of 4 workers" in line for line in made.standing)
+    joined = next(moment for moment in made.timeline if moment.what == "node n1 joined again")
+    assert records[(joined.position or 0) - 1].event.type == "node.joined"
+    lasting = standing(made.incident, [Shortfall(**{**short.model_dump(), "until": None})])
+    assert lasting[1].endswith("and still has fewer than before.")
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        (NodeState.LOST, "n1 is lost: start the machine, or the service on it; the node joins again by itself."),
+        (NodeState.ISOLATED, "n1 is isolated: mend its cause, then `unicron return n1`."),
+        (NodeState.READY, "Nothing: n1 is ready now. If it happens again, look at its machine."),
+        (NodeState.LEFT, "Nothing: n1 has left since."),
+    ],
+)
+def test_what_to_do_about_a_lost_node_depends_on_its_present_state(
+    demo: dict[ErrorKind, tuple[PostMortem, list[Recorded]]], node: NodeState, said: str
+) -> None:
+    assert todo(demo[ErrorKind.NODE_LOST][0].incident, node) == [said]
+
+
+def test_a_task_that_failed_is_no_success(story: Story, tmp_path: Path) -> None:
+    story.running()
+    story.at(100.5).error("i1", 100, task="gpt", node="n1", worker="n1/1", rank=3, generation=1, step=90)
+    story.at(101).plan("p1", restart(), trigger=Trigger.ERROR, response=Response.RESTART, incident="i1")
+    reason = "process-exit (exit 1) at step 12 happened 2 times; max_restarts is 1: ValueError: no such shard"
+    failed = story.at(106).add(TaskFailed, task="gpt", generation=3, step=12, reason=reason, incident="i1")
+    over = TaskChange(task="gpt", reason="it has failed", action="end", from_generation=3)
+    story.at(106.1).plan("p2", over, trigger=Trigger.TASK_ENDED, supersedes=["p1"])
+    ended = story.at(106.4).moved("p2", "gpt", "ended", 3, complete=True)
+    with story_store(story, tmp_path) as store, store.reading() as views:
+        found = known(views, "i1", ClusterView(), ended.recorded_at)
+        made = post_mortem(found, story.log, ClusterView(), ended.recorded_at)
+    assert made.incident.failed_tasks == {"gpt": reason}
+    assert made.incident.resumed_at is None
+    assert made.headline.endswith("; gpt failed")
+    assert made.standing[0] == f"gpt failed: {reason}."
+    assert "train" not in made.standing[1]
+    assert made.todo == ["gpt: look at the last error below, mend its cause, then `unicron resume gpt`."]
+    assert failed.position in [moment.position for moment in made.timeline]
+    assert "interrupted step" not in [phase.name for phase in made.phases]
+
+
+@contextmanager
+def story_store(story: Story, folder: Path) -> Iterator[Store]:
+    """Give the projections of a story."""
+    store = Store(f"sqlite:///{folder / 'projections.db'}")
+    try:
+        store.fold(list(story.log.read_all()))
+        yield store
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "after_s", "caused"),
+    [
+        ("kill", ErrorKind.PROCESS_EXIT, 300.0, True),
+        ("kill", ErrorKind.HANG, 1.0, False),
+        ("hang=stop", ErrorKind.HANG, 1.0, True),
+        ("slow=1", ErrorKind.PROCESS_EXIT, 20.0, False),
+        ("spike=10", ErrorKind.NON_FINITE, 1.0, False),
+        ("nan", ErrorKind.NON_FINITE, 1.0, True),
+        ("xid=79", ErrorKind.DEVICE, 0.1, True),
+        ("disconnect=15", ErrorKind.NODE_LOST, 10.0, True),
+        ("disconnect=15", ErrorKind.NODE_LOST, 308.0, False),
+        ("disconnect=forever", ErrorKind.NODE_LOST, 308.0, True),
+        ("of a later version", ErrorKind.EXCEPTION, 1.0, False),
+    ],
+)
+def test_a_fault_is_called_a_test_only_if_the_injected_one_leads_to_it(
+    fault: str, kind: ErrorKind, after_s: float, caused: bool
+) -> None:
+    asked = FaultInjected(event_id="f", occurred_at=START, fault=fault, task="gpt", rank=1)
+    assert can_have_caused(asked, kind, START + timedelta(seconds=after_s)) is caused

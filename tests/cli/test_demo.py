@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 from cli.demo import fresh_directory
-from cli.demo_postmortem import shown, slow_worker_page, write_pages
+from cli.demo_postmortem import shown, write_pages
 from cli.demo_reference import compare
 from cli.demo_report import Check, Report, print_postmortems
 from cli.demo_run import command, demo_specs
-from cli.demo_straggler import Straggler
 from cli.run_directory import DEMO_MARKER, RunDirectory
 from shared.errors import Conflict
 from shared.tasks import parse_spec
 from tests.api.kit import Server
-from tests.logs.kit import FOLDER
 
 
 def test_an_earlier_demo_is_replaced(tmp_path: Path) -> None:
@@ -84,40 +80,6 @@ async def test_the_page_of_each_incident_is_left_in_the_folder(
     assert report.summary()["postmortems"] == ["postmortem/1-process-exit.html"]
     monkeypatch.chdir("/usr")
     assert shown(pages[0]) == str(pages[0])
-
-
-def test_a_slow_worker_has_a_page_too() -> None:
-    with (FOLDER / "slow-worker-5.jsonl").open() as file:
-        rows = [json.loads(line) for line in file]
-    records = [{**row, "event": json.loads(row["data"])} for row in rows]
-    slowed = slowed_record(records)["event"]
-    plan = next(r for r in records if r["type"] == "plan.decided" and r["event"]["trigger"] == "worker-slowed")
-    straggler = Straggler(
-        task=slowed["task"],
-        worker=slowed["worker"],
-        slowdown=slowed["slowdown"],
-        plan=plan["event"]["plan"],
-        found_s=1.0,
-        moved_s=2.0,
-        left=True,
-    )
-    costs = {"price_per_worker_hour": 2.0, "currency": "USD"}
-    page = slow_worker_page(straggler, {"words": "the plan's words"}, records, costs)
-    assert page.startswith(f"# {slowed['worker']} of {slowed['task']} was {slowed['slowdown']:.2f} times as slow")
-    assert f"plan {straggler.plan} decided | {plan['position']} |" in page
-    assert ": restored; " in page
-    assert "the plan's words" in page
-    assert slowed["slowdown"] == 1.331
-    # Three workers train at 1 / 1.331 of their rate for one second, and pause for another.
-    assert "What it cost, at most: 3.7 worker-seconds, 0.0021 USD." in page
-    assert "each further hour would have cost 2,686 worker-seconds" in page
-    assert f"Slow workers of {slowed['node']} before: none." in page
-    again = [{**slowed_record(records), "position": 1}, *records]
-    assert f"before: {slowed['worker']} at log position 1." in slow_worker_page(straggler, {"words": ""}, again, costs)
-
-
-def slowed_record(records: list[dict[str, Any]]) -> dict[str, Any]:
-    return next(record for record in records if record["type"] == "worker.slowed")
 
 
 def test_a_command_to_copy_is_the_one_that_was_called(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from shared.self_test import SELF_TEST, SelfTestResult
 from shared.settings import Settings
 from shared.tokens import Scope
 from tests.api.kit import START, Server, Story, serving, until
-from tests.cli import test_widths
+from tests.cli import test_slow_workers, test_widths
 from tests.cli.conftest import Outcome, call_unicron
 from tests.cli.golden_outputs import COLUMNS, GOLDEN, compare, golden_files
 from tests.cli.test_doctor import GOOD, peer
@@ -125,7 +125,7 @@ def command_of(arguments: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def test_every_verb_has_golden_outputs_or_a_reason_why_not() -> None:
-    recorded = {**test_widths.VERBS, **LOCAL, **CHANGING, "top": ("top",)}
+    recorded = {**test_widths.VERBS, **test_slow_workers.VERBS, **LOCAL, **CHANGING, "top": ("top",)}
     there = {command_of(arguments) for arguments in recorded.values()}
     assert sorted({*commands()} - there - WITHOUT.keys()) == []
     assert sorted(there & WITHOUT.keys()) == [], "a reason for what is not so"

@@ -17,7 +17,7 @@ def test_slow_workers_and_anomalies_in_words() -> None:
         "peer": "b",
     }
     assert notable({"slow_workers": {"n1/0": 1.331}, "anomalies": [spike, link]}) == [
-        "n1/0 is 1.33x slower than its peers",
+        "n1/0 is 1.33x slower than its peers (unicron postmortem n1/0)",
         "loss-spike since step 7: 9 instead of 2",
         "slow-link between a and b since step 7: 0.02 instead of 0.0002 (seconds)",
     ]

@@ -23,7 +23,7 @@ def alike(view: IncidentView, before: Sequence[IncidentView]) -> Alike:
         same_kind=sum(found.kind is view.kind for found in before),
         same_node=sum(_same(view.node, found.node) for found in before),
         same_worker=sum(_same(view.worker, found.worker) for found in before),
-        newest=[_shown(found, what) for found, what in like[:SHOWN]],
+        newest=[shown(found, what) for found, what in like[:SHOWN]],
     )
 
 
@@ -46,7 +46,8 @@ def _same(one: str | None, other: str | None) -> bool:
     return one is not None and one == other
 
 
-def _shown(view: IncidentView, in_common: list[str]) -> AlikeIncident:
+def shown(view: IncidentView, in_common: list[str]) -> AlikeIncident:
+    """Return an earlier incident as a page lists it."""
     return AlikeIncident(
         id=view.id,
         occurred_at=view.occurred_at,

@@ -1,54 +1,43 @@
-"""Gathers what a post-mortem needs: views in one transaction, and the incident's records of the log."""
+"""Gathers what the post-mortem of an incident needs: views in one transaction, and its records of the log."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from services.api import present
 from services.api.accounts import Accounts
 from services.api.costs import incident_cost
 from services.api.counterfactuals import counterfactuals
-from services.api.flop_text import flop
 from services.api.models import Incident
-from services.api.plan_text import explain
 from services.api.postmortem import evidence, timeline, words
 from services.api.postmortem.alike import EXAMINED, alike
-from services.api.postmortem.counts import count_reasons, unused
-from services.api.postmortem.model import DecidedPlan, Injection, PostMortem, Replanned
-from services.api.postmortem.replanning import replanned
+from services.api.postmortem.course import can_have_caused, course, injected
+from services.api.postmortem.decided import Answers, answers, decided
+from services.api.postmortem.model import PostMortem, Shortfall
+from services.api.postmortem.standing import headline, shortfalls, standing, todo
 from services.api.readers import ViewReader
-from services.api.tables import INCIDENTS, PLANS
-from services.api.views import ClusterView, IncidentView, PlanView
-from shared.errors import Archived
-from shared.events import ErrorDetected, FaultInjected, PlanDecided, Recorded
+from services.api.tables import INCIDENTS, NODES, SPANS
+from services.api.views import ClusterView, IncidentView, NodeState
+from shared.events import Recorded
 from shared.log.log import EventLog
-from shared.plans import LoggedTable, Problem, Response
-
-MOST_RECORDS = 20_000
-"""Records that are looked through behind the fault: on a busy cluster, hours. A course that lasts longer is cut, and
-the page says so."""
-
-PAGE = 1000
-"""Records that are read at a time."""
-
-INJECTION_RECORDS = 200
-"""Records before the fault among which a request to inject it is looked for: it strikes at the rank's next step."""
-
-MOST_PLANS = 200
-"""Plans before one in which its throughput tables are looked for: a table is logged again once no plan names it."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """What the projections know of an incident. ``plans``: that answered it, and the solver's plan before them."""
+    """What the projections know of an incident.
+
+    ``earlier``: incidents, the newest first. ``short``: times in which tasks have fewer workers because of it.
+    ``node``: present state of its node.
+    """
 
     view: IncidentView
     incident: Incident
-    plans: Sequence[PlanView]
-    solved_before: Sequence[PlanView]
+    answers: Answers
     earlier: Sequence[IncidentView]
+    short: Sequence[Shortfall]
+    node: NodeState | None
     position: int
 
 
@@ -63,15 +52,16 @@ def known(views: ViewReader, name: str, cluster: ClusterView, now: datetime) -> 
     cost = incident_cost(amounts.get(name), cluster.price_per_worker_hour)
     others = counterfactuals(view.other_answers, cost, views.next_solved, now)
     shown = Incident(**present.incident_facts(view).model_dump(), cost=cost, counterfactuals=others)
-    found = views.several(PLANS, view.plans)
-    plans = [found[plan] for plan in view.plans if plan in found]
-    first = plans[0].position if plans else view.position
+    keys = [*view.past_shortfalls, *view.shortfalls]
+    spans = sorted(views.several(SPANS, keys).values(), key=lambda span: (span.start, span.position))
+    node = views.get(NODES, view.node) if view.node is not None else None
     return Known(
         view=view,
         incident=shown,
-        plans=plans,
-        solved_before=[plan for plan in views.newest(PLANS, before=first, limit=MOST_PLANS) if plan.solved],
+        answers=answers(views, view.plans, view.position),
         earlier=views.newest(INCIDENTS, before=view.position, limit=EXAMINED),
+        short=shortfalls(spans, view.restored_at),
+        node=None if node is None else node.state,
         position=views.position(),
     )
 
@@ -83,25 +73,38 @@ def post_mortem(found: Known, log: EventLog, cluster: ClusterView, now: datetime
         Unavailable: the log does not answer.
     """
     incident, left_out = found.incident, list[str]()
+    view = found.view
     records = _records(found, log, left_out)
+    short = [_proved(one, records) for one in found.short]
     return PostMortem(
         incident=incident,
-        headline=timeline.headline(incident),
+        headline=headline(incident, short, timeline.back_at(records)),
         kind_words=words.KINDS[incident.kind],
         severity_words=words.SEVERITIES[incident.severity],
-        injected=_injected(found, log),
+        injected=injected(
+            log,
+            view.position,
+            view.occurred_at,
+            task=view.task,
+            rank=view.rank,
+            node=view.node,
+            of=lambda asked: can_have_caused(asked, view.kind, view.occurred_at),
+        ),
         found=timeline.found_by(incident),
         statements=evidence.statements(incident.evidence),
         ranks=evidence.rank_states(incident.evidence),
         failed=timeline.failed_workers(records),
-        detected=found.view.position,
-        last=max((record.position for record in records), default=found.view.position),
+        detected=view.position,
+        last=max((record.position for record in records), default=view.position),
         closed=incident.restored_at is not None,
-        timeline=timeline.timeline(incident, records),
+        standing=standing(incident, short),
+        todo=todo(incident, found.node),
+        shortfalls=short,
+        timeline=timeline.timeline(incident.occurred_at, records),
         phases=timeline.phases(incident, records),
-        plans=[_plan(found, plan, log, left_out) for plan in found.plans],
+        plans=decided(found.answers, log, left_out),
         sources=timeline.sources(records),
-        alike=alike(found.view, found.earlier),
+        alike=alike(view, found.earlier),
         currency=cluster.currency,
         left_out=left_out,
         as_of=now,
@@ -110,147 +113,22 @@ def post_mortem(found: Known, log: EventLog, cluster: ClusterView, now: datetime
 
 
 def _records(found: Known, log: EventLog, left_out: list[str]) -> list[Recorded]:
-    """Return the incident's records, in the order of the log."""
-    after, read, records = found.view.position - 1, 0, list[Recorded]()
-    ends = found.incident.restored_at
-    while read < MOST_RECORDS:
-        try:
-            page = log.read(after=after, limit=PAGE, types=timeline.TYPES)
-        except Archived as err:
-            left_out.append(f"the time line: {err.detail}")
-            return records
-        records += [record for record in page if timeline.belongs(record, found.incident)]
-        read += len(page)
-        if len(page) < PAGE or (ends is not None and page[-1].recorded_at > ends + _LATE):
-            return records
-        after = page[-1].position
-    left_out.append(f"what happened more than {MOST_RECORDS} records behind the fault")
-    return records
-
-
-def _injected(found: Known, log: EventLog) -> Injection | None:
-    """Return the newest fault that a user had asked for at this place, if no other incident was found there since."""
-    before, view = found.view.position, found.view
-    kinds = ("fault.injected", "error.detected")
-    try:
-        page = log.read(after=max(before - 1 - INJECTION_RECORDS, 0), limit=INJECTION_RECORDS, types=kinds)
-    except Archived:
-        return None
-    newest: Injection | None = None
-    for record in page:
-        event = record.event
-        if record.position >= before:
-            break
-        if isinstance(event, FaultInjected) and (
-            (event.task, event.rank) == (view.task, view.rank) if event.task else event.node == view.node
-        ):
-            before_s = max((view.occurred_at - event.occurred_at).total_seconds(), 0.0)
-            newest = Injection(fault=event.fault, actor=event.actor, before_s=before_s, position=record.position)
-        elif isinstance(event, ErrorDetected) and (event.task, event.rank, event.node) == (
-            view.task,
-            view.rank,
-            view.node,
-        ):
-            newest = None
-    return newest
-
-
-_LATE = timedelta(seconds=30)
-"""How much later than the end of its last phase a record of an incident may come: a report that waited for the bus."""
-
-
-def _plan(found: Known, view: PlanView, log: EventLog, left_out: list[str]) -> DecidedPlan:
-    event = _event(log, view)
-    if event is None:
-        left_out.append(f"plan {view.id}: position {view.position} is archived")
-        return DecidedPlan(id=view.id, position=view.position, decided_at=view.decided_at, words="")
-    shown = DecidedPlan(
-        id=view.id, position=view.position, decided_at=view.decided_at, words=explain(event), note=_note(event)
+    """Return the records of the incident's course, with those that gave tasks as many workers as before."""
+    incident = found.incident
+    regained = {one.until for one in found.short if one.until is not None}
+    ends = None if incident.restored_at is None else max(regained | {incident.restored_at})
+    records = course(
+        log,
+        found.view.position,
+        ends,
+        timeline.TYPES,
+        lambda record: timeline.belongs(record, incident) or record.recorded_at in regained,
+        left_out,
     )
-    if event.problem is None or event.solution is None:
-        return shown.model_copy(update={"replanned": _replanned(found, view, log)})
-    earlier = [plan for plan in (*found.plans, *found.solved_before) if plan.solved and plan.position < view.position]
-    problem = _whole(event, log, sorted(earlier, key=lambda plan: -plan.position))
-    if problem is None:
-        left_out.append(f"why plan {view.id} gives no other numbers: its throughput tables are too far back in the log")
-        return shown
-    given = event.solution.assignment
-    return shown.model_copy(
-        update={"counts": count_reasons(problem, event.solution), "unused_workers": unused(problem, given)}
-    )
+    return timeline.without_later_returns(records)
 
 
-def _note(plan: PlanDecided) -> str:
-    """Return what the answer follows from, where its words need that."""
-    if plan.response in (Response.RESTART, Response.RETRY):
-        what = "retried in place" if plan.response is Response.RETRY else "started again on its node"
-        return (
-            f"The answer to this severity is fixed: what failed is {what}, and every task keeps its number of workers."
-        )
-    if plan.outlook is None or not plan.outlook.choices:
-        return ""
-    chosen = plan.outlook.choices[0]
-    if chosen.label == "best":
-        return "It is worth most up to the next failure, and in the mean of the futures too."
-    futures = f"the mean of {plan.outlook.rollouts} futures of the cluster"
-    return (
-        f"Up to the next failure another answer is worth more; in {futures} this one is, by {flop(chosen.gain)}. "
-        "The table below compares up to the next failure only."
-    )
-
-
-def _replanned(found: Known, view: PlanView, log: EventLog) -> list[Replanned]:
-    """Return what re-planning would have given, by the newest problem before the plan."""
-    before = [plan for plan in found.solved_before if plan.position < view.position]
-    basis = _event(log, before[0]) if before else None
-    problem = _whole(basis, log, before[1:]) if basis is not None else None
-    if basis is None or basis.solution is None or problem is None:
-        return []
-    given = basis.solution.assignment
-    keeps_free = basis.outlook is not None and basis.solution.label != "best"
-    models = [
-        replanned(
-            basis.plan,
-            problem,
-            given,
-            name,
-            len(impact.before),
-            len(impact.before) - len(impact.survivors),
-            keeps_free=keeps_free,
-        )
-        for name, impact in sorted(view.impacts.items())
-        if impact.faulted
-    ]
-    return [model for model in models if model is not None]
-
-
-def _event(log: EventLog, view: PlanView) -> PlanDecided | None:
-    """Return a plan's event; None if it is archived and the segment is not at hand."""
-    try:
-        records = log.read(after=view.position - 1, limit=1)
-    except Archived:
-        return None
-    event = records[0].event if records else None
-    return event if isinstance(event, PlanDecided) else None
-
-
-def _whole(plan: PlanDecided, log: EventLog, before: Sequence[PlanView]) -> Problem | None:
-    """Return a plan's problem with its throughput tables, which it or plans before it have.
-
-    None: the plan has no problem, or the tables are not found.
-
-    Args:
-        plan: whose problem is wanted.
-        log: is read.
-        before: the solver's plans before it, the newest first.
-    """
-    if plan.problem is None:
-        return None
-    tables: dict[str, LoggedTable] = dict(plan.tables)
-    wanted = {task.table for task in plan.problem.tasks if task.table}
-    for view in before:
-        if wanted <= tables.keys():
-            break
-        event = _event(log, view)
-        tables = {**(event.tables if event is not None else {}), **tables}
-    return plan.problem.with_tables(tables) if wanted <= tables.keys() else None
+def _proved(short: Shortfall, records: Sequence[Recorded]) -> Shortfall:
+    """Return a shortfall with the position of the record that ended it."""
+    position = next((record.position for record in records if record.recorded_at == short.until), None)
+    return short.model_copy(update={"position": position})

@@ -26,7 +26,7 @@ class Moment(BaseModel):
 
 
 class Phase(BaseModel):
-    """A part of the way from the fault to full strength, and how long it took; None: it has not ended.
+    """A part of the way from the fault to planned strength, and how long it took; None: it has not ended.
 
     ``position``: of the record in the log with which it ended; None: it has not ended, or no record says so.
     """
@@ -141,6 +141,21 @@ class DecidedPlan(BaseModel):
     replanned: list[Replanned] = Field(default_factory=list)
 
 
+class Shortfall(BaseModel):
+    """A time in which a task has fewer workers because of the incident.
+
+    ``workers``, ``before``: that it has at its beginning, and had before. ``until``: None: it lasts. ``position``: of
+    the record in the log with which it ended.
+    """
+
+    task: str
+    workers: int
+    before: int
+    since: Time
+    until: Time | None
+    position: int | None = None
+
+
 class StateSource(BaseModel):
     """Where the members of a stage had their state from: ``workers`` by source. ``position``: of the record.
 
@@ -192,9 +207,12 @@ class PostMortem(BaseModel):
         outputs: the last lines that they have printed, as far as the evidence does not have them.
         detected: position in the log of the error.
         last: position in the log of the last line of the time line.
-        closed: whether all tasks are back at planned strength.
+        closed: whether all tasks are back at planned strength, or have ended.
+        standing: how it stands, in words.
+        todo: what there is to do about it, in words.
+        shortfalls: times in which tasks have fewer workers because of it.
         timeline: from the fault on.
-        phases: the parts of the way to full strength.
+        phases: the parts of the way to planned strength.
         plans: that answered it, in order.
         sources: where state came from.
         alike: earlier incidents.
@@ -217,6 +235,9 @@ class PostMortem(BaseModel):
     detected: int
     last: int
     closed: bool
+    standing: list[str]
+    todo: list[str]
+    shortfalls: list[Shortfall] = Field(default_factory=list)
     timeline: list[Moment]
     phases: list[Phase]
     plans: list[DecidedPlan]

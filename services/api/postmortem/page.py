@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -13,32 +12,39 @@ import jinja2
 
 from services.api.flop_text import flop
 from services.api.postmortem import evidence, sentences, words
-from services.api.postmortem.durations import seconds
+from services.api.postmortem.durations import clock, seconds
 from services.api.postmortem.model import PostMortem
+from services.api.postmortem.slow_model import SlowWorkerPostMortem
 
 
-def html(found: PostMortem) -> str:
+def html(found: PostMortem | SlowWorkerPostMortem) -> str:
     """Return the page as one HTML document without scripts, fonts or pictures from elsewhere."""
-    return _template("page.html.j2").render(page=found, style=_style(), **_shared(found))
+    return _template(f"{_name(found)}.html.j2").render(page=found, style=_style(), **_terms(found))
 
 
-def markdown(found: PostMortem) -> str:
+def markdown(found: PostMortem | SlowWorkerPostMortem) -> str:
     """Return the page as Markdown."""
-    return _template("page.md.j2").render(page=found, **_shared(found))
+    return _template(f"{_name(found)}.md.j2").render(page=found, **_terms(found))
 
 
-def _shared(found: PostMortem) -> dict[str, Any]:
-    """Return what both templates use beside the model: texts of processes, and the meaning of words that occur."""
-    cost = found.incident.cost
+def _name(found: PostMortem | SlowWorkerPostMortem) -> str:
+    return "incident" if isinstance(found, PostMortem) else "slow"
+
+
+def _terms(found: PostMortem | SlowWorkerPostMortem) -> dict[str, Any]:
+    """Return what both forms of a page use beside the model: texts of processes, and what words mean that occur."""
     parts = {part for moment in found.timeline for part in moment.durations_s}
-    return {
-        "failure_worker_s": sum(
-            (cost.detection_worker_s, cost.transition_worker_s, cost.recompute_worker_s, cost.sub_healthy_worker_s)
-        ),
-        "texts": evidence.texts(found.evidence),
+    known = found.evidence if isinstance(found, PostMortem) else found.slow.evidence
+    terms: dict[str, Any] = {
+        "texts": evidence.texts(known),
         "parts": {name: meaning for name, meaning in words.PARTS.items() if name in parts},
         "sources": words.SOURCES,
     }
+    if isinstance(found, PostMortem):
+        terms["failure_worker_s"] = sentences.failure_worker_s(found.incident.cost)
+    else:
+        terms["plans_in_short"] = ", ".join(f"plan {plan.id}" for plan in found.plans) or "no plan has answered it"
+    return terms
 
 
 def content_security_policy() -> str:
@@ -46,6 +52,14 @@ def content_security_policy() -> str:
     digest = base64.b64encode(hashlib.sha256(_style().encode()).digest()).decode()
     own = f"style-src 'sha256-{digest}'"
     return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+
+def load() -> None:
+    """Load all templates. An installation may be replaced while the gateway runs: the files on disk are others then."""
+    for name in _environment().list_templates():
+        if name.endswith(".j2"):
+            _template(name)
+    _style()
 
 
 @cache
@@ -57,6 +71,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        auto_reload=False,
     )
     made.filters |= {"flop": flop, "seconds": seconds, "clock": clock, "cell": cell, "fenced": fenced}
     made.filters |= {
@@ -75,11 +90,6 @@ def _template(name: str) -> jinja2.Template:
 @cache
 def _style() -> str:
     return files(__package__).joinpath("templates/page.css").read_text(encoding="utf-8")
-
-
-def clock(at: datetime | None) -> str:
-    """Return a time as date and time of day to the millisecond, in UTC."""
-    return "-" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03d}"
 
 
 def cell(text: object) -> str:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from services.api.cost_models import IncidentCost
 from services.api.flop_text import flop
 from services.api.postmortem.model import Alike, Replanned
 
 SAME = 5e-4
 """Relative difference below which two numbers are the same in three digits."""
+
+
+def failure_worker_s(cost: IncidentCost) -> float:
+    """Return the worker-seconds of all parts of an incident's cost."""
+    return sum((cost.detection_worker_s, cost.transition_worker_s, cost.recompute_worker_s, cost.sub_healthy_worker_s))
 
 
 def difference(value: float) -> str:

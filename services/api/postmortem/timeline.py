@@ -1,4 +1,4 @@
-"""The course of an incident: its time line, its phases, and where state came from. Pure."""
+"""The course of a fault: its time line, its phases, and where state came from. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,30 @@ from datetime import datetime
 
 from services.api.models import Incident
 from services.api.postmortem.model import FailedWorker, Moment, Phase, StateSource
-from shared.events import ErrorDetected, IncidentObserved, PlanDecided, Recorded, StateMoved
+from shared.events import (
+    ErrorDetected,
+    FaultInjected,
+    IncidentObserved,
+    NodeJoined,
+    NodeReturned,
+    PlanDecided,
+    Recorded,
+    StateMoved,
+    TaskFailed,
+    WorkerSlowed,
+)
 from shared.evidence import Evidence
+from shared.severities import Severity
 
-TYPES = ("error.detected", "incident.observed", "plan.decided", "state.moved")
+TYPES = (
+    "error.detected",
+    "incident.observed",
+    "plan.decided",
+    "state.moved",
+    "task.failed",
+    "node.joined",
+    "node.returned",
+)
 """The types of the records of which a time line is made."""
 
 _PHASES = {
@@ -34,88 +54,107 @@ def belongs(record: Recorded, incident: Incident) -> bool:
             return record.event.plan in incident.plans
         case StateMoved():
             return record.event.plan in incident.plans
+        case TaskFailed():
+            return record.event.incident == incident.id
+        case NodeJoined() | NodeReturned():
+            return incident.severity is Severity.SEV1 and record.event.node == incident.node
         case _:
             return False
 
 
-def timeline(incident: Incident, records: Sequence[Recorded]) -> list[Moment]:
-    """Return the time line. ``records``: those that belong to the incident, in the order of the log."""
-    moments = [moment for record in records for moment in _moments(incident, record)]
+def timeline(began: datetime, records: Sequence[Recorded]) -> list[Moment]:
+    """Return the time line. ``began``: time of the fault; ``records``: of its course, in the order of the log."""
+    moments = [moment for record in records for moment in _moments(began, record)]
     return sorted(moments, key=lambda moment: moment.at)
 
 
-def _moments(incident: Incident, record: Recorded) -> Iterator[Moment]:
+def _moments(began: datetime, record: Recorded) -> Iterator[Moment]:
     event = record.event
     match event:
         case ErrorDetected():
             where = event.worker or event.node or event.task or "the cluster"
             first = event.escalates is None
             if first:
-                yield _moment(incident, event.occurred_at, f"the fault: {event.kind.value} of {where}", record)
+                yield _moment(began, event.occurred_at, f"the fault: {event.kind.value} of {where}", record)
             how = f"detected by {event.method.value}, {event.severity.value}"
             text = how if first else f"the answer has failed; now {event.severity.value} ({event.method.value})"
-            yield _moment(incident, event.detected_at, text, record)
+            yield _moment(began, event.detected_at, text, record)
         case IncidentObserved():
             cause = event.root_cause
             where = cause.worker or cause.node or "no single place"
             text = f"seen {len(event.observations) + event.omitted} times; root cause: {cause.kind.value} of {where}"
-            yield _moment(incident, record.recorded_at, text, record)
+            yield _moment(began, record.recorded_at, text, record)
+        case TaskFailed():
+            text = f"{event.task} has failed: {event.reason}"
+            yield _moment(began, event.occurred_at, text, record).model_copy(update={"task": event.task})
+        case NodeJoined():
+            yield _moment(began, record.recorded_at, f"node {event.node} joined again", record)
+        case NodeReturned():
+            yield _moment(began, record.recorded_at, f"node {event.node} may be used again", record)
+        case FaultInjected():
+            text = f"the fault {event.fault} was asked for, as a test, by {event.actor or 'a user'}"
+            yield _moment(began, event.occurred_at, text, record)
+        case WorkerSlowed():
+            text = f"{event.worker} found {event.slowdown:.3g} times as slow as its peers, at step {event.step}"
+            if event.slowdown <= 1.0:
+                text = f"{event.worker} is as fast as its peers again{', and trusted' if event.ends else ''}"
+            yield _moment(began, event.occurred_at, text, record)
         case PlanDecided():
             text = f"plan {event.plan} decided: {event.response.value}"
             if event.supersedes:
                 text += f", in place of {', '.join(event.supersedes)}"
-            yield _moment(incident, record.recorded_at, text, record)
+            yield _moment(began, record.recorded_at, text, record)
         case StateMoved():
             text = f"{event.phase}: {_PHASES[event.phase]}"
             if event.step:
                 text += f"; {event.step} steps done"
             if event.detail:
                 text += f"; {event.detail}"
-            moment = _moment(incident, event.occurred_at, text, record)
+            moment = _moment(began, event.occurred_at, text, record)
             yield moment.model_copy(update={"task": event.task, "durations_s": event.durations_s})
         case _:
             return
 
 
-def _moment(incident: Incident, at: datetime, what: str, record: Recorded) -> Moment:
-    since_s = (at - incident.occurred_at).total_seconds()
+def _moment(began: datetime, at: datetime, what: str, record: Recorded) -> Moment:
+    since_s = (at - began).total_seconds()
     return Moment(at=at, since_fault_s=since_s, what=what, position=record.position)
 
 
 def phases(incident: Incident, records: Sequence[Recorded]) -> list[Phase]:
-    """Return the parts of the way from the fault to full strength. ``records``: those that belong to the incident."""
+    """Return the parts of the way from the fault to planned strength. ``records``: of the incident's course."""
     detected = next((r.position for r in records if isinstance(r.event, ErrorDetected)), None)
     decided = next((r.position for r in records if isinstance(r.event, PlanDecided)), None)
-    resumed, restored = _ended(records, incident.resumed_at), _ended(records, incident.restored_at)
+    resumed, restored = ended(records, incident.resumed_at), ended(records, incident.restored_at)
     found = [
         Phase(
             name="detection",
             meaning="from the fault until the detector knew it",
-            duration_s=_between_s(incident.occurred_at, incident.detected_at),
+            duration_s=between_s(incident.occurred_at, incident.detected_at),
             position=detected,
         ),
         Phase(
             name="decision",
             meaning="until the plan was in the log",
-            duration_s=_between_s(incident.detected_at, incident.planned_at),
+            duration_s=between_s(incident.detected_at, incident.planned_at),
             position=decided,
         ),
         Phase(
             name="interrupted step",
             meaning="until the survivors had done the step that the fault broke",
-            duration_s=_between_s(incident.planned_at, incident.resumed_at),
+            duration_s=between_s(incident.planned_at, incident.resumed_at),
             position=resumed,
         ),
         Phase(
-            name="full strength",
+            name="planned strength",
             meaning="until all tasks trained on the workers that the plan gives them",
-            duration_s=_between_s(incident.resumed_at or incident.planned_at, incident.restored_at),
+            duration_s=between_s(incident.resumed_at or incident.planned_at, incident.restored_at),
             position=restored,
         ),
         Phase(
             name="all of it",
-            meaning="from the fault to full strength",
-            duration_s=_between_s(incident.occurred_at, incident.restored_at),
+            meaning="from the fault to planned strength",
+            duration_s=between_s(incident.occurred_at, incident.restored_at),
             position=restored,
         ),
     ]
@@ -124,13 +163,33 @@ def phases(incident: Incident, records: Sequence[Recorded]) -> list[Phase]:
     return found
 
 
-def _ended(records: Sequence[Recorded], at: datetime | None) -> int | None:
+def ended(records: Sequence[Recorded], at: datetime | None) -> int | None:
     """Return the position of the record that says what ended at a time."""
     moves = (record for record in records if isinstance(record.event, StateMoved))
     return next((record.position for record in moves if record.event.occurred_at == at), None)
 
 
-def _between_s(start: datetime | None, end: datetime | None) -> float | None:
+def without_later_returns(records: Sequence[Recorded]) -> list[Recorded]:
+    """Return the records without those of a node that joins, or may be used, once more: the first ends the absence."""
+    found: list[Recorded] = []
+    seen: set[type] = set()
+    for record in records:
+        kind = type(record.event)
+        if kind in (NodeJoined, NodeReturned):
+            if kind in seen:
+                continue
+            seen.add(kind)
+        found.append(record)
+    return found
+
+
+def back_at(records: Sequence[Recorded]) -> datetime | None:
+    """Return when the incident's node came back; None: it has not, or was not away. ``records``: of the course."""
+    return next((r.recorded_at for r in records if isinstance(r.event, NodeJoined | NodeReturned)), None)
+
+
+def between_s(start: datetime | None, end: datetime | None) -> float | None:
+    """Return the seconds between two times; None while one of them is missing."""
     return None if start is None or end is None else max(0.0, (end - start).total_seconds())
 
 
@@ -170,21 +229,6 @@ def failed_workers(records: Sequence[Recorded]) -> list[FailedWorker]:
         for task, (workers, generation) in sorted(parts.items())
         for worker in workers
     ]
-
-
-def headline(incident: Incident) -> str:
-    """Return what happened, in one sentence."""
-    where = incident.worker or incident.node or incident.task or "the cluster"
-    cause = incident.root_cause
-    what = f"{incident.kind.value} of {where}"
-    if cause is not None and (cause.worker or cause.node) not in (None, incident.worker, incident.node):
-        what += f", caused by {cause.kind.value} of {cause.worker or cause.node}"
-    if incident.tasks:
-        what += f"; it hit or changed {', '.join(incident.tasks)}"
-    if incident.restored_at is None:
-        return f"{incident.severity.value}: {what}; not at full strength yet"
-    seconds = (incident.restored_at - incident.occurred_at).total_seconds()
-    return f"{incident.severity.value}: {what}; at full strength again {seconds:.3g} s after the fault"
 
 
 def found_by(incident: Incident) -> str:

@@ -18,6 +18,20 @@ KINDS = {
 }
 """Kind of an incident -> what has happened, as a sentence."""
 
+TODO = {
+    ErrorKind.NODE_LOST: "start the machine, or the service on it; the node joins again by itself.",
+    ErrorKind.DEVICE: "reset the device with the agent stopped, or restart the machine; then start the agent, or "
+    "`unicron return`.",
+    ErrorKind.BROKEN_LINK: "mend the link; the node returns by itself once its links have worked for a while.",
+    ErrorKind.PROCESS_EXIT: "If it repeats at one step, the task fails with the last line of the error.",
+    ErrorKind.EXCEPTION: "If it repeats at one step, the task fails with the last line of the error.",
+    ErrorKind.HANG: "If it repeats, look at the stacks below for what did not enter which collective.",
+    ErrorKind.COLLECTIVE_TIMEOUT: "If it repeats, look at the network between the nodes of the task.",
+    ErrorKind.CONNECTION: "If it repeats, look at the network between the nodes of the task.",
+    ErrorKind.NON_FINITE: "Look at the samples of that micro-batch, and at the parameter that is named below.",
+}
+"""Kind of an incident -> what an operator can do (docs/operations.md, "What failures look like")."""
+
 SEVERITIES = {
     Severity.SEV1: "the node is left out of use, and its workers' work is planned anew",
     Severity.SEV2: "the process is started again on its node; if that fails, it becomes SEV1",

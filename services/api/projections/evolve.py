@@ -112,7 +112,7 @@ def _evolve(views: Views, recorded: Recorded) -> None:
         case StateMoved():
             milestones.moved(views, event)
         case WorkerSlowed():
-            observed.slowed(views, event)
+            observed.slowed(views, recorded, event)
         case AnomalyObserved():
             observed.anomaly(views, event)
     kind, _, name = recorded.stream.partition("/")

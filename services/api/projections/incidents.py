@@ -88,7 +88,8 @@ def refresh(views: Views, incident: str) -> None:
                 sources += milestone.sources.values()
     restored = _latest([_restored_at(chain) for chain in chains.values()])
     faulted = [chain for chain in chains.values() if any(impact.faulted for impact in chain)]
-    resumed = _latest([_resumed_at(chain) for chain in faulted]) if faulted else restored
+    going_on = [chain for chain in faulted if chain[-1].after or _resumed_at(chain) is not None]
+    resumed = _latest([_resumed_at(chain) for chain in going_on]) if faulted else restored
     changes: dict[str, Any] = {
         "restored_at": restored if chains else view.planned_at,  # a fault that touched no task: nothing to restore
         "resumed_at": resumed if chains else view.planned_at,
@@ -107,9 +108,9 @@ def _restored_at(chain: list[Impact]) -> datetime | None:
 
 
 def _resumed_at(chain: list[Impact]) -> datetime | None:
-    """Return when a task first completed a step again."""
+    """Return when a task first completed a step again; None: it has not, or plans have left it without workers."""
     times = [at for impact in chain if (at := impact.resumed_at or impact.restored_at) is not None]
-    return min(times) if times else _restored_at(chain)
+    return min(times, default=None)
 
 
 def _latest(times: list[datetime | None]) -> datetime | None:

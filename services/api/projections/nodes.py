@@ -32,7 +32,7 @@ def joined(views: Views, recorded: Recorded, event: NodeJoined) -> None:
     known = views.nodes.get(event.node)
     cordoned = known is not None and known.cordoned
     if known is not None:
-        forget_slowness(views, known)
+        forget_slowness(views, known, event.occurred_at, "the node joined anew")
     views.nodes[event.node] = NodeView(
         name=event.node,
         position=known.position if known else recorded.position,
@@ -63,7 +63,7 @@ def left(views: Views, event: NodeLeft) -> None:
     node = views.nodes.get(event.node)
     if node is not None and node.incarnation == event.incarnation:
         _change(views, event.node, state=NodeState.LEFT, reason=event.reason)
-        views.nodes[event.node] = forget_slowness(views, views.nodes[event.node])
+        views.nodes[event.node] = forget_slowness(views, views.nodes[event.node], event.occurred_at, "the node left")
 
 
 def cordoned(views: Views, event: NodeCordoned) -> None:
@@ -109,7 +109,8 @@ def failed(views: Views, event: ErrorDetected) -> None:
         state = NodeState.LOST if lost else NodeState.ISOLATED
         _change(views, event.node, state=state, reason=reason, kept_out=kept_out)
         if lost:
-            views.nodes[event.node] = forget_slowness(views, views.nodes[event.node])
+            node = views.nodes[event.node]
+            views.nodes[event.node] = forget_slowness(views, node, event.occurred_at, "the node was lost")
 
 
 def _repeated(event: ErrorDetected, evidence: Evidence) -> str:

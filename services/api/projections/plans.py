@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from services.api.projections import incidents, spans
+from services.api.projections import incidents, observed, spans
 from services.api.projections.documents import change_impact, change_task, close_plan
 from services.api.rates import modelled_rates, rate_flop_per_s
 from services.api.views import Impact, PlanState, PlanView, TaskView, Views
@@ -18,6 +18,7 @@ def decided(views: Views, recorded: Recorded, event: PlanDecided) -> None:
     """Add a plan: the tasks that it changes move to it from the plans that were not done with them."""
     at = recorded.recorded_at
     answered = _answered_incidents(views, event)
+    slowdowns = observed.answered(views, event)
     impacts = _take_tasks(views, event, recorded.position, at)
     if event.trigger is not Trigger.ERROR and event.solution is not None:
         for name, count in event.solution.assignment.items():
@@ -42,6 +43,7 @@ def decided(views: Views, recorded: Recorded, event: PlanDecided) -> None:
         detected_at=max((views.incidents[i].detected_at for i in answered if i in views.incidents), default=None),
         solved=event.solution is not None,
         gain_flop_per_s=_gain_flop_per_s(event),
+        slowdowns=slowdowns,
     )
     for incident in answered:
         incidents.planned(views, incident, event, at)

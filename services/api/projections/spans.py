@@ -192,7 +192,9 @@ def _end_shortfalls_of(views: Views, incident: str, at: datetime) -> None:
 def _end_shortfall(views: Views, span: SpanView, at: datetime) -> None:
     end(views, span, at)
     if (view := views.incidents.get(span.incident)) is not None:
-        views.incidents[view.id] = view.model_copy(update={"shortfalls": _without(view.shortfalls, span.id)})
+        past = [*view.past_shortfalls, span.id]
+        changes = {"shortfalls": _without(view.shortfalls, span.id), "past_shortfalls": past}
+        views.incidents[view.id] = view.model_copy(update=changes)
     if (task := views.tasks.get(span.task)) is not None:
         change_task(views, task.name, shortfalls=_without(task.shortfalls, span.id))
 

@@ -163,4 +163,6 @@ def ended(views: Views, recorded: Recorded, event: TaskStopped | TaskFinished | 
         changes["plan"] = ""
     change_task(views, event.task, **changes)
     if isinstance(event, TaskFailed) and (incident := views.incidents.get(event.incident)) is not None:
-        views.incidents[incident.id] = incident.model_copy(update={"response": incident.response or "fail-task"})
+        failed = {**incident.failed_tasks, event.task: event.reason}
+        response = incident.response or "fail-task"
+        views.incidents[incident.id] = incident.model_copy(update={"response": response, "failed_tasks": failed})

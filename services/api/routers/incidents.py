@@ -18,11 +18,11 @@ from services.api.gateway import Api, Gateway, as_text
 from services.api.last_output import last_output
 from services.api.models import Incident, IncidentAmounts, Page
 from services.api.other_answers import OtherAnswers
-from services.api.postmortem import page
 from services.api.postmortem.gather import Known, known, post_mortem
 from services.api.postmortem.model import PostMortem
 from services.api.readers import ViewReader
 from services.api.request_models import NoteRequest
+from services.api.routers import postmortem_pages
 from services.api.routers.bodies import described, options
 from services.api.routers.parameters import (
     CHANGE,
@@ -133,22 +133,8 @@ async def acknowledge(incident: Id, api: Api, who: Submitter) -> Response:
     return Response(await _one(api, incident), media_type="application/json")
 
 
-_PAGE: dict[int | str, dict[str, Any]] = {
-    200: {
-        "model": PostMortem,
-        "content": {"text/html": {"schema": {"type": "string"}}, "text/markdown": {"schema": {"type": "string"}}},
-    }
-}
-
-
-@router.get("/{incident}/postmortem", response_model=None, responses=NAMED | _PAGE)
-async def postmortem(
-    incident: Id,
-    api: Api,
-    output: Annotated[
-        Literal["json", "html", "md"], Query(alias="format", description="html: one file that needs no other")
-    ] = "json",
-) -> Response:
+@router.get("/{incident}/postmortem", response_model=None, responses=NAMED | postmortem_pages.described(PostMortem))
+async def postmortem(incident: Id, api: Api, output: postmortem_pages.Output = "json") -> Response:
     """Show the post-mortem of an incident: its course, the decisions with their reasons, its cost, others like it."""
     as_of = utc_now()
 
@@ -161,9 +147,4 @@ async def postmortem(
     if "last_output" not in made.evidence:
         outputs, missing = await last_output(made.failed, api.own_files, api.node_files)
         made = made.model_copy(update={"outputs": outputs, "left_out": [*made.left_out, *missing]})
-    if output == "html":
-        policy = {"Content-Security-Policy": page.content_security_policy()}
-        return Response(page.html(made), media_type="text/html; charset=utf-8", headers=policy)
-    if output == "md":
-        return Response(page.markdown(made), media_type="text/markdown; charset=utf-8")
-    return Response(as_text(made), media_type="application/json")
+    return postmortem_pages.answer(made, output)

@@ -1,0 +1,147 @@
+"""The plans of a page: what each decided, and why it gives no other numbers of workers. Reads the log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from services.api.flop_text import flop
+from services.api.plan_text import explain
+from services.api.postmortem.counts import count_reasons, unused
+from services.api.postmortem.model import DecidedPlan, Replanned
+from services.api.postmortem.replanning import replanned
+from services.api.readers import ViewReader
+from services.api.tables import PLANS
+from services.api.views import PlanView
+from shared.errors import Archived
+from shared.events import PlanDecided
+from shared.log.log import EventLog
+from shared.plans import LoggedTable, Problem, Response
+
+MOST_PLANS = 200
+"""Plans before one in which its throughput tables are looked for: a table is logged again once no plan names it."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The plans that answered what a page is about, in order. ``solved_before``: the solver's plans before them."""
+
+    plans: Sequence[PlanView]
+    solved_before: Sequence[PlanView] = field(default_factory=tuple)
+
+
+def answers(views: ViewReader, names: Sequence[str], before: int) -> Answers:
+    """Return what the projections know of plans.
+
+    Args:
+        views: of the projections.
+        names: of the plans, in order.
+        before: position before which plans of the solver are looked for, where there is no plan.
+    """
+    found = views.several(PLANS, names)
+    plans = [found[plan] for plan in names if plan in found]
+    first = plans[0].position if plans else before
+    solved = [plan for plan in views.newest(PLANS, before=first, limit=MOST_PLANS) if plan.solved]
+    return Answers(plans, solved)
+
+
+def decided(found: Answers, log: EventLog, left_out: list[str]) -> list[DecidedPlan]:
+    """Return the plans with their words and reasons; add to ``left_out`` what the log does not have any more."""
+    return [_plan(found, plan, log, left_out) for plan in found.plans]
+
+
+def _plan(found: Answers, view: PlanView, log: EventLog, left_out: list[str]) -> DecidedPlan:
+    event = _event(log, view)
+    if event is None:
+        left_out.append(f"plan {view.id}: position {view.position} is archived")
+        return DecidedPlan(id=view.id, position=view.position, decided_at=view.decided_at, words="")
+    shown = DecidedPlan(
+        id=view.id, position=view.position, decided_at=view.decided_at, words=explain(event), note=_note(event)
+    )
+    if event.problem is None or event.solution is None:
+        return shown.model_copy(update={"replanned": _replanned(found, view, log)})
+    earlier = [plan for plan in (*found.plans, *found.solved_before) if plan.solved and plan.position < view.position]
+    problem = _whole(event, log, sorted(earlier, key=lambda plan: -plan.position))
+    if problem is None:
+        left_out.append(f"why plan {view.id} gives no other numbers: its throughput tables are too far back in the log")
+        return shown
+    given = event.solution.assignment
+    return shown.model_copy(
+        update={"counts": count_reasons(problem, event.solution), "unused_workers": unused(problem, given)}
+    )
+
+
+def _note(plan: PlanDecided) -> str:
+    """Return what the answer follows from, where its words need that."""
+    if plan.response in (Response.RESTART, Response.RETRY):
+        what = "retried in place" if plan.response is Response.RETRY else "started again on its node"
+        return (
+            f"The answer to this severity is fixed: what failed is {what}, and every task keeps its number of workers."
+        )
+    if plan.outlook is None or not plan.outlook.choices:
+        return ""
+    chosen = plan.outlook.choices[0]
+    if chosen.label == "best":
+        return "It is worth most up to the next failure, and in the mean of the futures too."
+    futures = f"the mean of {plan.outlook.rollouts} futures of the cluster"
+    return (
+        f"Up to the next failure another answer is worth more; in {futures} this one is, by {flop(chosen.gain)}. "
+        "The table below compares up to the next failure only."
+    )
+
+
+def _replanned(found: Answers, view: PlanView, log: EventLog) -> list[Replanned]:
+    """Return what re-planning would have given, by the newest problem before the plan."""
+    before = [plan for plan in found.solved_before if plan.position < view.position]
+    basis = _event(log, before[0]) if before else None
+    problem = _whole(basis, log, before[1:]) if basis is not None else None
+    if basis is None or basis.solution is None or problem is None:
+        return []
+    given = basis.solution.assignment
+    keeps_free = basis.outlook is not None and basis.solution.label != "best"
+    models = [
+        replanned(
+            basis.plan,
+            problem,
+            given,
+            name,
+            len(impact.before),
+            len(impact.before) - len(impact.survivors),
+            keeps_free=keeps_free,
+        )
+        for name, impact in sorted(view.impacts.items())
+        if impact.faulted
+    ]
+    return [model for model in models if model is not None]
+
+
+def _event(log: EventLog, view: PlanView) -> PlanDecided | None:
+    """Return a plan's event; None if it is archived and the segment is not at hand."""
+    try:
+        records = log.read(after=view.position - 1, limit=1)
+    except Archived:
+        return None
+    event = records[0].event if records else None
+    return event if isinstance(event, PlanDecided) else None
+
+
+def _whole(plan: PlanDecided, log: EventLog, before: Sequence[PlanView]) -> Problem | None:
+    """Return a plan's problem with its throughput tables, which it or plans before it have.
+
+    None: the plan has no problem, or the tables are not found.
+
+    Args:
+        plan: whose problem is wanted.
+        log: is read.
+        before: the solver's plans before it, the newest first.
+    """
+    if plan.problem is None:
+        return None
+    tables: dict[str, LoggedTable] = dict(plan.tables)
+    wanted = {task.table for task in plan.problem.tasks if task.table}
+    for view in before:
+        if wanted <= tables.keys():
+            break
+        event = _event(log, view)
+        tables = {**(event.tables if event is not None else {}), **tables}
+    return plan.problem.with_tables(tables) if wanted <= tables.keys() else None

@@ -1,0 +1,91 @@
+"""``/v1/slow-workers``: slowdowns of workers, past and present, each with its post-mortem."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Response
+
+from services.api import conditional
+from services.api.gateway import Api
+from services.api.models import Page
+from services.api.postmortem.slow import KnownSlowdown, known_slowdown, slow_post_mortem
+from services.api.postmortem.slow_model import SlowWorkerPostMortem
+from services.api.readers import ViewReader
+from services.api.routers import postmortem_pages
+from services.api.routers.parameters import (
+    NAMED,
+    PROBLEMS,
+    TAGGED,
+    Cursor,
+    Id,
+    Limit,
+    Order,
+    Since,
+    TaskFilter,
+    Until,
+    page_json,
+    times,
+)
+from services.api.slow_worker_models import SlowWorker
+from services.api.tables import SLOWDOWNS
+from services.api.views import ClusterView
+from shared.model import utc_now
+
+router = APIRouter(prefix="/v1/slow-workers", tags=["slow workers"], responses=PROBLEMS)
+
+
+@router.get("", response_model=Page[SlowWorker])
+async def slow_workers(
+    api: Api,
+    limit: Limit = 100,
+    cursor: Cursor = 0,
+    order: Order = "oldest",
+    task: TaskFilter = None,
+    state: Annotated[Literal["open", "closed"] | None, Query(description="open: still slow")] = None,
+    since: Since = None,
+    until: Until = None,
+) -> Response:
+    """List slowdowns of workers in the order in which they were found; ``since`` and ``until`` are of that time."""
+    window = times(since, until)
+
+    def answer(views: ViewReader) -> str:
+        states = [state] if state else []
+        found = views.rows(
+            SLOWDOWNS,
+            "shown",
+            after=cursor,
+            limit=limit + 1,
+            states=states,
+            task=task or "",
+            newest=order == "newest",
+            times=window,
+        )
+        return page_json([row.shown for row in found], [row.position for row in found], limit)
+
+    return await api.answer(answer)
+
+
+@router.get("/{slowdown}", response_model=SlowWorker, responses=NAMED | TAGGED)
+async def one(slowdown: Id, api: Api, if_none_match: conditional.IfNoneMatch = "") -> Response:
+    """Show a slowdown of a worker."""
+    text = await api.read(lambda views: str(views.row(SLOWDOWNS, slowdown, "shown").shown))
+    return conditional.answer(text, if_none_match)
+
+
+@router.get(
+    "/{slowdown}/postmortem",
+    response_model=None,
+    responses=NAMED | postmortem_pages.described(SlowWorkerPostMortem),
+)
+async def postmortem(slowdown: Id, api: Api, output: postmortem_pages.Output = "json") -> Response:
+    """Show the post-mortem of a slow worker: what was measured, what was decided and why, and what it cost."""
+    as_of = utc_now()
+
+    def read(views: ViewReader) -> tuple[KnownSlowdown, ClusterView]:
+        return known_slowdown(views, slowdown), api.cluster(views)
+
+    found, cluster = await api.read(read)
+    made = await asyncio.to_thread(slow_post_mortem, found, api.journal.log, cluster, as_of)
+    return postmortem_pages.answer(made, output)
