@@ -12,7 +12,7 @@ import jinja2
 
 from services.api.flop_text import flop
 from services.api.postmortem import evidence, sentences, words
-from services.api.postmortem.durations import clock, seconds
+from services.api.postmortem.durations import clock, seconds, taken
 from services.api.postmortem.model import PostMortem
 from services.api.postmortem.slow_model import SlowWorkerPostMortem
 
@@ -73,7 +73,7 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         auto_reload=False,
     )
-    made.filters |= {"flop": flop, "seconds": seconds, "clock": clock, "cell": cell, "fenced": fenced}
+    made.filters |= {"flop": flop, "seconds": seconds, "clock": clock, "taken": taken, "cell": cell, "fenced": fenced}
     made.filters |= {
         "fewer": sentences.fewer,
         "replanned": sentences.replanned,
