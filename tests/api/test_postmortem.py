@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.api.postmortem import evidence, page, words
-from services.api.postmortem.course import can_have_caused
+from services.api.postmortem.course import can_have_caused, slows_down
 from services.api.postmortem.durations import seconds
 from services.api.postmortem.gather import known, post_mortem
 from services.api.postmortem.model import PostMortem, Shortfall
@@ -353,3 +353,8 @@ def test_a_fault_is_called_a_test_only_if_the_injected_one_leads_to_it(
 ) -> None:
     asked = FaultInjected(event_id="f", occurred_at=START, fault=fault, task="gpt", rank=1)
     assert can_have_caused(asked, kind, START + timedelta(seconds=after_s)) is caused
+
+
+@pytest.mark.parametrize(("fault", "slower"), [("slow=3", True), ("slow=1", False), ("kill", False), ("later", False)])
+def test_the_end_of_an_injected_slowdown_makes_nothing_slow(fault: str, slower: bool) -> None:
+    assert slows_down(FaultInjected(event_id="f", occurred_at=START, fault=fault, task="gpt", rank=1)) is slower

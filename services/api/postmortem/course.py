@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from services.api.postmortem.model import Injection
 from shared.errors import Archived, InvalidInput
 from shared.events import ErrorDetected, FaultInjected, Recorded
-from shared.injection import parse
+from shared.injection import RequestedFault, parse
 from shared.log.log import EventLog
 from shared.severities import ErrorKind
 
@@ -106,6 +106,12 @@ def injected(
     return newest
 
 
+def slows_down(asked: FaultInjected) -> bool:
+    """Return whether an injected fault is a slowdown; ``slow=1`` is the end of one."""
+    fault = _read(asked)
+    return fault is not None and fault.kind == "slow" and float(fault.argument) > 1.0
+
+
 def can_have_caused(asked: FaultInjected, kind: ErrorKind, at: datetime) -> bool:
     """Return whether an injected fault can have led to an incident.
 
@@ -114,9 +120,8 @@ def can_have_caused(asked: FaultInjected, kind: ErrorKind, at: datetime) -> bool
         kind: of the incident.
         at: when the incident occurred.
     """
-    try:
-        fault = parse(asked.fault)
-    except InvalidInput:  # a kind that this version does not know
+    fault = _read(asked)
+    if fault is None:
         return False
     if fault.kind == "disconnect" and (at - asked.occurred_at).total_seconds() > fault.away_s:
         return False
@@ -134,3 +139,11 @@ _LEADS_TO = {
 }
 """Kind of an injected fault -> kinds of the incidents that it leads to. ``slow`` and ``spike`` lead to none: the task
 trains on."""
+
+
+def _read(asked: FaultInjected) -> RequestedFault | None:
+    """Return the fault that an event names; None: this version does not know its kind."""
+    try:
+        return parse(asked.fault)
+    except InvalidInput:
+        return None

@@ -10,7 +10,7 @@ from services.api import present
 from services.api.observed_views import SlowdownView
 from services.api.postmortem import timeline
 from services.api.postmortem.alike import EXAMINED, SHOWN, shown
-from services.api.postmortem.course import course, injected
+from services.api.postmortem.course import course, injected, slows_down
 from services.api.postmortem.decided import Answers, answers, decided
 from services.api.postmortem.durations import clock, seconds
 from services.api.postmortem.model import Injection
@@ -79,8 +79,7 @@ def slow_post_mortem(found: KnownSlowdown, log: EventLog, cluster: ClusterView, 
     view, left_out = found.view, list[str]()
     carried_out_at = _carried_out_at(found.answers)
     plans = {plan.id for plan in found.answers.plans}
-    over_at = max((at for at in (carried_out_at, view.ended_at) if at is not None), default=None)
-    ends = over_at if view.ended_at is not None else None
+    ends = max((at for at in (carried_out_at, view.ended_at) if at is not None), default=None)
     records = course(log, view.position, ends, TYPES, lambda record: is_part(record, view, plans), left_out)
     progress = _progress(view, log)
     asked = injected(
@@ -90,7 +89,7 @@ def slow_post_mortem(found: KnownSlowdown, log: EventLog, cluster: ClusterView, 
         task=view.task,
         rank=view.rank,
         node=view.node,
-        of=lambda asked: asked.fault.startswith("slow="),
+        of=slows_down,
         within=PROGRESS_RECORDS,
     )
     began_at, began = _began(view, progress, asked)
