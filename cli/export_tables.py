@@ -131,7 +131,7 @@ INCIDENTS = (
     ),
     *(
         _other_answer(answer, amount)
-        for answer in ("plain-restart", "only-failed-task-shrinks")
+        for answer in ("plain-restart", "wait-for-the-node", "only-failed-task-shrinks")
         for amount in ("worker_s", "lost_flop")
     ),
 )

@@ -34,7 +34,7 @@ class Counterfactual(BaseModel):
     ``worker_s`` is null where the model says nothing of it. ``assumptions``: in words.
     """
 
-    answer: Literal["plain-restart", "only-failed-task-shrinks"]
+    answer: Literal["plain-restart", "wait-for-the-node", "only-failed-task-shrinks"]
     worker_s: float | None
     lost_flop: float
     assumptions: list[str]

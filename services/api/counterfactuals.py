@@ -10,14 +10,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 
 from services.api.cost_models import Counterfactual, IncidentCost
-from services.api.other_answers import OtherAnswers, RestartCost, SolverPlan
+from services.api.other_answers import OtherAnswers, RestartCost, SolverPlan, StoodStill
 from services.api.views import Impact, IncidentView, PlanView
+from shared.severities import Severity
 
 _RESTART = [
     "every process of the tasks that the fault interrupted ends, and they start again on as many workers",
     "a spare takes the place of what is lost at once",
     "a start takes as long as the task's last start from nothing",
     "steps since the newest checkpoint are computed again, at the rate before the fault",
+]
+_WAIT = [
+    "every process of the tasks that the fault interrupted ends, and nothing takes the place of the node's workers",
+    "these tasks stand until the node is back, and start again then on as many workers as before",
+    *_RESTART[2:],
 ]
 _SHRINK = [
     "all other tasks keep their workers",
@@ -34,7 +40,14 @@ def other_answers_to(incident: IncidentView, plans: Sequence[PlanView]) -> Other
         solver_plan = SolverPlan(
             position=solved.position, decided_at=solved.decided_at, gain_flop_per_s=solved.gain_flop_per_s
         )
-    return OtherAnswers(restart=_restart(incident, list(_interrupted(plans))), solver_plan=solver_plan)
+    interrupted = list(_interrupted(plans))
+    restart = _restart(incident, interrupted)
+    return OtherAnswers(
+        restart=restart,
+        solver_plan=solver_plan,
+        stood_still=_stood_still(incident, interrupted) if restart is not None else None,
+        back_at=incident.other_answers.back_at,
+    )
 
 
 def counterfactuals(
@@ -46,11 +59,13 @@ def counterfactuals(
         others: of the incident.
         cost: of the incident.
         next_solved: returns when the first plan of the solver behind a position was decided; None: there is none.
-        as_of: stands in for the next plan of the solver, where there is none.
+        as_of: stands in for the next plan of the solver, and for the return of the node, where there is none.
     """
     found = []
     if others.restart is not None:
         found.append(Counterfactual(answer="plain-restart", **others.restart.model_dump(), assumptions=_RESTART))
+        if others.stood_still is not None:
+            found.append(_waited(others.restart, others.stood_still, others.back_at or as_of))
     plan = others.solver_plan
     if plan is not None and plan.gain_flop_per_s is not None:
         lasted_s = ((next_solved(plan.position) or as_of) - plan.decided_at).total_seconds()
@@ -59,6 +74,28 @@ def counterfactuals(
             Counterfactual(answer="only-failed-task-shrinks", worker_s=None, lost_flop=lost, assumptions=_SHRINK)
         )
     return found
+
+
+def _waited(restart: RestartCost, stood: StoodStill, back_at: datetime) -> Counterfactual:
+    """Return what it would have cost to wait until the node is back."""
+    still_s = max((back_at - stood.since).total_seconds(), 0.0)
+    return Counterfactual(
+        answer="wait-for-the-node",
+        worker_s=restart.worker_s + stood.workers * still_s,
+        lost_flop=restart.lost_flop + stood.waf_flop_per_s * still_s,
+        assumptions=_WAIT,
+    )
+
+
+def _stood_still(incident: IncidentView, impacts: Sequence[Impact]) -> StoodStill | None:
+    """Return what stands while a node is waited for; None if the incident took no node."""
+    if incident.severity is not Severity.SEV1 or incident.node is None:
+        return None
+    return StoodStill(
+        workers=sum(len(impact.before) for impact in impacts),
+        waf_flop_per_s=sum(impact.waf_flop_per_s for impact in impacts),
+        since=incident.detected_at,
+    )
 
 
 def _interrupted(answers: Iterable[PlanView]) -> Iterator[Impact]:

@@ -22,11 +22,26 @@ class SolverPlan(Model):
     gain_flop_per_s: float | None
 
 
+class StoodStill(Model):
+    """What would have stood until the node of an incident is back: the tasks that the fault interrupted.
+
+    ``workers``, ``waf_flop_per_s``: of these tasks before the fault. ``since``: when it was detected.
+    """
+
+    workers: int
+    waf_flop_per_s: float
+    since: datetime
+
+
 class OtherAnswers(Model):
     """What the models of other answers to an incident are made of.
 
     ``restart``: None where the log says too little. ``solver_plan``: None if the solver made none of the plans.
+    ``stood_still``: None if no node was lost or isolated, or where the log says too little; ``back_at``: when the node
+    was back, or left for good.
     """
 
     restart: RestartCost | None = None
     solver_plan: SolverPlan | None = None
+    stood_still: StoodStill | None = None
+    back_at: datetime | None = None

@@ -320,6 +320,25 @@ def test_counterfactuals_are_models_of_other_answers(story: Story) -> None:
     assert shrinks.assumptions
 
 
+def test_to_wait_for_a_node_costs_until_it_is_back(story: Story) -> None:
+    story.running()
+    lose_n1(story, ALL[:2])
+
+    def lost_s(now: float) -> float:
+        found = {one.answer: one for one in other_answers(story.views(), story.time(now), "i1", NO_COST)}
+        wait, restart = found["wait-for-the-node"], found["plain-restart"]
+        still_s = ((wait.worker_s or 0.0) - (restart.worker_s or 0.0)) / len(ALL)
+        update_flop = story.views().tasks["gpt"].update_flop  # of a second
+        assert wait.lost_flop - restart.lost_flop == pytest.approx(update_flop * still_s)
+        return still_s
+
+    assert lost_s(200) == pytest.approx(200 - 102)
+    story.at(250).node("n1")
+    assert lost_s(300) == pytest.approx(250 - 102)
+    story.at(400).node("n1")
+    assert lost_s(500) == pytest.approx(250 - 102)
+
+
 def test_there_is_no_counterfactual_where_the_log_says_too_little(story: Story) -> None:
     story.running().process_exit().process_restored()
     views = story.views()

@@ -100,6 +100,7 @@ def test_every_question_is_answered_on_the_page(
     assert f"{incident.cost.detection_worker_s:.1f}" in sections["cost"]
     assert incident.cost.failure_money > 0.0
     assert "With the answer plain-restart (a model)" in sections["cost"]
+    assert ("With the answer wait-for-the-node (a model)" in sections["cost"]) is (kind is ErrorKind.NODE_LOST)
     # Has it happened before?
     earlier = sum(r.position < made.detected for r in records if r.event.type == "error.detected")
     assert made.alike.examined == earlier

@@ -77,6 +77,7 @@ def follow_node(views: Views, name: str, before: NodeView | None, recorded: Reco
         end(views, known, at)
         if known.kind is SpanKind.AWAY:
             _end_shortfalls_of(views, known.incident, at)
+            _note_return(views, known.incident, at)
     _follow_away(views, name, kind is SpanKind.AWAY)
     if kind is None:
         views.nodes[name] = node.model_copy(update={"span": ""})
@@ -187,6 +188,13 @@ def _end_shortfalls_of(views: Views, incident: str, at: datetime) -> None:
     view = views.incidents.get(incident)
     for key in list(view.shortfalls) if view is not None else []:
         _end_shortfall(views, views.spans[key], at)
+
+
+def _note_return(views: Views, incident: str, at: datetime) -> None:
+    """Note when the node that an incident took was back, or left for good; a model of another answer needs it."""
+    if (view := views.incidents.get(incident)) is not None and view.other_answers.back_at is None:
+        answers = view.other_answers.model_copy(update={"back_at": at})
+        views.incidents[incident] = view.model_copy(update={"other_answers": answers})
 
 
 def _end_shortfall(views: Views, span: SpanView, at: datetime) -> None:
