@@ -119,29 +119,38 @@ def judge(state: DetectorState, limits: SilenceLimits, listening_since: datetime
 
 
 def _mark_cut_off(state: DetectorState, look: _Now, found: Found) -> None:
-    """Note whether the control plane is cut off: no node is heard, and there are some that are not lost."""
+    """Note whether no node is heard, or none on another machine, though there are some that are not lost.
+
+    Only the first means that the control plane is cut off from all nodes. In the second case the link of its own
+    machine may be the one that is cut, which nodes on that machine do not show.
+    """
     left = look.silent_s.keys() - {one.node.name for one in found.lost}
     kept = {name for name in left if state.nodes[name].unreachable_since is not None}
-    if not kept or look.apart & left - kept:
-        state.cut_off_since = None
-    elif state.cut_off_since is None:
-        state.cut_off_since = look.at
+    others = left - kept
+    cut_off = bool(kept) and not others
+    link = cut_off or (bool(kept & look.apart) and not others & look.apart)
+    if cut_off and state.cut_off_since is None:
         found.notes.append("no node is heard, and none is known to be lost: the control plane may be cut off")
+    elif link and not cut_off and not state.link_may_be_cut:
+        found.notes.append("no node on another machine is heard: the link of the control plane's machine may be cut")
+    state.cut_off_since = (state.cut_off_since or look.at) if cut_off else None
+    state.link_may_be_cut = link
 
 
 def heard(state: DetectorState, node: MonitoredNode, now: datetime) -> list[str]:
     """Note that a node is heard; return a line for the log if it was unreachable.
 
-    The node was never given up: its ranks train on, and nothing is cleaned. If the control plane was cut off, the other
-    nodes get time to reconnect, too.
+    The node was never given up: its ranks train on, and nothing is cleaned. If the link of the control plane's machine
+    may have been cut, the other nodes get time to reconnect, too.
     """
     if node.unreachable_since is None or not node.present:
         return []
     silent_s = (now - node.unreachable_since).total_seconds()
     grace = timedelta(seconds=RECONNECT_GRACE_S)
     node.unreachable_since, node.adopted_until = None, now + grace
-    if state.cut_off_since is not None:
-        state.cut_off_since = None
+    state.cut_off_since = None
+    if state.link_may_be_cut:
+        state.link_may_be_cut = False
         for other in state.nodes.values():
             if other.present:
                 other.excused_until = now + grace

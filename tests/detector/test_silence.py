@@ -164,6 +164,28 @@ def test_a_rank_that_vanished_while_the_control_plane_was_cut_off_is_found_after
     assert (error.kind, error.worker) == (ErrorKind.PROCESS_EXIT, "n1/0")
 
 
+# ---- one machine for all
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_one_silent_node_on_the_detectors_machine_cuts_nobody_off(nodes: int) -> None:
+    """Its agent has lost its connection to NATS; the others beside it are heard."""
+    world = World(nodes)
+    world.here = set(world.names)
+    world.run(1.0)
+    world.unheard = {"n1"}
+    assert world.run(8.0) == []
+    assert world.unreachable() == {"n1": [DETECTOR]}
+    assert not world.is_cut_off()
+    assert not [note for note in world.notes if "cut off" in note]
+    world.unheard = set(world.names)
+    assert world.run(2 * TIMEOUT_S) == []
+    assert world.is_cut_off()
+    world.heal()
+    assert world.run(10.0) == []
+    assert not world.is_cut_off()
+
+
 # ---- nodes that only the control plane does not hear
 
 

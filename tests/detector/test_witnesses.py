@@ -21,7 +21,22 @@ def test_a_node_on_the_detectors_machine_is_no_witness_against_others() -> None:
     world.cut |= {frozenset({"n0", "n1"}), frozenset({"n0", "n2"})}
     world.cluster.fold(TaskFailed(event_id="f", occurred_at=START, task="gpt", generation=1, step=1, reason="bug"))
     assert world.run(30.0) == []
-    assert world.is_cut_off()
+    assert world.unreachable() == {"n1": [], "n2": []}
+    assert not world.is_cut_off(), "n0 is heard"
+    assert [note for note in world.notes if "no node on another machine is heard" in note]
+
+
+def test_nodes_elsewhere_have_time_to_reconnect_after_the_link_of_the_detectors_machine_was_cut() -> None:
+    """A node beside the detector is heard all the time, which says nothing of that link."""
+    world = World(3, here={"n0"})
+    links = {frozenset({a, b}) for a in ("n0", DETECTOR) for b in ("n1", "n2")}
+    world.unheard, world.cut = {"n1", "n2"}, links
+    assert world.run(5.0) == []
+    world.unheard = {"n2"}
+    world.cut = {link for link in links if "n2" in link} | {frozenset({"n1", "n2"})}
+    assert world.run(1.9) == []
+    world.heal()
+    assert world.run(10.0) == []
 
 
 def test_a_node_that_ranks_on_the_detectors_machine_need_is_lost() -> None:
