@@ -272,8 +272,10 @@ def _verdict(
     is_late = silent_s > limits.node_timeout_s
     found = probing.results(state, node.name, since)
     answers = {witness: outcome for witness, outcome in found.items() if witness not in state.isolated}
-    if Outcome.ABSENT in answers.values() or (is_late and Outcome.MUTE in answers.values()):
+    if Outcome.ABSENT in answers.values():
         return "no heartbeat, and its machine answers without an agent"
+    if is_late and Outcome.MUTE in answers.values():  # stopped, hanging, or without a CPU for so long
+        return "no heartbeat, and no answer from its agent within the limit, though its machine answers"
     if not probing.can_probe(state, node.name):
         return "no heartbeat" if is_late and _may_lose_unprobed(state, node, look) else None
     pending = [w for w in (*look.witnesses, DETECTOR) if probing.is_pending(state, w, node.name, since)]

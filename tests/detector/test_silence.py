@@ -30,6 +30,11 @@ def test_one_dead_node_is_found_as_soon_as_its_silence_allows(nodes: int, how: s
     assert TIMEOUT_S - 2 * TICK_S <= found["n1"] <= SOON_S
     outcome = {"off": "silent", "stopped": "mute"}[how]
     assert set(world.events[-1].evidence["witnesses"].values()) == {outcome}
+    reason = {
+        "off": "no heartbeat, and no witness reaches it",
+        "stopped": "no heartbeat, and no answer from its agent within the limit, though its machine answers",
+    }[how]
+    assert world.events[-1].evidence["reason"] == reason
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 8])
