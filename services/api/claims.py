@@ -185,8 +185,13 @@ def planned_claims(impact: Impact, as_of: datetime, cause: str = "") -> list[Cla
 
 
 def training_claims(impact: Impact, as_of: datetime) -> list[Claim]:
-    """Return the claims of training: of all workers after the plan, and of survivors that resume during it."""
+    """Return the claims of training: of all workers after the plan, and of survivors that resume during it.
+
+    Survivors of a task that is to have no workers train until it has none.
+    """
     until = impact.until or as_of
+    if not impact.after and impact.closed_at is not None:
+        until = min(until, impact.closed_at)
     claims = _span(impact, impact.after, impact.restored_at, until, Part.TRAINING)
     if impact.resumed_at is not None:
         end = impact.restored_at or until

@@ -128,6 +128,21 @@ def test_a_healthy_task_that_a_plan_moves_pays_only_its_pause() -> None:
     assert charge(training_claims(impact, at(200)))[Part.TRAINING] == 5 * (200 - 112)
 
 
+def test_survivors_that_finish_a_step_before_their_task_pauses_train_until_then() -> None:
+    impact = Impact(
+        task="gpt",
+        before=WORKERS,
+        survivors=WORKERS[:3],
+        faulted=True,
+        planned_at=at(102),
+        resumed_at=at(104),
+        closed_at=at(109),
+    )
+    assert charge(training_claims(impact, at(200)))[Part.TRAINING] == 3 * 5
+    later = impact.model_copy(update={"until": at(150)})  # when the task starts again
+    assert charge(training_claims(later, at(200)))[Part.TRAINING] == 3 * 5
+
+
 def test_what_is_not_over_counts_up_to_now() -> None:
     impact = Impact(task="gpt", before=WORKERS, after=WORKERS, survivors=WORKERS[:3], faulted=True, planned_at=at(102))
     assert charge(failure_claims(impact, FAULT, first=True, as_of=at(107)))[Part.TRANSITION] == 4 * 6
