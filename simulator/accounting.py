@@ -1,24 +1,33 @@
 """Accounting: the cost report's own projections and ledger, folded from the records of a run, in memory.
 
+It differs from them in three things. What starts a task again that an incident has made wait belongs to failures
+(``restarts``). A task that stands still for a fault which is not found, or only together with another one, does not
+train (``stalls``). A task that pauses gives up all its workers, also those that finish the step which a fault has
+broken; the views have these as its workers until it starts again.
+
 The views are plain mappings in place of the tables of ``services.api.store``. Time is settled a day at a time, as the
 store does it, so that the claims of a long run are never in memory all at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 from services.api.claim_times import plan_times, span_times
+from services.api.claims import Part
 from services.api.costs import allocated_worker_s
-from services.api.ledger import CATEGORIES, History
+from services.api.ledger import CATEGORIES, History, ledger
 from services.api.projections.evolve import evolve
 from services.api.service_levels import achieved_flop
-from services.api.settlement import ALL, DAY_S, PARTS, settle_window
+from services.api.settlement import DAY_S
 from services.api.span_claims import Window
 from services.api.views import ClusterView, PlanView, SpanKind, SpanView, TaskView, Views
-from shared.events import Recorded
+from shared.events import PlanDecided, Recorded
+from shared.plans import TaskChange
 from simulator.agenda import START
+from simulator.restarts import Restarts
+from simulator.stalls import Stall
 
 
 class Accounting:
@@ -26,25 +35,35 @@ class Accounting:
 
     def __init__(self) -> None:
         self._views = Views()
+        self._restarts = Restarts()
 
     def fold(self, record: Recorded) -> None:
         """Fold a record."""
-        evolve(self._views, record)
+        evolve(self._views, _given_up(record))
+        self._restarts.fold(record.event)
 
-    def totals(self, until: datetime) -> tuple[dict[str, float], float]:
-        """Return the worker-seconds of each kind up to a time, and the allocated ones, which are counted apart."""
-        return self.kinds(START, until), allocated_worker_s(self._views.nodes.values(), until)
+    def totals(self, until: datetime, stalls: Sequence[Stall] = ()) -> tuple[dict[str, float], float]:
+        """Return the worker-seconds of each kind up to a time, and the allocated ones, which are counted apart.
 
-    def kinds(self, since: datetime, until: datetime) -> dict[str, float]:
+        What the ledger takes for training in one of the ``stalls`` counts as detection.
+        """
+        return self.kinds(START, until, stalls), allocated_worker_s(self._views.nodes.values(), until)
+
+    def kinds(self, since: datetime, until: datetime, stalls: Sequence[Stall] = ()) -> dict[str, float]:
         """Return the worker-seconds of each kind between two times."""
         kinds = dict.fromkeys(CATEGORIES.values(), 0.0)
         plans = sorted(((*plan_times(plan), plan) for plan in self._views.plans.values()), key=lambda each: each[:2])
         spans = [(*span_times(span), span) for span in self._views.spans.values() if span.kind is not SpanKind.PROGRESS]
         for window in _days(since.timestamp(), until.timestamp()):
             history = self._reaching(window, plans, spans)
-            whole = settle_window(history, self._views.tasks, window, until)[ALL][""]
-            for part, kind in CATEGORIES.items():
-                kinds[kind] += whole[PARTS[part]]
+            here = [stall for stall in stalls if stall.start_s < window.end_s and stall.end_s > window.start_s]
+            for charge in ledger(history, until, window).charges:
+                if not charge.intervals:
+                    continue
+                part = self._restarts.part_of(charge, self._views.plans)
+                stalled_s = sum(stall.worker_s(charge) for stall in here) if part is Part.TRAINING else 0.0
+                kinds[CATEGORIES[part]] += charge.worker_s - stalled_s
+                kinds[CATEGORIES[Part.DETECTION]] += stalled_s
         return kinds
 
     @property
@@ -79,6 +98,19 @@ class Accounting:
             incidents=sorted(incidents, key=lambda incident: incident.position),
             spans=sorted(lasting, key=lambda span: (span.position, span.id)),
         )
+
+
+def _given_up(record: Recorded) -> Recorded:
+    """Return the record of a plan in which tasks that pause or stop keep no workers; any other as it is."""
+    plan = record.event
+    if not isinstance(plan, PlanDecided) or not any(map(_finishes_first, plan.changes)):
+        return record
+    changes = [c.model_copy(update={"interrupted": None}) if _finishes_first(c) else c for c in plan.changes]
+    return record.model_copy(update={"event": plan.model_copy(update={"changes": changes})})
+
+
+def _finishes_first(change: TaskChange) -> bool:
+    return change.action in ("pause", "stop") and change.interrupted is not None
 
 
 def _days(start_s: float, end_s: float) -> Iterator[Window]:

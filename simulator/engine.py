@@ -121,20 +121,32 @@ class _Run:
         for training in self._trainings.values():
             self._execution.report(training)
         self._recorder.flush()
-        kinds, allocated = self._accounting.totals(time_of(horizon_s)) if self._accounting is not None else ({}, 0.0)
+        outcome = self._achieved(horizon_s)
+        if self._accounting is None:
+            return outcome
+        lost_worker_s = sum(training.lost_worker_s() for training in self._trainings.values())
+        kinds, allocated = self._accounting.totals(time_of(horizon_s), self._execution.stalls.up_to(horizon_s))
+        lost_worker_s = min(lost_worker_s, kinds["useful"])
+        kinds["useful"] -= lost_worker_s
+        kinds["recompute"] += lost_worker_s  # the ledger has it once it is computed again, behind the end
+        return outcome.model_copy(update={"worker_s": kinds, "allocated_worker_s": allocated})
+
+    def _achieved(self, horizon_s: float) -> Outcome:
+        """Return the outcome at the end, without the costs."""
         return Outcome(
             policy=self._policy.name,
             seed=self._seed,
             horizon_s=horizon_s,
             accumulated_waf_flop=sum(training.waf_flop for training in self._trainings.values()),
-            worker_s=kinds,
-            allocated_worker_s=allocated,
+            worker_s={},
+            allocated_worker_s=0.0,
             transitions=self._execution.transitions,
             recovery_s=self._execution.recovery_s,
             waf=self._waf,
             completed_s=self._execution.completed_s,
             steps={t.name: min(t.step, float(t.spec.steps)) for t in self._trainings.values()},
             events=self._recorder.events,
+            unfound=self._nodes.unfound,
         )
 
     def _start(self) -> None:

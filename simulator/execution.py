@@ -30,6 +30,7 @@ from simulator.agenda import Agenda, time_of
 from simulator.phases import Moved, moved_phases
 from simulator.policy import Course, Policy, Recovery
 from simulator.rates import Rates, slowdown_of
+from simulator.stalls import Stalls
 from simulator.training import Formation, Part, Training
 
 DECISION_S = 0.02
@@ -83,6 +84,7 @@ class Execution:
         self._changed = changed
         self._starting = True
         self.transitions = 0
+        self.stalls = Stalls()
         self.recovery_s: list[float] = []
         self.completed_s: dict[str, float] = {}
 
@@ -232,7 +234,7 @@ class Execution:
     def _moved(self, training: Training, part: Part, moved: Moved, start_s: float, last: bool) -> None:
         training.advance(self._agenda.now_s)
         recomputed = 0
-        if moved.trains:
+        if moved.trains and part.change.action not in ("stop", "pause", "end"):  # a later plan has it made again
             recomputed, training.recomputed = training.recomputed, 0
         if last and training.part is part:
             training.part = None
@@ -259,6 +261,7 @@ class Execution:
         """Stop a task by a fault. What was planned for it does not happen: the fault's plan takes it over."""
         training.advance(at_s)
         training.faults.append(at_s)
+        self.stalls.begin(training.name, at_s)
         if training.part is not None:
             training.part.cancel()
         self._halt(training)
@@ -282,6 +285,8 @@ class Execution:
         self._set_rate(training, rate * share)
 
     def _set_rate(self, training: Training, steps_per_s: float) -> None:
+        if steps_per_s > 0.0 or training.formation is None or training.ended:
+            self.stalls.end(training.name, self._agenda.now_s)
         training.go_on(self._agenda.now_s, steps_per_s)
         if training.finish is not None:
             training.finish.cancel()

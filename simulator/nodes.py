@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from random import Random
+from typing import NamedTuple
 
 from services.planner.state import node_of
 from shared.events import ErrorDetected, Event, NodeJoined, WorkerSlowed
@@ -11,7 +12,7 @@ from shared.severities import SEVERITY, ErrorKind, Method
 from simulator.agenda import Agenda, Entry, time_of
 from simulator.execution import Execution
 from simulator.policy import Policy
-from simulator.trace import Occurrence
+from simulator.trace import WISHED, Occurrence
 from simulator.training import Formation, Training
 
 _METHODS: dict[ErrorKind, Method] = {
@@ -30,6 +31,24 @@ _METHODS: dict[ErrorKind, Method] = {
 
 SLOW_STEPS = 13
 """Steps until a worker 1.3 x slower is known: the median of ``benchmarks.detection --classes straggler``."""
+
+
+class _Loss(NamedTuple):
+    """A lost node: the detection that is to come, when it was lost, and whether somebody wished it."""
+
+    found: Entry
+    occurred_s: float
+    wished: bool
+
+
+class _Error(NamedTuple):
+    """A fault of a process: of which task and rank, on which worker, and when it occurred."""
+
+    training: Training
+    kind: ErrorKind
+    rank: int
+    worker: str
+    occurred_s: float
 
 
 class Nodes:
@@ -72,11 +91,22 @@ class Nodes:
         self._new_id = new_id
         self._joined: dict[str, int] = {}
         """How often each node has joined."""
-        self._losses: dict[str, tuple[Entry, float]] = {}
-        """The detection that is to come of each node that is lost, and when it was lost."""
+        self._losses: dict[str, _Loss] = {}
+        """The nodes that are lost and not found so far."""
+        self._errors: list[_Error] = []
+        """Faults of processes that have not been found yet, in the order of their occurrence."""
         self._isolated: set[str] = set()
         self._slow: dict[str, tuple[float, str, int]] = {}
         """Of each worker that is known as slow: slowdown, task and generation in which that was found."""
+
+    # ---- what is not found by the end
+
+    @property
+    def unfound(self) -> int:
+        """Number of the faults that have occurred and are not found yet."""
+        return sum(not loss.wished for loss in self._losses.values()) + sum(
+            not self._is_over(error) for error in self._errors
+        )
 
     # ---- what the trace says
 
@@ -88,7 +118,7 @@ class Nodes:
         elif node not in self._joined or node in self.dead:
             return
         elif occurrence.change == "down":
-            self._down(node)
+            self._down(node, wished=occurrence.kind in WISHED)
         elif occurrence.change == "degraded":
             self.slowdowns[node] = occurrence.slowdown
             self._slowness_changed(node)
@@ -123,7 +153,7 @@ class Nodes:
             del self._slow[worker]
         self._emit(self.joined(node))
 
-    def _down(self, node: str) -> None:
+    def _down(self, node: str, *, wished: bool) -> None:
         now_s = self._agenda.now_s
         self.dead.add(node)
         self.slowdowns.pop(node, None)
@@ -141,11 +171,12 @@ class Nodes:
             else:
                 self.execution.lose_newcomer(training)
         after_s = self._policy.timing.detection_s(ErrorKind.NODE_LOST, step_s)
-        self._losses[node] = self._agenda.at(now_s + after_s, lambda: self._find_loss(node)), now_s
+        entry = self._agenda.at(now_s + after_s, lambda: self._find_loss(node))
+        self._losses[node] = _Loss(entry, now_s, wished)
 
     def _find_loss(self, node: str) -> None:
-        entry, lost_s = self._losses.pop(node)
-        entry.cancel()
+        loss = self._losses.pop(node)
+        loss.found.cancel()
         hit = [t for t in self._trainings.values() if t.formation is not None and node in t.formation.nodes]
         for training in hit:
             self.execution.report(training)
@@ -154,7 +185,7 @@ class Nodes:
         self._emit(
             ErrorDetected(
                 event_id=event_id,
-                occurred_at=time_of(lost_s),
+                occurred_at=time_of(loss.occurred_s),
                 incident=f"i-{event_id[:8]}",
                 kind=ErrorKind.NODE_LOST,
                 severity=SEVERITY[ErrorKind.NODE_LOST],
@@ -188,14 +219,23 @@ class Nodes:
         self.execution.interrupt(training, now_s)
         micro_batches = -(-training.spec.batch.micro_batches // formation.layout.data)
         after_s = self._policy.timing.detection_s(kind, training.step_s, micro_batches)
-        self._agenda.at(now_s + after_s, lambda: self._find_error(training, kind, rank, formation.members[rank], now_s))
+        error = _Error(training, kind, rank, formation.members[rank], now_s)
+        self._errors.append(error)
+        self._agenda.at(now_s + after_s, lambda: self._find_error(error))
 
-    def _find_error(self, training: Training, kind: ErrorKind, rank: int, worker: str, occurred_s: float) -> None:
-        """Report a fault of a process, unless a plan for another fault has had all processes begin anew meanwhile."""
-        formation = training.formation
-        gone = formation is None or training.ended or node_of(worker) in self.dead
-        if gone or training.answered_s >= occurred_s:
+    def _is_over(self, error: _Error) -> bool:
+        """Return whether a plan for another fault has had all processes begin anew meanwhile, or they have ended."""
+        training = error.training
+        gone = training.formation is None or training.ended or node_of(error.worker) in self.dead
+        return gone or training.answered_s >= error.occurred_s
+
+    def _find_error(self, error: _Error) -> None:
+        """Report a fault of a process, unless it is over."""
+        self._errors.remove(error)
+        if self._is_over(error):
             return
+        training, kind, rank, worker, occurred_s = error
+        formation = training.formation
         assert formation is not None
         self.execution.report(training)
         if SEVERITY[kind].value == "SEV1":

@@ -32,6 +32,8 @@ class Outcome(Model):
         completed_s: by task that ended, the time at which it did.
         steps: by task, the updates that exist at the end, with the part of the next that is done.
         events: number of events in the log.
+        unfound: faults that had occurred by the end, and that the system had not found. Their tasks stand still, and
+            that counts as detection, though the log has no event of it.
     """
 
     policy: str
@@ -46,3 +48,4 @@ class Outcome(Model):
     completed_s: dict[str, float]
     steps: dict[str, float] = Field(default_factory=dict)
     events: int
+    unfound: int = 0

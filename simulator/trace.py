@@ -12,6 +12,9 @@ Change = Literal["up", "down", "degraded", "error"]
 """What happens at a node. ``up``: it is there from now on, at full speed. ``down``: it is lost (SEV1). ``degraded``:
 its workers are slower from now on. ``error``: a fault of a task's process on it, lighter than the loss of the node."""
 
+WISHED = ("left", "drained")
+"""Kinds of ``down`` that are no fault."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Occurrence:

@@ -58,6 +58,7 @@ class Training:
         step: updates that exist, with the fraction of the present step that is done.
         saved_step: of the newest checkpoint.
         logged_step: of the newest checkpoint that the log has.
+        peak: the highest step that it has reached.
         recomputed: updates that were lost, and that no event has reported yet.
         steps_per_s: present rate.
         formation: what it trains on, or trained on before a fault; None: it has no workers.
@@ -74,6 +75,7 @@ class Training:
     step: float = 0.0
     saved_step: int = 0
     logged_step: int = 0
+    peak: float = 0.0
     recomputed: int = 0
     steps_per_s: float = 0.0
     formation: Formation | None = None
@@ -87,6 +89,7 @@ class Training:
     """Duration of a step of the formation at its full rate; 0: it makes none."""
     _at_s: float = 0.0
     _unsaved_s: float = 0.0
+    _lost_step_worker_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -119,6 +122,7 @@ class Training:
         if self.steps_per_s <= 0.0 or passed_s <= 0.0:
             return
         self.step += self.steps_per_s * passed_s
+        self.peak = max(self.peak, self.step)
         self._unsaved_s += passed_s
         if self._unsaved_s >= self.checkpoint_every_s:
             self._unsaved_s %= self.checkpoint_every_s
@@ -130,14 +134,26 @@ class Training:
         self.steps_per_s = steps_per_s
 
     def lose(self, lost: Lost) -> None:
-        """Lose what a recovery loses. The updates in a checkpoint always remain."""
+        """Lose what a recovery loses. The updates in a checkpoint always remain.
+
+        Back at a checkpoint, updates that an earlier fault had cost and that were not made again are lost once more.
+        """
         before = self.steps
+        if lost != "nothing" and self.formation is not None:
+            self._lost_step_worker_s = self.step_s * len(self.formation.members)
         if lost == "checkpoint":
             self.step = float(min(self.saved_step, before))
             self._unsaved_s = 0.0
+            self.recomputed = max(min(math.floor(self.peak), self.spec.steps) - self.steps, 0)
         elif lost == "step":
             self.step = float(before)
-        self.recomputed += before - self.steps
+
+    def lost_worker_s(self) -> float:
+        """Return the worker-seconds of progress that was lost and is not made again yet.
+
+        Each step counts as one of the workers that had it when it was lost.
+        """
+        return 0.0 if self.ended else max(self.peak - self.step, 0.0) * self._lost_step_worker_s
 
     def save(self) -> None:
         """Write a checkpoint of the whole updates; the step in progress is left."""
