@@ -15,6 +15,13 @@ from simulator.report.intervals import mean_interval
 FAILURES = tuple(CATEGORIES[part] for part in FAILURE_PARTS)
 """Kinds of time that failures cost."""
 
+OVERHEAD = "policy_overhead"
+"""The kind of time that a policy's healthy steps take longer than those of the throughput model, which are the live
+planner's: 1 less its efficiency, of the time in which workers train."""
+
+PER_USEFUL = "waf_per_useful_worker_s"
+"""The part of a difference in accumulated WAF that follows from no kind of time: what a useful worker-second achieves,
+which depends on the tasks that have the workers, and on their layouts."""
 
 _AMOUNTS = ("allocated_worker_s", "failure_worker_s", "accumulated_waf_flop", "money", "failure_money")
 
@@ -36,7 +43,7 @@ class Totals(Model):
         basis: whether the figures were measured or simulated.
         policy: that answered.
         nodes: that there were at one time or another.
-        worker_s: by kind, as the cost report has them.
+        worker_s: by kind, as the cost report has them; beside these, ``OVERHEAD``, which is nothing as measured.
         allocated_worker_s: their sum.
         failure_worker_s: of the kinds that failures cost.
         accumulated_waf_flop: model FLOP of the updates that exist at the end, each times its task's weight: in all
@@ -44,6 +51,7 @@ class Totals(Model):
         money: the price of ``allocated_worker_s``.
         failure_money: the price of ``failure_worker_s``.
         tasks: by name.
+        unfound_faults: that had occurred by the end and were not found; None as measured.
     """
 
     basis: Literal["measured", "modelled"]
@@ -56,6 +64,7 @@ class Totals(Model):
     money: float
     failure_money: float
     tasks: dict[str, TaskTotals]
+    unfound_faults: float | None = None
 
 
 class Difference(Model):
@@ -90,8 +99,17 @@ def totals_of(
     kinds: dict[str, float],
     tasks: dict[str, TaskTotals],
     scale: Scale,
+    *,
+    efficiency: float = 1.0,
+    unfound: int | None = None,
 ) -> Totals:
-    """Return the totals of worker-seconds by kind and of tasks; the rest is as ``Totals`` and ``Scale`` have it."""
+    """Return the totals of worker-seconds by kind and of tasks; the rest is as ``Totals`` and ``Scale`` have it.
+
+    What the ``efficiency`` of healthy steps under the policy lacks is taken from the useful time. ``unfound``: faults
+    that were not found by the end; None: not known.
+    """
+    overhead = kinds["useful"] * (1.0 - efficiency)
+    kinds = {**kinds, "useful": kinds["useful"] - overhead, OVERHEAD: overhead}
     allocated, failures = sum(kinds.values()), sum(kinds[kind] for kind in FAILURES)
     return Totals(
         basis=basis,
@@ -104,6 +122,7 @@ def totals_of(
         money=money(allocated, scale.price),
         failure_money=money(failures, scale.price),
         tasks=tasks,
+        unfound_faults=unfound,
     )
 
 
@@ -117,6 +136,22 @@ def less(one: Totals, other: Totals) -> Difference:
         money=one.money - other.money,
         failure_money=one.failure_money - other.failure_money,
     )
+
+
+def waf_parts(one: Totals, other: Totals) -> dict[str, float]:
+    """Return the difference in accumulated WAF of one history less another by its parts, FLOP; they add up to it.
+
+    More time of any kind is less useful time, and that counts with what a useful worker-second of ``other`` achieves;
+    so does more allocated time. The rest is ``PER_USEFUL``.
+    """
+    useful = other.worker_s["useful"]
+    rate = other.accumulated_waf_flop / useful if useful else 0.0
+    parts = {
+        kind: rate * (other.worker_s[kind] - seconds) for kind, seconds in one.worker_s.items() if kind != "useful"
+    }
+    parts["allocated"] = rate * (one.allocated_worker_s - other.allocated_worker_s)
+    parts[PER_USEFUL] = one.accumulated_waf_flop - rate * one.worker_s["useful"]
+    return parts
 
 
 def mean_of(runs: Sequence[Totals]) -> Totals:
@@ -136,6 +171,7 @@ def mean_of(runs: Sequence[Totals]) -> Totals:
         update={
             "worker_s": {kind: fmean(run.worker_s[kind] for run in runs) for kind in first.worker_s},
             "tasks": tasks,
+            "unfound_faults": fmean(run.unfound_faults or 0.0 for run in runs),
             **{name: fmean(getattr(run, name) for run in runs) for name in _AMOUNTS},
         }
     )

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from pydantic import Field
-
 from services.planner.replay import Replayer
 from services.planner.throughput import flop_per_step
 from shared.events import ClusterConfigured, Recorded, TaskSubmitted
@@ -34,6 +32,7 @@ from simulator.history_totals import (
     less,
     mean_of,
     totals_of,
+    waf_parts,
 )
 from simulator.log_traces import calibration_of_log, workload_of_records
 from simulator.measured_times import on_cluster
@@ -41,7 +40,7 @@ from simulator.policies import POLICIES
 from simulator.policy import Policy
 from simulator.runs import checked_policy
 from simulator.what_if_changes import Changes
-from simulator.what_if_notes import ASSUMPTIONS, History, Parameter, notes_of, parameters_of
+from simulator.what_if_notes import ASSUMPTIONS, Answer, History, Parameter, assumptions_of, notes_of, parameters_of
 from simulator.workload import Workload
 
 RUN_NAME = "log"
@@ -65,13 +64,14 @@ class HistoryComparison(Model):
         model: the log's history, simulated as it was configured.
         what_if: the same with the changes.
         difference: ``what_if`` less ``model``: what the changes are worth.
+        waf_difference: the same of accumulated WAF, by the parts that add up to it (``history_totals.waf_parts``).
         seeds: pairs of runs of which ``model``, ``what_if`` and ``difference`` are means.
         intervals: of ``accumulated_waf_flop`` and ``failure_worker_s`` of the difference, the 95% interval of the mean
             over the seeds; of one seed its value twice.
         model_error: ``model`` less ``measured``: how far the simulation is from what happened.
         parameters: of the simulation, and where each is from.
         notes: what holds of this log in particular.
-        assumptions: what holds of every such simulation.
+        assumptions: what holds of every such simulation, and of the policy that is asked about, with its sources.
     """
 
     log: str
@@ -86,12 +86,13 @@ class HistoryComparison(Model):
     model: Totals
     what_if: Totals
     difference: Difference
+    waf_difference: dict[str, float]
     seeds: int
     intervals: dict[str, tuple[float, float]]
     model_error: Difference
     parameters: list[Parameter]
     notes: list[str]
-    assumptions: list[str] = Field(default_factory=lambda: list(ASSUMPTIONS))
+    assumptions: list[str]
 
 
 def compare_histories(
@@ -138,6 +139,7 @@ def compare_histories(
         progress((seed + 1) / seeds)
     measured = _measured(records, base, accounting, logged, here)
     calibration = calibration_of_log([record.event for record in records], name)
+    history = History(_submitted(records), changed, calibration, seeds)
     model, what_if = mean_of([pair.model for pair in pairs]), mean_of([pair.what_if for pair in pairs])
     return HistoryComparison(
         log=name,
@@ -152,11 +154,13 @@ def compare_histories(
         model=model,
         what_if=what_if,
         difference=less(what_if, model),
+        waf_difference=(parts := waf_parts(what_if, model)),
         seeds=seeds,
         intervals=intervals_of(pairs),
         model_error=less(model, measured),
         parameters=parameters_of(calibration, base, other, changes),
-        notes=notes_of(History(_submitted(records), changed, calibration, model.tasks, seeds), changes),
+        notes=notes_of(history, changes, Answer(model, what_if, parts)),
+        assumptions=[*ASSUMPTIONS, *assumptions_of(changes.of_policy(other))],
     )
 
 
@@ -205,4 +209,13 @@ def _simulated(workload: Workload, policy: Policy, seed: int, scale: Scale) -> T
     tasks = {
         name: TaskTotals(steps=steps, ended_s=outcome.completed_s.get(name)) for name, steps in outcome.steps.items()
     }
-    return totals_of("modelled", policy.name, len(workload.trace.nodes), outcome.worker_s, tasks, scale)
+    return totals_of(
+        "modelled",
+        policy.name,
+        len(workload.trace.nodes),
+        outcome.worker_s,
+        tasks,
+        scale,
+        efficiency=policy.efficiency,
+        unfound=outcome.unfound,
+    )
