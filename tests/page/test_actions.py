@@ -143,11 +143,13 @@ async def buttons(browser: Browser) -> set[str]:
     return {await one.get_attribute("aria-label") or await one.inner_text() for one in found}
 
 
+COPY = "Copy the id i1"
 OFFERED = {
-    Scope.READ: set(),
-    Scope.SUBMIT: {"Submit a task", ACKNOWLEDGE, NOTE},
+    Scope.READ: {COPY},
+    Scope.SUBMIT: {COPY, "Submit a task", ACKNOWLEDGE, NOTE},
     Scope.OPERATE: {
-        "Submit a task", ACKNOWLEDGE, NOTE, WEIGHT, "Stop task gpt", "Drain node n0", "Drain node n1", "Return node n2",
+        COPY, "Submit a task", ACKNOWLEDGE, NOTE, WEIGHT, "Stop task gpt",
+        "Drain node n0", "Drain node n1", "Return node n2",
     },
 }  # fmt: skip
 

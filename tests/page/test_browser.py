@@ -97,7 +97,7 @@ async def test_the_keyboard_reaches_every_action_and_shows_where_it_is(cluster: 
         await browser.shows("#task-rows", "gpt")
         await browser.shows("#plan-list", "restart")
         actions = browser.page.locator("main :is(a, button, select, summary):visible")
-        for _ in range(60):
+        for _ in range(80):
             await browser.page.keyboard.press("Tab")
             assert await browser.page.evaluate(FOCUS_IS_SEEN)
         assert await actions.count() >= 10
@@ -107,7 +107,7 @@ async def test_the_keyboard_reaches_every_action_and_shows_where_it_is(cluster: 
 async def test_an_open_incident_stands_out(cluster: Server) -> None:
     async with browsing(cluster) as browser:
         await browser.open()
-        await browser.shows("#summary", "● no open incident")
+        await browser.shows("#summary", "● no trouble")
         now = datetime.now(UTC)
         await cluster.append(
             ErrorDetected,
@@ -120,7 +120,7 @@ async def test_an_open_incident_stands_out(cluster: Server) -> None:
         )
         await browser.shows("#incident-rows tr.open", "node-lost")
         await browser.shows("#summary.trouble", "▲ 1 open incident")
-        assert await browser.page.title() == "(1) Unicron"
+        assert await browser.page.title() == "▲ 1 node lost, 1 open incident - Unicron"
         browser.check()
 
 
@@ -156,6 +156,17 @@ async def test_a_task_is_submitted_or_refused_with_the_reason(cluster: Server) -
         await browser.page.locator("#submit-form button[type=submit]").click()
         await browser.shows("#message", "Task second was submitted.")
         await browser.shows("#task-rows", "second")
+
+
+async def test_the_example_of_a_submission_is_accepted(cluster: Server) -> None:
+    async with browsing(cluster) as browser:
+        await browser.open()
+        await browser.page.locator("#submit").click()
+        await browser.shows("#submit-hint", "Paths are those of the nodes.")
+        await browser.page.locator("#submit-example").click()
+        await browser.page.locator("#submit-form button[type=submit]").click()
+        await browser.shows("#message", "Task my-task was submitted.")
+        browser.check()
 
 
 async def test_what_the_api_refuses_is_shown_with_its_reason(cluster: Server, settings: Settings) -> None:

@@ -53,7 +53,7 @@ async def test_an_injected_fault_is_shown_from_its_detection_to_its_end(stack: S
     async with browsing_at(stack.url) as browser:
         await browser.open()
         await browser.shows("#task-rows tr", TASK)
-        await browser.shows("#summary", "● no open incident")
+        await browser.shows("#summary", "● no trouble")
         await browser.page.evaluate("window.unicronTest = 'the same document'")
         # As long as nothing is decided the incident stays open, however slow the browser is.
         with suspended("planner"):
@@ -64,7 +64,7 @@ async def test_an_injected_fault_is_shown_from_its_detection_to_its_end(stack: S
             await browser.shows("#summary.trouble", "▲ 1 open incident")
         await browser.shows("#incident-rows tr:not(.open)", "● closed")
         await browser.shows("#plan-list", "restart (error)")
-        await browser.shows("#summary", "● no open incident")
+        await browser.shows("#summary", "● no trouble")
         assert await browser.page.evaluate("window.unicronTest") == "the same document"
         browser.check()
     pace.end()

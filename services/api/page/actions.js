@@ -1,30 +1,27 @@
-// What a user asks for. Everything but a submission is confirmed first, in a dialog that may have one field.
+// What a user asks for: confirmed first, in a dialog that may have one field; and what became of it.
 
-import { Problem, post, randomKey } from "./api.js";
-import { byId } from "./dom.js";
-import { maySubmit } from "./rights.js";
+import { Problem } from "./api.js";
+import { byId, focusNear } from "./dom.js";
 
 const FIELDS = ["reason", "weight", "note"];
+const SAID_MS = 20_000; // for two sentences, whoever reads them
 
 let changed = () => {};
 let asked = null;
-let key = "";
+let forgetting = 0; // timer of what is said
 
 /** Call `act` after each change that was made. */
 export function afterChanges(act) {
   changed = act;
 }
 
-/** Offer what does not belong to a task, a node or an incident. */
-export function showSubmission() {
-  byId("submit").hidden = !maySubmit();
-}
-
-/** Show what became of a request. */
+/** Show what became of a request, beside whatever is looked at, for a while. */
 export function say(text, { failed = false } = {}) {
   const message = byId("message");
+  clearTimeout(forgetting);
   message.textContent = text;
   message.className = failed ? "failed" : "";
+  if (text) forgetting = setTimeout(() => say(""), SAID_MS);
 }
 
 function words(error) {
@@ -54,11 +51,23 @@ export function confirmed(action) {
     field.disabled = name !== action.field; // else a browser waits for one that nobody sees to be filled in
     field.value = action.value ?? "";
   }
-  byId("confirm-dialog").showModal();
+  openDialog(byId("confirm-dialog"));
+}
+
+/** Open a dialog. Once it is closed the focus is where it was; where that is gone, in its row. */
+export function openDialog(dialog) {
+  const opener = document.activeElement;
+  const place = opener.parentElement;
+  say("");
+  dialog.showModal();
+  dialog.addEventListener("close", () => {
+    if (opener.isConnected) opener.focus();
+    else focusNear(place);
+  }, { once: true });
 }
 
 /** Send a form's request once, with its button disabled meanwhile; show in the form why it was refused. */
-async function sent(form, problem, request, done, refused = () => {}) {
+export async function sent(form, problem, request, done, refused = () => {}) {
   const send = form.querySelector("button[type=submit]");
   send.disabled = true;
   problem.textContent = "";
@@ -83,22 +92,4 @@ byId("confirm-form").addEventListener("submit", (event) => {
   sent(byId("confirm-form"), byId("confirm-problem"), request, () => action.done, refused);
 });
 
-byId("submit").addEventListener("click", () => {
-  key = randomKey();
-  byId("submit-problem").textContent = "";
-  byId("submit-dialog").showModal();
-});
-
-// A changed text is another submission: a repeated key would return the task of the first one.
-byId("specification").addEventListener("input", () => { key = randomKey(); });
-
-byId("submit-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const request = () => post("/v1/tasks", byId("specification").value,
-    { type: "application/yaml", headers: { "Idempotency-Key": key } });
-  sent(byId("submit-form"), byId("submit-problem"), request, (task) => `Task ${task.name} was submitted.`);
-});
-
-for (const [id, dialog] of [["submit-cancel", "submit-dialog"], ["confirm-no", "confirm-dialog"]]) {
-  byId(id).addEventListener("click", () => byId(dialog).close());
-}
+byId("confirm-no").addEventListener("click", () => byId("confirm-dialog").close());

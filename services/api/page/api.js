@@ -1,7 +1,10 @@
 // Requests to the REST API, with the session's cookie.
 
-const SILENT_MS = 45_000; // three of the server's keep-alive comments
-const RETRY_MS = [500, 1000, 2000, 5000, 10_000];
+const READ_MS = 20_000; // lists answer in milliseconds, and wait some seconds where many ask for the same
+const SUMS_MS = 45_000; // of a long history, where many ask for the same
+const CHANGE_MS = 45_000; // longer than nodes, log and projections together may take over a change
+const NO_SESSION = "this browser's session has ended: the command `unicron open` prints a link to another one";
+const LATE = "the server has not answered in time";
 
 /** An answer of the API that is an error; `status` 0: there was no answer. */
 export class Problem extends Error {
@@ -11,38 +14,55 @@ export class Problem extends Error {
   }
 }
 
-async function request(path, options) {
+async function detailOf(answer) {
+  if (answer.status === 401) return NO_SESSION; // the server also speaks of tokens, which no browser has
+  try {
+    return (await answer.json()).detail ?? answer.statusText;
+  } catch {
+    return answer.statusText; // no problem document: a proxy's answer
+  }
+}
+
+/** Send a request; return what `read` makes of an answer that is no error. */
+export async function request(path, options, read) {
   let answer;
   try {
     answer = await fetch(path, { credentials: "same-origin", cache: "no-store", ...options });
+    if (answer.ok) return await read(answer);
   } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Problem(0, "the server does not answer");
+    throw error instanceof Problem ? error : new Problem(0, error.name === "TimeoutError" ? LATE : "the server does not answer");
   }
-  if (answer.ok) return answer;
-  let detail = answer.statusText;
-  try {
-    detail = (await answer.json()).detail ?? detail;
-  } catch {
-    // no problem document: a proxy's answer
-  }
-  throw new Problem(answer.status, detail);
+  throw new Problem(answer.status, await detailOf(answer));
+}
+
+function json(answer) {
+  return answer.json();
+}
+
+function at(path, parameters) {
+  const query = new URLSearchParams(parameters).toString();
+  return query ? `${path}?${query}` : path;
 }
 
 /** Return the JSON at a path. */
-export async function get(path, parameters = {}) {
-  const query = new URLSearchParams(parameters).toString();
-  return (await request(query ? `${path}?${query}` : path)).json();
+export function get(path, parameters = {}) {
+  return request(at(path, parameters), { signal: AbortSignal.timeout(READ_MS) }, json);
+}
+
+/** Return the JSON at a path that adds up a history. */
+export function getSums(path, parameters = {}) {
+  return request(at(path, parameters), { signal: AbortSignal.timeout(SUMS_MS) }, json);
 }
 
 /** Return the JSON at a path, and the tag by which a change says what it is a change of. */
-export async function tagged(path) {
-  const answer = await request(path);
-  return { found: await answer.json(), tag: answer.headers.get("ETag") };
+export function tagged(path) {
+  return request(path, { signal: AbortSignal.timeout(READ_MS) },
+    async (answer) => ({ found: await answer.json(), tag: answer.headers.get("ETag") }));
 }
 
-async function change(method, path, body, type, headers) {
-  return (await request(path, { method, body, headers: { "Content-Type": type, ...headers } })).json();
+function change(method, path, body, type, headers) {
+  const signal = AbortSignal.timeout(CHANGE_MS);
+  return request(path, { method, body, signal, headers: { "Content-Type": type, ...headers } }, json);
 }
 
 /** Ask for a change; return the JSON of the answer. */
@@ -58,46 +78,4 @@ export function patch(path, fields, tag) {
 /** Return a random text, for the header Idempotency-Key. */
 export function randomKey() {
   return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-}
-
-/**
- * Follow the log from now on, for ever. EventSource needs the names of all types of events, and says of a refusal
- * neither its status nor its reason.
- *
- * @param onEvent called with the type of each event.
- * @param onState called with "connected", or with the Problem that has interrupted the stream.
- */
-export async function follow(onEvent, onState) {
-  let position = null;
-  for (let failures = 0; ; failures += 1) {
-    const silence = new AbortController();
-    let timer = setTimeout(() => silence.abort(), SILENT_MS);
-    try {
-      const query = position === null ? "last=0" : `after=${position}`;
-      const answer = await request(`/v1/events?follow=true&brief=true&${query}`, { signal: silence.signal });
-      onState("connected");
-      failures = 0;
-      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-      let rest = "";
-      for (;;) {
-        const { done, value } = await reader.read();
-        if (done) break;
-        clearTimeout(timer);
-        timer = setTimeout(() => silence.abort(), SILENT_MS);
-        const lines = (rest + value).split("\n");
-        rest = lines.pop();
-        for (const line of lines) {
-          if (line.startsWith("id: ")) position = line.slice(4);
-          else if (line.startsWith("event: ")) onEvent(line.slice(7));
-        }
-      }
-      onState(new Problem(0, "the stream of events has ended"));
-    } catch (error) {
-      onState(error instanceof Problem ? error : new Problem(0, "the stream of events was interrupted"));
-      if (error.status === 401) return;
-    } finally {
-      clearTimeout(timer);
-    }
-    await new Promise((resolve) => setTimeout(resolve, RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]));
-  }
 }

@@ -15,9 +15,10 @@ const EMPTY = { starting: "…", waiting: "…", isolated: "⊘", lost: "✕", l
 const ORDER = new Intl.Collator("en", { numeric: true }); // n2 before n10
 const RETURNS = new Set(["cordoned", "draining", "drained", "isolated"]);
 
-/** Show the nodes. `more`: there are further ones. */
-export function showNodes(nodes, more) {
-  const shown = nodes.filter((node) => node.state !== "left").sort((one, other) => ORDER.compare(one.name, other.name));
+/** Show the nodes: those that are away first, then by their names. `more`: there are further ones. */
+export function showNodes({ items, more }) {
+  const shown = items.filter((node) => node.state !== "left").sort((one, other) =>
+    isAway(other) - isAway(one) || ORDER.compare(one.name, other.name));
   keyed(byId("nodes"), shown, {
     key: (node) => node.name,
     make: makeNode,
@@ -25,13 +26,17 @@ export function showNodes(nodes, more) {
     shown: ({ state, reason, workers }) =>
       [state, reason, workers, workers.map(({ task }) => task && letter(task)), mayOperate()],
   });
-  const trouble = shown.filter((node) => TROUBLE.has(node.state)).length;
+  const trouble = shown.filter(isAway).length;
   const busy = shown.flatMap((node) => node.workers).filter((worker) => worker.task !== null).length;
   const workers = shown.reduce((sum, node) => sum + node.workers.length, 0);
   const parts = [count(shown.length, "node"), `${busy} of ${count(workers, "worker")} in use`];
   if (trouble) parts.push(`${trouble} lost, isolated or unreachable`);
-  if (more) parts.push("further nodes are not shown");
+  if (more) parts.push("further nodes are not shown: the command unicron nodes lists all");
   setText(byId("cluster-text"), `${parts.join(", ")}.`);
+}
+
+function isAway(node) {
+  return TROUBLE.has(node.state);
 }
 
 function makeNode(node) {
@@ -43,7 +48,7 @@ function makeNode(node) {
 
 function fillNode(item, node) {
   const [, state, workers, actions] = item.children;
-  item.className = TROUBLE.has(node.state) ? "node trouble" : "node";
+  item.className = isAway(node) ? "node trouble" : "node";
   state.textContent = `${MARKS[node.state] ?? "?"} ${node.state}${node.reason ? `: ${node.reason}` : ""}`;
   workers.replaceChildren(...node.workers.map(workerItem));
   const found = RETURNS.has(node.state) ? [returnAction] : node.state === "ready" ? [drainAction] : [];

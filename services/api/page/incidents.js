@@ -1,47 +1,68 @@
-// The table of incidents, and the list of plans with their explanations.
+// The table of incidents.
 
 import { confirmed } from "./actions.js";
-import { get, post } from "./api.js";
-import { byId, element, keyed, showActions } from "./dom.js";
+import { post } from "./api.js";
+import { byId, element, keyed, setText, showActions, tableRow, timeElement } from "./dom.js";
+import { anchor, idButton, reference } from "./links.js";
 import { maySubmit } from "./rights.js";
-import { clock, duration, money, secondsBetween } from "./text.js";
+import { duration, moreText, money, secondsBetween } from "./text.js";
 
-/** Show incidents, the newest first. */
-export function showIncidents(incidents, currency) {
-  keyed(byId("incident-rows"), incidents, {
+const CELLS = [
+  ["state"], ["when (UTC)", "line"], ["what", "text"], ["where", "text"], ["tasks", "text"], ["answer"],
+  ["after the fault", "line"], ["cost", "n"], ["post-mortem", "line"], ["action", "actions"],
+];
+
+/** Show incidents: those that are open first, then the newest first. `known`: whether lists have more. */
+export function showIncidents(incidents, { open, newest }, currency) {
+  const shown = [...incidents].sort((one, other) =>
+    isOpen(other) - isOpen(one) || other.detected_at.localeCompare(one.detected_at));
+  keyed(byId("incident-rows"), shown, {
     key: (incident) => incident.id,
     make: makeIncident,
     update: (row, incident) => fillIncident(row, incident, currency),
     shown: (incident) => [incident, currency, maySubmit()],
   });
-  byId("no-incidents").hidden = incidents.length > 0;
+  byId("no-incidents").hidden = shown.length > 0;
+  setText(byId("more-incidents"), moreText(open.more || newest.more, shown.length, "incident", "unicron incidents"));
+}
+
+/** Return whether the tasks of an incident are not yet back at planned strength. */
+export function isOpen(incident) {
+  return incident.restored_at === null;
 }
 
 function makeIncident(incident) {
-  const link = element("a", {
-    href: `/v1/incidents/${encodeURIComponent(incident.id)}/postmortem?format=html`,
-    "aria-label": `post-mortem of ${incident.id}`,
-  }, "post-mortem");
-  const kinds = ["line", "text", "line", "text", "n", "line", "n"];
-  return element("tr", {}, ...kinds.map((kind) => element("td", { class: kind || null })), element("td", { class: "line" }, link), element("td"));
+  const row = tableRow(CELLS);
+  row.id = anchor("incident", incident.id);
+  row.tabIndex = -1;
+  row.children[2].dataset.heading = "";
+  const address = `/v1/incidents/${encodeURIComponent(incident.id)}/postmortem?format=html`;
+  row.children[8].append(element("a", { href: address, "aria-label": `post-mortem of ${incident.id}` }, "post-mortem"));
+  row.children[2].append(element("div"), idButton(incident.id), element("div", { class: "quiet" }));
+  return row;
 }
 
 function fillIncident(row, incident, currency) {
+  const [state, when, what, where, tasks, answer, times, cost, , action] = row.children;
   const place = incident.worker ?? incident.node ?? "–";
-  const texts = [
-    clock(incident.occurred_at),
-    `${incident.severity}: ${incident.kind}`,
-    incident.rank === null ? place : `${place} (rank ${incident.rank})`,
-    incident.tasks.join(", ") || "–",
-    duration(secondsBetween(incident.occurred_at, incident.resumed_at ?? incident.restored_at)),
-    stateOf(incident),
-    money(incident.cost.failure_money, currency),
-  ];
-  texts.forEach((text, index) => { row.children[index].textContent = text; });
-  if (incident.notes.length) row.children[1].append(element("div", { class: "quiet" }, lastNote(incident.notes)));
-  row.className = incident.restored_at ? "" : "open";
+  state.textContent = stateOf(incident);
+  when.replaceChildren(timeElement(incident.occurred_at));
+  setText(what.firstChild, `${incident.severity}: ${incident.kind}`);
+  setText(what.lastChild, incident.notes.length ? lastNote(incident.notes) : "");
+  where.textContent = incident.rank === null ? place : `${place} (rank ${incident.rank})`;
+  tasks.textContent = incident.tasks.join(", ") || "–";
+  answer.replaceChildren(incident.response ?? "none yet", ...incident.plans.map((plan) => element("div", {}, "plan ", reference("plan", plan))));
+  times.replaceChildren(...timesOf(incident).map((text) => element("div", {}, text)));
+  cost.textContent = money(incident.cost.failure_money, currency);
+  row.className = isOpen(incident) ? "open" : "";
   const actions = incident.acknowledged ? [noteAction] : [acknowledgeAction, noteAction];
-  showActions(row.lastChild, maySubmit() ? actions.map((make) => make(incident.id)) : []);
+  showActions(action, maySubmit() ? actions.map((make) => make(incident.id)) : []);
+}
+
+/** Return what happened how long after the fault. */
+function timesOf({ occurred_at, detected_at, resumed_at, restored_at }) {
+  const after = [["detected", detected_at], ["training again", resumed_at], ["full strength", restored_at]];
+  return after.filter(([, at]) => at !== null).map(([what, at]) => `${what} ${duration(secondsBetween(occurred_at, at))}`);
 }
 
 function lastNote(notes) {
@@ -77,36 +98,7 @@ function noteAction(id) {
 }
 
 function stateOf(incident) {
-  const parts = [incident.restored_at ? "● closed" : "▲ open"];
+  const parts = [isOpen(incident) ? "▲\u00a0open" : "●\u00a0closed"];
   if (incident.acknowledged) parts.push(`acknowledged by ${incident.acknowledged.by}`);
   return parts.join(", ");
-}
-
-/** Show plans, the newest first; the words of one are asked for when it is opened. */
-export function showPlans(plans) {
-  keyed(byId("plan-list"), plans, { key: (plan) => plan.id, make: makePlan, update: fillPlan });
-  byId("no-plans").hidden = plans.length > 0;
-}
-
-function makePlan(plan) {
-  const words = element("p", { class: "words", "aria-live": "polite" });
-  const made = element("details", {}, element("summary"), words);
-  made.addEventListener("toggle", async () => {
-    if (!made.open || words.textContent) return;
-    words.textContent = "…";
-    try {
-      words.textContent = (await get(`/v1/plans/${encodeURIComponent(plan.id)}`)).words;
-    } catch (error) {
-      words.textContent = `The explanation is not at hand: ${error.message}`;
-    }
-  });
-  return made;
-}
-
-function fillPlan(details, plan) {
-  const waiting = Object.keys(plan.queued);
-  const parts = [clock(plan.decided_at), `${plan.response} (${plan.trigger})`, plan.state];
-  if (plan.tasks.length) parts.push(plan.tasks.join(", "));
-  if (waiting.length) parts.push(`waiting: ${waiting.join(", ")}`);
-  details.firstChild.textContent = parts.join(" · ");
 }

@@ -3,35 +3,73 @@
 import { confirmed, sayWhyNot } from "./actions.js";
 import { patch, post, tagged } from "./api.js";
 import { badge, letter } from "./colours.js";
-import { byId, element, keyed, showActions } from "./dom.js";
+import { byId, element, keyed, setText, showActions, tableRow } from "./dom.js";
+import { isOpen } from "./incidents.js";
+import { reference } from "./links.js";
 import { mayChange } from "./rights.js";
 import { clock, duration, si } from "./text.js";
 
 const ENDED = new Set(["stopped", "succeeded", "failed"]);
+const WAITS = new Set(["pending", "queued"]);
+const SIGNS = { failed: "▲ ", degraded: "△ ", queued: "△ " };
+const RANKS = { failed: 0, degraded: 1, queued: 2 };
+const LAST = 4; // of tasks that have ended in order; before them, those that go on
+const MOST_REASON = 160; // characters that are read at a glance: three lines
+const MOST_HIT = 3;
 const CHANGED = 412; // since it was read
+const CELLS = [
+  ["task"], ["state", "text"], ["step", "n"], ["loss", "n"], ["workers", "n"], ["throughput", "n"], ["left", "n"],
+  ["weight", "n"], ["action", "actions"],
+];
 
-/** Show tasks, those that go on first. */
-export function showTasks(tasks) {
+/** Show tasks: what needs somebody first. `incidents`: those that are known; `known`: whether lists have more. */
+export function showTasks(tasks, incidents, { going, failed, finished }) {
   for (const task of tasks) if (!ENDED.has(task.state)) letter(task.name); // colours by the order of the table
-  keyed(byId("task-rows"), tasks, { key: (task) => task.name, make: makeRow, update: fillRow, shown });
+  // A task moves when its rank changes, and stays where it is meanwhile.
+  const rows = tasks.map((task) => ({ task, hit: hitBy(task, incidents) })).sort((one, other) => rank(one.task) - rank(other.task));
+  keyed(byId("task-rows"), rows, { key: ({ task }) => task.name, make: ({ task }) => makeRow(task), update: fillRow, shown });
   byId("no-tasks").hidden = tasks.length > 0;
+  const lists = [[going, "task that goes on", "tasks that go on"], [failed, "failed task"], [finished, "other ended task"]];
+  setText(byId("more-tasks"), moreTasks(lists));
 }
 
-function shown(task) {
-  return [cells(task).map(String), troubles(task), task.state, mayChange(task)];
+function moreTasks(lists) {
+  const found = lists.filter(([{ more }]) => more).map(([{ items }, one, several = `${one}s`]) => `${items.length} ${items.length === 1 ? one : several}`);
+  return found.length ? `Only the newest ${found.join(", ")} are shown; the command unicron ps lists all.` : "";
+}
+
+/** Return the incidents to name beside a task: the open ones that hit it, and the newest others. */
+function hitBy(task, incidents) {
+  const hit = incidents.filter(({ tasks }) => tasks.includes(task.name));
+  const sorted = hit.sort((one, other) => isOpen(other) - isOpen(one) || other.detected_at.localeCompare(one.detected_at));
+  return sorted.slice(0, MOST_HIT).map((incident) => ({ id: incident.id, open: isOpen(incident) }));
+}
+
+function rank({ state }) {
+  return RANKS[state] ?? (ENDED.has(state) ? LAST : LAST - 1);
+}
+
+function shown({ task, hit }) {
+  return [cells(task).map(String), troubles(task), task.state, hit, mayChange(task)];
 }
 
 function cells(task) {
-  const step = `${task.step.toLocaleString()} / ${task.steps.toLocaleString()}`;
-  const left = ENDED.has(task.state) || !task.step_s ? null : (task.steps - task.step) * task.step_s;
+  const step = `${task.step.toLocaleString("en")} / ${task.steps.toLocaleString("en")}`;
   return [
     step,
     task.loss === null ? "–" : task.loss.toPrecision(4),
     task.workers,
     task.throughput_flop_per_s ? si(task.throughput_flop_per_s, "FLOP/s") : "–",
-    ENDED.has(task.state) ? (task.ended_at ? `ended ${clock(task.ended_at)}` : "–") : duration(left),
+    left(task),
     task.weight,
   ];
+}
+
+/** Return how long a task still trains, if it trains. */
+function left(task) {
+  if (ENDED.has(task.state)) return task.ended_at ? `ended ${clock(task.ended_at)}` : "–";
+  if (WAITS.has(task.state) || task.workers === 0) return "waits";
+  return duration(task.step_s ? (task.steps - task.step) * task.step_s : null);
 }
 
 function troubles(task) {
@@ -49,18 +87,35 @@ function troubles(task) {
 }
 
 function makeRow(task) {
-  const name = element("th", { scope: "row" }, badge(task.name), task.name);
-  const numbers = [0, 1, 2, 3, 4, 5].map(() => element("td", { class: "n" }));
-  return element("tr", {}, name, element("td", { class: "text" }), ...numbers, element("td"));
+  const row = tableRow(CELLS, { heading: true });
+  row.firstChild.append(badge(task.name), task.name);
+  row.children[1].append(element("span", { class: "state" }), element("div"), element("div"));
+  return row;
 }
 
-function fillRow(row, task) {
+function fillRow(row, { task, hit }) {
   const [, state, ...rest] = row.children;
   const action = rest.pop();
-  state.replaceChildren(task.state, ...troubles(task).map((text) => element("div", { class: "quiet" }, text)));
+  const [name, reasons, incidents] = state.children;
+  name.textContent = `${SIGNS[task.state] ?? ""}${task.state}`;
+  keyed(reasons, troubles(task), { key: (text) => text, make: reason });
+  keyed(incidents, hit, { key: ({ id }) => id, make: incidentLine, update: (line, { open }) => { line.lastChild.textContent = open ? " is open" : ""; } });
   cells(task).forEach((text, index) => { rest[index].textContent = String(text); });
+  row.className = task.state;
   const goesOn = !ENDED.has(task.state) && task.state !== "stopping";
   showActions(action, goesOn && mayChange(task) ? [weightAction(task.name), stopAction(task.name)] : []);
+}
+
+/** Return a reason: its beginning, and the rest for whoever opens it. */
+function reason(text) {
+  const line = text.split("\n", 1)[0];
+  if (line === text && text.length <= MOST_REASON) return element("div", { class: "reason" }, text);
+  return element("details", { class: "reason" },
+    element("summary", {}, `${line.slice(0, MOST_REASON)} …`), element("div", { class: "words" }, text));
+}
+
+function incidentLine({ id }) {
+  return element("div", { class: "quiet" }, "incident ", reference("incident", id), element("span"));
 }
 
 function pathOf(name) {

@@ -2,9 +2,7 @@
 
 const PREFIXES = ["", "k", "M", "G", "T", "P", "E", "Z"];
 const NONE = "–";
-const TO_THE_SECOND = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
-const TO_THE_MINUTE = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
-const DAY = { month: "2-digit", day: "2-digit" };
+const SHORT_ID = 8; // as the command shows ids
 
 /** Return a number with an SI prefix and three digits. */
 export function si(value, unit = "") {
@@ -35,19 +33,26 @@ export function secondsBetween(start, end) {
   return start && end ? (Date.parse(end) - Date.parse(start)) / 1000 : null;
 }
 
-/** Return a time of the API in this browser's time zone. */
+/** Return a time as date and time of day in UTC, as post-mortems say it. */
 export function clock(at) {
-  const time = new Date(at);
-  const today = time.toDateString() === new Date().toDateString();
-  const date = today ? {} : { year: "numeric", month: "2-digit", day: "2-digit" };
-  return time.toLocaleString(undefined, { ...date, ...TO_THE_SECOND });
+  return new Date(at).toISOString().slice(0, 19).replace("T", " ");
 }
 
-/** Return times of an axis, in seconds since 1970, no finer than their distance. */
+/** Return the time of day in UTC. */
+export function timeOfDay(at) {
+  return clock(at).slice(11);
+}
+
+/** Return a time as it is where this browser is. */
+export function localTime(at) {
+  return new Date(at).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "long" });
+}
+
+/** Return times of an axis in UTC, in seconds since 1970, no finer than their distance. */
 export function axisTimes(times_s) {
   const step_s = times_s.length > 1 ? times_s[1] - times_s[0] : 0;
-  const options = step_s >= 86_400 ? DAY : step_s >= 10_800 ? { ...DAY, ...TO_THE_MINUTE } : step_s >= 60 ? TO_THE_MINUTE : TO_THE_SECOND;
-  return times_s.map((at_s) => new Date(at_s * 1000).toLocaleString(undefined, options));
+  const [from, to] = step_s >= 86_400 ? [5, 10] : step_s >= 10_800 ? [5, 16] : step_s >= 60 ? [11, 16] : [11, 19];
+  return times_s.map((at_s) => new Date(at_s * 1000).toISOString().slice(from, to).replace("T", " "));
 }
 
 /** Return a part of one as a percentage. */
@@ -63,4 +68,14 @@ export function money(amount, currency) {
 /** Return a number with its noun. */
 export function count(number, noun) {
   return `${number} ${noun}${number === 1 ? "" : "s"}`;
+}
+
+/** Return the beginning of an id. */
+export function shortId(id) {
+  return id.slice(0, SHORT_ID);
+}
+
+/** Return the sentence that says that a list is not whole; nothing where it is. */
+export function moreText(more, number, noun, command) {
+  return more ? `Only the newest ${count(number, noun)} are shown; the command ${command} lists all.` : "";
 }

@@ -1,0 +1,101 @@
+// What the page asks the REST API for, and what it knows from the answers.
+
+import { get, getSums } from "./api.js";
+import { incidentsSince } from "./marks.js";
+
+const MOST_NODES = 500; // what a map can show
+const MOST_TASKS = 100;
+const MOST_ENDED = 20;
+const MOST_INCIDENTS = 25;
+const MOST_PLANS = 20;
+const WAF_STEP_MS = 5000;
+
+const GOING_ON = ["pending", "queued", "running", "transitioning", "degraded", "stopping"];
+const AWAY = ["lost", "isolated", "unreachable"];
+const NOTHING = { items: [], more: false };
+
+/** What was answered last. `more`: there is more than was asked for. */
+export const known = {
+  actor: null, nodes: NOTHING, going: NOTHING, failed: NOTHING, finished: NOTHING, open: NOTHING, newest: NOTHING,
+  plans: NOTHING, costs: null, waf: null, marks: NOTHING,
+};
+
+async function listed(path, limit, filters = []) {
+  const parameters = new URLSearchParams([["limit", limit], ...filters]);
+  const { items, next_cursor } = await get(path, parameters);
+  return { items, more: next_cursor !== null };
+}
+
+function of(states) {
+  return [["order", "newest"], ...states.map((state) => ["state", state])];
+}
+
+async function askEnded() {
+  const [failed, finished] = await Promise.all([
+    listed("/v1/tasks", MOST_ENDED, of(["failed"])), listed("/v1/tasks", MOST_ENDED, of(["stopped", "succeeded"])),
+  ]);
+  Object.assign(known, { failed, finished });
+}
+
+/** What changes from one moment to the next. */
+export const liveParts = {
+  async actor() {
+    known.actor = await get("/v1/actor");
+  },
+  async nodes() {
+    const nodes = await listed("/v1/nodes", MOST_NODES);
+    if (nodes.more) { // those that need somebody are shown, whenever they joined
+      const shown = new Set(nodes.items.map(({ name }) => name));
+      const away = await listed("/v1/nodes", MOST_NODES, AWAY.map((state) => ["state", state]));
+      nodes.items.push(...away.items.filter(({ name }) => !shown.has(name)));
+    }
+    known.nodes = nodes;
+  },
+  async tasks() {
+    const going = await listed("/v1/tasks", MOST_TASKS, of(GOING_ON));
+    const names = new Set(going.items.map(({ name }) => name));
+    // A task that goes on no more is not gone from the page meanwhile.
+    if (known.going.items.some(({ name }) => !names.has(name))) await askEnded();
+    known.going = going;
+  },
+  ended: askEnded,
+  async incidents() {
+    const [open, newest] = await Promise.all([
+      listed("/v1/incidents", MOST_INCIDENTS, of(["open"])), listed("/v1/incidents", MOST_INCIDENTS, of([])),
+    ]);
+    Object.assign(known, { open, newest });
+  },
+  async plans() {
+    known.plans = await listed("/v1/plans", MOST_PLANS, of([]));
+  },
+};
+
+/** Return what adds up a history. `windowS`: returns how many seconds the chart shows. */
+export function sumParts(windowS) {
+  // In steps, so that all who look at the same window ask for the same.
+  const start = () => Math.floor(Date.now() / WAF_STEP_MS) * WAF_STEP_MS - windowS() * 1000;
+  return {
+    async waf() {
+      known.waf = await getSums("/v1/waf", { from: new Date(start()).toISOString() });
+    },
+    async marks() {
+      known.marks = await incidentsSince(start());
+    },
+    async costs() {
+      known.costs = await getSums("/v1/costs", { limit: 1 });
+    },
+  };
+}
+
+/** Return the tasks that are known, each once: those that go on, the oldest first, then the ended, the newest first. */
+export function tasks() {
+  const { going, failed, finished } = known;
+  const ended = [...failed.items, ...finished.items];
+  const all = [...going.items].reverse().concat(ended);
+  return [...new Map(all.reverse().map((task) => [task.name, task])).values()].reverse();
+}
+
+/** Return the incidents that are known, each once. */
+export function incidents() {
+  return [...new Map([...known.open.items, ...known.newest.items].map((one) => [one.id, one])).values()];
+}

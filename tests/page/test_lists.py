@@ -1,0 +1,82 @@
+"""Lists of the live page that have more than it shows, and the incidents of its chart (`make test-page`)."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from shared.events import ErrorDetected
+from shared.severities import ErrorKind, Method, Severity
+from tests.api.kit import Server
+from tests.page.kit import browsing
+from tests.page.test_troubles import fail
+
+pytestmark = pytest.mark.page
+
+
+async def detect(cluster: Server, number: int, ago_s: float) -> None:
+    """Have so many incidents of the last minutes in the log."""
+    at = datetime.now(UTC) - timedelta(seconds=ago_s)
+    events = [
+        ErrorDetected(
+            event_id=str(uuid.uuid4()),
+            incident=str(uuid.uuid4()),
+            occurred_at=at,
+            detected_at=at,
+            kind=ErrorKind.HANG,
+            severity=Severity.SEV3,
+            method=Method.PROCESS_SUPERVISION,
+            task="gpt",
+            worker="n0/1",
+            node="n0",
+        )
+        for _ in range(number)
+    ]
+    recorded = await cluster.journal.append(events)
+    await cluster.projected(recorded[-1].position)
+
+
+async def test_the_chart_has_all_incidents_of_its_time(cluster: Server) -> None:
+    await detect(cluster, 30, 120)
+    async with browsing(cluster) as browser:
+        await browser.open()
+        await browser.shows("#waf-text", "31 incidents in this time.")
+        await browser.shows("#troubles", "▲ at least 25 open incidents")
+        await browser.shows("#more-incidents", "Only the newest 25 incidents are shown")
+        await detect(cluster, 3, 1)
+        await browser.shows("#waf-text", " 34 incidents in this time.")
+        await browser.page.locator("#waf-window").select_option("60")
+        await browser.shows("#waf-text", " 3 incidents in this time.")
+        await browser.page.locator("#waf-window").select_option("3600")
+        await browser.shows("#waf-text", " 34 incidents in this time.")
+        await detect(cluster, 190, 1)
+        await browser.shows("#waf-text", "more than 200 incidents in this time.")
+        browser.check()
+
+
+async def test_the_pointer_names_an_incident_of_the_chart(cluster: Server) -> None:
+    async with browsing(cluster) as browser:
+        await browser.open()
+        await browser.shows("#waf-text", "1 incident in this time.")
+        box = await browser.page.locator(".u-over").bounding_box()
+        for x in range(int(box["width"])):
+            await browser.page.mouse.move(box["x"] + box["width"] - x, box["y"] + 20)
+            if await browser.page.locator("#waf-chart").get_attribute("title"):
+                break
+        title = await browser.page.locator("#waf-chart").get_attribute("title")
+        assert title is not None
+        assert "SEV2: process-exit on n1/1" in title
+
+
+async def test_lists_say_that_there_is_more(cluster: Server) -> None:
+    for number in range(22):
+        await fail(cluster, f"broken-{number}", "no such file")
+    async with browsing(cluster) as browser:
+        await browser.open()
+        await browser.shows("#troubles", "▲ at least 20 tasks failed")
+        await browser.shows(
+            "#more-tasks", "Only the newest 20 failed tasks are shown; the command unicron ps lists all."
+        )
+        assert await browser.page.locator("#task-rows tr").count() == 21

@@ -1,0 +1,114 @@
+"""What needs somebody stands out on the live page, and comes first (`make test-page`)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from shared.events import ErrorDetected, PlanDecided, TaskFailed, TaskSubmitted, WorkerSlowed
+from shared.plans import Response, Trigger
+from shared.severities import ErrorKind, Method, Severity
+from tests.api.kit import Server, spec
+from tests.page.kit import browsing
+
+pytestmark = pytest.mark.page
+
+REASON = "\n".join(["the script has failed 4 times at step 7", *(f"  line {number}" for number in range(24))])
+
+
+async def fail(cluster: Server, task: str, reason: str = REASON) -> None:
+    """Have a task that was submitted end as failed."""
+    await cluster.append(TaskSubmitted, task=task, spec=spec(task))
+    await cluster.append(TaskFailed, task=task, generation=0, step=7, reason=reason)
+
+
+async def lose(cluster: Server, node: str, incident: str, detected_at: datetime | None = None) -> None:
+    await cluster.append(
+        ErrorDetected,
+        incident=incident,
+        kind=ErrorKind.NODE_LOST,
+        severity=Severity.SEV1,
+        method=Method.NODE_HEALTH,
+        detected_at=detected_at or datetime.now(UTC),
+        node=node,
+    )
+
+
+async def wait_for_workers(cluster: Server, task: str) -> None:
+    """Have a task submitted and queued."""
+    await cluster.append(TaskSubmitted, task=task, spec=spec(task))
+    await cluster.append(
+        PlanDecided,
+        plan="p9",
+        trigger=Trigger.TASK_SUBMITTED,
+        cause="cause",
+        response=Response.NONE,
+        changes=[],
+        queued={task: "needs 9 workers"},
+    )
+
+
+async def test_the_header_and_the_title_say_all_that_needs_somebody(cluster: Server) -> None:
+    async with browsing(cluster) as browser:
+        await browser.open()
+        await browser.shows("#summary", "● no trouble")
+        await fail(cluster, "broken")
+        await browser.shows("#summary.trouble", "▲ 1 task failed")
+        await lose(cluster, "n1", "i2")
+        await wait_for_workers(cluster, "patient")
+        slow = {"node": "n0", "worker": "n0/0", "rank": 0, "slowdown": 2.5}
+        await cluster.append(WorkerSlowed, task="gpt", generation=3, step=9, **slow)
+        await browser.shows("#troubles", "△ 1 slow worker")
+        await browser.shows("#troubles", "△ 1 task queued")
+        await browser.shows("#troubles", "▲ 1 node lost")
+        assert await browser.page.locator("#troubles li").all_inner_texts() == [
+            "▲ 1 task failed", "▲ 1 node lost", "▲ 1 open incident", "△ 1 task queued", "△ 1 slow worker",
+        ]  # fmt: skip
+        assert (await browser.page.title()).startswith("▲ 1 task failed, 1 node lost, 1 open incident")
+        await browser.page.get_by_role("link", name="▲ 1 open incident").click()
+        assert browser.page.url.endswith("#incidents")
+        browser.check()
+
+
+async def test_a_failed_task_stands_out_with_a_reason_that_can_be_read(cluster: Server) -> None:
+    async with browsing(cluster, viewport={"width": 1280, "height": 900}) as browser:
+        await browser.open()
+        await fail(cluster, "broken")
+        row = browser.page.locator("#task-rows tr.failed")
+        await row.wait_for()
+        state = row.locator(".state")
+        assert await state.inner_text() == "▲ failed"
+        usual = await browser.page.evaluate("getComputedStyle(document.body).color")
+        assert await state.evaluate("(found) => getComputedStyle(found).color") != usual
+        assert (await row.bounding_box())["height"] < 120
+        assert not await row.get_by_text("line 23").is_visible()
+        await row.locator("summary").click()
+        await row.get_by_text("line 23").wait_for()
+        await browser.drawn_again()
+        assert await row.get_by_text("line 23").is_visible()  # it stays open
+        browser.check()
+
+
+async def test_what_needs_somebody_comes_first(cluster: Server) -> None:
+    async with browsing(cluster) as browser:
+        await browser.open()
+        await browser.shows("#incident-rows", "process-exit")
+        await fail(cluster, "broken")
+        await lose(cluster, "n1", "i2", datetime.now(UTC) - timedelta(hours=1))
+        await browser.shows("#incident-rows", "node-lost")
+        await browser.shows("#nodes li.trouble", "n1")
+        await browser.shows("#task-rows", "broken")
+        assert await browser.page.locator("#nodes h3").all_inner_texts() == ["n1", "n0", "n2"]
+        assert "broken" in await browser.page.locator("#task-rows tr").first.inner_text()
+        assert "node-lost" in await browser.page.locator("#incident-rows tr").first.inner_text()
+
+
+async def test_a_task_that_does_not_train_has_no_time_left(cluster: Server) -> None:
+    async with browsing(cluster) as browser:
+        await browser.open()
+        await wait_for_workers(cluster, "patient")
+        row = browser.page.locator("#task-rows tr.queued")
+        await row.wait_for()
+        assert await row.locator("td[data-label=left]").inner_text() == "waits"
+        assert await browser.page.locator("#task-rows tr.running td[data-label=left]").inner_text() != "waits"
