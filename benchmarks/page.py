@@ -23,7 +23,7 @@ import httpx
 from benchmarks.history import catch_up, service
 from benchmarks.long_log import write
 from benchmarks.report import Report, at_least, run
-from benchmarks.viewers import COSTS, paths
+from benchmarks.viewers import paths, sums
 from services.api.page.assets import INDEX, assets
 from tests.page.kit import chromium, missing, opened_ms
 
@@ -47,7 +47,7 @@ async def _requested_ms(url: str) -> float:
         began_s = time.perf_counter()
         await client.get("/")
         files = [f"/page/{name}" for name in assets() if name != INDEX]
-        for asked in (files, [*paths(), COSTS]):
+        for asked in (files, [*paths(), *sums()]):
             for answer in await asyncio.gather(*map(client.get, asked)):
                 answer.raise_for_status()
         return (time.perf_counter() - began_s) * 1000

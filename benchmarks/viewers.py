@@ -3,7 +3,7 @@
 A part of ``benchmarks.gateway``. The gateway is the real one over a bus of its own; the events are those of
 ``benchmarks.log_course``, made beforehand, appended through a journal of another process and relayed. Each viewer is a
 connection that follows the log, as the page does, with the requests that the page sends for what has changed: at most
-every ``PAUSE_S``, every ``BUSY_PAUSE_S`` while many events come or answers take long (``services/api/page/page.js``).
+every ``PAUSE_S``, every ``BUSY_PAUSE_S`` while many events come or answers take long (``services/api/page/rounds.js``).
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ EARLIER = 2000
 APPENDS_PER_S = 100
 """The services together append so often; each append has several events."""
 
-PAUSE_S, BUSY_PAUSE_S, COSTS_S = 0.5, 2.0, 10.0
+PAUSE_S, BUSY_PAUSE_S, SUMS_S = 0.5, 2.0, 10.0
 BUSY_EVENTS, BUSY_ROUND_S = 20, 0.5
 _GOING_ON = "&".join(f"state={state}" for state in ("pending", "queued", "running", "transitioning", "degraded"))
-_ENDED = "state=stopped&state=succeeded&state=failed"
 _PATHS = (
     "/v1/nodes?limit=500",
     f"/v1/tasks?limit=100&order=newest&{_GOING_ON}&state=stopping",
-    f"/v1/tasks?limit=20&order=newest&{_ENDED}",
+    "/v1/tasks?limit=20&order=newest&state=failed",
+    "/v1/tasks?limit=20&order=newest&state=stopped&state=succeeded",
     "/v1/incidents?limit=25&order=newest&state=open",
     "/v1/incidents?limit=25&order=newest",
     "/v1/plans?limit=20&order=newest",
     "/v1/waf?from={since}",
 )
-COSTS = "/v1/costs?limit=1"
+_SUMS = ("/v1/costs?limit=1", "/v1/incidents?since={since}&order=newest&limit=200")
 WAF_STEP_S, WAF_WINDOW_S = 5.0, 3600.0
 
 _DRAIN_S = 5.0
@@ -71,9 +71,17 @@ _TIMEOUT_S = 60.0
 
 def paths() -> list[str]:
     """Return what the page asks for after events of all kinds."""
+    return [path.format(since=_window_start()) for path in _PATHS]
+
+
+def sums() -> list[str]:
+    """Return what the page asks for now and then, whatever comes."""
+    return [path.format(since=_window_start()) for path in _SUMS]
+
+
+def _window_start() -> str:
     until_s = time.time() // WAF_STEP_S * WAF_STEP_S
-    since = datetime.fromtimestamp(until_s - WAF_WINDOW_S, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return [path.format(since=since) for path in _PATHS]
+    return datetime.fromtimestamp(until_s - WAF_WINDOW_S, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass
@@ -97,7 +105,7 @@ class Viewer:
 
     async def look(self, after: int, connected: asyncio.Semaphore) -> None:
         """Follow the log, and ask for what has changed, until the last event has come or the viewer is cancelled."""
-        asking = [asyncio.create_task(self._ask()), asyncio.create_task(self._ask_costs())]
+        asking = [asyncio.create_task(self._ask()), asyncio.create_task(self._ask_sums())]
         try:
             async with self._client.stream("GET", f"/v1/events?follow=true&brief=true&after={after}") as stream:
                 rest = b""
@@ -132,10 +140,10 @@ class Viewer:
             busy = self._events > BUSY_EVENTS or time.monotonic() - began_s > BUSY_ROUND_S
             await asyncio.sleep(BUSY_PAUSE_S if busy else PAUSE_S)
 
-    async def _ask_costs(self) -> None:
+    async def _ask_sums(self) -> None:
         while True:
-            await self._get(COSTS)
-            await asyncio.sleep(COSTS_S)
+            await asyncio.gather(*map(self._get, sums()))
+            await asyncio.sleep(SUMS_S)
 
     async def _get(self, path: str) -> None:
         began_s = time.monotonic()
