@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from shared.events import ErrorDetected, PlanDecided, TaskFailed, TaskSubmitted,
 from shared.plans import Response, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from tests.api.kit import Server, spec
-from tests.page.kit import browsing
+from tests.page.kit import SCHEMES, browsing
 
 pytestmark = pytest.mark.page
 
@@ -69,6 +70,29 @@ async def test_the_header_and_the_title_say_all_that_needs_somebody(cluster: Ser
         await browser.page.get_by_role("link", name="▲ 1 open incident").click()
         assert browser.page.url.endswith("#incidents")
         browser.check()
+
+
+@pytest.mark.parametrize("options", SCHEMES, ids=["light", "dark", "phone"])
+async def test_axe_finds_no_violation_amid_troubles(cluster: Server, options: dict[str, Any]) -> None:
+    from axe_playwright_python.async_playwright import Axe
+
+    async with browsing(cluster, **options) as browser:
+        await browser.open()
+        await fail(cluster, "broken")
+        await lose(cluster, "n1", "i2")
+        await wait_for_workers(cluster, "patient")
+        await browser.shows("#troubles", "△ 1 task queued")
+        await browser.shows("#nodes li.trouble", "n1")
+        await browser.page.locator("#task-rows tr.failed summary").click()
+        await browser.page.get_by_role("button", name="Acknowledge incident i2").click()
+        await browser.page.locator("#confirm-yes").click()
+        await browser.shows("#message", "Incident i2 is acknowledged.")
+        found = await Axe().run(browser.page)
+        assert found.violations_count == 0, found.generate_report()
+        await browser.page.set_extra_http_headers({"Authorization": "Bearer wrong"})
+        await browser.shows("#no-session", "unicron open")
+        found = await Axe().run(browser.page)
+        assert found.violations_count == 0, found.generate_report()
 
 
 async def test_a_failed_task_stands_out_with_a_reason_that_can_be_read(cluster: Server) -> None:
