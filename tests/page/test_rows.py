@@ -11,7 +11,7 @@ from shared.events import PlanDecided, TaskSubmitted
 from shared.plans import Response, Trigger
 from tests.api.kit import Server, spec
 from tests.page.kit import Browser, browsing
-from tests.page.test_troubles import lose
+from tests.page.test_troubles import fail, lose
 
 pytestmark = pytest.mark.page
 
@@ -30,7 +30,8 @@ async def focused(browser: Browser) -> str:
 
 @pytest.mark.parametrize("width", WIDTHS)
 async def test_every_control_is_in_view_without_scrolling_sideways(cluster: Server, width: int) -> None:
-    await cluster.append(TaskSubmitted, task=LONG, spec=spec(LONG))
+    await cluster.append(TaskSubmitted, task=LONG, spec=spec(LONG, steps=10_000_000, weight=1234.5678))
+    await fail(cluster, f"ended-{'n' * 54}", "x" * 200)
     async with browsing(cluster, viewport={"width": width, "height": 800}) as browser:
         await browser.open()
         await browser.shows("#task-rows", LONG)

@@ -18,7 +18,7 @@ const MOST_REASON = 160; // characters that are read at a glance: three lines
 const MOST_HIT = 3;
 const CHANGED = 412; // since it was read
 const CELLS = [
-  ["task"], ["state", "text"], ["step", "n"], ["loss", "n"], ["workers", "n"], ["throughput", "n"], ["left", "n"],
+  ["task"], ["state", "text"], ["step", "n"], ["loss", "n"], ["workers", "n"], ["throughput", "n"], ["left", "n wide"],
   ["weight", "n"], ["action", "actions"],
 ];
 
