@@ -117,10 +117,23 @@ async def test_everything_is_asked_for_once_when_the_page_is_opened(cluster: Ser
         browser.check()
 
 
-async def test_sums_that_take_long_keep_nothing_else_waiting(cluster: Server) -> None:
-    async def never(route: Any) -> None:
-        await asyncio.Event().wait()
+async def never(_: Any) -> None:
+    """Answer no request."""
+    await asyncio.Event().wait()
 
+
+async def test_nothing_is_said_of_what_was_not_answered(cluster: Server) -> None:
+    async with browsing(cluster) as browser:
+        await browser.page.route("**/v1/nodes?*", never)
+        await browser.page.goto(browser.url)
+        await browser.shows("#cost-totals", "EUR")
+        assert await browser.page.locator("#summary").inner_text() == ""
+        assert not await browser.page.locator("#no-tasks").is_visible()
+        await browser.shows("#connection.trouble", "not up to date")
+        await browser.page.unroute_all(behavior="ignoreErrors")
+
+
+async def test_sums_that_take_long_keep_nothing_else_waiting(cluster: Server) -> None:
     async with browsing(cluster) as browser:
         for path in ("costs", "waf"):
             await browser.page.route(f"**/v1/{path}?*", never)

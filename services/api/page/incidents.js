@@ -8,7 +8,7 @@ import { maySubmit } from "./rights.js";
 import { duration, moreText, money, secondsBetween } from "./text.js";
 
 const CELLS = [
-  ["state"], ["when (UTC)", "line"], ["what", "text"], ["where", "text"], ["tasks", "text"], ["answer"],
+  ["state"], ["when (UTC)"], ["what", "text"], ["where", "text"], ["tasks", "text"], ["answer"],
   ["after the fault", "line"], ["cost", "n"], ["post-mortem", "line"], ["action", "actions"],
 ];
 

@@ -25,10 +25,10 @@ function reveal(name) {
   return true;
 }
 
-/** Show what the page's address names, such as `#incident-…`; return whether it is there. */
+/** Show what the page's address names, such as `#incident-…`, if it is there. */
 export function revealNamed() {
-  const name = decodeURIComponent(location.hash.slice(1));
-  return /^(incident|plan)-/.test(name) ? reveal(name) : true;
+  const name = location.hash.slice(1);
+  if (/^(incident|plan)-/.test(name)) reveal(name);
 }
 
 /** Return a link to an incident or a plan on this page. */

@@ -38,7 +38,7 @@ const BY_EVENT = [
 
 let begun = false;
 let follows = false; // whether the stream of events is connected
-let revealed = false; // whether what the address names was shown
+const came = new Set(); // names of the parts that were answered: of others nothing is said
 
 function windowS() {
   return Number(byId("waf-window").value);
@@ -47,7 +47,10 @@ function windowS() {
 const live = new Rounds(liveParts, (names, at, problem) => {
   shown("live", names, problem, () => {
     if (names.includes("actor")) setActor(known.actor);
+    const first = came.size === 0;
+    names.forEach((name) => came.add(name));
     showLists();
+    if (first) revealNamed();
     if (names.includes("incidents")) showChart();
     if (names.includes("nodes") && names.includes("tasks")) noteShown(at);
   });
@@ -76,13 +79,13 @@ function shown(source, names, problem, show) {
 
 function showLists() {
   const currency = known.costs?.currency ?? "";
+  const have = (...names) => names.every((name) => came.has(name));
   showSubmission();
-  showNodes(known.nodes);
-  showTasks(tasks(), incidents(), known);
-  showIncidents(incidents(), known, currency);
-  showPlans(known.plans);
-  showTroubles(known);
-  if (!revealed) revealed = revealNamed();
+  if (have("nodes")) showNodes(known.nodes);
+  if (have("tasks", "ended")) showTasks(tasks(), incidents(), known);
+  if (have("incidents")) showIncidents(incidents(), known, currency);
+  if (have("plans")) showPlans(known.plans);
+  if (have("nodes", "tasks", "ended", "incidents")) showTroubles(known);
 }
 
 /** Show the chart; the newest incidents are known before those of its whole time are asked for again. */

@@ -75,7 +75,11 @@ export function showWaf(history, found) {
 function nameMarks(event) {
   const x = event.clientX - chart.over.getBoundingClientRect().left;
   const near = marks.filter(({ at_s }) => Math.abs(chart.valToPos(at_s, "x") - x) < NEAR_PX).slice(0, MOST_NAMED);
-  byId("waf-chart").title = near.map(({ incident }) => `${incident.severity}: ${incident.kind} on ${incident.worker ?? incident.node ?? "the cluster"}, ${clock(incident.occurred_at)} UTC (incident ${shortId(incident.id)})`).join("\n");
+  byId("waf-chart").title = near.map(({ incident }) => nameOf(incident)).join("\n");
+}
+
+function nameOf({ id, severity, kind, worker, node, occurred_at }) {
+  return `${severity}: ${kind} on ${worker ?? node ?? "the cluster"}, ${clock(occurred_at)} UTC (incident ${shortId(id)})`;
 }
 
 byId("waf-chart").addEventListener("mousemove", (event) => { if (chart !== null) nameMarks(event); });
