@@ -16,7 +16,7 @@ from tests.page.test_troubles import fail, lose
 pytestmark = pytest.mark.page
 
 LONG = "long-" + "n" * 56
-WIDTHS = [1280, 1000, 900, 390, 360]
+WIDTHS = [1280, 1100, 1060, 900, 390, 360]
 
 
 async def focused(browser: Browser) -> str:

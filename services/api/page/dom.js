@@ -86,7 +86,8 @@ export function tableRow(cells, { heading = false } = {}) {
 
 /** Return an element with a time of the API, in UTC; where this browser is, it is what the title says. */
 export function timeElement(at) {
-  return element("time", { datetime: at, title: localTime(at) }, clock(at));
+  const [day, time] = clock(at).split(" ").map((part) => element("span", { class: "line" }, part));
+  return element("time", { datetime: at, title: localTime(at) }, day, " ", time);
 }
 
 /** Show the buttons of actions. `actions`: text, label and act of each; those that stay keep the keyboard's focus. */

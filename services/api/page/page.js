@@ -25,7 +25,7 @@ import { showWaf } from "./waf.js";
 const LIVE_MS = 2000;
 const SLOW_MS = 10_000; // sums over time, which no event changes at once
 const SHORT_WINDOW_S = 300; // in which two seconds can be seen
-const WAIT_MS = 1000; // for the stream, before which nothing is asked for: else everything would be asked for twice
+const WAIT_MS = 4000; // for the stream, before which nothing is asked for: else everything would be asked for twice
 
 const BY_EVENT = [
   [/^task\.(progressed|checkpointed)/, ["tasks"]],
