@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from services.api.node_files import FileSource
 from services.api.output_owners import OutputOwners
 from services.api.output_search import FoundFile, Key, Missing, OutputSearch
+from services.api.output_tails import line_begins
 from shared.errors import NotFound, Unavailable
 from shared.node_files import OutputFile, ReadOutput
 
@@ -52,10 +53,10 @@ def json_line(entry: Line | Missing) -> str:
 class _Tail:
     """Reads the lines that were appended to a file since the last look."""
 
-    def __init__(self, task: str, file: OutputFile, since_s: float | None) -> None:
+    def __init__(self, task: str, file: OutputFile, since_s: float | None, begin: int = 0) -> None:
         self._task, self._generation, self._worker = task, file.generation, file.worker
         self._since_s = since_s
-        self._offset = 0
+        self._offset = begin
         self._listed_bytes = 0
         self._rest = b""
 
@@ -121,6 +122,17 @@ class _Tail:
         return Line(self._generation, self._worker, data.decode(errors="replace").rstrip("\r"))
 
 
+@dataclass(frozen=True)
+class LastLines:
+    """Of what there is when a reader begins: only the last lines of each worker, of files up to a generation.
+
+    Processes of later generations start afterwards: all that they print is read.
+    """
+
+    number: int
+    generation: int
+
+
 class OutputReader:
     """Reads the output of one task.
 
@@ -129,6 +141,7 @@ class OutputReader:
         search: finds its files.
         owners: returns whose output is read; called at each look, because ranks move.
         since_s: only what was printed from then on, in seconds since the epoch (``ReadOutput``); None: all.
+        last: only the last lines of what there is at the beginning; None: all.
     """
 
     def __init__(
@@ -137,9 +150,10 @@ class OutputReader:
         search: OutputSearch,
         owners: Callable[[], Awaitable[OutputOwners]],
         since_s: float | None = None,
+        last: LastLines | None = None,
     ) -> None:
         self._task, self._search, self._owners_now = task, search, owners
-        self._since_s = since_s
+        self._since_s, self._last = since_s, last
         self._owners = OutputOwners()
         self._tails: dict[Key, _Tail] = {}
         self._reported: set[Missing] = set()
@@ -157,6 +171,7 @@ class OutputReader:
                 self._owners = (await self._owners_now()).after(self._owners)
                 await self._search.look(self._owners, None if first or not more_can_come else POLL_S)
                 first = False
+                await self._skip_to_last_lines()
                 quiet = True
                 async for line in self._new_lines():
                     quiet = False
@@ -173,6 +188,19 @@ class OutputReader:
                     await asyncio.sleep(POLL_S)
         finally:
             await self._search.close()
+
+    async def _skip_to_last_lines(self) -> None:
+        """Begin files that were found for the first time at their last lines, if no others are asked for."""
+        if self._last is None:
+            return
+        new = [
+            found
+            for found in self._search.files
+            if found.file.key not in self._tails and found.file.generation <= self._last.generation
+        ]
+        begins = await line_begins(self._task, new, self._last.number)
+        for found in new:
+            self._tails[found.file.key] = _Tail(self._task, found.file, self._since_s, begins[found.file.key])
 
     async def _new_lines(self) -> AsyncIterator[Line]:
         """Yield the lines of all files up to the sizes that were listed."""

@@ -235,3 +235,40 @@ async def test_following_goes_on_where_output_was_left_out(
         while found[-1] != "anew":
             found.append(await anext(lines))
         assert found[-2:] == ["unicron: the output before this is left out: over the limit", "anew"]
+
+
+@pytest.mark.usefixtures("nodes")
+async def test_the_last_lines_are_those_of_each_worker(healed: Server, nodes: NodeMachines) -> None:
+    assert await text(healed, tail=1) == [*ALL[:3], ALL[5]]
+    assert await text(healed, rank=3, tail=2) == ["restarted", "no end"]
+    assert await text(healed, rank=3, tail=3) == await text(healed, rank=3, tail=9) == await text(healed, rank=3)
+    assert await text(healed, tail=0) == []
+    many = "".join(f"line {number}\n" for number in range(100_000))
+    write_output(nodes.run_dir("n0"), TASK, "1-n0-0", many)
+    assert len(many) > 3 * CHUNK_BYTES
+    assert await text(healed, rank=0, tail=50_000) == many.splitlines()[-50_000:]
+
+
+async def test_the_last_lines_reach_no_further_than_what_was_left_out(healed: Server, nodes: NodeMachines) -> None:
+    begins = flood(write_output(nodes.run_dir("n1"), TASK, "3-n1-1", b""))
+    assert await text(healed, rank=3, tail=3) == ["kept"] * 3
+    lines = await text(healed, rank=3, tail=1_000_000)
+    assert f"unicron: {begins} bytes of output are left out: over the limit" in lines
+
+
+async def test_what_comes_follows_the_last_lines(
+    healed: Server, nodes: NodeMachines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "POLL_S", 0.02)
+    path = nodes.run_dir("n1") / "tasks" / TASK / "output" / "3-n1-1.log"
+    url = f"/v1/tasks/{TASK}/logs?rank=3&follow=true&tail=1"
+    async with asyncio.timeout(60), healed.http.stream("GET", url) as answer:
+        lines = answer.aiter_lines()
+        with path.open("a") as file:
+            file.write(" yet\nnext\n")
+        found = [await anext(lines)]
+        while found[-1] != "next":
+            found.append(await anext(lines))
+        assert found in (["no end yet", "next"], ["next"])  # the end of the line may have come before the first look
+        write_output(nodes.run_dir("n1"), TASK, "4-n1-1", "anew\nand on\n")  # a process of a later generation
+        assert [await anext(lines), await anext(lines)] == ["anew", "and on"]

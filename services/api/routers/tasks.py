@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 from services.api import conditional, present, task_requests
 from services.api.access import Submitter
 from services.api.gateway import Api, Gateway, as_text
-from services.api.logs import OutputReader, json_line, plain_line
+from services.api.logs import LastLines, OutputReader, json_line, plain_line
 from services.api.models import Page, StopOptions, Stopping, Task
 from services.api.output_owners import OutputOwners, output_owners
 from services.api.output_search import OutputSearch
@@ -207,6 +207,10 @@ async def logs(
     rank: Annotated[int | None, Query(ge=0, le=1_000_000, description="only the worker of this rank")] = None,
     follow: Annotated[bool, Query(description="wait for more until the task ends")] = False,
     since: Annotated[Time | None, Query(description="only what was printed from then on, to within 6 s")] = None,
+    tail: Annotated[
+        int | None,
+        Query(ge=0, le=1_000_000, description="of what there is already: only the last so many lines of each worker"),
+    ] = None,
     accept: Annotated[str, Header()] = "text/plain",
 ) -> StreamingResponse:
     """Stream the output of the task's ranks: text, or with ``Accept: application/x-ndjson`` an object for each line.
@@ -220,12 +224,19 @@ async def logs(
         known = sorted(member.rank for member in view.members)
         raise NotFound(f"task {name!r} has no rank {rank}; its ranks: {known}", field="rank", value=rank)
     since_s = since.timestamp() if since is not None else None
-    lines = _lines(api, view.name, rank, follow, as_json, since_s)
+    last = LastLines(tail, view.generation) if tail is not None else None
+    lines = _lines(api, view.name, rank, follow, as_json, since_s, last)
     return StreamingResponse(lines, media_type="application/x-ndjson" if as_json else "text/plain")
 
 
 async def _lines(
-    api: Gateway, name: str, rank: int | None, follow: bool, as_json: bool, since_s: float | None
+    api: Gateway,
+    name: str,
+    rank: int | None,
+    follow: bool,
+    as_json: bool,
+    since_s: float | None,
+    last: LastLines | None,
 ) -> AsyncIterator[str]:
     history = True
 
@@ -240,7 +251,7 @@ async def _lines(
             return False
         return (await api.task(name)).state not in ENDED
 
-    reader = OutputReader(name, OutputSearch(name, api.own_files, api.node_files), owners, since_s)
+    reader = OutputReader(name, OutputSearch(name, api.own_files, api.node_files), owners, since_s, last)
     async with aclosing(reader.read(going_on=going_on)) as entries:
         async for entry in entries:
             yield json_line(entry) if as_json else plain_line(entry, named=rank is None)
