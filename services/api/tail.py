@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 
 from services.api.event_items import event_json
 from services.api.feed import Feed
@@ -27,6 +28,7 @@ class _Event:
 
     def __init__(self, row: StoredRow) -> None:
         self._row = row
+        self.type = row.type
         self._place = f"id: {row.position}\nevent: {row.type}\ndata: "
         self._whole = b""
         self.brief = f"{self._place}{{}}\n\n".encode()
@@ -61,12 +63,15 @@ class Tail:
         self._last = 0
         """Position of the newest of ``_events``, which have no gap."""
 
-    async def after(self, position: int, *, brief: bool = False) -> tuple[bytes, int]:
-        """Return the next events behind a position, and the position of the last of them; none: ``b""``.
+    async def after(
+        self, position: int, *, brief: bool = False, types: AbstractSet[str] = frozenset()
+    ) -> tuple[bytes, int]:
+        """Return the next events behind a position, and the position up to which they are; none: ``b""``.
 
         Args:
             position: up to which the stream has the log.
             brief: whether it sends positions and types alone.
+            types: of the events that it sends; empty: all.
 
         Raises:
             Unavailable: the log does not answer.
@@ -82,7 +87,7 @@ class Tail:
             found = self._events[-behind:][:MOST_EVENTS] if known and behind else []
         if not known:
             found = await asyncio.to_thread(self._read, position, self._feed.position)
-        encoded = [event.brief for event in found] if brief else await asyncio.to_thread(_whole, found)
+        encoded = _brief(found, types) if brief else await asyncio.to_thread(_whole, found, types)
         return b"".join(encoded), position + len(encoded)
 
     async def _extend(self, position: int) -> None:
@@ -104,8 +109,13 @@ class Tail:
         return [_Event(row) for row in self._journal.log.page(after=after, limit=limit)] if limit > 0 else []
 
 
-def _whole(events: Iterable[_Event]) -> list[bytes]:
-    """Return events with their data, up to the first that cannot be read.
+def _brief(events: Iterable[_Event], types: AbstractSet[str]) -> list[bytes]:
+    """Return events without their data; ``b""`` for one that is of none of the types."""
+    return [event.brief if not types or event.type in types else b"" for event in events]
+
+
+def _whole(events: Iterable[_Event], types: AbstractSet[str]) -> list[bytes]:
+    """Return events with their data, up to the first that cannot be read; ``b""`` for one that is of none of the types.
 
     Raises:
         UnicronError: the first of all cannot be read.
@@ -113,7 +123,7 @@ def _whole(events: Iterable[_Event]) -> list[bytes]:
     found: list[bytes] = []
     try:
         for event in events:
-            found.append(event.whole())
+            found.append(event.whole() if not types or event.type in types else b"")
     except UnicronError:
         if not found:
             raise

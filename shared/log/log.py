@@ -187,6 +187,23 @@ class EventLog:
             found = connection.scalar(select(func.max(_COLUMNS.position)).where(within))
         return int(found or self.base.position)
 
+    def last_of_types(self, types: Sequence[str], number: int) -> int:
+        """Return the position behind which the last ``number`` events of some types are; 0: there are no more.
+
+        Raises:
+            Archived, Corrupt: as ``read``.
+        """
+        if number <= 0:
+            return self.last_position()
+        query = select(_COLUMNS.position).where(_COLUMNS.type.in_(types))
+        newest = query.order_by(_COLUMNS.position.desc()).limit(number)
+        with database_errors(self._what), self._database.engine.connect() as connection:
+            found = [row.position for row in connection.execute(newest)]
+        if len(found) < number and self.base.position:
+            earlier = [row.position for row in self._archived.rows() if row.type in types]
+            found += reversed(earlier[len(found) - number :])
+        return found[-1] - 1 if len(found) == number else 0
+
     def stream_version(self, stream: str) -> int:
         """Return the number of events in the stream."""
         with database_errors(self._what), self._database.engine.connect() as connection:

@@ -30,6 +30,11 @@ async def test_archived_events_are_served_from_segments_or_said_to_be_away(
             page = (await server.http.get("/v1/events", params={"limit": 1000})).json()
             assert [item["position"] for item in page["items"]] == list(range(1, len(events) + 1))
             assert (await server.http.get("/v1/tasks/gpt")).json()["state"] == "running"
+            joined = [n for n, event in enumerate(events, 1) if event.type == "node.joined"]
+            for last in (0, 1, 2, 9):  # of the archived ones, too
+                asked = {"type": "node.joined", "last": last}
+                items = (await server.http.get("/v1/events", params=asked)).json()["items"]
+                assert [item["position"] for item in items] == joined[len(joined) - min(last, len(joined)) :]
     folder.rename(tmp_path / "away")
     with closing(EventLog(url)) as log:
         async with Journal(log, bus) as journal, serving(settings, bus, journal) as server:

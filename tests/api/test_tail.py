@@ -13,10 +13,11 @@ from services.api.feed import Feed
 from services.api.store import Store
 from services.api.tail import Tail
 from shared.errors import Corrupt
+from shared.events import TaskSubmitted
 from shared.log.journal import Journal
 from shared.log.schema import StoredRow
 from shared.settings import Settings
-from tests.api.kit import Server
+from tests.api.kit import START, Server, spec
 from tests.shared.samples import node_joined
 
 
@@ -121,3 +122,13 @@ async def test_two_streams_of_one_gateway_get_every_event_once(api: Server) -> N
         for number in range(12):
             await api.join(f"n{number}")
     assert [task.result() for task in reading] == [[str(number) for number in range(1, 13)]] * 2
+
+
+async def test_a_stream_of_some_types_goes_on_over_the_others(feed: Feed, journal: Journal) -> None:
+    await journal.append([TaskSubmitted(event_id="t", occurred_at=START, task="gpt", spec=spec())])
+    await feed.catch_up()
+    shared = Tail(journal, feed)
+    for brief in (False, True):
+        assert await shared.after(8, brief=brief, types=frozenset({"cluster.configured"})) == (b"", 11)
+        found, position = await shared.after(8, brief=brief, types=frozenset({"task.submitted"}))
+        assert (positions(found), position) == ([11], 11)

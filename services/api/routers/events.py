@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -15,7 +16,9 @@ from services.api.gateway import Api, Gateway, as_json
 from services.api.models import EventRecord, Page
 from services.api.routers.parameters import NAMED, PROBLEMS, Limit, Since, Until, page_json, times
 from shared.errors import InvalidInput, Unavailable
+from shared.events import EVENT_CLASSES
 from shared.log.log import EventLog
+from shared.unknown_names import nearest
 
 router = APIRouter(prefix="/v1/events", tags=["events"], responses=PROBLEMS)
 
@@ -36,6 +39,8 @@ _LISTED: dict[int | str, dict[str, Any]] = {
     **NAMED,
 }
 
+_TYPES = sorted(kind.model_fields["type"].default for kind in EVENT_CLASSES)
+
 _POSITION_DIGITS = 18
 """A position of more digits is none: what a client sends is not read as a number of any size."""
 
@@ -47,6 +52,7 @@ async def events(
     after: After = None,
     cursor: After = None,
     last: Annotated[int | None, Query(ge=0, le=1_000_000, description="only the last so many events")] = None,
+    kinds: Annotated[list[str] | None, Query(alias="type", description="only events of these types")] = None,
     since: Since = None,
     until: Until = None,
     follow: Annotated[bool, Query(description="server-sent events, without end")] = False,
@@ -55,56 +61,80 @@ async def events(
 ) -> Response:
     """List events in log order; with ``follow=true`` stream them as they are appended.
 
-    ``since`` and ``until`` are of the time at which they were recorded.
+    ``since`` and ``until`` are of the time at which they were recorded; ``last`` counts events of ``type`` only.
 
     Events that were archived come from their segments; where these are not at hand the answer is 404, ``archived``.
     """
     times(since, until)
+    types = _known(kinds or [])
     if follow and until is not None:
         problem = "not together with follow: a stream has no end"
         raise InvalidInput(f"until: {problem}", [{"field": "until", "value": until.isoformat(), "problem": problem}])
     start = cursor if cursor is not None else after or 0
     if cursor is None and (last is not None or since is not None):
-        start = max(start, await asyncio.to_thread(_start, api.journal.log, last, since))
+        start = max(start, await asyncio.to_thread(_start, api.journal.log, last, since, types))
     if follow:
         if last_event_id is not None and last_event_id.isdecimal() and len(last_event_id) <= _POSITION_DIGITS:
             start = max(start, int(last_event_id))
         if start < api.journal.log.base.position:  # a stream that has begun cannot say that the segments are away
             await asyncio.to_thread(api.journal.log.page, after=start, limit=1)
-        return StreamingResponse(_stream(api, start, brief), media_type="text/event-stream")
-    return await asyncio.to_thread(_page, api, start, limit, until)
+        return StreamingResponse(_stream(api, start, brief, types), media_type="text/event-stream")
+    return await asyncio.to_thread(_page, api, start, limit, until, types)
 
 
-def _start(log: EventLog, last: int | None, since: datetime | None) -> int:
+def _known(types: Sequence[str]) -> Sequence[str]:
+    """Return types of events that are asked for.
+
+    Raises:
+        InvalidInput: no events of one of them exist.
+    """
+    unknown = sorted({name for name in types if name not in _TYPES})
+    if not unknown:
+        return types
+    errors = []
+    for name in unknown:
+        near = nearest(name, _TYPES)
+        problem = f"{name!r} is no type of events{near}{'' if near else ';'} allowed: {', '.join(_TYPES)}"
+        errors.append({"field": "type", "value": name, "problem": problem})
+    raise InvalidInput("; ".join(f"type: {error['problem']}" for error in errors), errors)
+
+
+def _start(log: EventLog, last: int | None, since: datetime | None, types: Sequence[str]) -> int:
     """Return the position behind which the events asked for begin."""
     behind = [0]
     if last is not None:
-        behind.append(log.last_position() - last)
+        behind.append(log.last_of_types(types, last) if types else log.last_position() - last)
     if since is not None:
         behind.append(log.last_before(since))
     return max(behind)
 
 
-def _page(api: Gateway, after: int, limit: int, until: datetime | None) -> Response:
-    rows = api.journal.log.page(after=after, limit=limit + 1)
+def _page(api: Gateway, after: int, limit: int, until: datetime | None, types: Sequence[str]) -> Response:
+    rows = api.journal.log.page(after=after, limit=limit + 1, types=types)
     if until is not None:
         rows = [row for row in rows if datetime.fromisoformat(row.recorded_at) < until]
     items = [event_json(row) for row in rows[:limit]]
     return as_json(page_json(items, [row.position for row in rows], limit))
 
 
-async def _stream(api: Gateway, position: int, brief: bool) -> AsyncIterator[str | bytes]:
+async def _stream(api: Gateway, position: int, brief: bool, types: Sequence[str]) -> AsyncIterator[str | bytes]:
     """Yield events behind ``position``. ``id`` is the position, from which a client that reconnects continues."""
     yield ": unicron events\n\n"
+    wanted, silent_since = frozenset(types), time.monotonic()
     while not api.feed.closed:
+        begun = position
         try:
-            found, position = await api.tail.after(position, brief=brief)
+            found, position = await api.tail.after(position, brief=brief, types=wanted)
         except Unavailable:
             yield ": waiting for the log\n\n"
             await asyncio.sleep(RETRY_S)
             continue
         if found:
             yield found
+            silent_since = time.monotonic()
+        if position > begun:
             await asyncio.sleep(PAUSE_S if position >= api.feed.position else 0.0)
-        elif not await api.feed.wait_beyond(position, timeout_s=KEEP_ALIVE_S):
+        waits = position > begun or await api.feed.wait_beyond(position, timeout_s=KEEP_ALIVE_S)
+        if not waits or time.monotonic() - silent_since >= KEEP_ALIVE_S:
             yield ": keep-alive\n\n"
+            silent_since = time.monotonic()
