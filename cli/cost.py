@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.options import Server
-from cli.output import print_json, print_table
+from cli.output import number, print_json, print_table
 
 _PARTS = (
     "detection_worker_s",
@@ -170,8 +170,8 @@ def _print_kinds(costs: dict[str, Any]) -> None:
     service = costs["service"]
     print(
         f"\navailability {_percent(service['availability'])}, goodput {_percent(service['goodput_fraction'])}; "
-        f"weighted FLOP {service['achieved_flop']:.4g} of {service['healthy_flop']:.4g} with all workers healthy "
-        f"({_percent(service['waf_fraction'])})\n"
+        f"weighted FLOP {number(service['achieved_flop'])} of {number(service['healthy_flop'])} "
+        f"with all workers healthy ({_percent(service['waf_fraction'])})\n"
     )
 
 

@@ -149,9 +149,9 @@ def checked_node(name: str) -> str:
         InvalidInput: it is none.
     """
     from shared.errors import InvalidInput
-    from shared.names import is_name
+    from shared.names import NAME_RULE, is_name
 
     if not is_name(name):
-        problem = "must be 1 to 63 lower-case letters, digits and hyphens"
-        raise InvalidInput(f"NODE: {name!r} {problem}", [{"field": "NODE", "value": name, "problem": problem}])
+        error = {"field": "NODE", "value": name, "problem": NAME_RULE}
+        raise InvalidInput(f"NODE: {name!r} {NAME_RULE}", [error])
     return name

@@ -85,6 +85,9 @@ def replay(
     """
     if what_if is not None and (verify_plans or at is not None):
         raise InvalidInput("--what-if: not with --verify or --at")
+    if what_if is not None and not what_if.strip():
+        problem = "must be KEY=VALUE,... or a file"
+        raise InvalidInput(f"--what-if: {what_if!r} {problem}", [_wrong(what_if, problem)])
     if what_if is not None:
         _what_if(what_if, _replayer(log or [], run_dir), _name(log or []), seeds, output)
         return
@@ -96,6 +99,10 @@ def replay(
         return
     place = _watched(replayer, lambda log: log.place_at(at))
     typer.echo(_place_json(place) if output is Output.JSON else _place_text(place))
+
+
+def _wrong(what_if: str, problem: str) -> dict[str, str]:
+    return {"field": "--what-if", "value": what_if, "problem": problem}
 
 
 def _watched(replayer: Replayer, work: Callable[[Replayer], T]) -> T:

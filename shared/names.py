@@ -18,6 +18,9 @@ LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 NAME_PATTERN = rf"^{LABEL}$"
 """1 to 63 lower-case letters, digits and hyphens, with neither end a hyphen."""
 
+NAME_RULE = "must be 1 to 63 lower-case letters, digits and hyphens, with neither end a hyphen"
+"""What is wrong with a name that does not match the pattern, in words."""
+
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 """The name of a task or a node."""
 

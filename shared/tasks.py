@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from shared import task_secrets
 from shared.errors import InvalidInput
+from shared.field_problems import MISSING, problem_of, sentence
 from shared.model import Model
 from shared.names import Name
 from shared.task_secrets import Place
@@ -58,6 +59,14 @@ class TaskState(StrEnum):
 
 
 ENDED = frozenset({TaskState.STOPPED, TaskState.SUCCEEDED, TaskState.FAILED})
+
+IS = {
+    **{state: f"is {state.value}" for state in TaskState},
+    TaskState.STOPPED: "was stopped",
+    TaskState.SUCCEEDED: "has succeeded",
+    TaskState.FAILED: "has failed",
+}
+"""What a sentence says of a task in each state, behind its name."""
 
 
 class Workers(Model):
@@ -259,7 +268,7 @@ def parse_spec(data: Any) -> TaskSpec:
     except ValidationError as err:
         found = err.errors(include_url=False)[:MOST_REPORTED]
         errors = [entry for item in found for entry in _entries(item, data)]
-        text = "; ".join(f"{e['field']}: {e['problem']} (given: {e['value']!r})" for e in errors)
+        text = "; ".join(sentence(e["field"], e["problem"], repr(e["value"])) for e in errors)
         raise InvalidInput(f"task specification refused: {text}", errors) from err
     if problems := [*_not_unicode(spec.model_dump(mode="python"), ""), *_submission_problems(spec)]:
         raise refused(problems)
@@ -312,11 +321,12 @@ def _submission_problems(spec: TaskSpec) -> Iterator[tuple[str, object, str]]:
 def _entries(item: Any, data: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a complaint as field, value and problem; one about fields that do not go together for each of them."""
     field = ".".join(str(part) for part in item["loc"])
-    problem = item["msg"].removeprefix("Value error, ")
+    problem = problem_of(item)
     if item["type"] == "extra_forbidden":
         problem = unknown_field_of(TaskSpec, item["loc"])
     if field or item["type"] != "value_error":
-        return [{"field": field or "(task)", "value": _shown(item["input"]), "problem": problem}]
+        shown = None if problem == MISSING else _shown(item["input"])  # else it would be what the field is missing in
+        return [{"field": field or "(task)", "value": shown, "problem": problem}]
     found = []
     for text in problem.split("; "):
         name, _, what = text.partition(": ")

@@ -48,7 +48,7 @@ from shared.model import utc_now
 from shared.names import is_name
 from shared.node_files import PATH_CHARACTERS
 from shared.settings import Settings
-from shared.tasks import TaskSpec, TaskState, refused
+from shared.tasks import IS, TaskSpec, TaskState, refused
 
 READ_YOUR_WRITES_S = 10.0
 """How long an answer to a write waits for the projections. They follow within milliseconds; a busy disk may take
@@ -242,7 +242,7 @@ def resumable(known: TaskView | None, spec: TaskSpec) -> tuple[str, int]:
         return "", 0
     if known.state not in _REUSABLE and known.deleted_at is None:
         raise Conflict(
-            f"name {spec.name!r} is in use by a task that is {known.state.value}; "
+            f"name {spec.name!r} is in use by a task that {IS[known.state]}; "
             "a name is free again when its task was stopped, has failed or was deleted",
             field="name",
             value=spec.name,

@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 
 from services.api.methods import allowed_methods
 from shared.errors import InvalidInput, PreconditionFailed, UnicronError
+from shared.field_problems import problem_of, sentence
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +139,7 @@ def install(app: FastAPI) -> None:
 def refused_request(found: Iterable[Any]) -> InvalidInput:
     """Return the error of a request that is refused for what FastAPI or pydantic has found."""
     errors = [_entry(item) for item in found]
-    text = "; ".join(f"{e['field']}: {e['problem']} (given: {e['value']!r})" for e in errors)
+    text = "; ".join(sentence(e["field"], e["problem"], repr(e["value"])) for e in errors)
     return InvalidInput(f"request refused: {text}", errors)
 
 
@@ -150,4 +151,4 @@ def _entry(item: dict[str, Any]) -> dict[str, Any]:
     shown = value if isinstance(value, str | int | float | bool | None) else "..."
     if isinstance(shown, str) and len(shown) > MOST_ECHOED:
         shown = f"{shown[:MOST_ECHOED]}..."
-    return {"field": field, "value": shown, "problem": item["msg"]}
+    return {"field": field, "value": shown, "problem": problem_of(item)}

@@ -19,7 +19,7 @@ from services.api.output_search import ABSENCES
 from services.api.views import TaskView
 from shared.errors import Corrupt, NotFound, Unavailable
 from shared.node_files import CHUNK_BYTES, DescribeResult, FilesReply, ReadResult
-from shared.tasks import TaskState
+from shared.tasks import IS, TaskState
 
 DIGEST_TIMEOUT_S = 600.0
 """How long the digest of a file may take: 300 GB at the 0.5 GB/s of a slow core or disk."""
@@ -73,7 +73,7 @@ async def find_result(task: TaskView, sources: Sequence[FileSource], state: str)
         Unavailable: the node that wrote it does not answer, and no other one has it.
     """
     if task.result is None or task.state is not TaskState.SUCCEEDED:
-        raise NotFound(f"task {task.name!r} has no result: it is {task.state.value}", state=task.state.value)
+        raise NotFound(f"task {task.name!r} has no result: it {IS[task.state]}", state=task.state.value)
     request = DescribeResult(task=task.name, generation=task.result.generation)
     silent = ""
     for source in sources:

@@ -18,7 +18,7 @@ from services.api.views import TaskView
 from shared.errors import Conflict, InvalidInput
 from shared.events import TaskChanged, TaskDeleted, TaskStopRequested
 from shared.model import utc_now
-from shared.tasks import ENDED, TaskSpec, TaskState, parse_spec, refused
+from shared.tasks import ENDED, IS, TaskSpec, TaskState, parse_spec, refused
 
 _ATTEMPTS = 5
 """How often a request is tried in all, where other events of its task are logged at the same time."""
@@ -74,7 +74,7 @@ async def change(api: Gateway, name: str, who: Actor, patch: Mapping[str, Any], 
 async def stop(
     api: Gateway, name: str, who: Actor, if_match: str, *, lose_steps: bool = False, at_once: bool = False
 ) -> TaskView:
-    """Stop a task. A further request changes nothing, unless the task may now lose more steps.
+    """Stop a task. A further request changes nothing, unless the task may now lose more steps before it has stopped.
 
     Args:
         api: the gateway.
@@ -90,7 +90,7 @@ async def stop(
 
     def judge(task: TaskView) -> TaskRequest | None:
         asked = task.at_once if at_once else task.lose_steps or not lose_steps
-        if task.state is TaskState.STOPPING and asked:
+        if task.state is TaskState.STOPPED or (task.state is TaskState.STOPPING and asked):
             return None
         _check_goes_on(task)
         return TaskStopRequested(
@@ -110,7 +110,7 @@ async def delete(api: Gateway, name: str, who: Actor, if_match: str) -> TaskView
 
     def judge(task: TaskView) -> TaskRequest | None:
         if task.state not in ENDED:
-            raise Conflict(f"task {name!r} is {task.state.value}: stop it first", state=task.state.value)
+            raise Conflict(f"task {name!r} {IS[task.state]}: stop it first", state=task.state.value)
         if task.deleted_at is not None:
             return None
         return TaskDeleted(event_id=str(uuid.uuid4()), occurred_at=utc_now(), task=name, actor=who.name)
@@ -131,7 +131,7 @@ async def resume(api: Gateway, name: str, who: Actor) -> TaskView:
     who.require_own(task.owner, f"task {name!r}")
     if task.state not in _RESUMABLE:
         why = "it has done all its steps" if task.state is TaskState.SUCCEEDED else "it has not ended"
-        text = f"task {name!r} is {task.state.value}: {why}; what was stopped or has failed can be resumed"
+        text = f"task {name!r} {IS[task.state]}: {why}; what was stopped or has failed can be resumed"
         raise Conflict(text, state=task.state.value)
     view, _ = await api.submit(task.spec, who)
     return view

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from shared.errors import InvalidInput
+from shared.field_problems import MISSING, problem_of, sentence
 from shared.model import Model
 from shared.planning.solver import solve_with_proof
 from shared.planning.waf import waf_flop_per_s
@@ -217,14 +218,14 @@ def _entry(item: Any) -> dict[str, Any]:
     if isinstance(item["input"], float):
         value = item["input"] if item["input"] - item["input"] == 0.0 else str(item["input"])
     unknown = item["type"] == "extra_forbidden"
-    problem = unknown_field_of(StandaloneProblem, item["loc"]) if unknown else item["msg"]
-    if item["type"] == "json_invalid":
+    problem = unknown_field_of(StandaloneProblem, item["loc"]) if unknown else problem_of(item)
+    if item["type"] == "json_invalid" or problem == MISSING:
         value = None
     return {"field": ".".join(parts) or "(problem)", "value": value, "problem": problem}
 
 
 def _refused(errors: list[dict[str, Any]]) -> InvalidInput:
-    text = "; ".join(f"{e['field']}: {e['problem']} (given: {_short(e['value'])})" for e in errors)
+    text = "; ".join(sentence(e["field"], e["problem"], _short(e["value"])) for e in errors)
     return InvalidInput(f"planning problem refused: {text}", errors)
 
 

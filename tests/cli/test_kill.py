@@ -45,7 +45,8 @@ async def test_a_script_is_not_asked(api: Server, unicron: Unicron) -> None:
     assert (outcome.code, outcome.err) == (0, "")
     assert json.loads(outcome.out)["state"] == "stopped"
     assert requests(api) == [(True, True)]
-    assert (await unicron("kill", "gpt")).code == 4
+    assert (await unicron("kill", "gpt")).code == 0, "it has stopped already, as asked"
+    assert requests(api) == [(True, True)]
 
 
 async def test_at_a_terminal_nothing_is_done_before_the_answer(

@@ -109,3 +109,9 @@ def test_a_role_that_may_not_read_the_log_is_refused(postgres_url: str, tmp_path
     written(postgres_url, tmp_path)
     user = make_url(postgres_url).set(username="nobody-known").render_as_string(hide_password=False)
     assert isinstance(run(user).exception, AccessDenied)
+
+
+def test_an_empty_what_if_is_refused(tmp_path: Path) -> None:
+    written(f"sqlite:///{tmp_path / 'log.db'}", tmp_path)
+    with pytest.raises(InvalidInput, match=r"--what-if: '' must be KEY=VALUE,... or a file"):
+        replay([str(tmp_path / "log.db")], what_if="")

@@ -54,7 +54,16 @@ async def test_submit_reads_standard_input(api: Server, unicron: Unicron, monkey
 
 @pytest.mark.parametrize(
     ("changes", "field"),
-    [({"steps": -1}, "steps"), ({"colour": 1}, "colour"), ({"batch": {"global": 3, "micro": 2}}, "batch.micro")],
+    [
+        ({"steps": -1}, "steps"),
+        ({"colour": 1}, "colour"),
+        ({"batch": {"global": 3, "micro": 2}}, "batch.micro"),
+        (
+            {"model": {"layers": 2}},
+            "model.hidden: is missing; model.heads: is missing; model.sequence_length: is missing",
+        ),
+        ({"name": "My_Task"}, "name: must be 1 to 63 lower-case letters, digits and hyphens"),
+    ],
 )
 async def test_a_wrong_field_exits_2_and_is_named_without_asking_the_server(
     tmp_path: Path, changes: dict[str, Any], field: str
@@ -157,7 +166,17 @@ async def test_stop_waits_until_the_task_has_stopped(api: Server, unicron: Unicr
     outcome = await waiting
     shown = "other: stopped at step 7, saved in /c: stopped as asked, saved at step 7\n"
     assert (outcome.code, outcome.out) == (0, shown)
-    assert (await unicron("stop", "other")).code == 4
+    again = await unicron("stop", "other")
+    assert (again.code, again.out) == (0, "other: stopped\n"), "what is so already is no error"
+    await api.http.post("/v1/tasks", json=api.spec("third"))
+    await api.append(TaskFinished, task="third", generation=1, step=100, samples_sha256="a", parameters_path="/p")
+    refused = await unicron("stop", "third")
+    assert (refused.code, refused.err) == (4, "unicron: task 'third' has ended: succeeded\n")
+    resumed = await unicron("resume", "third")
+    assert resumed.code == 4
+    assert resumed.err.startswith("unicron: task 'third' has succeeded: it has done all its steps")
+    for _ in range(2):
+        assert (await unicron("delete", "other")).code == 0
 
 
 async def test_stop_says_what_cannot_be_saved(api: Server, unicron: Unicron) -> None:

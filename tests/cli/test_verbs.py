@@ -248,3 +248,26 @@ async def test_injected_faults_are_printed(settings: Settings, bus: Bus, journal
         assert (rank.code, rank.out) == (0, "gpt: hang=stop in rank 2 (n1/0) at step 50\n")
         of_node = await call_unicron("inject", "n0", "--fault", "disconnect=5", "-o", "json", server=server.url)
         assert json.loads(of_node.out)["fault"] == "disconnect=5"
+
+
+async def test_a_fault_of_a_rank_is_not_one_of_a_node(
+    settings: Settings, bus: Bus, journal: Journal, tmp_path: Path
+) -> None:
+    story = Story(tmp_path / "story.db").running()
+    story.log.close()
+    recorded = await journal.append([record.event for record in story.records])
+    async with serving(settings.model_copy(update={"fault_injection": True}), bus, journal) as server:
+        await server.projected(recorded[-1].position)
+        await refuse_what_is_of_another_kind(server.url)
+
+
+async def refuse_what_is_of_another_kind(url: str) -> None:
+    for arguments, code, said in (
+        (("n0", "--fault", "kill"), 2, "n0 is a node, and kill strikes a rank of a task: give the task, and --rank"),
+        (("n0", "--fault", "kill", "--rank", "1"), 3, "n0 is a node; kill strikes a rank of a task: give the task"),
+        (("gpt", "--fault", "kill"), 2, "--rank: kill strikes a rank of a task: give the task, and --rank"),
+        (("gpt", "--fault", "disconnect"), 3, "gpt is a task; disconnect strikes a node: give the node"),
+    ):
+        refused = await call_unicron("inject", *arguments, server=url)
+        assert (refused.code, refused.out) == (code, "")
+        assert said in refused.err
