@@ -32,7 +32,7 @@ def change(
 
     patch = merge_patch(weight, least, most)
     with Client(server) as client:
-        answer = client.patch(f"/v1/tasks/{quote(task, safe='')}", patch)
+        answer = client.request("PATCH", f"/v1/tasks/{quote(task, safe='')}", patch)
     if output is Format.JSON:
         print_json(answer)
     else:

@@ -17,7 +17,7 @@ def delete(task: TaskName, server: Server = None, output: Output = Format.TEXT) 
     from cli.client import Client
 
     with Client(server) as client:
-        answer = client.delete(f"/v1/tasks/{quote(task, safe='')}")
+        answer = client.request("DELETE", f"/v1/tasks/{quote(task, safe='')}")
     if output is Format.JSON:
         print_json(answer)
         return

@@ -33,7 +33,7 @@ def open(
         raise InvalidInput("--browse: does not go with --revoke, which makes no link")
     with Client(server) as client:
         if revoke:
-            answer = client.delete("/v1/browser-sessions", {"everybody": everybody})
+            answer = client.request("DELETE", "/v1/browser-sessions", params={"everybody": everybody})
             print_json(answer) if output is Format.JSON else print(f"ended: {answer['ended']}")
             return
         made = client.post("/v1/browser-links")

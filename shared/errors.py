@@ -22,6 +22,7 @@
         TimeLimit           a request takes longer than is allowed  503, exit 5
         NoReceiver          nobody listens for a request            503, exit 5
         AccessDenied        the database or the bus refuses         503, exit 5
+        TimedOut            waited in vain for a condition          503, exit 8
       Corrupt               a log or a plan that fails its checks   500, exit 6
 
 ``code`` is stable: scripts and problem+json documents name it. The failures of commands and plans have codes of their
@@ -203,6 +204,13 @@ class AccessDenied(Unavailable):
     """The database or the bus refuses: a wrong password or token, no such database. Who starts does not wait for it."""
 
     code = "access-denied"
+
+
+class TimedOut(Unavailable):
+    """A condition did not come true in time. Whoever waits raises it, and no server: its exit code is its own."""
+
+    code = "timed-out"
+    exit_code = 8
 
 
 class Corrupt(UnicronError):

@@ -77,24 +77,25 @@ class Connection:
         timeout = httpx.Timeout(TIMEOUT_S, read=read_timeout_s)
         return self._request("POST", path, json=body, timeout=timeout)
 
-    def patch(self, path: str, body: Any) -> Any:
-        """Change what is at ``path`` by a JSON merge patch, and return the answer."""
-        return self._request("PATCH", path, json=body)
+    def request(self, method: str, path: str, body: Any = None, *, params: Params | None = None) -> Any:
+        """Send ``body`` by any method of HTTP, and return the answer."""
+        return self._request(method, path, json=body, params=given(params))
 
-    def delete(self, path: str, params: Params | None = None) -> Any:
-        """Delete what is at ``path``, and return the answer."""
-        return self._request("DELETE", path, params=given(params))
+    def pages(self, path: str, params: Params | None = None, *, most: int | None = None) -> dict[str, Any]:
+        """Return a whole list in the form of one page, or the first items of it, ``most`` at most."""
+        return {"items": [*self.items(path, params, most=most)], "next_cursor": None}
 
-    def pages(self, path: str, params: Params | None = None) -> dict[str, Any]:
-        """Return a whole list in the form of one page."""
-        items: list[Any] = []
+    def items(self, path: str, params: Params | None = None, *, most: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the items of a list as JSON, from page to page, ``most`` at most; None: all."""
         cursor: str | None = None
-        while True:
-            page = self.get(path, {**(params or {}), "limit": PAGE_ITEMS, "cursor": cursor})
-            items += page["items"]
+        while most is None or most > 0:
+            limit = PAGE_ITEMS if most is None else min(most, PAGE_ITEMS)
+            page = self.get(path, {**(params or {}), "limit": limit, "cursor": cursor})
+            yield from page["items"]
             cursor = page["next_cursor"]
             if cursor is None:
-                return {"items": items, "next_cursor": None}
+                return
+            most = most if most is None else most - len(page["items"])
 
     @contextlib.contextmanager
     def lines(self, path: str, params: Params | None = None, *, accept: str) -> Iterator[Iterator[str]]:

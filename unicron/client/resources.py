@@ -1,31 +1,27 @@
-"""``Client``: tasks, incidents, events and costs of a cluster, typed.
-
-The models are imported when a method first returns one: the verbs of the command line that print JSON as it comes do
-not wait for them.
-"""
+"""``Client``: tasks, events and costs of a cluster, typed; ``Operations`` has nodes, plans and incidents."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from urllib.parse import quote
+import re
+from collections.abc import Callable, Collection, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from unicron.client.connection import Connection
-from unicron.client.transport import PAGE_ITEMS, Params
+from unicron.client.answers import Record, moment, order, server_sent, task_path, typed
+from unicron.client.operations import Operations
+from unicron.client.output import MissingOutput, OutputLine, output
+from unicron.client.transport import Params
 from unicron.client.waiting import POLL_S, until
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from services.api.cost_models import Costs
-    from services.api.models import EventRecord, Incident, Stopping, Task
+    from services.api.models import Attempt, EventRecord, Stopping, Task
     from unicron.client.specifications import Given
 
-    M = TypeVar("M", bound=BaseModel)
+__all__ = ["ENDED", "Client", "MissingOutput", "OutputLine", "Record", "server_sent", "task_path", "typed"]
 
-Record = dict[str, Any]
-"""A JSON object of the interface."""
+UNLIMITED = "any"
+"""Value of ``max_workers`` that lifts the limit."""
 
 ENDED = frozenset({"stopped", "succeeded", "failed"})
 """States of a task that has ended: the values of ``shared.tasks.ENDED``, which takes pydantic to import."""
@@ -38,24 +34,10 @@ class Submission(NamedTuple):
     new: bool
 
 
-class OutputLine(NamedTuple):
-    """A line that a rank has printed, without its end. ``worker`` stays when ranks are renumbered."""
+class Client(Operations):
+    """A cluster's tasks, nodes, plans, incidents, events and costs.
 
-    worker: str
-    generation: int
-    line: str
-
-
-class MissingOutput(NamedTuple):
-    """Output that is left out since its ``node`` does not answer: whose, and why in words."""
-
-    workers: list[str]
-    node: str
-    problem: str
-
-
-class Client(Connection):
-    """A cluster's tasks, incidents, events and costs. A context manager: the connection is closed at its end.
+    A context manager: the connection is closed at its end.
 
     Every method raises an error of ``shared.errors``: ``Unavailable`` if the server cannot be reached, ``Forbidden`` if
     the token does not allow what is asked, and what the method says. Client and server are of one version: an answer
@@ -104,9 +86,7 @@ class Client(Connection):
         """
         from services.api.models import Task
 
-        return (
-            typed(Task, item) for item in self.items("/v1/tasks", {"state": sorted(states), **_order(newest_first)})
-        )
+        return (typed(Task, item) for item in self.items("/v1/tasks", {"state": sorted(states), **order(newest_first)}))
 
     def wait(
         self, name: str, states: Collection[str] = ENDED, *, timeout_s: float | None = None, poll_s: float = POLL_S
@@ -165,21 +145,43 @@ class Client(Connection):
 
         return until(f"{name} is {' or '.join(sorted(states))}", reached, timeout_s, poll_s=poll_s)
 
-    def logs(self, name: str, *, rank: int | None = None, follow: bool = False) -> Iterator[OutputLine | MissingOutput]:
+    def attempts(self, name: str) -> Iterator[Attempt]:
+        """Yield the submissions of a task's name in their order, and what became of each; the present one is the last.
+
+        Raises:
+            NotFound: there is no such task.
+        """
+        from services.api.models import Attempt
+
+        return (typed(Attempt, item) for item in self.items(f"{task_path(name)}/attempts"))
+
+    def logs(
+        self,
+        name: str,
+        *,
+        rank: int | None = None,
+        follow: bool = False,
+        tail: int | None = None,
+        since: datetime | None = None,
+        grep: str | re.Pattern[str] | None = None,
+    ) -> Iterator[OutputLine | MissingOutput]:
         """Yield what a task's ranks have printed, and what is left out since a node does not answer.
 
         Args:
             name: of the task.
             rank: only the worker of this rank.
             follow: wait for more until the task ends.
+            tail: of what there is already, only the last so many lines of each worker.
+            since: only what was printed from then on; what is up to 6 s older may come, too.
+            grep: only lines in which this expression is. ``tail`` counts these; with ``follow`` all lines.
 
         Raises:
             NotFound: there is no such task, or no such rank.
         """
-        params = {"rank": rank, "follow": follow}
-        with self.lines(f"{task_path(name)}/logs", params, accept="application/x-ndjson") as lines:
-            for entry in map(json.loads, lines):
-                yield MissingOutput(**entry) if "problem" in entry else OutputLine(**entry)
+        wanted = re.compile(grep) if grep is not None else None
+        found = output(self, name, rank=rank, follow=follow, tail=tail, since=moment(since), wanted=wanted)
+        for entry in found:
+            yield MissingOutput(**entry) if "problem" in entry else OutputLine(**entry)
 
     def stop(self, name: str, *, lose_steps: bool = False) -> Stopping:
         """Have a task stop at its next step, with a checkpoint; ``wait`` says when it has.
@@ -196,41 +198,96 @@ class Client(Connection):
 
         return typed(Stopping, self.post(f"{task_path(name)}/stop", {"lose_steps": lose_steps}))
 
-    def incidents(self, *, task: str | None = None, newest_first: bool = False) -> Iterator[Incident]:
-        """Yield incidents in the order in which they were detected.
-
-        Args:
-            task: only those that hit this task, or whose plans changed it.
-            newest_first: in the reverse order.
-        """
-        from services.api.models import Incident
-
-        found = self.items("/v1/incidents", {"task": task, **_order(newest_first)})
-        return (typed(Incident, item) for item in found)
-
-    def incident(self, incident: str) -> Incident:
-        """Return an incident by its id.
+    def kill(self, name: str) -> Stopping:
+        """Have a task's processes end at once, without a checkpoint; ``wait`` says when they have.
 
         Raises:
-            NotFound: there is none.
+            NotFound: there is no such task.
+            Conflict: it has succeeded or failed.
         """
-        from services.api.models import Incident
+        from services.api.models import Stopping
 
-        return typed(Incident, self.get(f"/v1/incidents/{quote(incident, safe='')}"))
+        return typed(Stopping, self.post(f"{task_path(name)}/stop", {"lose_steps": True, "at_once": True}))
 
-    def events(self, *, after: int = 0, follow: bool = False) -> Iterator[EventRecord]:
+    def resume(self, name: str) -> Task:
+        """Submit the last specification of a task that was stopped or has failed again: it goes on from its checkpoint.
+
+        Raises:
+            NotFound: there is no such task.
+            Conflict: it has not ended, or has succeeded.
+        """
+        from services.api.models import Task
+
+        return typed(Task, self.post(f"{task_path(name)}/resume"))
+
+    def change(
+        self,
+        name: str,
+        *,
+        weight: float | None = None,
+        min_workers: int | None = None,
+        max_workers: int | Literal["any"] | None = None,
+    ) -> Task:
+        """Give a task that goes on another weight, or other limits of its workers; what is None stays.
+
+        Args:
+            name: of the task.
+            weight: its priority among all tasks.
+            min_workers: fewest with which it runs.
+            max_workers: most that it may have; ``"any"`` lifts the limit.
+
+        Raises:
+            NotFound: there is no such task.
+            Conflict: it has ended.
+            InvalidInput: a value is not allowed.
+        """
+        from services.api.models import Task
+
+        limits: Record = {} if min_workers is None else {"min": min_workers}
+        if max_workers is not None:
+            limits["max"] = None if max_workers == UNLIMITED else max_workers
+        patch: Record = {} if weight is None else {"weight": weight}
+        return typed(Task, self.request("PATCH", task_path(name), patch | ({"workers": limits} if limits else {})))
+
+    def delete_task(self, name: str) -> Task:
+        """List a task that has ended no more; one that is deleted stays so. Its events and checkpoints stay.
+
+        Raises:
+            NotFound: there is no such task.
+            Conflict: it has not ended.
+        """
+        from services.api.models import Task
+
+        return typed(Task, self.request("DELETE", task_path(name)))
+
+    def events(
+        self,
+        *,
+        after: int = 0,
+        last: int | None = None,
+        types: Collection[str] = (),
+        since: datetime | None = None,
+        follow: bool = False,
+    ) -> Iterator[EventRecord]:
         """Yield events in log order.
 
         Args:
             after: only those behind this position of the log.
+            last: only the last so many; with ``follow`` also what comes.
+            types: only events of these, such as ``plan.decided``; empty: of all.
+            since: only those recorded from then on.
             follow: wait for further events, until the server ends or the caller stops asking.
+
+        Raises:
+            InvalidInput: there are no events of such a type.
         """
         from services.api.models import EventRecord
 
+        wanted: Params = {"after": after, "last": last, "type": sorted(types), "since": moment(since)}
         if not follow:
-            yield from (typed(EventRecord, item) for item in self.items("/v1/events", {"after": after}))
+            yield from (typed(EventRecord, item) for item in self.items("/v1/events", wanted))
             return
-        with self.lines("/v1/events", {"after": after, "follow": True}, accept="text/event-stream") as lines:
+        with self.lines("/v1/events", {**wanted, "follow": True}, accept="text/event-stream") as lines:
             yield from (typed(EventRecord, item) for item in server_sent(lines))
 
     def cost(self) -> Costs:
@@ -238,49 +295,3 @@ class Client(Connection):
         from services.api.cost_models import Costs
 
         return typed(Costs, self.get("/v1/costs"))
-
-    def items(self, path: str, params: Params | None = None) -> Iterator[Record]:
-        """Yield the items of a list as JSON, from page to page."""
-        cursor: str | None = None
-        while True:
-            page = self.get(path, {**(params or {}), "limit": PAGE_ITEMS, "cursor": cursor})
-            yield from page["items"]
-            cursor = page["next_cursor"]
-            if cursor is None:
-                return
-
-
-def task_path(name: str) -> str:
-    """Return where a task is."""
-    return f"/v1/tasks/{quote(name, safe='')}"
-
-
-def server_sent(lines: Iterable[str]) -> Iterator[Record]:
-    """Yield the records in a stream of server-sent events (each has one ``data`` line)."""
-    for text in lines:
-        if text.startswith("data:"):
-            yield json.loads(text.removeprefix("data:"))
-
-
-def typed(kind: type[M], value: object) -> M:
-    """Return an answer as its model.
-
-    Raises:
-        Undecodable: it is none, as of a server of another version.
-    """
-    from pydantic import ValidationError
-
-    from shared.errors import Undecodable
-
-    try:
-        return kind.model_validate(value)
-    except ValidationError as err:
-        places = ", ".join(".".join(map(str, item["loc"])) for item in err.errors(include_url=False)[:3])
-        raise Undecodable(
-            f"the server's answer is no {kind.__name__} that this version knows ({places}); "
-            "client and server have to be of one version"
-        ) from err
-
-
-def _order(newest_first: bool) -> Params:
-    return {"order": "newest"} if newest_first else {}

@@ -6,16 +6,14 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from shared.errors import Unavailable
+from shared.errors import TimedOut
+
+__all__ = ["POLL_S", "TimedOut", "until"]
 
 T = TypeVar("T")
 
 POLL_S = 0.5
 """Time between two looks at a condition of a task: training takes minutes to weeks."""
-
-
-class TimedOut(Unavailable):
-    """A condition did not come true in time."""
 
 
 def until(what: str, found: Callable[[], T | None], limit_s: float | None = None, *, poll_s: float = POLL_S) -> T:
