@@ -65,4 +65,8 @@ def unicron(
     # Without an effect here: ``cli.main`` answers it before this module is imported.
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """Workload manager for large-model training that heals itself at the lowest total cost."""
+    """Workload manager for large-model training that heals itself at the lowest total cost.
+
+    Exit status: 0 success, 1 failure, 2 wrong input or usage, 3 not found, 4 conflict with the present state, 5 server
+    not reachable, 6 a log fails its checks, 7 not allowed, 8 waited in vain, 130 interrupted (docs/operations.md).
+    """

@@ -1,7 +1,8 @@
 """The ``unicron`` command: one module for each verb, imported only when the verb is used (``cli/group.py``).
 
 Exit codes: 0 success, 1 failure, 2 invalid input or usage, 3 not found, 4 conflict, 5 server not reachable,
-6 a log that fails its checks, 7 not allowed, 130 interrupted (``shared/errors.py``).
+6 a log that fails its checks, 7 not allowed, 8 waited in vain, 130 interrupted (``shared/errors.py``,
+docs/operations.md).
 """
 
 from __future__ import annotations
@@ -120,19 +121,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     as_json = wants_json(arguments)
+    try:
+        code = _run(arguments, as_json=as_json)
+        sys.stdout.flush()  # here, where a reader that has ended is no error
+        return code
+    except BrokenPipeError:
+        return _broken_pipe()
+
+
+def _run(arguments: list[str], *, as_json: bool) -> int:
+    """Run the command and report its errors; return the exit code.
+
+    Raises:
+        BrokenPipeError: nobody reads standard output any more.
+    """
     if arguments[:1] == ["--version"]:
         print_version()
         return 0
     try:
         code = command()(args=arguments, prog_name="unicron", standalone_mode=False)
-        sys.stdout.flush()
     except UnicronError as err:
         report(err, as_json=as_json)
         return err.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        return _broken_pipe()
+        raise
+    except SystemExit as err:
+        if isinstance(err.__context__, BrokenPipeError):  # Typer's answer to it is a failure
+            raise err.__context__ from None
+        raise
     except Exception as err:
         return _usage(err, as_json=as_json)
     return code if isinstance(code, int) else 0

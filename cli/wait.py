@@ -17,31 +17,32 @@ class For(StrEnum):
     END = "end"
     RUNNING = "running"
     SUCCEEDED = "succeeded"
+    STOPPED = "stopped"
 
 
 def wait(
     task: TaskName,
     until: Annotated[
-        For, typer.Option("--for", help="end; running: at full strength; succeeded: exit 1 on any other end.")
+        For,
+        typer.Option("--for", help="end; running: at full strength; succeeded, stopped: exit 1 on any other end."),
     ] = For.END,
     timeout: Annotated[
-        float | None, typer.Option(min=0, metavar="SECONDS", help="Longest wait; exit 5 when it has passed.")
+        float | None, typer.Option(min=0, metavar="SECONDS", help="Longest wait; exit 8 when it has passed.")
     ] = None,
     server: Server = None,
     output: Output = Format.TEXT,
 ) -> None:
     """Wait until a task has ended, or is in a state.
 
-    Exit status: 0 if it came to what was waited for, 1 if the task has ended in another way.
+    Exit status: 0 if it came to what was waited for, 1 if the task has ended in another way, 8 if the time has passed.
     """
     from cli.task_progress import task_bar
     from cli.waiting import wait_for_task
-    from shared.tasks import ENDED, TaskState
+    from unicron.client.resources import ENDED
 
-    ends = {state.value for state in ENDED}
-    wanted = {For.END: ends, For.RUNNING: {TaskState.RUNNING.value}, For.SUCCEEDED: {TaskState.SUCCEEDED.value}}[until]
+    wanted = ENDED if until is For.END else frozenset({until.value})
     with task_bar(task) as seen:
-        found = wait_for_task(server, task, wanted | ends, timeout, seen)
+        found = wait_for_task(server, task, wanted | ENDED, timeout, seen)
     if output is Format.JSON:
         print_json(found)
     else:

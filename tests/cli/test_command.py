@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from cli.interrupt import INTERRUPTED
 from cli.main import VERBS, load, main, wants_json
 from cli.plain_parameters import ABSENT, PlainFirst
+from shared.errors import UnicronError
 from tests.cli.conftest import call_unicron, run_unicron
+
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 
 HEAVY = ("httpx", "pydantic", "fastapi", "nats", "sqlalchemy", "torch", "yaml", "cli.up", "cli.demo", "cli.submit")
 """What listing the verbs must not import: it would take longer than the answer."""
@@ -92,6 +97,28 @@ async def test_settings_that_contradict_one_another_exit_2_with_both_names(
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("unicron ")
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["ps", "--help"]])
+def test_a_reader_that_has_ended_is_no_error(arguments: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "cli.main", *arguments]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=100, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_help_and_the_operators_page_have_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    def codes(kind: type[UnicronError]) -> set[int]:
+        return {kind.exit_code}.union(*(codes(child) for child in kind.__subclasses__()))
+
+    expected = sorted({0, INTERRUPTED, *codes(UnicronError)})
+    table = OPERATIONS.read_text().partition("## Exit status")[2].partition("\n## ")[0]
+    assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)] == expected
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out.partition("Exit status:")[2].partition("docs/operations.md")[0]
+    assert [int(code) for code in re.findall(r"\d+", text)] == expected
 
 
 async def test_a_server_that_is_not_there_exits_5_with_a_hint() -> None:
