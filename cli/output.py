@@ -24,6 +24,9 @@ _GAP = 2
 SHORT_ID = 8
 """Characters of an id where space is short: of a UUID enough that two of a log hardly ever begin alike."""
 
+_NOTHING = "-"
+"""Cell of a value that says nothing."""
+
 _LEAST_TEXT = 16
 """Characters to which a column of text may shrink: its cells then take several lines, and words stay mostly whole."""
 
@@ -68,8 +71,9 @@ def print_table(
         columns: the headings.
         rows: a cell for each heading.
         empty: printed in place of no rows.
-        least: headings of columns that are left out where the lines are too short for all, these first. The last
-            column, if that is text, takes several lines before any is left out.
+        least: headings of columns that are left out where the lines are too short for all, these first; before them
+            any column without a value but the first. The last column, if that is text, takes several lines before any
+            is left out.
         ids: headings of columns of ids, which are cut to their beginnings before any column is left out: the beginning
             of an id is enough for other verbs (``cli/ids.py``).
         wide: print all columns, however long the lines are.
@@ -82,8 +86,10 @@ def print_table(
         print(empty)
         return
     target = console(wide=wide)
+    empties = [column for i, column in enumerate(columns) if i and all(row[i] == _NOTHING for row in cells)]
+    least = [*empties, *least]
     left_out = [] if wide else too_wide(columns, cells, least, target.width)
-    if left_out:
+    if set(left_out) - set(empties):
         for i in (i for i, column in enumerate(columns) if column in ids):
             beginnings = distinct_beginnings([row[i] for row in cells])
             for row, beginning in zip(cells, beginnings, strict=True):
@@ -145,11 +151,11 @@ def text(value: object) -> str:
     """Return a value as a cell."""
     match value:
         case None | "":
-            return "-"
+            return _NOTHING
         case float():
             return number(value)
         case list():
-            return printable(", ".join(str(item) for item in value)) or "-"
+            return printable(", ".join(str(item) for item in value)) or _NOTHING
         case _:
             return printable(str(value))
 

@@ -136,3 +136,20 @@ def test_no_more_is_left_out_than_has_to_be(data: st.DataObject) -> None:
 )
 def test_large_numbers_have_si_prefixes(value: float, shown: str) -> None:
     assert number(value) == shown
+
+
+def test_what_says_nothing_is_left_out_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = ("NAME", "STATE", "STEP", "WORKERS", "LOSS", "REASON")
+    rows: list[tuple[object, ...]] = [("gpt-large", "running", "95/100", 4, None, "")]
+    monkeypatch.setenv("UNICRON_COLUMNS", "40")
+    print_table(columns, rows, least=("WORKERS",))
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
+        "NAME       STATE    STEP    WORKERS",
+        "gpt-large  running  95/100  4",
+        "left out: LOSS, REASON (-o wide has all)",
+    ]
+    monkeypatch.setenv("UNICRON_COLUMNS", "80")
+    print_table(columns, rows, least=("WORKERS",))
+    assert capsys.readouterr().out.splitlines()[0].split() == list(columns)
