@@ -33,6 +33,10 @@ def events(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for further events.")] = False,
     after: Annotated[int, typer.Option(min=0, help="Only events behind this position.")] = 0,
     last: Annotated[int | None, typer.Option(min=0, max=1_000_000, help="Only the last so many events.")] = None,
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option("--type", metavar="TYPE", help="Only events of this type, as plan.decided; may be repeated."),
+    ] = None,
     since: Since = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Most events to print, without --follow.")] = 1000,
     server: Server = None,
@@ -45,7 +49,7 @@ def events(
     from cli.client import Client
 
     with Client(server) as client:
-        start = {"after": after, "last": last, "since": moment(since)}
+        start = {"after": after, "last": last, "type": list(kinds or ()) or None, "since": moment(since)}
         if follow:
             _follow(client, start, output)
             return
@@ -57,7 +61,8 @@ def events(
     for record in page["items"]:
         print(cropped(line(record), columns))
     if page["next_cursor"] is not None:
-        print(f"more: unicron events --after {page['next_cursor']}", file=sys.stderr)
+        same = "".join(f" --type {kind}" for kind in kinds or ())
+        print(f"more: unicron events --after {page['next_cursor']}{same}", file=sys.stderr)
 
 
 def _follow(client: Any, start: dict[str, Any], output: Format) -> None:

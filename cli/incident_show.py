@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from cli import incident_evidence
 from cli.ids import id_path
-from cli.options import Format, Output, Server
+from cli.options import Format, IncidentId, Output, Server
 from cli.output import clock, print_fields, print_json, print_table, printable
 
 _FAILURE_PARTS = ("detection_worker_s", "transition_worker_s", "recompute_worker_s", "sub_healthy_worker_s")
@@ -20,7 +18,7 @@ _COSTS = (*_FAILURE_PARTS, "lost_worker_s", "lost_flop", "failure_money")
 
 
 def show(
-    incident: Annotated[str, typer.Argument(metavar="INCIDENT", help="Its id, or the beginning of it.")],
+    incident: IncidentId,
     server: Server = None,
     output: Output = Format.TEXT,
 ) -> None:

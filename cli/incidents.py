@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
 import typer.core
 
+from cli.completion import incident_ids
 from cli.ids import id_path
 from cli.incident_show import show
-from cli.options import Format, IncidentId, Output, Server
+from cli.options import Format, IncidentId, Output, Server, Since, moment
 from cli.output import clock, print_json, print_table, printable, seconds_between
 from shared.errors import InvalidInput
 
@@ -25,8 +28,30 @@ class _Incidents(typer.core.TyperGroup):
         known = not args or args[0] in self.commands or args[0].startswith("-")
         return super().resolve_command(ctx, args if known else [_SHOW, *args])
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Return what a shell proposes: verbs, and ids."""
+        found = super().shell_complete(ctx, incomplete)
+        ids = [] if incomplete.startswith("-") else incident_ids(ctx, incomplete)
+        # The class of proposals is part of Typer or of click, by Typer's version; shells need these members of it.
+        return [*found, *(SimpleNamespace(value=value, type="plain", help=text) for value, text in ids)]
+
+
+class Phase(StrEnum):
+    """How far an incident has come."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+
 
 _SHOW = "show"
+
+_WIDE = ("STATE", "ACKNOWLEDGED BY", "NOTES")
+"""Columns of ``-o wide`` alone."""
+
+_COLUMNS = (
+    "INCIDENT", "AT (UTC)", "WHAT", "SEV", "FOUND BY", "WHERE", "TASKS", "DETECT S", "RESUME S", "RESTORE S",
+    "LOST STEPS", "STATE FROM", "RESPONSE", *_WIDE,
+)  # fmt: skip
 
 app = typer.Typer(cls=_Incidents, add_completion=False, subcommand_metavar="[INCIDENT | COMMAND [ARGS]...]")
 app.command(_SHOW)(show)
@@ -36,28 +61,42 @@ app.command(_SHOW)(show)
 def incidents(
     context: typer.Context,
     task: Annotated[str | None, typer.Option(help="Only those that touched this task.")] = None,
+    state: Annotated[
+        Phase | None, typer.Option(help="Only these; closed: all is back at planned strength.", show_choices=True)
+    ] = None,
+    since: Since = None,
+    last: Annotated[int | None, typer.Option(min=0, help="Only the newest so many.")] = None,
     server: Server = None,
     output: Output = Format.TEXT,
 ) -> None:
     """List faults and what was done about them.
 
-    With INCIDENT: all about one, its cost, its evidence, and models of what other answers would have cost.
+    The newest is the last. With INCIDENT: all about one, its cost, its evidence, and models of what other answers would
+    have cost.
 
     DETECT: seconds from the fault to its detection. RESUME and RESTORE: seconds from the detection to the end of the
     interrupted step, and to planned strength.
     """
     if context.invoked_subcommand is not None:
-        if task is not None:
-            raise InvalidInput("--task: not with an INCIDENT")
+        for option, value in (("--task", task), ("--state", state), ("--since", since), ("--last", last)):
+            if value is not None:
+                raise InvalidInput(f"{option}: not with an INCIDENT")
         context.default_map = {context.invoked_subcommand: {"server": server, "output": output}}
         return
     from cli.client import Client
 
     with Client(server) as client:
-        page = client.pages("/v1/incidents", {"task": task})
+        wanted = {"task": task, "state": state.value if state else None, "since": moment(since)}
+        if last is None:
+            page = client.pages("/v1/incidents", wanted)
+        else:
+            page = client.pages("/v1/incidents", {**wanted, "order": "newest"}, most=last)
+            page["items"].reverse()
     if output is Format.JSON:
         print_json(page)
         return
+    wide = output is Format.WIDE
+    columns = _COLUMNS if wide else _COLUMNS[: -len(_WIDE)]
     rows = [
         (
             found["id"],
@@ -73,16 +112,15 @@ def incidents(
             found["steps_recomputed"],
             found["state_source"],
             found["response"],
-        )
+            "closed" if found["restored_at"] else "open",
+            found["acknowledged"] and found["acknowledged"]["by"],
+            len(found["notes"]),
+        )[: len(columns)]
         for found in page["items"]
     ]
-    columns = ("INCIDENT", "AT (UTC)", "WHAT", "SEV", "FOUND BY", "WHERE", "TASKS")
-    times = ("DETECT S", "RESUME S", "RESTORE S", "LOST STEPS", "STATE FROM", "RESPONSE")
     # The id is what other verbs ask for; the rest is on the incident's own page, too.
     least = ("STATE FROM", "LOST STEPS", "FOUND BY", "TASKS", "RESUME S", "RESTORE S", "RESPONSE", "DETECT S", "WHERE")
-    print_table(
-        (*columns, *times), rows, empty="no incidents", least=least, ids=("INCIDENT",), wide=output is Format.WIDE
-    )
+    print_table(columns, rows, empty="no incidents", least=least, ids=("INCIDENT",), wide=wide)
 
 
 @app.command("acknowledge")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
+
+import typer
 
 from cli.options import Format, Output, Server, TaskName
 from cli.output import clock, print_fields, print_json, print_table
+
+_INCIDENTS = 3
+"""Ids of incidents that are shown, the newest first; `unicron incidents --task` lists all."""
 
 
 def _failure(failure: dict[str, Any] | None) -> str | None:
@@ -16,22 +21,44 @@ def _failure(failure: dict[str, Any] | None) -> str | None:
     return f"step {failure['step']}, {clock(failure['at'])}, {failure['worker']}: {failure['reason']}"
 
 
-def show(task: TaskName, server: Server = None, output: Output = Format.TEXT) -> None:
-    """Show a task."""
+def show(
+    task: TaskName,
+    attempts: Annotated[
+        bool, typer.Option("--attempts", help="List every submission of the name, and what became of each.")
+    ] = False,
+    server: Server = None,
+    output: Output = Format.TEXT,
+) -> None:
+    """Show a task.
+
+    The name may be that of a task that was deleted.
+    """
     from cli.client import Client
     from cli.notable import notable
     from cli.remaining_time import eta
 
+    path = f"/v1/tasks/{quote(task, safe='')}"
     with Client(server) as client:
-        shown = client.get(f"/v1/tasks/{quote(task, safe='')}")
-    if output is Format.JSON:
-        print_json(shown)
-        return
+        if attempts:
+            _print_attempts(client.pages(f"{path}/attempts"), output)
+            return
+        shown = client.get(path)
+        if output is Format.JSON:
+            print_json(shown)
+            return
+        newest = {"task": shown["name"], "order": "newest", "limit": _INCIDENTS + 1}
+        incidents = [found["id"] for found in client.get("/v1/incidents", newest)["items"]]
     layout = shown["layout"] or {}
-    names = ("name", "state", "reason", "weight", "workers", "generation", "loss", "step_s")
+    limits = shown["spec"]["workers"]
     print_fields(
         [
-            *((name, shown[name]) for name in names),
+            *((name, shown[name]) for name in ("name", "state", "reason")),
+            *([("attempt", shown["attempt"])] if shown["attempt"] > 1 else []),
+            *([("deleted_at", clock(shown["deleted_at"]))] if shown["deleted_at"] else []),
+            *((name, shown[name]) for name in ("weight", "workers")),
+            ("min_workers", limits["min"]),
+            ("max_workers", "any" if limits["max"] is None else limits["max"]),
+            *((name, shown[name]) for name in ("generation", "loss", "step_s")),
             ("step", f"{shown['step']} of {shown['steps']}"),
             ("eta", eta(shown)),
             ("plan", shown["plan"]),
@@ -43,6 +70,7 @@ def show(task: TaskName, server: Server = None, output: Output = Format.TEXT) ->
             ("checkpoint_failure", _failure(shown["checkpoint_failure"])),
             ("stop_refused", shown["stop_refused"] and shown["stop_refused"]["reason"]),
             *(("notable", text) for text in notable(shown)),
+            ("incidents", [*incidents[:_INCIDENTS], *(["..."] if len(incidents) > _INCIDENTS else [])]),
             ("submitted_at", clock(shown["submitted_at"])),
             ("started_at", clock(shown["started_at"])),
             ("ended_at", clock(shown["ended_at"])),
@@ -56,3 +84,28 @@ def show(task: TaskName, server: Server = None, output: Output = Format.TEXT) ->
         print_table([name.upper() for name in columns], rows)
     if shown["traceback"]:
         print(f"\n{shown['traceback']}")
+
+
+def _print_attempts(page: dict[str, Any], output: Format) -> None:
+    """Print every submission of a name."""
+    if output is Format.JSON:
+        print_json(page)
+        return
+    rows = [
+        (
+            one["number"],
+            f"{one['state']}, deleted" if one["deleted_at"] else one["state"],
+            clock(one["submitted_at"]),
+            clock(one["started_at"]),
+            clock(one["ended_at"]),
+            f"{one['first_step']} to {one['last_step']}",
+            one["owner"],
+            one["flop"],
+            one["weighted_flop"],
+            one["reason"],
+        )
+        for one in page["items"]
+    ]
+    columns = ("ATTEMPT", "STATE", "SUBMITTED (UTC)", "STARTED", "ENDED", "STEPS", "OWNER", "FLOP", "WEIGHTED FLOP")
+    least = ("WEIGHTED FLOP", "FLOP", "OWNER", "STARTED", "SUBMITTED (UTC)", "ENDED")
+    print_table((*columns, "REASON"), rows, least=least, wide=output is Format.WIDE)

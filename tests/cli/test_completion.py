@@ -45,6 +45,9 @@ async def test_names_and_ids_are_those_of_the_server(healed: Server) -> None:
         (["drain", "n"], ["n0", "n1"]),
         (["inject", ""], ["gpt", "n0", "n1"]),
         (["postmortem", incident["id"][:2]], [incident["id"]]),
+        (["incidents", "show", ""], [incident["id"]]),
+        (["incidents", incident["id"][:2]], [incident["id"]]),
+        (["incidents", ""], ["show", "acknowledge", "note", incident["id"]]),
         (["plan", "show", ""], plans),
         (["submit", "--k"], ["--key"]),
     ]

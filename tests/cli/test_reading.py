@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import signal
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.logs import last_lines, matching
 from cli.options import moment
-from shared.errors import InvalidInput
-from shared.events import TaskFinished, TaskStopped
+from shared.errors import InvalidInput, TimedOut
+from shared.events import ErrorDetected, PlanDecided, TaskFinished, TaskStopped
 from shared.output_times import line_of
-from tests.api.kit import Server
-from tests.cli.conftest import call_unicron
+from shared.plans import Response, Trigger
+from shared.severities import ErrorKind, Method, Severity
+from tests.api.kit import START, Server
+from tests.cli.conftest import call_unicron, end, start_unicron
+from unicron.client import Client
+from unicron.client.output import last_lines, matching
 
 
 async def positions(server: str, *arguments: str) -> list[int]:
@@ -89,20 +94,131 @@ async def test_lines_are_searched_and_cut(healed: Server) -> None:
     refused = await call_unicron("logs", "gpt", "--grep", "(", server=healed.url)
     assert (refused.code, refused.out) == (2, "")
     assert "--grep: '(' must be a regular expression" in refused.err
-    refused = await call_unicron("logs", "gpt", "--tail", "1", "-f", server=healed.url)
-    assert refused.code == 2
+    shown = await call_unicron("logs", "gpt", "--rank", "0", "--tail", "2", server=healed.url)
+    assert (shown.code, shown.out) == (0, "loss 2\ndone\n")
+
+
+async def test_the_last_lines_and_then_what_comes(healed: Server) -> None:
+    output = healed.data.parent / "tasks" / "gpt" / "output"
+    output.mkdir(parents=True)
+    (output / "1-n0-0.log").write_text("one\ntwo\nthree\n")
+    for worker in ("n0-1", "n1-0", "n1-1"):
+        (output / f"1-{worker}.log").write_text("")
+    process = await start_unicron("logs", "gpt", "--rank", "0", "-f", "--tail", "1", server=healed.url)
+    assert process.stdout is not None
+    seen = []
+    async with asyncio.timeout(50):
+        seen.append(await process.stdout.readline())
+        with (output / "1-n0-0.log").open("a") as file:
+            file.write("four\n")
+        seen.append(await process.stdout.readline())
+    process.send_signal(signal.SIGINT)
+    ended = await end(process)
+    assert (seen, ended.out, ended.err) == ([b"three\n", b"four\n"], "", "")
+
+
+async def test_a_task_that_waits_says_why_it_prints_nothing(api: Server) -> None:
+    await api.http.post("/v1/tasks", json=api.spec())
+    shown = await call_unicron("logs", "gpt", server=api.url)
+    (reason,) = {(await api.http.get("/v1/tasks/gpt")).json()["reason"]}
+    said = f"unicron: gpt is pending and prints nothing now{f': {reason}' if reason else ''}\n"
+    assert (shown.code, shown.out, shown.err) == (0, "", said)
+    plan = PlanDecided(
+        event_id="p", occurred_at=START, plan="p", trigger=Trigger.TASK_SUBMITTED, cause="c", response=Response.NONE,
+        changes=[], queued={"gpt": "needs at least 2 workers"},
+    )  # fmt: skip
+    (recorded,) = await api.journal.append([plan])
+    await api.projected(recorded.position)
+    shown = await call_unicron("logs", "gpt", "-o", "json", server=api.url)
+    said = "unicron: gpt is queued and prints nothing now: needs at least 2 workers\n"
+    assert (shown.code, shown.out, shown.err) == (0, "", said)
+
+
+async def test_events_of_some_types(healed: Server) -> None:
+    everything = (await healed.http.get("/v1/events?limit=1000")).json()["items"]
+    of = {
+        kind: [one["position"] for one in everything if one["type"] == kind] for kind in ("node.joined", "state.moved")
+    }
+    assert await positions(healed.url, "--type", "state.moved") == of["state.moved"]
+    both = await positions(healed.url, "--type", "node.joined", "--type", "state.moved")
+    assert both == sorted([*of["node.joined"], *of["state.moved"]])
+    assert await positions(healed.url, "--type", "state.moved", "--last", "2") == of["state.moved"][-2:]
+    assert await positions(healed.url, "--type", "node.joined", "--last", "5") == of["node.joined"]
+    more = await call_unicron("events", "--type", "state.moved", "--limit", "1", server=healed.url)
+    assert more.err == f"more: unicron events --after {of['state.moved'][0]} --type state.moved\n"
+    refused = await call_unicron("events", "--type", "node.joint", server=healed.url)
+    assert (refused.code, refused.out) == (2, "")
+    assert "'node.joint' is no type of events; did you mean 'node.joined'?" in refused.err
+    with Client(healed.url) as client:
+        followed = await asyncio.to_thread(lambda: next(client.events(types=["state.moved"], follow=True)))
+    assert followed.position == of["state.moved"][0]
+
+
+async def test_the_newest_incidents_and_those_that_are_open(healed: Server) -> None:
+    fields = {"kind": ErrorKind.HANG, "severity": Severity.SEV2, "method": Method.STATISTICS, "task": "gpt"}
+    for number, at in ((2, "2025-03-01T12:05:00Z"), (3, "2025-03-01T12:06:00Z")):
+        recorded = await healed.append(
+            ErrorDetected, incident=f"i{number}", detected_at=at, node="n0", worker="n0/0", generation=3, **fields
+        )
+    await healed.projected(recorded.position)
+
+    async def ids(*arguments: str) -> list[str]:
+        shown = await call_unicron("incidents", *arguments, "-o", "json", server=healed.url)
+        assert shown.code == 0, shown.err
+        return [found["id"] for found in json.loads(shown.out)["items"]]
+
+    assert await ids() == ["i1", "i2", "i3"]
+    assert await ids("--last", "2") == ["i2", "i3"]
+    assert await ids("--last", "0") == []
+    assert await ids("--state", "open") == ["i2", "i3"]
+    assert await ids("--state", "closed") == ["i1"]
+    assert await ids("--since", "2025-03-01T12:05:30") == ["i3"]
+    assert (await call_unicron("incidents", "i1", "--last", "1", server=healed.url)).code == 2
+    assert (await call_unicron("incidents", "acknowledge", "i2", server=healed.url)).code == 0
+    wide = (await call_unicron("incidents", "-o", "wide", server=healed.url)).out.splitlines()
+    assert wide[0].split()[-4:] == ["STATE", "ACKNOWLEDGED", "BY", "NOTES"]
+    assert wide[1].split()[-3:] == ["closed", "-", "0"]
+    state, who, notes = wide[2].split()[-3:]
+    assert (state, who[:4], notes) == ("open", "uid/", "0")
+    assert "NOTES" not in (await call_unicron("incidents", server=healed.url)).out.splitlines()[0].split()
+
+
+async def test_show_says_all_that_change_sets_and_what_became_of_the_name(healed: Server) -> None:
+    def fields(shown: str) -> dict[str, str]:
+        return {name: value for name, _, value in (line.partition(" ") for line in shown.splitlines()) if value}
+
+    await call_unicron("change", "gpt", "--weight", "2.5", "--min", "2", "--max", "4", server=healed.url)
+    first = fields((await call_unicron("show", "gpt", server=healed.url)).out)
+    found = [first[name].strip() for name in ("weight", "min_workers", "max_workers", "incidents")]
+    assert found == ["2.5", "2", "4", "i1"]
+    assert not {"attempt", "deleted_at"} & first.keys()
+    stopped = await healed.append(TaskStopped, task="gpt", generation=3, step=96, path="/c96")
+    await healed.projected(stopped.position)
+    await call_unicron("delete", "gpt", server=healed.url)
+    assert "deleted_at" in fields((await call_unicron("show", "gpt", server=healed.url)).out)
+    resumed = await call_unicron("resume", "gpt", server=healed.url)
+    assert resumed.code == 0, resumed.err
+    assert fields((await call_unicron("show", "gpt", server=healed.url)).out)["attempt"].strip() == "2"
+    rows = (await call_unicron("show", "gpt", "--attempts", server=healed.url)).out.splitlines()
+    assert [row.split()[0] for row in rows] == ["ATTEMPT", "1", "2"]
+    assert "stopped, deleted" in rows[1]
+    assert "0 to 96" in rows[1]
+    as_json = await call_unicron("show", "gpt", "--attempts", "-o", "json", server=healed.url)
+    assert [one["number"] for one in json.loads(as_json.out)["items"]] == [1, 2]
 
 
 async def test_waiting_for_a_state(healed: Server) -> None:
     running = await call_unicron("wait", "gpt", "--for", "running", server=healed.url)
     assert (running.code, running.out) == (0, "gpt: running at step 95 of 100\n")
     late = await call_unicron("wait", "gpt", "--timeout", "0", server=healed.url)
-    assert late.code == 5
+    assert late.code == TimedOut.exit_code == 8, "not that of a server which is not reached"
     assert "waited 0 s in vain" in late.err
     await healed.append(TaskStopped, task="gpt", generation=1, step=96, path="")
     ended = await call_unicron("wait", "gpt", server=healed.url)
     assert ended.code == 0
     assert ended.out.startswith("gpt: stopped at step 96 of 100")
+    as_asked = await call_unicron("wait", "gpt", "--for", "stopped", server=healed.url)
+    assert as_asked.code == 0
     other = await call_unicron("wait", "gpt", "--for", "succeeded", "-o", "json", server=healed.url)
     assert (other.code, json.loads(other.out)["state"]) == (1, "stopped")
     unknown = await call_unicron("wait", "no-such", server=healed.url)
