@@ -39,11 +39,15 @@ def console(*, wide: bool = False) -> Console:
     """
     from rich.console import Console
 
-    terminal = sys.stdout.isatty()
-    given = os.environ.get("UNICRON_COLUMNS", "")
-    if wide or not (terminal or given.isdecimal()):
+    if _unbounded(wide):
         return Console(width=_PIPE_COLUMNS, highlight=False, soft_wrap=True)
+    given = os.environ.get("UNICRON_COLUMNS", "")
     return Console(width=int(given) if given.isdecimal() else None, highlight=False)
+
+
+def _unbounded(wide: bool) -> bool:
+    """Return whether lines are as long as what they have."""
+    return wide or not (sys.stdout.isatty() or os.environ.get("UNICRON_COLUMNS", "").isdecimal())
 
 
 def print_json(value: Any) -> None:
@@ -78,33 +82,67 @@ def print_table(
             of an id is enough for other verbs (``cli/ids.py``).
         wide: print all columns, however long the lines are.
     """
-    from rich.table import Table
-    from rich.text import Text
-
     cells = [[text(cell) for cell in row] for row in rows]
     if not cells:
         print(empty)
         return
-    target = console(wide=wide)
+    width = _PIPE_COLUMNS if _unbounded(wide) else console().width
     empties = [column for i, column in enumerate(columns) if i and all(row[i] == _NOTHING for row in cells)]
     least = [*empties, *least]
-    left_out = [] if wide else too_wide(columns, cells, least, target.width)
+    left_out = [] if wide else too_wide(columns, cells, least, width)
     if set(left_out) - set(empties):
         for i in (i for i, column in enumerate(columns) if column in ids):
             beginnings = distinct_beginnings([row[i] for row in cells])
             for row, beginning in zip(cells, beginnings, strict=True):
                 row[i] = beginning
-        left_out = too_wide(columns, cells, least, target.width)
+        left_out = too_wide(columns, cells, least, width)
     shown = [i for i, column in enumerate(columns) if column not in left_out]
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    for i in shown:
-        # A column that is not the last never breaks: the half of a number, or of an id to be copied, is of no use.
-        table.add_column(columns[i], overflow="fold", no_wrap=i != shown[-1])
-    for row in cells:
-        table.add_row(*(Text(row[i]) for i in shown))
-    target.print(table)
+    _print_columns([columns[i] for i in shown], [[row[i] for i in shown] for row in cells], width, wide=wide)
     if left_out:
         print(f"left out: {', '.join(left_out)} (-o wide has all)")
+
+
+def _print_columns(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int, *, wide: bool) -> None:
+    """Print columns below their headings; the last one takes several lines where a line is longer than ``width``."""
+    sizes = [max(map(_columns_of, (column, *(row[i] for row in cells)))) for i, column in enumerate(columns)]
+    if any("\n" in cell for row in cells for cell in row) or sum(sizes) + _GAP * (len(sizes) - 1) > width:
+        _print_folded(columns, cells, wide=wide)
+        return
+    # Rich takes a millisecond for a row, which hundreds of rows do not need.
+    heading, *lines = (
+        "".join(cell + " " * (size + _GAP - _columns_of(cell)) for cell, size in zip(row, sizes, strict=True)).rstrip()
+        for row in (columns, *cells)
+    )
+    if sys.stdout.isatty():
+        from rich.text import Text
+
+        console(wide=wide).print(Text(heading, style="bold"), soft_wrap=True)
+    else:
+        print(heading)
+    print("\n".join(lines))
+
+
+def _print_folded(columns: Sequence[str], cells: Sequence[Sequence[str]], *, wide: bool) -> None:
+    """Print columns of which cells take several lines."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for i, column in enumerate(columns):
+        # A column that is not the last never breaks: the half of a number, or of an id to be copied, is of no use.
+        table.add_column(column, overflow="fold", no_wrap=i != len(columns) - 1)
+    for row in cells:
+        table.add_row(*map(Text, row))
+    console(wide=wide).print(table)
+
+
+def _columns_of(cell: str) -> int:
+    """Return how many columns of a terminal a text of one line takes."""
+    if cell.isascii():
+        return len(cell)
+    from rich.cells import cell_len
+
+    return cell_len(cell)
 
 
 def distinct_beginnings(ids: Sequence[str]) -> list[str]:

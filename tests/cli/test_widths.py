@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import subprocess
+import sys
+from contextlib import redirect_stdout
 from datetime import timedelta
 
 import pytest
@@ -10,7 +14,7 @@ from hypothesis import strategies as st
 
 from cli.main import VERBS as VERBS_OF_THE_COMMAND
 from cli.main import load, main
-from cli.output import distinct_beginnings, number, print_table, too_wide
+from cli.output import _print_columns, _print_folded, distinct_beginnings, number, print_table, too_wide
 from shared.bus import Bus
 from tests.api.kit import START, Server
 from tests.cli.conftest import call_unicron
@@ -153,3 +157,27 @@ def test_what_says_nothing_is_left_out_first(
     monkeypatch.setenv("UNICRON_COLUMNS", "80")
     print_table(columns, rows, least=("WORKERS",))
     assert capsys.readouterr().out.splitlines()[0].split() == list(columns)
+
+
+@given(st.lists(st.tuples(*[st.text("aé字 -", max_size=9).map(str.strip)] * 3), min_size=1, max_size=5))
+def test_short_tables_are_as_those_whose_cells_are_folded(rows: list[tuple[str, ...]]) -> None:
+    columns, shown = ("A", "NUMBER", "LAST"), []
+    for folded in (False, True):
+        out = io.StringIO()
+        with redirect_stdout(out):
+            if folded:
+                _print_folded(columns, rows, wide=True)
+            else:
+                _print_columns(columns, rows, 80, wide=True)
+        shown.append([line.rstrip() for line in out.getvalue().splitlines()])
+    assert shown[0] == shown[1]
+
+
+def test_a_long_table_waits_for_no_layout() -> None:
+    code = (
+        "import sys; from cli.output import print_table;"
+        "print_table(('A', 'B'), [('a', i) for i in range(1000)]);"
+        "print([m for m in ('rich.console', 'rich.table') if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert (done.stderr.strip(), len(done.stdout.splitlines())) == ("[]", 1001)
