@@ -138,7 +138,7 @@ def test_bad_numbers_are_refused_by_name(field: str, place: tuple[str, ...], val
         (problem(task(throughput={"-8": 1.0})), r"throughput\.-8: .*1"),
         (problem(task(), task()), r"tasks\.1\.name: must differ"),
         (problem(task(speed=1)), r"tasks\.0\.speed: unknown field"),
-        (b'{"workers": 8, "running_s": 1}', r"tasks: Field required"),
+        (b'{"workers": 8, "running_s": 1}', r"tasks: is missing"),
         (b"", "JSON"),
         (b"[]", r"\(problem\)"),
         (b"\xff\xfe", "JSON"),
