@@ -61,7 +61,11 @@ _PATHS = (
     "/v1/plans?limit=20&order=newest",
     "/v1/waf?from={since}",
 )
-_SUMS = ("/v1/costs?limit=1", "/v1/incidents?since={since}&order=newest&limit=200")
+_SUMS = (
+    "/v1/costs?limit=1",
+    "/v1/incidents?since={since}&order=newest&limit=200",
+    "/v1/slow-workers?limit=10&order=newest",
+)
 WAF_STEP_S, WAF_WINDOW_S = 5.0, 3600.0
 
 _DRAIN_S = 5.0

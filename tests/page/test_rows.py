@@ -142,7 +142,7 @@ async def test_an_incident_says_what_happened_how_long_after_the_fault(cluster: 
         await row.wait_for()
         assert (await row.locator("td[data-label=answer]").inner_text()).split() == ["restart", "plan", "p1"]
         times = await row.locator("td[data-label='after the fault']").inner_text()
-        assert times.splitlines() == ["detected 500 ms", "training again 3.0 s", "full strength 8.0 s"]
+        assert times.splitlines() == ["detected 500 ms", "training again 3.0 s", "planned strength 8.0 s"]
 
 
 async def test_times_are_those_of_post_mortems_wherever_the_browser_is(cluster: Server) -> None:

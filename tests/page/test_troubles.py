@@ -136,3 +136,28 @@ async def test_a_task_that_does_not_train_has_no_time_left(cluster: Server) -> N
         await row.wait_for()
         assert await row.locator("td[data-label=left]").inner_text() == "waits"
         assert await browser.page.locator("#task-rows tr.running td[data-label=left]").inner_text() != "waits"
+
+
+async def test_an_incident_says_which_task_failed_of_it(cluster: Server) -> None:
+    await cluster.append(TaskFailed, task="gpt", generation=3, step=95, reason=REASON, incident="i1")
+    async with browsing(cluster) as browser:
+        await browser.open()
+        await browser.shows("#incident-i1", "▲\u00a0gpt failed")
+        await browser.shows("#incident-i1", "plan carried out")
+        assert "planned strength" not in await browser.page.locator("#incident-i1").inner_text()
+        browser.check()
+
+
+async def test_a_slow_worker_is_listed_with_its_post_mortem_and_stays_when_it_is_over(cluster: Server) -> None:
+    async with browsing(cluster) as browser:
+        await browser.open()
+        assert await browser.page.locator("#slow").is_hidden()
+        about = {"node": "n1", "worker": "n1/1", "task": "gpt", "generation": 3, "rank": 3}
+        await cluster.append(WorkerSlowed, slowdown=2.5, **about)
+        await browser.shows("#slow-list", "△ n1/1 of gpt is 2.50 times as slow as its peers")
+        await cluster.append(WorkerSlowed, slowdown=1.0, **about)
+        await browser.shows("#slow-list", "● n1/1 of gpt was 2.50 times as slow as its peers")
+        await browser.page.get_by_role("link", name="post-mortem of the slow worker n1/1").click()
+        await browser.page.wait_for_url("**/v1/slow-workers/*/postmortem?format=html")
+        await browser.shows("h1", "n1/1 of gpt was 2.5 times as slow as its peers")
+        browser.check()

@@ -60,8 +60,9 @@ function fillIncident(row, incident, currency) {
 }
 
 /** Return what happened how long after the fault. */
-function timesOf({ occurred_at, detected_at, resumed_at, restored_at }) {
-  const after = [["detected", detected_at], ["training again", resumed_at], ["full strength", restored_at]];
+function timesOf({ occurred_at, detected_at, resumed_at, restored_at, failed_tasks }) {
+  const end = Object.keys(failed_tasks).length ? "plan carried out" : "planned strength";
+  const after = [["detected", detected_at], ["training again", resumed_at], [end, restored_at]];
   return after.filter(([, at]) => at !== null).map(([what, at]) => `${what} ${duration(secondsBetween(occurred_at, at))}`);
 }
 
@@ -99,6 +100,7 @@ function noteAction(id) {
 
 function stateOf(incident) {
   const parts = [isOpen(incident) ? "▲\u00a0open" : "●\u00a0closed"];
+  for (const task of Object.keys(incident.failed_tasks)) parts.push(`▲\u00a0${task} failed`);
   if (incident.acknowledged) parts.push(`acknowledged by ${incident.acknowledged.by}`);
   return parts.join(", ");
 }

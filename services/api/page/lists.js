@@ -8,6 +8,7 @@ const MOST_TASKS = 100;
 const MOST_ENDED = 20;
 const MOST_INCIDENTS = 25;
 const MOST_PLANS = 20;
+const MOST_SLOW = 10;
 const WAF_STEP_MS = 5000;
 
 const GOING_ON = ["pending", "queued", "running", "transitioning", "degraded", "stopping"];
@@ -17,7 +18,7 @@ const NOTHING = { items: [], more: false };
 /** What was answered last. `more`: there is more than was asked for. */
 export const known = {
   actor: null, nodes: NOTHING, going: NOTHING, failed: NOTHING, finished: NOTHING, open: NOTHING, newest: NOTHING,
-  plans: NOTHING, costs: null, waf: null, marks: NOTHING,
+  plans: NOTHING, slow: NOTHING, costs: null, waf: null, marks: NOTHING,
 };
 
 async function listed(path, limit, filters = []) {
@@ -67,6 +68,9 @@ export const liveParts = {
   },
   async plans() {
     known.plans = await listed("/v1/plans", MOST_PLANS, of([]));
+  },
+  async slow() {
+    known.slow = await listed("/v1/slow-workers", MOST_SLOW, of([]));
   },
 };
 

@@ -16,6 +16,7 @@ import { showPlans } from "./plans.js";
 import { setActor } from "./rights.js";
 import { Rounds } from "./rounds.js";
 import { showContent, showNoSession } from "./session.js";
+import { showSlow } from "./slow.js";
 import { follow } from "./stream.js";
 import { showSubmission } from "./submission.js";
 import { showTasks } from "./tasks.js";
@@ -30,7 +31,8 @@ const WAIT_MS = 4000; // for the stream, before which nothing is asked for: else
 const BY_EVENT = [
   [/^task\.(progressed|checkpointed)/, ["tasks"]],
   [/^task\./, ["tasks", "ended", "nodes", "waf"]],
-  [/^(node|worker|anomaly)\./, ["nodes", "tasks"]],
+  [/^worker\./, ["slow", "nodes", "tasks"]],
+  [/^(node|anomaly)\./, ["nodes", "tasks"]],
   [/^(error|incident)\./, ["incidents", "nodes", "tasks", "waf"]],
   [/^plan\./, ["plans", "tasks", "nodes", "incidents"]],
   [/^state\./, ["plans", "tasks", "nodes", "incidents", "waf"]],
@@ -84,6 +86,7 @@ function showLists() {
   if (have("nodes")) showNodes(known.nodes);
   if (have("tasks", "ended")) showTasks(tasks(), incidents(), known);
   if (have("incidents")) showIncidents(incidents(), known, currency);
+  if (have("slow")) showSlow(known);
   if (have("plans")) showPlans(known.plans);
   if (have("nodes", "tasks", "ended", "incidents")) showTroubles(known);
 }
@@ -144,4 +147,4 @@ setInterval(() => {
   if (!follows) live.wantAll();
   want(windowS() <= SHORT_WINDOW_S ? ["tasks", "nodes", "waf"] : ["tasks", "nodes"]);
 }, LIVE_MS);
-setInterval(() => want(["waf", "marks", "costs", "incidents", "ended"]), SLOW_MS);
+setInterval(() => want(["waf", "marks", "costs", "incidents", "slow", "ended"]), SLOW_MS);
