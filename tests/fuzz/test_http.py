@@ -11,13 +11,20 @@ from services.api import main, openapi
 from services.api.computations import Computations
 from services.api.gateway import Gateway
 from shared.bus import Bus
+from shared.events import WorkerSlowed
 from shared.log.journal import Journal
 from shared.log.log import EventLog
 from shared.settings import Settings
 from tests.api.kit import Story, serving
 from tests.fuzz.http_course import course
 
-THERE = {"name": ["n0"], "incident": ["i1"], "plan": ["start", "p1"], "code": ["opened-before"]}
+THERE = {
+    "name": ["n0"],
+    "incident": ["i1"],
+    "slowdown": ["slow"],
+    "plan": ["start", "p1"],
+    "code": ["opened-before"],
+}
 
 EXAMPLES = 4
 """Of each operation and way: seconds of processor time in all."""
@@ -28,6 +35,8 @@ async def test_no_request_is_answered_otherwise_than_the_document_says(
 ) -> None:
     story = Story(settings.run_dir / "log.db")
     story.running("n0").process_exit(name="n0").process_restored(name="n0")  # its task has the name of a node
+    about = {"node": "n1", "worker": "n1/1", "task": "n0", "generation": 3, "rank": 3, "step": 120}
+    story.at(130).add(WorkerSlowed, event_id="slow", slowdown=2.0, **about)
     story.log.close()
     quick = functools.partial(Gateway, computations=Computations(limit_s=0.3))  # whatever is asked for
     monkeypatch.setattr(main, "Gateway", quick)
