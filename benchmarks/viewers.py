@@ -3,12 +3,14 @@
 A part of ``benchmarks.gateway``. The gateway is the real one over a bus of its own; the events are those of
 ``benchmarks.log_course``, made beforehand, appended through a journal of another process and relayed. Each viewer is a
 connection that follows the log, as the page does, with the requests that the page sends for what has changed: at most
-every ``PAUSE_S``, every ``BUSY_PAUSE_S`` while many events come or answers take long (``services/api/page/rounds.js``).
+every ``PAUSE_S``; while many events come or answers take long, every ``BUSY_PAUSE_S``, or ``REST`` times as long as the
+answers took (``services/api/page/rounds.js``).
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import multiprocessing
 import os
 import tempfile
@@ -48,7 +50,7 @@ EARLIER = 2000
 APPENDS_PER_S = 100
 """The services together append so often; each append has several events."""
 
-PAUSE_S, BUSY_PAUSE_S, SUMS_S = 0.5, 2.0, 10.0
+PAUSE_S, BUSY_PAUSE_S, REST, SUMS_S = 0.5, 3.0, 2.0, 10.0
 BUSY_EVENTS, BUSY_ROUND_S = 20, 0.5
 _GOING_ON = "&".join(f"state={state}" for state in ("pending", "queued", "running", "transitioning", "degraded"))
 _PATHS = (
@@ -61,11 +63,11 @@ _PATHS = (
     "/v1/plans?limit=20&order=newest",
     "/v1/waf?from={since}",
 )
-_SUMS = (
-    "/v1/costs?limit=1",
-    "/v1/incidents?since={since}&order=newest&limit=200",
-    "/v1/slow-workers?limit=10&order=newest",
-)
+_SUMS = ("/v1/costs?limit=1", "/v1/slow-workers?limit=10&order=newest")
+_MARKS = "/v1/incidents?since={since}&order=newest&limit=200"
+MARKS_EVERY = 6
+"""Rounds of sums from one request for the incidents of the chart to the next; of more than 200 in its time none comes
+between them (``services/api/page/lists.js``)."""
 WAF_STEP_S, WAF_WINDOW_S = 5.0, 3600.0
 
 _DRAIN_S = 5.0
@@ -78,9 +80,10 @@ def paths() -> list[str]:
     return [path.format(since=_window_start()) for path in _PATHS]
 
 
-def sums() -> list[str]:
-    """Return what the page asks for now and then, whatever comes."""
-    return [path.format(since=_window_start()) for path in _SUMS]
+def sums(rounds: int = 0) -> list[str]:
+    """Return what the page asks for now and then, whatever comes. ``rounds``: how many came before."""
+    wanted = _SUMS if rounds % MARKS_EVERY else (*_SUMS, _MARKS)
+    return [path.format(since=_window_start()) for path in wanted]
 
 
 def _window_start() -> str:
@@ -141,12 +144,13 @@ class Viewer:
             self._changed.clear()
             self._events, began_s = 0, time.monotonic()
             await asyncio.gather(*map(self._get, paths()))
-            busy = self._events > BUSY_EVENTS or time.monotonic() - began_s > BUSY_ROUND_S
-            await asyncio.sleep(BUSY_PAUSE_S if busy else PAUSE_S)
+            took_s = time.monotonic() - began_s
+            busy = self._events > BUSY_EVENTS or took_s > BUSY_ROUND_S
+            await asyncio.sleep(max(BUSY_PAUSE_S, REST * took_s) if busy else PAUSE_S)
 
     async def _ask_sums(self) -> None:
-        while True:
-            await asyncio.gather(*map(self._get, sums()))
+        for rounds in itertools.count():
+            await asyncio.gather(*map(self._get, sums(rounds)))
             await asyncio.sleep(SUMS_S)
 
     async def _get(self, path: str) -> None:

@@ -10,6 +10,7 @@ const MOST_INCIDENTS = 25;
 const MOST_PLANS = 20;
 const MOST_SLOW = 10;
 const WAF_STEP_MS = 5000;
+const MARKS_MS = 60_000; // incidents of the chart that the list of the newest does not have are none that matter at once
 
 const GOING_ON = ["pending", "queued", "running", "transitioning", "degraded", "stopping"];
 const AWAY = ["lost", "isolated", "unreachable"];
@@ -20,6 +21,13 @@ export const known = {
   actor: null, nodes: NOTHING, going: NOTHING, failed: NOTHING, finished: NOTHING, open: NOTHING, newest: NOTHING,
   plans: NOTHING, slow: NOTHING, costs: null, waf: null, marks: NOTHING,
 };
+
+const marks = { at: -Infinity, gap: false };
+
+/** Return whether the chart may lack incidents of its time. Of too many to be shown, some more say nothing new. */
+export function marksAreOld() {
+  return (marks.gap && !known.marks.more) || performance.now() - marks.at >= MARKS_MS;
+}
 
 async function listed(path, limit, filters = []) {
   const parameters = new URLSearchParams([["limit", limit], ...filters]);
@@ -64,6 +72,9 @@ export const liveParts = {
     const [open, newest] = await Promise.all([
       listed("/v1/incidents", MOST_INCIDENTS, of(["open"])), listed("/v1/incidents", MOST_INCIDENTS, of([])),
     ]);
+    const before = new Set(known.newest.items.map(({ id }) => id));
+    const allNew = before.size > 0 && newest.more && !newest.items.some(({ id }) => before.has(id));
+    marks.gap ||= allNew; // more have come than the list shows
     Object.assign(known, { open, newest });
   },
   async plans() {
@@ -84,6 +95,7 @@ export function sumParts(windowS) {
     },
     async marks() {
       known.marks = await incidentsSince(start());
+      Object.assign(marks, { at: performance.now(), gap: false });
     },
     async costs() {
       known.costs = await getSums("/v1/costs", { limit: 1 });

@@ -1,6 +1,6 @@
 // The live page: asks the REST API for what has changed, and shows it.
 //
-// An event of the log says what may have changed; that is asked for again, at most every 500 ms, and every 2 s while
+// An event of the log says what may have changed; that is asked for again, at most every 500 ms, and every 3 s while
 // many events come or answers take long. What heartbeats alone say (steps, losses) is asked for every 2 s. Sums over a
 // history are asked for apart from the rest, which does not wait for them. A page that nobody sees asks for nothing.
 
@@ -11,7 +11,7 @@ import { showCosts } from "./costs.js";
 import { byId } from "./dom.js";
 import { showIncidents } from "./incidents.js";
 import { revealNamed } from "./links.js";
-import { incidents, known, liveParts, sumParts, tasks } from "./lists.js";
+import { incidents, known, liveParts, marksAreOld, sumParts, tasks } from "./lists.js";
 import { showPlans } from "./plans.js";
 import { setActor } from "./rights.js";
 import { Rounds } from "./rounds.js";
@@ -147,4 +147,4 @@ setInterval(() => {
   if (!follows) live.wantAll();
   want(windowS() <= SHORT_WINDOW_S ? ["tasks", "nodes", "waf"] : ["tasks", "nodes"]);
 }, LIVE_MS);
-setInterval(() => want(["waf", "marks", "costs", "incidents", "slow", "ended"]), SLOW_MS);
+setInterval(() => want(["waf", ...(marksAreOld() ? ["marks"] : []), "costs", "incidents", "slow", "ended"]), SLOW_MS);

@@ -7,7 +7,8 @@ import { Problem } from "./api.js";
 import { pauseMs } from "./stream.js";
 
 const PAUSE_MS = 500;
-const BUSY_PAUSE_MS = 2000;
+const BUSY_PAUSE_MS = 3000;
+const REST = 2; // times as long as the answers took: a server that is busy has the time for what comes
 const BUSY_EVENTS = 20; // in one pause: more than anybody reads
 const BUSY_ROUND_MS = 500;
 
@@ -68,8 +69,9 @@ export class Rounds {
     const results = await Promise.allSettled(names.map((name) => this.#parts[name]()));
     const problem = this.#note(names, results);
     this.asking = false;
-    const overloaded = this.#events > BUSY_EVENTS || performance.now() - began_ms > BUSY_ROUND_MS;
-    this.#pause(problem ? pauseMs(this.#failures) : overloaded ? BUSY_PAUSE_MS : PAUSE_MS);
+    const took_ms = performance.now() - began_ms;
+    const overloaded = this.#events > BUSY_EVENTS || took_ms > BUSY_ROUND_MS;
+    this.#pause(problem ? pauseMs(this.#failures) : overloaded ? Math.max(BUSY_PAUSE_MS, REST * took_ms) : PAUSE_MS);
     if (this.#stopped) return; // what has come meanwhile may be seen no more
     this.#onRound(names.filter((_, index) => results[index].status === "fulfilled"), began_at, problem);
   }
