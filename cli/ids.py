@@ -19,20 +19,25 @@ def full_id(client: Client, kind: str, given: str) -> str:
 
     Args:
         client: of the server that knows the ids.
-        kind: ``incident``, ``slow-worker`` or ``plan``.
+        kind: ``incident`` or ``plan``.
         given: what the user typed. It is returned as it is if no id begins with it: the server then says so.
 
     Raises:
         InvalidInput: several ids begin with it; the error names them.
     """
+    return _only(client, kind, given) or given
+
+
+def _only(client: Client, kind: str, given: str) -> str | None:
+    """Return the id that is meant; None: no id begins with it."""
     found = client.get("/v1/ids", {"kind": kind, "prefix": given, "limit": _LISTED})
     ids: list[str] = found["ids"]
     if not ids or given in ids:
-        return given
+        return given if ids else None
     if len(ids) > 1:
         more = ", ..." if found["more"] else ""
         problem = f"is the beginning of several: {', '.join(ids)}{more}"
-        field = kind.upper()
+        field = "PLAN" if kind == "plan" else "INCIDENT"  # as the verbs name the argument
         raise InvalidInput(f"{field}: {given!r} {problem}", [{"field": field, "value": given, "problem": problem}])
     return ids[0]
 
@@ -43,7 +48,11 @@ def id_path(client: Client, kind: str, given: str) -> str:
     Raises:
         InvalidInput: as ``full_id``.
     """
-    return f"/v1/{kind}s/{quote(full_id(client, kind, given), safe='')}"
+    return _path(kind, full_id(client, kind, given))
+
+
+def _path(kind: str, name: str) -> str:
+    return f"/v1/{kind}s/{quote(name, safe='')}"
 
 
 def postmortem_path(client: Client, given: str) -> str:
@@ -62,9 +71,8 @@ def postmortem_path(client: Client, given: str) -> str:
         newest = next((slow["id"] for slow in found if slow["worker"] == given), None)
         if newest is None:
             raise NotFound(f"worker {given!r} was never slow")
-        return f"/v1/slow-workers/{newest}/postmortem"
-    kind = "incident"
-    if not client.get("/v1/ids", {"kind": kind, "prefix": given, "limit": 1})["ids"]:
-        slow = client.get("/v1/ids", {"kind": "slow-worker", "prefix": given, "limit": 1})["ids"]
-        kind = "slow-worker" if slow else kind
-    return f"{id_path(client, kind, given)}/postmortem"
+        return f"{_path('slow-worker', newest)}/postmortem"
+    for kind in ("incident", "slow-worker"):
+        if (meant := _only(client, kind, given)) is not None:
+            return f"{_path(kind, meant)}/postmortem"
+    return f"{_path('incident', given)}/postmortem"  # the server says that there is none

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.api.postmortem import evidence, page, words
-from services.api.postmortem.course import can_have_caused, slows_down
 from services.api.postmortem.durations import seconds
 from services.api.postmortem.gather import known, post_mortem
+from services.api.postmortem.injections import can_have_caused, slows_down
 from services.api.postmortem.model import PostMortem, Shortfall
 from services.api.postmortem.standing import headline, standing, todo
 from services.api.store import Store

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from services.api.observed_views import SlowdownView
 from services.api.postmortem import page
 from services.api.postmortem.slow import known_slowdown, slow_post_mortem
-from services.api.postmortem.slow_course import Outcome, Pace, cost, time_of_step
+from services.api.postmortem.slow_cost import Pace, cost
+from services.api.postmortem.slow_course import Outcome, time_of_step
 from services.api.postmortem.slow_model import SlowWorkerPostMortem
 from services.api.tables import SLOWDOWNS
 from services.api.views import ClusterView
@@ -70,7 +71,7 @@ def test_every_question_is_answered_on_the_page(made: SlowWorkerPostMortem, tmp_
     assert "No worker of n0 was slow before" in sections["before"]
     assert '"peers": 2' in sections["evidence"]
     assert f"log position {slowed.position}" in sections["evidence"]
-    for text in (made.headline, made.now, made.found):
+    for text in (made.headline, *made.standing, made.found):
         assert text.replace("_", "\\_") in page.markdown(made)
 
 

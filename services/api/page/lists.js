@@ -10,7 +10,7 @@ const MOST_INCIDENTS = 25;
 const MOST_PLANS = 20;
 const MOST_SLOW = 10;
 const WAF_STEP_MS = 5000;
-const MARKS_MS = 60_000; // incidents of the chart that the list of the newest does not have are none that matter at once
+const MARKS_MS = 60_000; // for so long the chart may lack incidents of its time
 
 const GOING_ON = ["pending", "queued", "running", "transitioning", "degraded", "stopping"];
 const AWAY = ["lost", "isolated", "unreachable"];
@@ -24,7 +24,10 @@ export const known = {
 
 const marks = { at: -Infinity, gap: false };
 
-/** Return whether the chart may lack incidents of its time. Of too many to be shown, some more say nothing new. */
+/**
+ * Return whether the incidents of the chart are to be asked for again. Where there are too many to show, a gap between
+ * two answers says nothing new.
+ */
 export function marksAreOld() {
   return (marks.gap && !known.marks.more) || performance.now() - marks.at >= MARKS_MS;
 }

@@ -13,8 +13,9 @@ from services.api.counterfactuals import counterfactuals
 from services.api.models import Incident
 from services.api.postmortem import evidence, timeline, words
 from services.api.postmortem.alike import EXAMINED, alike
-from services.api.postmortem.course import can_have_caused, course, injected
+from services.api.postmortem.course import course
 from services.api.postmortem.decided import Answers, answers, decided
+from services.api.postmortem.injections import can_have_caused, injected
 from services.api.postmortem.model import PostMortem, Shortfall
 from services.api.postmortem.standing import headline, shortfalls, standing, todo
 from services.api.readers import ViewReader
@@ -113,16 +114,16 @@ def post_mortem(found: Known, log: EventLog, cluster: ClusterView, now: datetime
 
 
 def _records(found: Known, log: EventLog, left_out: list[str]) -> list[Recorded]:
-    """Return the records of the incident's course, with those that gave tasks as many workers as before."""
+    """Return the records of the incident's course, with those that ended a shortfall."""
     incident = found.incident
-    regained = {one.until for one in found.short if one.until is not None}
-    ends = None if incident.restored_at is None else max(regained | {incident.restored_at})
+    ends_of_shortfalls = {one.until for one in found.short if one.until is not None}
+    ends = None if incident.restored_at is None else max(ends_of_shortfalls | {incident.restored_at})
     records = course(
         log,
         found.view.position,
         ends,
         timeline.TYPES,
-        lambda record: timeline.belongs(record, incident) or record.recorded_at in regained,
+        lambda record: timeline.belongs(record, incident) or record.recorded_at in ends_of_shortfalls,
         left_out,
     )
     return timeline.without_later_returns(records)

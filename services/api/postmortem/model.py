@@ -191,62 +191,70 @@ class Alike(BaseModel):
     newest: list[AlikeIncident]
 
 
-class PostMortem(BaseModel):
-    """The post-mortem of an incident.
+class FaultPage(BaseModel):
+    """What the post-mortems of incidents and of slow workers have in common.
 
     Attributes:
-        incident: the incident as ``GET /v1/incidents/{id}`` shows it, its cost included.
         headline: what happened, in one sentence.
-        kind_words: what the incident's kind means.
-        severity_words: what answer its severity has.
-        injected: the fault that somebody asked for just before, as a test.
-        found: what saw the fault and how late, in words.
-        statements: what the evidence says of the cause.
-        ranks: where each rank stood when the fault was found.
-        failed: workers whose processes the fault has stopped.
-        outputs: the last lines that they have printed, as far as the evidence does not have them.
-        detected: position in the log of the error.
+        standing: how it stands, in sentences.
+        injected: the fault that somebody asked for before, as a test, and from which it followed.
+        found: what saw it and how late, in words.
+        statements: what the evidence says.
+        detected: position in the log of the event that found it.
         last: position in the log of the last line of the time line.
-        closed: whether all tasks are back at planned strength, or have ended.
-        standing: how it stands, in words.
-        todo: what there is to do about it, in words.
-        shortfalls: times in which tasks have fewer workers because of it.
-        timeline: from the fault on.
-        phases: the parts of the way to planned strength.
+        timeline: from its beginning on.
+        phases: the parts of the way to the end of what plans did about it.
         plans: that answered it, in order.
         sources: where state came from.
-        alike: earlier incidents.
-        currency: of ``cost.money``.
+        currency: of money.
         left_out: what the page does not have, and why; in words.
         as_of: the time that costs are computed for.
         position: of the log up to which the page knows it.
     """
 
-    incident: Incident
     headline: str
-    kind_words: str
-    severity_words: str
+    standing: list[str]
     injected: Injection | None = None
     found: str
     statements: list[str]
-    ranks: list[RankState]
-    failed: list[FailedWorker]
-    outputs: list[LastOutput] = Field(default_factory=list)
     detected: int
     last: int
-    closed: bool
-    standing: list[str]
-    todo: list[str]
-    shortfalls: list[Shortfall] = Field(default_factory=list)
     timeline: list[Moment]
     phases: list[Phase]
     plans: list[DecidedPlan]
     sources: list[StateSource]
-    alike: Alike
     currency: str
     left_out: list[str] = Field(default_factory=list)
     as_of: Time
     position: int
+
+
+class PostMortem(FaultPage):
+    """The post-mortem of an incident.
+
+    Attributes:
+        incident: the incident as ``GET /v1/incidents/{id}`` shows it, its cost included.
+        kind_words: what the incident's kind means.
+        severity_words: what answer its severity has.
+        ranks: where each rank stood when the fault was found.
+        failed: workers whose processes the fault has stopped.
+        outputs: the last lines that they have printed, as far as the evidence does not have them.
+        closed: whether all tasks are back at planned strength, or have ended.
+        todo: what there is to do about it, in sentences.
+        shortfalls: times in which tasks have fewer workers because of it.
+        alike: earlier incidents.
+    """
+
+    incident: Incident
+    kind_words: str
+    severity_words: str
+    ranks: list[RankState]
+    failed: list[FailedWorker]
+    outputs: list[LastOutput] = Field(default_factory=list)
+    closed: bool
+    todo: list[str]
+    shortfalls: list[Shortfall] = Field(default_factory=list)
+    alike: Alike
 
     @property
     def evidence(self) -> dict[str, Any]:

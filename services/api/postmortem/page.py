@@ -34,9 +34,8 @@ def _name(found: PostMortem | SlowWorkerPostMortem) -> str:
 def _terms(found: PostMortem | SlowWorkerPostMortem) -> dict[str, Any]:
     """Return what both forms of a page use beside the model: texts of processes, and what words mean that occur."""
     parts = {part for moment in found.timeline for part in moment.durations_s}
-    known = found.evidence if isinstance(found, PostMortem) else found.slow.evidence
     terms: dict[str, Any] = {
-        "texts": evidence.texts(known),
+        "texts": evidence.texts(found.evidence),
         "parts": {name: meaning for name, meaning in words.PARTS.items() if name in parts},
         "sources": words.SOURCES,
     }

@@ -10,20 +10,13 @@ from services.api import present
 from services.api.observed_views import SlowdownView
 from services.api.postmortem import timeline
 from services.api.postmortem.alike import EXAMINED, SHOWN, shown
-from services.api.postmortem.course import course, injected, slows_down
+from services.api.postmortem.course import course
 from services.api.postmortem.decided import Answers, answers, decided
 from services.api.postmortem.durations import clock, seconds
+from services.api.postmortem.injections import injected, slows_down
 from services.api.postmortem.model import Injection
-from services.api.postmortem.slow_course import (
-    Outcome,
-    cost,
-    evidence_steps,
-    is_part,
-    outcome,
-    pace,
-    phases,
-    time_of_step,
-)
+from services.api.postmortem.slow_cost import cost, pace
+from services.api.postmortem.slow_course import Outcome, evidence_steps, is_part, outcome, phases, time_of_step
 from services.api.postmortem.slow_model import SlowWorkerPostMortem
 from services.api.postmortem.timeline import between_s
 from services.api.readers import ViewReader
@@ -101,7 +94,7 @@ def slow_post_mortem(found: KnownSlowdown, log: EventLog, cluster: ClusterView, 
     return SlowWorkerPostMortem(
         slow=present.slow_worker(view),
         headline=f"{view.worker} of {view.task} was {view.worst:.3g} times as slow as its peers",
-        now=_now(view, chosen, carried_out_at),
+        standing=[_standing(view, chosen, carried_out_at)],
         began_at=began_at,
         began=began,
         injected=asked,
@@ -169,8 +162,8 @@ def _asked(log: EventLog, asked: Injection | None) -> list[Recorded]:
     return log.read(after=asked.position - 1, limit=1) if asked is not None else []
 
 
-def _now(view: SlowdownView, outcome: Outcome, carried_out_at: datetime | None) -> str:
-    """Return how it stands, in words."""
+def _standing(view: SlowdownView, outcome: Outcome, carried_out_at: datetime | None) -> str:
+    """Return how it stands, in a sentence."""
     if view.ended_at is not None:
         return f"Over since {clock(view.ended_at)} UTC: {view.ended}."
     slow = f"It is still slow ({view.slowdown:.3g} times)"

@@ -9,7 +9,7 @@ from services.api.models import Incident
 from services.api.postmortem.durations import clock, seconds
 from services.api.postmortem.model import Shortfall
 from services.api.postmortem.timeline import between_s
-from services.api.postmortem.words import TODO
+from services.api.postmortem.words import ADVICE
 from services.api.views import NodeState, SpanView
 from shared.severities import ErrorKind, Severity
 
@@ -104,12 +104,12 @@ def todo(incident: Incident, node: NodeState | None) -> list[str]:
         f"{task}: look at the last error below, mend its cause, then `unicron resume {task}`."
         for task in incident.failed_tasks
     ]
-    general = TODO.get(incident.kind)
+    general = ADVICE.get(incident.kind)
     if incident.severity is not Severity.SEV1 or incident.node is None or node is None:
         return found or ["Nothing." if general is None else f"Nothing now. {general}"]
     name = incident.node
     if node is NodeState.LOST:
-        found.append(f"{name} is lost: {TODO[ErrorKind.NODE_LOST]}")
+        found.append(f"{name} is lost: {ADVICE[ErrorKind.NODE_LOST]}")
     elif node is NodeState.ISOLATED:
         advice = general if incident.kind in _MENDED_FIRST else None
         found.append(f"{name} is isolated: {advice or f'mend its cause, then `unicron return {name}`.'}")

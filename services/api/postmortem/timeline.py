@@ -125,7 +125,7 @@ def phases(incident: Incident, records: Sequence[Recorded]) -> list[Phase]:
     """Return the parts of the way from the fault to planned strength. ``records``: of the incident's course."""
     detected = next((r.position for r in records if isinstance(r.event, ErrorDetected)), None)
     decided = next((r.position for r in records if isinstance(r.event, PlanDecided)), None)
-    resumed, restored = ended(records, incident.resumed_at), ended(records, incident.restored_at)
+    resumed, restored = end_position(records, incident.resumed_at), end_position(records, incident.restored_at)
     found = [
         Phase(
             name="detection",
@@ -163,7 +163,7 @@ def phases(incident: Incident, records: Sequence[Recorded]) -> list[Phase]:
     return found
 
 
-def ended(records: Sequence[Recorded], at: datetime | None) -> int | None:
+def end_position(records: Sequence[Recorded], at: datetime | None) -> int | None:
     """Return the position of the record that says what ended at a time."""
     moves = (record for record in records if isinstance(record.event, StateMoved))
     return next((record.position for record in moves if record.event.occurred_at == at), None)

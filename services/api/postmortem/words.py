@@ -18,7 +18,7 @@ KINDS = {
 }
 """Kind of an incident -> what has happened, as a sentence."""
 
-TODO = {
+ADVICE = {
     ErrorKind.NODE_LOST: "start the machine, or the service on it; the node joins again by itself.",
     ErrorKind.DEVICE: "reset the device with the agent stopped, or restart the machine; then start the agent, or "
     "`unicron return`.",

@@ -11,7 +11,7 @@ from services.api import conditional, present
 from services.api.gateway import Api, as_text
 from services.api.models import Page, PlanDetail, PlanSummary
 from services.api.plan_text import explain
-from services.api.readers import ViewReader
+from services.api.routers.lists import shown_rows
 from services.api.routers.parameters import (
     NAMED,
     PROBLEMS,
@@ -23,8 +23,6 @@ from services.api.routers.parameters import (
     Since,
     TaskFilter,
     Until,
-    page_json,
-    times,
 )
 from services.api.tables import PLANS
 from services.api.views import PlanState
@@ -46,23 +44,10 @@ async def plans(
     until: Until = None,
 ) -> Response:
     """List plans in the order in which they were decided; ``since`` and ``until`` are of that time."""
-    window = times(since, until)
-
-    def answer(views: ViewReader) -> str:
-        states = [value.value for value in state or []]
-        found = views.rows(
-            PLANS,
-            "shown",
-            after=cursor,
-            limit=limit + 1,
-            states=states,
-            task=task or "",
-            newest=order == "newest",
-            times=window,
-        )
-        return page_json([row.shown for row in found], [row.position for row in found], limit)
-
-    return await api.answer(answer)
+    states = [value.value for value in state or []]
+    return await shown_rows(
+        api, PLANS, limit=limit, cursor=cursor, order=order, task=task, states=states, since=since, until=until
+    )
 
 
 @router.get("/{plan}", response_model=PlanDetail, responses=NAMED | TAGGED)

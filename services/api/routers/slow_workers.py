@@ -14,6 +14,7 @@ from services.api.postmortem.slow import KnownSlowdown, known_slowdown, slow_pos
 from services.api.postmortem.slow_model import SlowWorkerPostMortem
 from services.api.readers import ViewReader
 from services.api.routers import postmortem_pages
+from services.api.routers.lists import shown_rows
 from services.api.routers.parameters import (
     NAMED,
     PROBLEMS,
@@ -25,8 +26,6 @@ from services.api.routers.parameters import (
     Since,
     TaskFilter,
     Until,
-    page_json,
-    times,
 )
 from services.api.slow_worker_models import SlowWorker
 from services.api.tables import SLOWDOWNS
@@ -48,23 +47,10 @@ async def slow_workers(
     until: Until = None,
 ) -> Response:
     """List slowdowns of workers in the order in which they were found; ``since`` and ``until`` are of that time."""
-    window = times(since, until)
-
-    def answer(views: ViewReader) -> str:
-        states = [state] if state else []
-        found = views.rows(
-            SLOWDOWNS,
-            "shown",
-            after=cursor,
-            limit=limit + 1,
-            states=states,
-            task=task or "",
-            newest=order == "newest",
-            times=window,
-        )
-        return page_json([row.shown for row in found], [row.position for row in found], limit)
-
-    return await api.answer(answer)
+    states = [state] if state else []
+    return await shown_rows(
+        api, SLOWDOWNS, limit=limit, cursor=cursor, order=order, task=task, states=states, since=since, until=until
+    )
 
 
 @router.get("/{slowdown}", response_model=SlowWorker, responses=NAMED | TAGGED)
