@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import pwd
@@ -111,7 +112,8 @@ class PostgresServer:
         children = psutil.Process(server.pid).children()
         server.kill()
         for child in children:
-            child.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # a process ends by itself once it sees that the server has
+                child.kill()
         server.wait(START_S)
         # The kernel's memory that they share is free only then.
         psutil.wait_procs(children, START_S)
