@@ -57,6 +57,7 @@ class Feed:
         observe = self._observe if self.position else ignored
         while records := await self._journal.outages.outlast(LOG, lambda: log.read(after=self.position, limit=_BATCH)):
             self.position = await self._folded(records, observe)
+            await self._settled()
 
     async def follow(self) -> None:
         """Fold every further record, those that are there at once in one transaction; runs until cancelled."""
@@ -68,12 +69,17 @@ class Feed:
         async with self._changed:
             self.position = position
             self._changed.notify_all()
+        await self._settled()
         if 1 < len(records) < _BATCH:
             await asyncio.sleep(max(next_s - time.monotonic(), 0.0))
 
     async def _folded(self, records: Sequence[Recorded], observe: Observe) -> int:
         """Fold records, which has no effect a second time, and return the position."""
         return await self._journal.outages.outlast(PROJECTIONS, lambda: self._store.fold(records, observe))
+
+    async def _settled(self) -> None:
+        """Settle what is folded, once those who wait for that know of it."""
+        await self._journal.outages.outlast(PROJECTIONS, self._store.settle)
 
     async def wait_beyond(self, position: int, *, timeout_s: float) -> bool:
         """Wait until a record behind ``position`` has been folded, or the feed is closed; False after the time-out."""

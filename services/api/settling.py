@@ -1,8 +1,9 @@
 """Settling: what the fold does so that requests need not settle all history.
 
-After a batch, settled times are given up from the earliest time on at which the batch has changed a claim
+With a batch, settled times are given up from the earliest time on at which the batch has changed a claim
 (``services/api/claim_times.py``). Once enough has changed since, the time up to shortly before the present is settled
-and stored. A change that reaches further back than usual costs time, and nothing else.
+and stored, in a transaction of its own: nobody who waits for the batch waits for that. A change that reaches further
+back than usual costs time, and nothing else.
 """
 
 from __future__ import annotations
@@ -68,9 +69,11 @@ class Settling:
         """Since time was settled last."""
         self._settled_at_s = -math.inf
         """When the newest record had been appended that was known then."""
+        self._recorded_s = -math.inf
+        """When the newest record was appended."""
 
-    def after(self, connection: Connection, batch: Batch, settled: SettledTime, recorded_s: float) -> SettledTime:
-        """Settle what a batch, which has been written, allows to.
+    def note(self, connection: Connection, batch: Batch, settled: SettledTime, recorded_s: float) -> SettledTime:
+        """Take note of a batch, which has been written: give up the settled times that it has changed.
 
         Args:
             connection: of the batch's transaction.
@@ -78,7 +81,6 @@ class Settling:
             settled: how far time was settled before.
             recorded_s: when the last record was appended.
         """
-        rows = SettledRows(connection)
         plans, spans, tasks = batch.plans.changes(), batch.spans.changes(), batch.tasks.changes()
         times = [
             *(plan_changed_from_s(before, plan) for before, plan in plans),
@@ -95,23 +97,42 @@ class Settling:
                 achieved_flop=settled.achieved_flop + progress_flop(span) - (progress_flop(before) if before else 0.0),
             )
         if from_s < settled.settled_s:
-            settled = replace(settled, settled_s=rows.give_up(from_s))
+            settled = replace(settled, settled_s=SettledRows(connection).give_up(from_s))
         self._changes += len(plans) + len(spans)
         self._lateness.note(from_s, recorded_s)
-        behind_s = _BEHIND_S
-        if self._changes / max(recorded_s - self._settled_at_s, 1.0) >= _BUSY_CHANGES_PER_S:
-            behind_s = min(max(self._lateness.usual_s(), _BUSY_BEHIND_S), behind_s)
-        until_s = float(math.floor(recorded_s - behind_s))
-        if self._changes < _LEAST_CHANGES or until_s <= settled.settled_s:
+        self._recorded_s = recorded_s
+        return settled
+
+    @property
+    def due(self) -> bool:
+        """Whether enough has changed since time was settled last."""
+        return self._changes >= _LEAST_CHANGES
+
+    def settle(self, connection: Connection, batch: Batch, settled: SettledTime) -> SettledTime:
+        """Settle the time up to shortly before the newest record.
+
+        Args:
+            connection: of a transaction.
+            batch: one without records, of the same transaction.
+            settled: how far time was settled before.
+        """
+        until_s = float(math.floor(self._recorded_s - self._behind_s()))
+        if until_s <= settled.settled_s:
             return settled
-        self._changes, self._settled_at_s = 0, recorded_s
-        _settle(connection, batch, rows, Window(settled.settled_s, until_s))
+        self._changes, self._settled_at_s = 0, self._recorded_s
+        _settle(connection, batch, Window(settled.settled_s, until_s))
         return replace(settled, settled_s=until_s)
 
+    def _behind_s(self) -> float:
+        """Return how far settled time stays behind the newest record."""
+        if self._changes / max(self._recorded_s - self._settled_at_s, 1.0) < _BUSY_CHANGES_PER_S:
+            return _BEHIND_S
+        return min(max(self._lateness.usual_s(), _BUSY_BEHIND_S), _BEHIND_S)
 
-def _settle(connection: Connection, batch: Batch, rows: SettledRows, window: Window) -> None:
+
+def _settle(connection: Connection, batch: Batch, window: Window) -> None:
     history = history_of(connection, batch, window)
     tasks = batch.several(TASKS, {name for plan in history.plans for name in plan.impacts})
-    as_of = datetime.fromtimestamp(window.end_s, UTC)
+    as_of, rows = datetime.fromtimestamp(window.end_s, UTC), SettledRows(connection)
     for part in cut_at_days(window.start_s, window.end_s, first_allocated_s(history)):
         rows.store(part, settle_window(history, tasks, part, as_of))

@@ -20,7 +20,7 @@ from services.api.batches import Batch, upsert
 from services.api.memo import Memo
 from services.api.projections.evolve import evolve
 from services.api.readers import ViewReader
-from services.api.settling import Settling, settled_time
+from services.api.settling import SettledTime, Settling, settled_time
 from services.api.tables import PositionRow, Tables, table_of
 from services.api.views import SCHEMA_VERSION
 from shared.events import Recorded
@@ -133,10 +133,32 @@ class Store:
             position, head = recorded.position, recorded.hash
         self._batch.write()
         if new:
-            settled = self._settling.after(connection, self._batch, settled, new[-1].recorded_at.timestamp())
-        place = {"id": 1, "schema_version": SCHEMA_VERSION, "position": position, "head": head, **vars(settled)}
-        upsert(connection, table_of(PositionRow), [place])
+            settled = self._settling.note(connection, self._batch, settled, new[-1].recorded_at.timestamp())
+        _write_place(connection, position, head, settled)
         return position
+
+    def settle(self) -> None:
+        """Settle what the batches folded since allow to, in a transaction of its own (``services/api/settling.py``).
+
+        To be called after each ``fold``; whoever waits for what was folded need not wait for this.
+        """
+        with database_errors(_WHAT), self._folding:
+            if not self._settling.due:
+                return
+            try:
+                with self._engine.begin() as connection:
+                    position, head = _head(connection)
+                    if position != self._folded:
+                        return  # another process has folded further: the views in memory are none of its position
+                    self._batch.begin(connection, [])
+                    before = settled_time(connection)
+                    settled = self._settling.settle(connection, self._batch, before)
+                    if settled != before:
+                        _write_place(connection, position, head, settled)
+            except BaseException:
+                self._batch.forget()
+                raise
+            self._batch.end()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[ViewReader]:
@@ -161,6 +183,11 @@ def _head(connection: Connection) -> tuple[int, str]:
     table = table_of(PositionRow)
     row = connection.execute(select(table.c.position, table.c.head)).first()
     return (int(row.position), str(row.head)) if row is not None else (0, "")
+
+
+def _write_place(connection: Connection, position: int, head: str, settled: SettledTime) -> None:
+    place = {"id": 1, "schema_version": SCHEMA_VERSION, "position": position, "head": head, **vars(settled)}
+    upsert(connection, table_of(PositionRow), [place])
 
 
 def _set_pragmas(connection: Any, _record: Any) -> None:

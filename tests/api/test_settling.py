@@ -49,8 +49,10 @@ def folded(records: Sequence[Recorded], sizes: Iterable[int]) -> Iterator[Store]
     start = 0
     for size in sizes:
         store.fold(records[start : start + size])
+        store.settle()
         start += size
     store.fold(records[start:])
+    store.settle()
     yield store
     store.close()
 
@@ -170,6 +172,7 @@ def test_what_a_late_event_changes_is_settled_again(story: Story) -> None:
         assert times > 5
         assert until_s > story.time(100).timestamp()  # when the fault occurred that is told of below
         store.fold(story.records)
+        store.settle()
         after = settled_report(store, story.time(400)).categories
     assert before["transition_incident"] != after["transition_incident"]
     assert_same(after, cost_report(story.views(), story.time(400)).categories)
@@ -217,6 +220,29 @@ def test_time_is_settled_once_however_late_faults_are_detected(monkeypatch: pyte
     assert len(given_up) < batches // 10
     with folded(records, [len(records)]) as store:
         assert_same(found, settled_report(store, records[-1].recorded_at).model_dump())
+
+
+def test_what_another_process_has_folded_is_not_settled_from_memory(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'projections.db'}"
+    records = list(Course(400, step=timedelta(seconds=1)).records())
+    store, other = Store(url), Store(url)
+
+    def settled_s() -> float:
+        with store.reading() as views:
+            return settling.settled_time(views.connection).settled_s
+
+    store.fold(records[:200])
+    other.fold(records)
+    store.settle()
+    assert settled_s() == -math.inf
+    other.settle()
+    assert settled_s() > records[200].recorded_at.timestamp()
+    assert_same(
+        settled_report(store, records[-1].recorded_at).model_dump(),
+        settled_report(other, records[-1].recorded_at).model_dump(),
+    )
+    store.close()
+    other.close()
 
 
 def test_how_late_changes_come_is_that_of_most_batches() -> None:
