@@ -178,9 +178,14 @@ def _of_error(error: ErrorDetected) -> Observation:
         worker=error.worker,
         rank=error.rank,
         error=str(name),
-        detail=last_line(str(detail))[:DETAIL_CHARACTERS],
+        detail=_cut(last_line(str(detail))),
         at=error.occurred_at,
     )
+
+
+def _cut(detail: str) -> str:
+    """Return a detail of ``DETAIL_CHARACTERS`` at most; one that was longer ends in an ellipsis."""
+    return detail if len(detail) <= DETAIL_CHARACTERS else f"{detail[: DETAIL_CHARACTERS - 1]}…"
 
 
 def _of_fault(fault: Fault) -> Observation:
@@ -193,7 +198,7 @@ def _of_fault(fault: Fault) -> Observation:
         worker=fault.worker,
         rank=fault.rank,
         error=fault.error,
-        detail=detail[:DETAIL_CHARACTERS],
+        detail=_cut(detail),
         at=fault.occurred_at,
     )
 

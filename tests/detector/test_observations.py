@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.detector import observations
 from services.detector.link_state import Isolation
-from services.detector.observations import MOST, OBSERVE_S, root_cause
+from services.detector.observations import DETAIL_CHARACTERS, MOST, OBSERVE_S, root_cause
 from shared.events import IncidentObserved, Observation, TaskProgressed
 from shared.severities import ErrorKind, Method, Severity
 from shared.signals import Signal
@@ -87,6 +87,17 @@ def test_the_exception_is_the_root_cause_of_its_process_end_and_an_escalation_is
         (ErrorKind.PROCESS_EXIT, "exit 3"),
     ]
     assert (event.root_cause.kind, event.root_cause.detail) == (ErrorKind.EXCEPTION, "it broke")
+
+
+def test_a_detail_that_was_longer_ends_in_an_ellipsis() -> None:
+    cluster = Cluster()
+    details = {"n1/0": "x" * DETAIL_CHARACTERS, "n0/0": "y" * (DETAIL_CHARACTERS + 1)}
+    for worker, cause in (("n1/0", "exception"), ("n0/0", "communication")):
+        signal = cluster.raised(worker, 1.0, cause).model_copy(update={"detail": details[worker]})
+        cluster.signal(signal, 1.1)
+    (event,) = [e for e in observed(cluster, 1.1 + OBSERVE_S) if isinstance(e, IncidentObserved)]
+    found = {one.worker: one.detail for one in event.observations}
+    assert found == {"n1/0": details["n1/0"], "n0/0": "y" * (DETAIL_CHARACTERS - 1) + "…"}
 
 
 def test_a_lost_node_explains_what_the_peers_see() -> None:
