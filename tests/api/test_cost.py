@@ -26,6 +26,7 @@ from services.api.views import Impact
 from shared.events import TaskFailed, TaskStopped, TaskSubmitted
 from shared.plans import TaskChange, Trigger
 from shared.severities import ErrorKind
+from shared.tasks import TaskState
 from tests.api.kit import START, Story, cost_of, cost_report, spec, stage
 
 WORKERS = ["n0/0", "n0/1", "n1/0", "n1/1"]
@@ -186,6 +187,48 @@ def test_two_incidents_that_overlap_share_no_second(story: Story) -> None:
     # Everything from the first plan at 2 to 120 is accounted for, and before that the workers had no task.
     assert costs.totals.worker_s == pytest.approx(4 * (120 - 2))
     assert costs.allocated_worker_s == pytest.approx(4 * 120)
+
+
+def test_all_workers_of_a_task_that_pauses_after_a_fault_wait_at_the_cost_of_the_incident(story: Story) -> None:
+    story.running()
+    story.at(101).error("i1", 100, task="gpt", worker="n1/0", node="n1")
+    survivors = WORKERS[:2]
+    change = TaskChange(
+        task="gpt",
+        reason="no layout for fewer",
+        action="pause",
+        from_generation=1,
+        survivors=survivors,
+        failed=WORKERS[2:],
+        hold=True,
+        interrupted=stage(2, survivors, kind="interrupted"),
+        release=survivors,
+    )
+    queued = {"gpt": "no layout for fewer"}
+    story.at(102).plan("p1", change, trigger=Trigger.ERROR, incident="i1", queued=queued)
+    story.at(104).moved("p1", "gpt", "resumed", 2, step=92)
+    story.at(109).moved("p1", "gpt", "ended", 2, complete=True)
+    views = story.views()
+    assert (views.tasks["gpt"].state, views.tasks["gpt"].planned) == (TaskState.QUEUED, [])
+    cost = cost_of(views, story.time(200), "i1")
+    assert cost.detection_worker_s == pytest.approx(4 * 1)
+    assert cost.transition_worker_s == pytest.approx(4 * 3)
+    assert cost.sub_healthy_worker_s == pytest.approx(2 * (200 - 104) + 2 * (200 - 109))
+    again = TaskChange(
+        task="gpt",
+        reason="a node returned",
+        action="move",
+        from_generation=2,
+        prepare=WORKERS,
+        target=stage(3, WORKERS, source="checkpoint"),
+    )
+    story.at(200).plan("p2", again, trigger=Trigger.NODE_RETURNED)
+    story.at(203).moved("p2", "gpt", "restored", 3, complete=True, step=92)
+    views = story.views()
+    assert cost_of(views, story.time(300), "i1").sub_healthy_worker_s == pytest.approx(cost.sub_healthy_worker_s)
+    costs = cost_report(views, story.time(300))
+    assert costs.sum_check.ok
+    assert costs.categories["transition_planned"] == pytest.approx(4 * (10 - 2) + 4 * 3)
 
 
 def test_a_worker_that_trains_elsewhere_until_it_is_released_costs_its_new_task_nothing(story: Story) -> None:

@@ -112,10 +112,12 @@ def _acts(change: TaskChange) -> bool:
 
 def _workers_after(change: TaskChange, before: list[str]) -> list[str]:
     """Return the workers that the task is to have when the plan is done."""
+    if change.action in {"stop", "pause", "end"}:
+        return []
     stage = change.target or change.interrupted
     if stage is not None:
         return [member.worker for member in stage.members]
-    return [] if change.action in {"stop", "pause", "end"} or change.failed or change.hold else before
+    return [] if change.failed or change.hold else before
 
 
 def _impact(change: TaskChange, task: TaskView, at: datetime) -> Impact:
