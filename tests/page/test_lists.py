@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,24 @@ async def test_the_chart_has_all_incidents_of_its_time(cluster: Server) -> None:
         await browser.shows("#waf-text", " 34 incidents in this time.")
         await detect(cluster, 190, 1)
         await browser.shows("#waf-text", "more than 200 incidents in this time.")
+        browser.check()
+
+
+async def test_work_above_the_healthy_line_is_explained(cluster: Server) -> None:
+    async def faster(route: Any) -> None:
+        answer = await route.fetch()
+        history = await answer.json()
+        line = history["healthy_flop_per_s"]
+        await route.fulfill(
+            response=answer, json={**history, "waf_flop_per_s": [1.25 * flop_per_s for flop_per_s in line]}
+        )
+
+    async with browsing(cluster) as browser:
+        await browser.open()
+        await browser.shows("#waf-text", "1 incident in this time.")
+        assert "faster" not in await browser.page.locator("#waf-text").inner_text()
+        await browser.page.route("**/v1/waf?*", faster)
+        await browser.shows("#waf-text", "(125.0 %), as steps are faster than the plans took them to be; 1 incident")
         browser.check()
 
 

@@ -68,7 +68,8 @@ export function showWaf(history, found) {
   const now = history.waf_flop_per_s.at(-1) ?? 0;
   const healthy = history.healthy_flop_per_s.at(-1) ?? 0;
   const share = healthy > 0 ? ` (${percent(now / healthy)})` : "";
-  setText(byId("waf-text"), `At the end ${si(now, "FLOP/s")} of ${si(healthy, "FLOP/s")}${share}; ${found.more ? "more than " : ""}${count(marks.length, "incident")} in this time.`);
+  const above = share && now > healthy ? ", as steps are faster than the plans took them to be" : "";
+  setText(byId("waf-text"), `At the end ${si(now, "FLOP/s")} of ${si(healthy, "FLOP/s")}${share}${above}; ${found.more ? "more than " : ""}${count(marks.length, "incident")} in this time.`);
 }
 
 /** Name the incidents whose marks are under the pointer. */
