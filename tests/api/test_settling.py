@@ -210,7 +210,7 @@ def test_time_is_settled_once_however_late_faults_are_detected(monkeypatch: pyte
         return give_up(rows, from_s)
 
     monkeypatch.setattr(SettledRows, "give_up", noted)
-    records = list(Course(12_000, step=timedelta(milliseconds=1), detection=timedelta(seconds=3)).records())
+    records = list(Course(7_500, step=timedelta(milliseconds=1), detection=timedelta(seconds=3)).records())
     batches = len(records) // 250
     with folded(records, [250] * batches) as store:
         with store.reading() as views:
