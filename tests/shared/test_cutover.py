@@ -21,6 +21,7 @@ from sqlalchemy.engine import make_url
 
 from shared.errors import Archived, Conflict, Corrupt, Unavailable, VersionConflict
 from shared.events import Recorded
+from shared.log import cutover
 from shared.log.archive import archive
 from shared.log.archived import verified_base
 from shared.log.base import FIRST_HASH
@@ -347,7 +348,10 @@ FILE_STEPS = ["build/before", "build/after", "set_aside/before", "set_aside/afte
 
 @pytest.mark.parametrize("appended", [False, True])
 @pytest.mark.parametrize("step", FILE_STEPS)
-def test_a_file_whose_cut_is_killed_is_the_old_or_the_new_log(step: str, appended: bool, tmp_path: Path) -> None:
+def test_a_file_whose_cut_is_killed_is_the_old_or_the_new_log(
+    step: str, appended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cutover, "SOLE_S", 0.2)  # after which an open log is refused: not what is tested here
     url, folder = f"sqlite:///{tmp_path / 'log.db'}", tmp_path / "segments"
     records = filled(url, folder)
     kill_at(url, folder, step)
