@@ -112,7 +112,7 @@ class PostgresServer:
         children = psutil.Process(server.pid).children()
         server.kill()
         for child in children:
-            with contextlib.suppress(psutil.NoSuchProcess):  # a process ends by itself once it sees that the server has
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ends by itself when the server has ended
                 child.kill()
         server.wait(START_S)
         # The kernel's memory that they share is free only then.

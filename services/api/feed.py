@@ -57,7 +57,7 @@ class Feed:
         observe = self._observe if self.position else ignored
         while records := await self._journal.outages.outlast(LOG, lambda: log.read(after=self.position, limit=_BATCH)):
             self.position = await self._folded(records, observe)
-            await self._settled()
+            await self._settle()
 
     async def follow(self) -> None:
         """Fold every further record, those that are there at once in one transaction; runs until cancelled."""
@@ -69,7 +69,7 @@ class Feed:
         async with self._changed:
             self.position = position
             self._changed.notify_all()
-        await self._settled()
+        await self._settle()
         if 1 < len(records) < _BATCH:
             await asyncio.sleep(max(next_s - time.monotonic(), 0.0))
 
@@ -77,8 +77,8 @@ class Feed:
         """Fold records, which has no effect a second time, and return the position."""
         return await self._journal.outages.outlast(PROJECTIONS, lambda: self._store.fold(records, observe))
 
-    async def _settled(self) -> None:
-        """Settle what is folded, once those who wait for that know of it."""
+    async def _settle(self) -> None:
+        """Settle time as far as the folded records allow."""
         await self._journal.outages.outlast(PROJECTIONS, self._store.settle)
 
     async def wait_beyond(self, position: int, *, timeout_s: float) -> bool:

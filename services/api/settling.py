@@ -1,6 +1,6 @@
 """Settling: what the fold does so that requests need not settle all history.
 
-With a batch, settled times are given up from the earliest time on at which the batch has changed a claim
+The transaction of a batch gives up settled times from the earliest time on at which the batch has changed a claim
 (``services/api/claim_times.py``). Once enough has changed since, the time up to shortly before the present is settled
 and stored, in a transaction of its own: nobody who waits for the batch waits for that. A change that reaches further
 back than usual costs time, and nothing else.
@@ -68,7 +68,7 @@ class Settling:
         self._changes = 0
         """Since time was settled last."""
         self._settled_at_s = -math.inf
-        """When the newest record had been appended that was known then."""
+        """When the record was appended that was the newest when time was settled last."""
         self._recorded_s = -math.inf
         """When the newest record was appended."""
 
@@ -119,8 +119,8 @@ class Settling:
         until_s = float(math.floor(self._recorded_s - self._behind_s()))
         if until_s <= settled.settled_s:
             return settled
-        self._changes, self._settled_at_s = 0, self._recorded_s
         _settle(connection, batch, Window(settled.settled_s, until_s))
+        self._changes, self._settled_at_s = 0, self._recorded_s
         return replace(settled, settled_s=until_s)
 
     def _behind_s(self) -> float:

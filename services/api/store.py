@@ -138,9 +138,9 @@ class Store:
         return position
 
     def settle(self) -> None:
-        """Settle what the batches folded since allow to, in a transaction of its own (``services/api/settling.py``).
+        """Settle time as far as the folded records allow (``services/api/settling.py``), in a transaction of its own.
 
-        To be called after each ``fold``; whoever waits for what was folded need not wait for this.
+        To be called after each ``fold``. Who waits for a record that was folded need not wait for the settling.
         """
         with database_errors(_WHAT), self._folding:
             if not self._settling.due:
@@ -149,7 +149,7 @@ class Store:
                 with self._engine.begin() as connection:
                     position, head = _head(connection)
                     if position != self._folded:
-                        return  # another process has folded further: the views in memory are none of its position
+                        return  # another process has folded further: the views in memory are of an earlier position
                     self._batch.begin(connection, [])
                     before = settled_time(connection)
                     settled = self._settling.settle(connection, self._batch, before)

@@ -1,4 +1,4 @@
-"""The injected fault that came before what a page is about, if that followed from it. Reads the log."""
+"""The injected fault that led to what a post-mortem is about, if there was one. Reads the log."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def cost(
             unused = max((over - carried_out_at).total_seconds(), 0.0)
     assumptions = [
         f"steps of {view.task}, which all {workers} workers do together, took {seconds(steps.slow_s)} from then on "
-        f"until it was found, and {seconds(steps.before_s)} before (reports of progress): {steps.lost_part:.0%} of the "
+        f"until it was found, and {seconds(steps.before_s)} before (reports of progress): {lost_part:.0%} of the "
         "workers' time was lost, and would have been for as long as nothing was done",
         "from the decision until it was carried out they did not train at all, which is the most that it can have cost",
     ]
