@@ -1,4 +1,4 @@
-"""What requests have found at the newest position of the log, so that the next request need not look again."""
+"""What requests have found in the newest state of the projections, so that the next request need not look again."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _MOST = 64
 
 
 class Memo:
-    """Things found at one position of the log, all of which are forgotten with the next; safe to use from threads."""
+    """Things found in one state, all of which are forgotten with the next; safe to use from threads."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # to find one thing may take another
-        self._head = ""
+        self._state: Hashable = None
         self._known: dict[Hashable, Any] = {}
 
-    def get(self, head: str, key: Hashable, find: Callable[[], T]) -> T:
-        """Return what was found at a position, or what ``find`` returns, which no one may change.
+    def get(self, state: Hashable, key: Hashable, find: Callable[[], T]) -> T:
+        """Return what was found in a state, or what ``find`` returns, which no one may change.
 
         Args:
-            head: the hash of the record at the position.
+            state: of the projections: the log's position, and how far time is settled.
             key: what is asked for.
             find: looks for it.
         """
         with self._lock:
-            if self._head != head or len(self._known) >= _MOST:
-                self._head, self._known = head, {}
+            if self._state != state or len(self._known) >= _MOST:
+                self._state, self._known = state, {}
             if key not in self._known:
                 self._known[key] = find()
             found: T = self._known[key]

@@ -1,4 +1,4 @@
-"""The open time: what is not settled yet, which requests settle once for each position of the log.
+"""The open time: what is not settled yet, which requests settle once for each state of the projections.
 
 Behind the latest time that the log says anything of, each second of each worker goes to the same claim as the second
 before, until the log has a further event. So amounts grow evenly from then on: it takes one settlement up to that time,
@@ -25,7 +25,7 @@ have exactly: a second behind it is then a second, and what is extrapolated over
 
 @dataclass(frozen=True)
 class OpenTime:
-    """The open time at one position of the log.
+    """The open time in one state of the projections.
 
     ``until_s``: up to when ``sums`` are. ``each_s``: what every later second adds.
     """

@@ -44,7 +44,7 @@ def _parsed(kind: Kind[Any], document: str) -> Any:
 
 
 # To make a statement takes SQLAlchemy as long as to run it: each is made once.
-_HEAD = select(table_of(PositionRow).c.head)
+_STATE = select(table_of(PositionRow).c.head, table_of(PositionRow).c.settled_s)
 _POSITION = select(table_of(PositionRow).c.position)
 _PLANS = table_of(PlanRow)
 _NEXT_SOLVED = (
@@ -131,9 +131,12 @@ class ViewReader:
         self._memo = memo
 
     def known(self, key: Hashable, find: Callable[[], T]) -> T:
-        """Return what an earlier request has found at this position, or what ``find`` returns (``Memo.get``)."""
-        head = self.connection.scalar(_HEAD)
-        return self._memo.get(str(head or ""), key, find)
+        """Return what an earlier request has found in this state, or what ``find`` returns (``Memo.get``).
+
+        Time is settled also where no record has come: of the open time that was found before, a part is then settled.
+        """
+        row = self.connection.execute(_STATE).first()
+        return self._memo.get(None if row is None else tuple(row), key, find)
 
     def get(self, kind: Kind[V], key: str) -> V | None:
         """Return a view by its key, or None."""

@@ -78,7 +78,7 @@ def assert_same(found: Any, expected: Any, where: str = "") -> None:
         assert found.keys() == expected.keys(), where
         for name, value in expected.items():
             assert_same(found[name], value, f"{where}/{name}")
-    elif isinstance(expected, list):
+    elif isinstance(expected, list | tuple):
         assert len(found) == len(expected), where
         for index, value in enumerate(expected):
             assert_same(found[index], value, f"{where}/{index}")
@@ -243,6 +243,22 @@ def test_what_another_process_has_folded_is_not_settled_from_memory(tmp_path: Pa
     )
     store.close()
     other.close()
+
+
+def test_what_is_settled_behind_a_request_is_not_counted_twice() -> None:
+    records = list(Course(400, step=timedelta(seconds=1)).records())
+    incidents = {incident for recorded in records if (incident := getattr(recorded.event, "incident", None))}
+
+    def looked_at(store: Store) -> tuple[Any, Any]:
+        with store.reading() as views:
+            amounts = Accounts(views, records[-1].recorded_at).incidents(incidents)
+        return settled_report(store, records[-1].recorded_at, limit=20).model_dump(), amounts
+
+    with folded(records[:-1], [len(records)]) as store:
+        store.fold(records)
+        before = looked_at(store)
+        store.settle()
+        assert_same(looked_at(store), before)
 
 
 def test_how_late_changes_come_is_that_of_most_batches() -> None:
