@@ -58,8 +58,6 @@ class Accounting:
             history = self._reaching(window, plans, spans)
             here = [stall for stall in stalls if stall.start_s < window.end_s and stall.end_s > window.start_s]
             for charge in ledger(history, until, window).charges:
-                if not charge.intervals:
-                    continue
                 part = self._restarts.part_of(charge, self._views.plans)
                 stalled_s = sum(stall.worker_s(charge) for stall in here) if part is Part.TRAINING else 0.0
                 kinds[CATEGORIES[part]] += charge.worker_s - stalled_s

@@ -22,7 +22,8 @@ class Stall(NamedTuple):
         """Return the worker-seconds of a charge for the task that lie in this time."""
         if charge.claim.task != self.task:
             return 0.0
-        return sum(max(0.0, min(end_s, self.end_s) - max(start_s, self.start_s)) for start_s, end_s in charge.intervals)
+        within = (min(end_s, self.end_s) - max(start_s, self.start_s) for start_s, end_s in charge.intervals)
+        return len(charge.workers) * sum(max(0.0, each_s) for each_s in within)
 
 
 class Stalls:

@@ -7,28 +7,43 @@ of a cluster; ``services/api/settlement.py`` adds the charges up.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from services.api.claims import Claim
+from services.api.intervals import Interval, is_within, outside, take
 
 SECONDS_PER_HOUR = 3600.0
 
-Interval = tuple[float, float]
-"""From, and up to but without, in seconds since the epoch."""
-
 
 class Charge(NamedTuple):
-    """A settled claim. ``intervals``: the time of the claim that no earlier claim covers."""
+    """What some workers of a claim are charged: each of them for ``intervals``, which no earlier claim covers."""
 
     claim: Claim
+    workers: tuple[str, ...]
     intervals: tuple[Interval, ...]
+
+    @property
+    def each_s(self) -> float:
+        """The seconds of each of its workers."""
+        return sum(end - start for start, end in self.intervals)
 
     @property
     def worker_s(self) -> float:
         """Its worker-seconds."""
-        return sum(end - start for start, end in self.intervals)
+        return len(self.workers) * self.each_s
+
+
+class _Alike:
+    """Workers of which the same times are charged so far, as disjoint, sorted intervals ``taken``; ``count``: of them.
+
+    Workers of one node or task mostly are, so that a second of them all is charged at once.
+    """
+
+    __slots__ = ("count", "taken")
+
+    def __init__(self, taken: list[Interval], count: int = 0) -> None:
+        self.taken, self.count = taken, count
 
 
 def money(worker_s: float, price_per_worker_hour: float) -> float:
@@ -39,51 +54,33 @@ def money(worker_s: float, price_per_worker_hour: float) -> float:
 def settle(claims: Iterable[Claim], allocated: Mapping[str, Sequence[Interval]] | None = None) -> list[Charge]:
     """Charge every second of every worker to the first claim on it, in the order of ``claims``.
 
-    For one worker the charges add up to the length of the union of its claims.
+    For one worker the charges add up to the length of the union of its claims. Workers of a claim of which different
+    times were charged before have a charge each; those that earlier claims have all of the time of have none.
 
     Args:
         claims: the first come first.
         allocated: disjoint times of each worker, in order, outside of which nothing is charged; None: all time.
     """
-    taken: dict[str, list[Interval]] = {}
+    alike_of: dict[str, _Alike] = {}
     if allocated is not None:
-        taken = {worker: _outside(intervals) for worker, intervals in allocated.items()}
+        by_times: dict[tuple[Interval, ...], _Alike] = {}
+        for worker, times in allocated.items():
+            alike = alike_of[worker] = by_times.setdefault(tuple(times), _Alike(outside(times)))
+            alike.count += 1
+    # Of workers that have not been seen nobody knows how many there are: a part of them is never all of them.
+    others = _Alike([] if allocated is None else [(-math.inf, math.inf)])
     charges = []
     for claim in claims:
-        if allocated is not None and claim.worker not in taken:
-            continue
-        intervals = taken.setdefault(claim.worker, [])
-        charges.append(Charge(claim, _take(intervals, claim.start_s, claim.end_s)))
+        start_s, end_s = claim.start_s, claim.end_s
+        claimed: dict[_Alike, list[str]] = {}
+        for worker in claim.workers:
+            claimed.setdefault(alike_of.get(worker, others), []).append(worker)
+        for alike, workers in claimed.items():
+            if is_within((start_s, end_s), alike.taken):
+                continue  # as of most claims: an earlier one has all of the time
+            if len(workers) != alike.count:
+                alike.count -= len(workers)
+                alike = _Alike(list(alike.taken), len(workers))
+                alike_of.update(dict.fromkeys(workers, alike))
+            charges.append(Charge(claim, tuple(workers), take((start_s, end_s), alike.taken)))
     return charges
-
-
-def _outside(intervals: Sequence[Interval]) -> list[Interval]:
-    """Return all time but that of disjoint, sorted ``intervals``."""
-    bounds = [-math.inf, *(bound for interval in intervals for bound in interval), math.inf]
-    return list(zip(bounds[::2], bounds[1::2], strict=True))
-
-
-def _take(taken: list[Interval], start: float, end: float) -> tuple[Interval, ...]:
-    """Add ``[start, end)`` to the disjoint, sorted intervals ``taken``; return what of it was free."""
-    if end <= start:
-        return ()
-    index = bisect_left(taken, (start, math.inf)) - 1  # the last that begins at the start, or before it
-    if index >= 0 and taken[index][1] >= end:
-        return ()  # as of most claims: an earlier one has all of the time
-    index = max(index, 0)
-    low, high, at = start, end, start
-    free = []
-    while index < len(taken) and taken[index][0] <= end:
-        left, right = taken[index]
-        if right < start:
-            index += 1
-            continue
-        if left > at:
-            free.append((at, left))
-        at = max(at, right)
-        low, high = min(low, left), max(high, right)
-        del taken[index]
-    if end > at:
-        free.append((at, end))
-    insort(taken, (low, high))
-    return tuple(free)

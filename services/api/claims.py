@@ -70,14 +70,14 @@ class IncidentTimes:
 
 
 class Claim(NamedTuple):
-    """One worker's time from ``start_s`` to ``end_s`` (seconds since the epoch) goes to ``part``.
+    """The time of some workers from ``start_s`` to ``end_s`` (seconds since the epoch) goes to ``part``.
 
-    ``flop_per_worker_s``: weighted FLOP that such a second would have achieved. ``cause``: the trigger of the plan,
-    where no incident is the cause. A tuple, which is made in a third of the time of a frozen dataclass: a second in
-    which much happens has thousands.
+    ``workers``: each once. ``flop_per_worker_s``: weighted FLOP that such a second of one of them would have achieved.
+    ``cause``: the trigger of the plan, where no incident is the cause. A tuple, which is made in a third of the time of
+    a frozen dataclass: a second in which much happens has hundreds.
     """
 
-    worker: str
+    workers: tuple[str, ...]
     start_s: float
     end_s: float
     part: Part
@@ -95,12 +95,12 @@ def _span(
     part: Part,
     incident: str = "",
 ) -> list[Claim]:
-    """Return the claim of each worker on the time from ``start`` to ``end``; none if that span is empty."""
-    if start is None or end <= start:
+    """Return the claim of workers on the time from ``start`` to ``end``; none if there is no worker, or no time."""
+    claimed = tuple(workers)
+    if not claimed or start is None or end <= start:
         return []
-    start_s, end_s, task = start.timestamp(), end.timestamp(), impact.task
     rate = impact.waf_flop_per_s / len(impact.before) if impact.before else 0.0
-    return [Claim(worker, start_s, end_s, part, task, incident, rate) for worker in workers]
+    return [Claim(claimed, start.timestamp(), end.timestamp(), part, impact.task, incident, rate)]
 
 
 def recompute_start(impact: Impact) -> datetime | None:
@@ -130,9 +130,8 @@ def _recompute(impact: Impact, incident: str, as_of: datetime) -> Iterator[Claim
     until_s = min(at.timestamp() for at in (impact.until, as_of) if at is not None)
     end_s = min(impact.restored_at.timestamp() + later_s, until_s)
     rate = impact.waf_flop_per_s / len(impact.before) if impact.before else 0.0
-    for worker in impact.after:
-        if end_s > start_s:
-            yield Claim(worker, start_s, end_s, part, impact.task, incident, rate)
+    if impact.after and end_s > start_s:
+        yield Claim(tuple(impact.after), start_s, end_s, part, impact.task, incident, rate)
 
 
 def failure_claims(impact: Impact, incident: IncidentTimes, *, first: bool, as_of: datetime) -> list[Claim]:

@@ -5,12 +5,11 @@ docs/costs.md has the definition of each kind. Nothing here reads a clock: ``as_
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from services.api.charges import Charge, Interval, settle
+from services.api.charges import Charge, settle
 from services.api.claims import (
     Claim,
     IncidentTimes,
@@ -20,6 +19,7 @@ from services.api.claims import (
     start_claims,
     training_claims,
 )
+from services.api.intervals import Interval, outside, overlapping, union
 from services.api.span_claims import (
     Window,
     allocated_intervals,
@@ -127,59 +127,46 @@ def _plan_claims(
 
 def _while_not_training(starts: Sequence[Claim], training: Iterable[Claim]) -> Iterator[Claim]:
     """Yield the claims on starts as far as the workers do not train for another task meanwhile."""
-    never = (math.inf, -math.inf)
-    starting: dict[str, Interval] = {}
+    trained: dict[str, list[Interval]] = {worker: [] for claim in starts for worker in claim.workers}
+    for claim in training:
+        for worker in claim.workers:
+            if worker in trained:
+                trained[worker].append((claim.start_s, claim.end_s))
+    free = {worker: outside(union(intervals)) for worker, intervals in trained.items()}
     for claim in starts:
-        first_s, last_s = starting.get(claim.worker, never)
-        starting[claim.worker] = (min(first_s, claim.start_s), max(last_s, claim.end_s))
-
-    def is_meanwhile(claim: Claim) -> bool:
-        first_s, last_s = starting.get(claim.worker, never)
-        return claim.start_s < last_s and claim.end_s > first_s
-
-    # Few workers start, and most claims are training: the others have nothing to do with a start.
-    for charge in settle([*filter(is_meanwhile, training), *starts]):
-        if charge.claim.part is not Part.TRAINING:
-            for start_s, end_s in charge.intervals:
-                yield charge.claim._replace(start_s=start_s, end_s=end_s)
+        workers_of: dict[Interval, list[str]] = {}
+        for worker in claim.workers:
+            for interval in overlapping(free[worker], claim.start_s, claim.end_s):
+                workers_of.setdefault(interval, []).append(worker)
+        for (start_s, end_s), workers in workers_of.items():
+            yield claim._replace(workers=tuple(workers), start_s=start_s, end_s=end_s)
 
 
 @dataclass(frozen=True)
 class Ledger:
     """All charges in a window, and what they are to add up to.
 
-    ``allocated``: when each worker was allocated. ``kinds``: of incidents, by id.
+    ``claims``: that were settled. ``allocated``: when each worker was allocated. ``kinds``: of incidents, by id.
     """
 
-    charges: list[Charge]
+    claims: Sequence[Claim]
+    charges: Sequence[Charge]
     allocated: Mapping[str, Sequence[Interval]]
     kinds: Mapping[str, str]
 
-    def dimensions(self) -> dict[str, Callable[[Charge], str]]:
-        """Return the keys by which charges are broken down; the key is empty where it does not apply."""
-        return {
-            "task": lambda charge: charge.claim.task,
-            "node": _node,
-            "cause": lambda charge: self.kinds.get(charge.claim.incident, charge.claim.cause),
-            "incident": _incident,
-        }
-
-
-def _incident(charge: Charge) -> str:
-    return charge.claim.incident
-
-
-def _node(charge: Charge) -> str:
-    return charge.claim.worker.rpartition("/")[0]
+    def cause(self, claim: Claim) -> str:
+        """Return the kind of a claim's incident, or the trigger of its plan; empty where neither is the cause."""
+        return self.kinds.get(claim.incident, claim.cause)
 
 
 def ledger(history: History, as_of: datetime, window: Window | None = None) -> Ledger:
     """Settle everything up to ``as_of``. ``window``: what to charge; None: all time up to then."""
     as_of = history.present(as_of)
     window = window or Window.of(None, as_of)
-    allocated = allocated_intervals(history.spans, window)
+    claims, allocated = all_claims(history, window, as_of), allocated_intervals(history.spans, window)
     return Ledger(
-        charges=settle(all_claims(history, window, as_of), allocated),
+        claims=claims,
+        charges=settle(claims, allocated),
         allocated=allocated,
         kinds={incident.id: incident.kind.value for incident in history.incidents},
     )

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from services.api.charges import Charge
 from services.api.claims import Part
 from services.api.cost_models import ServiceLevel
-from services.api.span_claims import Window, interval, union
+from services.api.intervals import union
+from services.api.span_claims import Window, interval
 from services.api.views import SpanKind, SpanView, TaskView
 
 

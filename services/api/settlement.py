@@ -6,9 +6,10 @@ longer change is therefore settled once and stored (``services/api/settled_rows.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from services.api.charges import Charge
@@ -47,6 +48,9 @@ Sums = dict[str, dict[str, Amounts]]
 """Amounts by dimension and key."""
 
 _UNUSED = frozenset({Part.UNSCHEDULED, Part.IDLE})
+
+_SETS = 1_024
+"""Sets of workers of which the nodes are kept: those of a task, and of a node, come again and again."""
 
 
 def no_amounts() -> Amounts:
@@ -100,36 +104,43 @@ def settle_window(history: History, tasks: Mapping[str, TaskView], window: Windo
 
 
 def sums_of(book: Ledger, history: History, tasks: Mapping[str, TaskView], window: Window) -> Sums:
-    """Return the amounts of the charges of a window."""
+    """Return the amounts of the charges of a window. The key of a dimension is empty where it does not apply."""
     whole = no_amounts()
-    keys = book.dimensions()
-    by_key: dict[str, defaultdict[str, Amounts]] = {dimension: defaultdict(no_amounts) for dimension in keys}
-    rows = [(by_key[dimension], key) for dimension, key in keys.items()]
+    by_task, by_node, by_cause, by_incident = (defaultdict[str, Amounts](no_amounts) for _ in range(4))
     training: dict[str, list[Charge]] = {}
     for charge in book.charges:
-        if not charge.intervals:
-            continue
-        worker_s = charge.worker_s
-        add_worker_s(whole, charge.claim, worker_s)
-        for amounts, key in rows:
-            add_worker_s(amounts[key(charge)], charge.claim, worker_s)
-        if charge.claim.part is Part.TRAINING:
-            training.setdefault(charge.claim.task, []).append(charge)
-    sums: Sums = {ALL: {"": whole}, SUBMISSION: {}}
-    sums |= {dimension: dict(amounts) for dimension, amounts in by_key.items()}
+        claim, each_s = charge.claim, charge.each_s
+        worker_s = len(charge.workers) * each_s
+        for amounts in (whole, by_task[claim.task], by_cause[book.cause(claim)], by_incident[claim.incident]):
+            add_worker_s(amounts, claim, worker_s)
+        for node, workers in _workers_of_nodes(charge.workers).items():
+            add_worker_s(by_node[node], claim, workers * each_s)
+        if claim.part is Part.TRAINING:
+            training.setdefault(claim.task, []).append(charge)
     whole["allocated_worker_s"] = sum(high - low for intervals in book.allocated.values() for low, high in intervals)
-    whole["held_worker_s"] = held_worker_s(_used(book.charges), book.allocated)
-    whole["by_task_worker_s"] = sum(map(failure_worker_s, sums[TASK].values()))
-    whole["by_incident_worker_s"] = sum(failure_worker_s(row) for key, row in sums[INCIDENT].items() if key)
+    used = (claim for claim in book.claims if claim.part not in _UNUSED)
+    whole["held_worker_s"] = held_worker_s(used, book.allocated)
+    whole["by_task_worker_s"] = sum(map(failure_worker_s, by_task.values()))
+    whole["by_incident_worker_s"] = sum(failure_worker_s(row) for key, row in by_incident.items() if key)
     whole["healthy_flop"] = healthy_flop(history.spans, window)
+    submissions = {}
     for name, charges in training.items():
         if (task := tasks.get(name)) is not None:
-            sums[SUBMISSION][submission_key(task)] = {**no_amounts(), "trained_s": trained_s(task, charges, window)}
-    return sums
+            submissions[submission_key(task)] = {**no_amounts(), "trained_s": trained_s(task, charges, window)}
+    return {
+        ALL: {"": whole},
+        TASK: dict(by_task),
+        NODE: dict(by_node),
+        CAUSE: dict(by_cause),
+        INCIDENT: dict(by_incident),
+        SUBMISSION: submissions,
+    }
 
 
-def _used(charges: Iterable[Charge]) -> Iterator[Claim]:
-    return (charge.claim for charge in charges if charge.claim.part not in _UNUSED)
+@functools.lru_cache(_SETS)
+def _workers_of_nodes(workers: tuple[str, ...]) -> Mapping[str, int]:
+    """Return how many of some workers each node has."""
+    return Counter(worker.rpartition("/")[0] for worker in workers)
 
 
 def cut_at_days(start_s: float, end_s: float, first_s: float) -> Iterator[Window]:

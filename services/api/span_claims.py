@@ -7,13 +7,13 @@ allocated at all: outside of them nothing is charged.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from services.api.charges import Interval
 from services.api.claims import Claim, Part
+from services.api.intervals import Interval, overlapping, union
 from services.api.views import SpanKind, SpanView
 
 NODE_SPANS = frozenset({SpanKind.OPEN, SpanKind.CLOSED, SpanKind.AWAY})
@@ -41,7 +41,7 @@ def interval(span: SpanView) -> Interval:
     return span.start.timestamp(), math.inf if span.end is None else span.end.timestamp()
 
 
-def allocated_intervals(spans: Iterable[SpanView], window: Window) -> dict[str, list[Interval]]:
+def allocated_intervals(spans: Iterable[SpanView], window: Window) -> dict[str, Sequence[Interval]]:
     """Return when each worker was allocated in the window: disjoint intervals in order."""
     found: dict[str, list[Interval]] = {}
     for span in spans:
@@ -49,18 +49,11 @@ def allocated_intervals(spans: Iterable[SpanView], window: Window) -> dict[str, 
             start, end = window.clip(*interval(span))
             for worker in span.workers if end > start else ():
                 found.setdefault(worker, []).append((start, end))
-    return {worker: union(intervals) for worker, intervals in found.items()}
-
-
-def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the time that intervals cover, as disjoint intervals in order."""
-    joined: list[Interval] = []
-    for start, end in sorted(intervals):
-        if not joined or start > joined[-1][1]:
-            joined.append((start, end))
-        elif end > joined[-1][1]:
-            joined[-1] = (joined[-1][0], end)
-    return joined
+    unions: dict[tuple[Interval, ...], list[Interval]] = {}  # workers of a node have the same times
+    for intervals in found.values():
+        if (times := tuple(intervals)) not in unions:
+            unions[times] = union(times)
+    return {worker: unions[tuple(intervals)] for worker, intervals in found.items()}
 
 
 def held_worker_s(claims: Iterable[Claim], allocated: Mapping[str, Sequence[Interval]] | None = None) -> float:
@@ -68,15 +61,19 @@ def held_worker_s(claims: Iterable[Claim], allocated: Mapping[str, Sequence[Inte
 
     ``allocated``: times of each worker, outside of which nothing counts; None: all time.
     """
-    intervals: dict[str, list[Interval]] = {}
+    covered: dict[str, list[Interval]] = {}
     for claim in claims:
         if claim.end_s > claim.start_s:
-            intervals.setdefault(claim.worker, []).append((claim.start_s, claim.end_s))
+            for worker in claim.workers:
+                covered.setdefault(worker, []).append((claim.start_s, claim.end_s))
+    alike: Counter[tuple[tuple[Interval, ...], ...]] = Counter()
+    for worker, intervals in covered.items():
+        within = ((-math.inf, math.inf),) if allocated is None else tuple(allocated.get(worker, ()))
+        alike[tuple(intervals), within] += 1
     held = 0.0
-    for worker, covered in intervals.items():
-        within = [(-math.inf, math.inf)] if allocated is None else allocated.get(worker, ())
-        joined = union(covered)
-        held += sum(high - low for start, end in within for low, high in overlapping(joined, start, end))
+    for (claimed, within), workers in alike.items():
+        joined = union(claimed)
+        held += workers * sum(high - low for start, end in within for low, high in overlapping(joined, start, end))
     return held
 
 
@@ -85,27 +82,33 @@ def undetected_claims(spans: Iterable[SpanView], detected: Mapping[str, datetime
     for span in spans:
         if span.kind is SpanKind.AWAY and span.incident in detected:
             start, end = window.clip(span.start.timestamp(), detected[span.incident].timestamp())
-            for worker in span.workers if end > start else ():
-                yield Claim(worker, start, end, Part.DETECTION, "", span.incident)
+            if end > start:
+                yield Claim(tuple(span.workers), start, end, Part.DETECTION, "", span.incident)
 
 
 def lost_claims(spans: Sequence[SpanView], window: Window) -> Iterator[Claim]:
     """Yield the claims on workers whose node is away: first of tasks that had them and have fewer since."""
-    lacking: dict[str, list[SpanView]] = {}
-    for span in spans:
+    lacking: dict[str, list[int]] = {}
+    for index, span in enumerate(spans):
         for worker in span.workers if span.kind is SpanKind.SHORTFALL else ():
-            lacking.setdefault(worker, []).append(span)
+            lacking.setdefault(worker, []).append(index)
     for away in spans:
         if away.kind is not SpanKind.AWAY:
             continue
         start, end = window.clip(*interval(away))
-        for worker in away.workers if end > start else ():
-            for span in lacking.get(worker, ()):
-                low, high = interval(span)
-                low, high, rate = max(low, start), min(high, end), span.flop_per_worker_s
-                if high > low:
-                    yield Claim(worker, low, high, Part.LOST, span.task, away.incident, rate)
-            yield Claim(worker, start, end, Part.LOST, "", away.incident)
+        if end <= start:
+            continue
+        workers_of: dict[int, list[str]] = {}
+        for worker in away.workers:
+            for index in lacking.get(worker, ()):
+                workers_of.setdefault(index, []).append(worker)
+        for index, workers in sorted(workers_of.items()):
+            span = spans[index]
+            low, high = interval(span)
+            low, high, rate = max(low, start), min(high, end), span.flop_per_worker_s
+            if high > low:
+                yield Claim(tuple(workers), low, high, Part.LOST, span.task, away.incident, rate)
+        yield Claim(tuple(away.workers), start, end, Part.LOST, "", away.incident)
 
 
 def shortfall_claims(spans: Iterable[SpanView], window: Window) -> Iterator[tuple[float, Claim]]:
@@ -113,13 +116,13 @@ def shortfall_claims(spans: Iterable[SpanView], window: Window) -> Iterator[tupl
     for span in spans:
         if span.kind is SpanKind.SHORTFALL:
             start, end = window.clip(*interval(span))
-            for worker in span.workers if end > start else ():
-                rate = span.flop_per_worker_s
-                yield span.weight, Claim(worker, start, end, Part.SUB_HEALTHY, span.task, span.incident, rate)
+            if end > start:
+                workers, rate = tuple(span.workers), span.flop_per_worker_s
+                yield span.weight, Claim(workers, start, end, Part.SUB_HEALTHY, span.task, span.incident, rate)
 
 
 def unused_claims(spans: Sequence[SpanView], window: Window) -> Iterator[Claim]:
-    """Yield the claims on what no other claim covers: unscheduled or idle, for each worker all of its time.
+    """Yield the claims on what no other claim covers: unscheduled or idle, of each worker all of its time.
 
     A worker is idle while some task could use more workers of its kind, or of any kind if it has none.
     """
@@ -137,16 +140,7 @@ def unused_claims(spans: Sequence[SpanView], window: Window) -> Iterator[Claim]:
         if end <= start:
             continue
         idle = wanted.get(span.hardware, anything) if span.kind is SpanKind.OPEN else []
+        workers = tuple(span.workers)
         for low, high in overlapping(idle, start, end):
-            yield from (Claim(worker, low, high, Part.IDLE, "") for worker in span.workers)
-        yield from (Claim(worker, start, end, Part.UNSCHEDULED, "") for worker in span.workers)
-
-
-def overlapping(intervals: Sequence[Interval], start: float, end: float) -> Iterator[Interval]:
-    """Yield what of disjoint, sorted intervals lies between ``start`` and ``end``."""
-    for index in range(max(bisect_right(intervals, (start, math.inf)) - 1, 0), len(intervals)):
-        low, high = intervals[index]
-        if low >= end:
-            return
-        if high > start:
-            yield max(low, start), min(high, end)
+            yield Claim(workers, low, high, Part.IDLE, "")
+        yield Claim(workers, start, end, Part.UNSCHEDULED, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -32,14 +33,16 @@ def impact(**fields: Any) -> Impact:
     return Impact(task="gpt", **(known | fields))
 
 
-def claim(worker: str, start_s: float, end_s: float, part: Part, incident: str = "", rate: float = RATE) -> Claim:
-    return Claim(worker, at(start_s).timestamp(), at(end_s).timestamp(), part, "gpt", incident, rate)
+def claim(
+    workers: Sequence[str], start_s: float, end_s: float, part: Part, incident: str = "", rate: float = RATE
+) -> Claim:
+    return Claim(tuple(workers), at(start_s).timestamp(), at(end_s).timestamp(), part, "gpt", incident, rate)
 
 
 def test_a_single_recomputed_step_shorter_than_a_second_is_claimed_with_its_rate() -> None:
     moved = impact(survivors=TWO, restored_at=at(110), steps_recomputed=1)
     assert failure_claims(moved, IncidentTimes("i1", at(100), at(101)), first=True, as_of=at(200)) == [
-        claim(worker, 109.5, 110, Part.RECOMPUTE, "i1") for worker in TWO
+        claim(TWO, 109.5, 110, Part.RECOMPUTE, "i1")
     ]
 
 
@@ -52,14 +55,14 @@ def test_nothing_is_recomputed_without_steps_or_without_a_known_step_time(fields
 
 def test_recomputed_steps_that_have_not_come_yet_are_claimed_up_to_now() -> None:
     moved = impact(restored_at=at(110), steps_recomputed=8)
-    assert planned_claims(moved, at(111)) == [claim(worker, 109.5, 111, Part.PLANNED) for worker in TWO]
+    assert planned_claims(moved, at(111)) == [claim(TWO, 109.5, 111, Part.PLANNED)]
     assert planned_claims(moved, at(109.5)) == []
 
 
 def test_a_move_that_no_incident_caused_has_recomputed_steps_and_the_pause_of_those_that_stay() -> None:
     moved = impact(survivors=TWO[:1], drained_at=at(105), restored_at=at(110), closed_at=at(112), steps_recomputed=2)
-    recomputed = [claim(worker, 109.5, 110.5, Part.PLANNED) for worker in TWO]
-    assert planned_claims(moved, at(200)) == [*recomputed, claim("n0/0", 105, 109.5, Part.PLANNED)]
+    recomputed = [claim(TWO, 109.5, 110.5, Part.PLANNED)]
+    assert planned_claims(moved, at(200)) == [*recomputed, claim(["n0/0"], 105, 109.5, Part.PLANNED)]
 
 
 @pytest.mark.parametrize(
@@ -75,20 +78,20 @@ def test_a_pause_and_a_start_end_when_restored_else_when_the_plan_is_closed_else
     fields: dict[str, Any], end_s: float
 ) -> None:
     moved = impact(survivors=TWO, drained_at=at(105), **fields)
-    assert planned_claims(moved, at(200)) == [claim(worker, 105, end_s, Part.PLANNED) for worker in TWO]
+    assert planned_claims(moved, at(200)) == [claim(TWO, 105, end_s, Part.PLANNED)]
     started = impact(after=[*TWO, "n2/0"], **fields)
-    assert start_claims(started, "", at(200)) == [claim("n2/0", 102, end_s, Part.PLANNED)]
+    assert start_claims(started, "", at(200)) == [claim(["n2/0"], 102, end_s, Part.PLANNED)]
 
 
 def test_the_start_of_a_worker_for_an_incident_is_part_of_its_transition() -> None:
     started = impact(after=["n0/0", "n2/0"], restored_at=at(110))
-    assert start_claims(started, "i1", at(200)) == [claim("n2/0", 102, 110, Part.TRANSITION, "i1")]
+    assert start_claims(started, "i1", at(200)) == [claim(["n2/0"], 102, 110, Part.TRANSITION, "i1")]
 
 
 def test_a_task_that_had_no_workers_loses_nothing_while_it_starts() -> None:
     started = impact(before=[], restored_at=at(110), steps_recomputed=1)
-    assert start_claims(started, "", at(200)) == [claim(w, 102, 109.5, Part.PLANNED, rate=0.0) for w in TWO]
-    assert planned_claims(started, at(200)) == [claim(w, 109.5, 110, Part.PLANNED, rate=0.0) for w in TWO]
+    assert start_claims(started, "", at(200)) == [claim(TWO, 102, 109.5, Part.PLANNED, rate=0.0)]
+    assert planned_claims(started, at(200)) == [claim(TWO, 109.5, 110, Part.PLANNED, rate=0.0)]
 
 
 def test_a_span_that_ends_as_it_begins_is_no_claim() -> None:

@@ -20,6 +20,7 @@ from services.api.claims import (
     training_claims,
 )
 from services.api.costs import incident_cost
+from services.api.intervals import union
 from services.api.settlement import PARTS, Amounts, add_worker_s, failure_worker_s, no_amounts
 from services.api.span_claims import held_worker_s
 from services.api.views import Impact
@@ -269,25 +270,46 @@ def test_a_worker_that_trains_elsewhere_until_it_is_released_costs_its_new_task_
 
 spans = st.tuples(st.integers(0, 50), st.integers(0, 50))
 claims = st.builds(
-    lambda worker, span, part: Claim(worker, float(span[0]), float(span[1]), part, "gpt", "i1"),
-    st.sampled_from(["a", "b"]),
+    lambda workers, span, part: Claim(tuple(workers), float(span[0]), float(span[1]), part, "gpt", "i1"),
+    st.sets(st.sampled_from("abc")),
     spans,
     st.sampled_from(list(Part)),
 )
 
 
+times = st.lists(spans.map(lambda span: (float(span[0]), float(span[1]))).filter(lambda span: span[0] < span[1]))
+allocations = st.none() | st.dictionaries(st.sampled_from("abc"), times.map(union))
+"""Of some workers; None: everything is allocated."""
+
+
+def inside(allocated: dict[str, list[tuple[float, float]]] | None, worker: str, second: int) -> bool:
+    return allocated is None or any(start <= second < end for start, end in allocated.get(worker, ()))
+
+
 @settings(deadline=None)  # a busy machine is no failure
-@given(st.lists(claims, max_size=30))
-def test_every_second_is_charged_once_to_the_first_claim_on_it(given_claims: list[Claim]) -> None:
-    expected = [0] * len(given_claims)
+@given(st.lists(claims, max_size=30), allocations)
+def test_every_second_is_charged_once_to_the_first_claim_on_it(
+    given_claims: list[Claim], allocated: dict[str, list[tuple[float, float]]] | None
+) -> None:
+    expected: dict[tuple[int, str], set[int]] = {}
     taken: set[tuple[str, int]] = set()
     for index, claim in enumerate(given_claims):
-        for second in range(int(claim.start_s), int(claim.end_s)):
-            if (claim.worker, second) not in taken:
-                taken.add((claim.worker, second))
-                expected[index] += 1
-    assert [charge.worker_s for charge in settle(given_claims)] == expected
-    assert held_worker_s(given_claims) == len(taken)
+        for worker in claim.workers:
+            for second in range(int(claim.start_s), int(claim.end_s)):
+                if inside(allocated, worker, second) and (worker, second) not in taken:
+                    taken.add((worker, second))
+                    expected.setdefault((index, worker), set()).add(second)
+    numbered = [claim._replace(incident=str(index)) for index, claim in enumerate(given_claims)]
+    found: dict[tuple[int, str], set[int]] = {}
+    for charge in settle(numbered, allocated):
+        seconds = {second for start, end in charge.intervals for second in range(int(start), int(end))}
+        assert charge.worker_s == len(charge.workers) * len(seconds)
+        for worker in charge.workers:
+            key = int(charge.claim.incident), worker
+            assert key not in found
+            found[key] = seconds
+    assert found == expected
+    assert held_worker_s(given_claims, allocated) == len(taken)
 
 
 moments = st.floats(0, 1e4, allow_nan=False).map(at)
