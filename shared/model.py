@@ -1,14 +1,14 @@
 """What all models share: their base class, the canonical JSON of values, and the type of a clock.
 
-Events, plans, commands and signals are ``Model``s.
+Events, plans, commands and signals are ``Model``s; states and views, which folds change, are ``Value``s.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -47,6 +47,17 @@ def made(kind: type[M], values: dict[str, Any], given: set[str]) -> M:
     _set(model, "__pydantic_extra__", None)
     _set(model, "__pydantic_private__", None)
     return model
+
+
+class Value(Model):
+    """A model of which many changed copies are made."""
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with some fields changed; unlike pydantic's, without a copy of the set of given fields."""
+        if deep:
+            return super().model_copy(update=update, deep=True)
+        values = {**self.__dict__, **update} if update else self.__dict__.copy()
+        return made(type(self), values, self.__pydantic_fields_set__)
 
 
 def utc_now() -> datetime:

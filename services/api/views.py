@@ -20,7 +20,7 @@ from services.api.task_parts import RateSample as RateSample
 from services.api.task_parts import Result as Result
 from services.api.task_parts import StopRefusal as StopRefusal
 from shared.events import Observation
-from shared.model import Model
+from shared.model import Model, Value
 from shared.plans import Layout, Member, Response, Stage, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, TaskState
@@ -32,7 +32,7 @@ SHORTEST_STEP_S = 1e-6
 """Step times below this are ignored: a step is at least some kernel launches, and the rates would overflow a float."""
 
 
-class TaskView(Model):
+class TaskView(Value):
     """A task.
 
     ``position``: of its latest submission in the log. ``version``: of its stream, for expected-version appends.
@@ -127,7 +127,7 @@ class TaskView(Model):
         return self.earlier_weighted_flop + weights * self.update_flop
 
 
-class IncidentView(Model):
+class IncidentView(Value):
     """A fault and what followed. ``plans``: those that answered it, in order.
 
     ``tasks``: those that it hit (``task`` alone, or all on a lost or isolated node), and those that the plans changed.
@@ -192,7 +192,7 @@ class Milestone(Model):
     detail: str = ""
 
 
-class Impact(Model):
+class Impact(Value):
     """What one plan did to one task: workers and times, from which costs are derived.
 
     ``before``, ``after``: workers that the task had and is to have. ``faulted``: the fault interrupted a step of this
@@ -226,7 +226,7 @@ class Impact(Model):
     start_s: float = 0.0
 
 
-class PlanView(Model):
+class PlanView(Value):
     """A plan. The event itself, with the problem and the alternatives, stays in the log at ``position``.
 
     ``incidents``: those that the plan answers, its own and the open ones of the plans that it supersedes.
@@ -277,7 +277,7 @@ class NodeState(StrEnum):
     """Its agent was asked to end."""
 
 
-class NodeView(Model):
+class NodeView(Value):
     """A node.
 
     ``version``: of its stream, for expected-version appends. ``cordoned``: a user wants no new work on it, whatever its
@@ -327,7 +327,7 @@ class SpanKind(StrEnum):
     """The best plan on all allocated workers would achieve so much."""
 
 
-class SpanView(Model):
+class SpanView(Value):
     """A time in which something holds of a node or a task. ``end``: None while it lasts.
 
     ``workers``: all of the node; or those that the task has lost to the incident. ``hardware``: their kind; the kind
@@ -360,7 +360,7 @@ class SpanView(Model):
     waf: dict[str, float] = Field(default_factory=dict)
 
 
-class ClusterView(Model):
+class ClusterView(Value):
     """Parameters of the cluster from which costs are computed.
 
     ``away``: names of the nodes that are allocated and away. ``healthy``: key of the healthy line's span that lasts.

@@ -10,16 +10,16 @@ are kept as text: no decision looks at them, but for the name that is used again
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, Self, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field
 
 from services.planner.durations import NOTHING, Observed
 from shared.events import ClusterConfigured
-from shared.model import Model, made
+from shared.model import Value
 from shared.plans import Layout, LoggedTable, TaskChange
 from shared.settings import Settings
 from shared.state_codec import PairMap, StateCodec, Unlogged
@@ -32,17 +32,6 @@ DEFAULT_HARDWARE = "cpu"
 """Kind of the workers of a node that reports no kind."""
 
 
-class _Value(Model):
-    """A model of which many changed copies are made."""
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with some fields changed; unlike pydantic's, without a copy of the set of given fields."""
-        if deep:
-            return super().model_copy(update=update, deep=True)
-        values = {**self.__dict__, **update} if update else self.__dict__.copy()
-        return made(type(self), values, self.__pydantic_fields_set__)
-
-
 class HardwareLayout(NamedTuple):
     """A kind of workers, and the tensor, pipeline and data parallel sizes of a task on them."""
 
@@ -52,7 +41,7 @@ class HardwareLayout(NamedTuple):
     data: int
 
 
-class Node(_Value):
+class Node(Value):
     """A node. ``hardware``: the kind of its workers.
 
     ``usable``: false once the node is lost, isolated or left. ``since``: when ``usable`` changed last. ``reason``: why
@@ -84,7 +73,7 @@ class Node(_Value):
         return self.usable and not self.cordoned and not self.draining
 
 
-class Trial(_Value):
+class Trial(Value):
     """The time in which a worker that is as fast again is not trusted yet.
 
     ``ends_at``: when it is. ``cause``: id of the event that called it as fast. ``task``, ``generation``: of that event.
@@ -96,7 +85,7 @@ class Trial(_Value):
     generation: int
 
 
-class SlowWorker(_Value):
+class SlowWorker(Value):
     """A worker that is slow, or was within the time for which that is remembered (``slow_workers.py``).
 
     ``slowdown``: what decisions use; 1.0: it is as fast as its peers. ``began``: when it became slow, the remembered
@@ -108,7 +97,7 @@ class SlowWorker(_Value):
     trial: Trial | None = None
 
 
-class Arrangement(_Value):
+class Arrangement(Value):
     """One way to use the slow workers, as a question to the solver poses it (``slow_choices.py``).
 
     ``used``: the task that may have each slow worker; empty: none. ``dealt``: tasks whose micro-batches are dealt anew:
@@ -119,7 +108,7 @@ class Arrangement(_Value):
     dealt: dict[str, bool] = Field(default_factory=dict)
 
 
-class Wait(_Value):
+class Wait(Value):
     """A task's wait for workers, and its turn after that.
 
     ``since``: when the plan that queued the task was made. ``cause``: id of the event from which the id of the next
@@ -133,7 +122,7 @@ class Wait(_Value):
     ended_at: datetime | None = None
 
 
-class Task(_Value):
+class Task(Value):
     """A task.
 
     Attributes:
@@ -249,7 +238,7 @@ class Corrections(NamedTuple):
     total: int
 
 
-class State(_Value):
+class State(Value):
     """The whole cluster.
 
     Attributes:
