@@ -69,18 +69,29 @@ def settle(claims: Iterable[Claim], allocated: Mapping[str, Sequence[Interval]] 
             alike.count += 1
     # Of workers that have not been seen nobody knows how many there are: a part of them is never all of them.
     others = _Alike([] if allocated is None else [(-math.inf, math.inf)])
+    parts: dict[tuple[str, ...], list[tuple[_Alike, tuple[str, ...]]]] = {}
     charges = []
     for claim in claims:
-        start_s, end_s = claim.start_s, claim.end_s
-        claimed: dict[_Alike, list[str]] = {}
-        for worker in claim.workers:
-            claimed.setdefault(alike_of.get(worker, others), []).append(worker)
-        for alike, workers in claimed.items():
-            if is_within((start_s, end_s), alike.taken):
+        interval = claim.start_s, claim.end_s
+        if (alikes := parts.get(claim.workers)) is None:
+            alikes = parts[claim.workers] = _parts(claim.workers, alike_of, others)
+        for alike, workers in alikes:
+            if is_within(interval, alike.taken):
                 continue  # as of most claims: an earlier one has all of the time
             if len(workers) != alike.count:
                 alike.count -= len(workers)
                 alike = _Alike(list(alike.taken), len(workers))
                 alike_of.update(dict.fromkeys(workers, alike))
-            charges.append(Charge(claim, tuple(workers), take((start_s, end_s), alike.taken)))
+                parts.clear()
+            charges.append(Charge(claim, workers, take(interval, alike.taken)))
     return charges
+
+
+def _parts(
+    workers: Iterable[str], alike_of: Mapping[str, _Alike], others: _Alike
+) -> list[tuple[_Alike, tuple[str, ...]]]:
+    """Return which of some workers are alike. ``others``: what all that are in none of the groups are."""
+    found: dict[_Alike, list[str]] = {}
+    for worker in workers:
+        found.setdefault(alike_of.get(worker, others), []).append(worker)
+    return [(alike, tuple(part)) for alike, part in found.items()]

@@ -21,17 +21,21 @@ def _s(at: datetime | None) -> float:
     return math.inf if at is None else at.timestamp()
 
 
+def _recompute_end_s(impact: Impact) -> float:
+    """Return when the last recomputed step ended, or the training that it was part of."""
+    if recompute_start(impact) is None:
+        return math.inf
+    return min(_s(impact.restored_at) + (impact.steps_recomputed - 1) * impact.step_s, _s(impact.until))
+
+
 def _bounds(impact: Impact) -> tuple[float, ...]:
     """Return the times of an impact from which its claims are made (``services/api/claims.py``), in a fixed order."""
     recompute = recompute_start(impact)
-    recompute_end = math.inf
-    if recompute is not None:
-        recompute_end = min(_s(impact.restored_at) + (impact.steps_recomputed - 1) * impact.step_s, _s(impact.until))
     restored = recompute or impact.restored_at or impact.closed_at
     return (
         _s(impact.drained_at),
         _s(recompute),
-        recompute_end,
+        _recompute_end_s(impact),
         _s(restored),
         _s(impact.resumed_at or restored),
         _s(impact.resumed_at),
@@ -99,12 +103,17 @@ def task_changed_from_s(before: TaskView | None, task: TaskView) -> float:
 def last_bound_s(
     plans: Iterable[PlanView], incidents: Iterable[IncidentView], spans: Iterable[SpanView], tasks: Iterable[TaskView]
 ) -> float:
-    """Return the latest time that has come at which a claim of these views begins or ends."""
+    """Return the latest time that has come at which a claim of these views begins or ends; -inf: there is none."""
+    impacts = [impact for plan in plans for impact in plan.impacts.values()]
+    # Times are compared as they are: to make a number of each takes longer than all else here.
     times = [
-        *(bound for plan in plans for i in plan.impacts.values() for bound in (*_bounds(i), _s(i.closed_at))),
-        *(at.timestamp() for plan in plans for i in plan.impacts.values() for at in (i.planned_at, plan.decided_at)),
-        *(at.timestamp() for incident in incidents for at in (incident.occurred_at, incident.detected_at)),
-        *(bound for span in spans for bound in (span.start.timestamp(), _s(span.end), span_times(span)[1])),
-        *(bound for task in tasks for bound in (task.submitted_at.timestamp(), _s(task.ended_at))),
+        *(plan.decided_at for plan in plans),
+        *(at for i in impacts for at in (i.planned_at, i.drained_at, i.resumed_at, i.restored_at)),
+        *(at for i in impacts for at in (i.until, i.closed_at)),
+        *(at for incident in incidents for at in (incident.occurred_at, incident.detected_at)),
+        *(at for span in spans for at in (span.start, span.end, span.detected_at)),
+        *(at for task in tasks for at in (task.submitted_at, task.ended_at)),
     ]
-    return max((at for at in times if at < math.inf), default=-math.inf)
+    latest = max((at for at in times if at is not None), default=None)
+    ends_s = [-math.inf if latest is None else latest.timestamp(), *map(_recompute_end_s, impacts)]
+    return max(end_s for end_s in ends_s if end_s < math.inf)

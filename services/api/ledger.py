@@ -70,6 +70,8 @@ def all_claims(history: History, window: Window, as_of: datetime) -> list[Claim]
     weighted: list[tuple[float, Claim]] = []
     starts: list[Claim] = []
     for weight, claim, starting in _plan_claims(history.plans, incidents, as_of):
+        if not window.has(claim.start_s, claim.end_s):
+            continue
         if starting:
             starts.append(claim)
         elif claim.part in {Part.TRAINING, Part.SUB_HEALTHY}:

@@ -7,7 +7,6 @@ allocated at all: outside of them nothing is charged.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,6 +29,10 @@ class Window:
     def of(cls, start: datetime | None, end: datetime) -> Window:
         """Return the window between two times; ``start``: None for all time before."""
         return cls(-math.inf if start is None else start.timestamp(), end.timestamp())
+
+    def has(self, start_s: float, end_s: float) -> bool:
+        """Return whether some of a time is inside the window."""
+        return end_s > self.start_s and start_s < self.end_s
 
     def clip(self, start_s: float, end_s: float) -> Interval:
         """Return the part of a time inside the window; its end is before its start if there is none."""
@@ -61,19 +64,20 @@ def held_worker_s(claims: Iterable[Claim], allocated: Mapping[str, Sequence[Inte
 
     ``allocated``: times of each worker, outside of which nothing counts; None: all time.
     """
-    covered: dict[str, list[Interval]] = {}
+    by_workers: dict[tuple[str, ...], list[Interval]] = {}
     for claim in claims:
         if claim.end_s > claim.start_s:
-            for worker in claim.workers:
-                covered.setdefault(worker, []).append((claim.start_s, claim.end_s))
-    alike: Counter[tuple[tuple[Interval, ...], ...]] = Counter()
-    for worker, intervals in covered.items():
-        within = ((-math.inf, math.inf),) if allocated is None else tuple(allocated.get(worker, ()))
-        alike[tuple(intervals), within] += 1
+            by_workers.setdefault(claim.workers, []).append((claim.start_s, claim.end_s))
+    covered: dict[str, list[Interval]] = {}
+    for workers, intervals in by_workers.items():
+        joined = union(intervals)
+        for worker in workers:
+            covered.setdefault(worker, []).extend(joined)
     held = 0.0
-    for (claimed, within), workers in alike.items():
-        joined = union(claimed)
-        held += workers * sum(high - low for start, end in within for low, high in overlapping(joined, start, end))
+    for worker, intervals in covered.items():
+        joined = union(intervals)
+        within = ((-math.inf, math.inf),) if allocated is None else allocated.get(worker, ())
+        held += sum(high - low for start, end in within for low, high in overlapping(joined, start, end))
     return held
 
 
