@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
+from collections import deque
 from collections.abc import Sequence
 
 from services.api.store import Observe, Store, ignored
@@ -28,9 +30,24 @@ _BETWEEN_S = 0.15
 """From the beginning of a batch that had several records to that of the next one: more come, and the next batch shall
 have more of them, since a transaction costs as much as dozens of records."""
 
+_MANY = 250
+"""Records of a batch from which on a feed is behind that has not folded the batch when the next one is due: many more
+wait meanwhile."""
+
+_BEHIND_S = 1.0
+"""For how long a feed that is behind counts as such without a further batch: none comes where no event does."""
+
+_LATEST_SETTLING = 4
+"""Batches that a feed which is behind folds before it settles time: what has to be settled grows meanwhile."""
+
+_NEWEST = 10_000
+"""Events of which the types are kept: ten seconds of a thousand each."""
+
 
 class Feed:
     """Folds records as they are appended. ``position``: of the last folded one; ``closed``: streams are to end.
+
+    ``newest``: the types of the newest events, up to the one at ``position``.
 
     Args:
         store: the projections.
@@ -41,8 +58,14 @@ class Feed:
     def __init__(self, store: Store, journal: Journal, observe: Observe = ignored) -> None:
         self._store, self._observe = store, observe
         self._journal = journal
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()
+        """Set with the next batch, and when the feed is closed; each batch has its own."""
+        self._unsettled = 0
+        """Batches that were folded since time was settled."""
+        self._behind_until_s = -math.inf
+        """On the monotonic clock; past: the feed is not behind."""
         self.position = 0
+        self.newest: deque[str] = deque(maxlen=_NEWEST)
         self.closed = False
 
     async def catch_up(self) -> None:
@@ -56,7 +79,7 @@ class Feed:
                 self.position = 0
         observe = self._observe if self.position else ignored
         while records := await self._journal.outages.outlast(LOG, lambda: log.read(after=self.position, limit=_BATCH)):
-            self.position = await self._folded(records, observe)
+            self._advance(records, await self._folded(records, observe))
             await self._settle()
 
     async def follow(self) -> None:
@@ -65,13 +88,28 @@ class Feed:
 
     async def _fold(self, records: Sequence[Recorded]) -> None:
         next_s = time.monotonic() + _BETWEEN_S
-        position = await self._folded(records, self._observe)
-        async with self._changed:
-            self.position = position
-            self._changed.notify_all()
-        await self._settle()
+        self._advance(records, await self._folded(records, self._observe))
+        now_s = time.monotonic()
+        behind = len(records) >= _MANY and (len(records) >= _BATCH or now_s > next_s)
+        self._behind_until_s = now_s + _BEHIND_S if behind else -math.inf
+        if not behind or self._unsettled >= _LATEST_SETTLING:
+            await self._settle()
         if 1 < len(records) < _BATCH:
             await asyncio.sleep(max(next_s - time.monotonic(), 0.0))
+
+    def _advance(self, records: Sequence[Recorded], position: int) -> None:
+        """Let everybody know of records that were folded; the projections are of ``position`` now."""
+        if records[-1].position != position or records[0].position != self.position + 1:
+            self.newest.clear()  # another process has folded, too
+        if records[-1].position == position:
+            self.newest.extend(record.event.type for record in records)
+        self.position = position
+        self._unsettled += 1
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def _folded(self, records: Sequence[Recorded], observe: Observe) -> int:
         """Fold records, which has no effect a second time, and return the position."""
@@ -80,12 +118,14 @@ class Feed:
     async def _settle(self) -> None:
         """Settle time as far as the folded records allow."""
         await self._journal.outages.outlast(PROJECTIONS, self._store.settle)
+        self._unsettled = 0
 
     async def wait_beyond(self, position: int, *, timeout_s: float) -> bool:
         """Wait until a record behind ``position`` has been folded, or the feed is closed; False after the time-out."""
         try:
-            async with asyncio.timeout(timeout_s), self._changed:
-                await self._changed.wait_for(lambda: self.closed or self.position > position)
+            async with asyncio.timeout(timeout_s):
+                while not self.closed and self.position <= position:
+                    await self._changed.wait()
         except TimeoutError:
             return False
         return True
@@ -99,8 +139,13 @@ class Feed:
         if not await self.wait_beyond(position - 1, timeout_s=timeout_s):
             raise Unavailable(f"the projections have not reached position {position} in {timeout_s:g} s")
 
+    async def in_time(self, *, timeout_s: float) -> None:
+        """Wait while the feed is behind: events come before what takes the interpreter from the fold."""
+        latest_s = time.monotonic() + timeout_s
+        while (left_s := min(self._behind_until_s, latest_s) - time.monotonic()) > 0.0 and not self.closed:
+            await self.wait_beyond(self.position, timeout_s=left_s)
+
     async def close(self) -> None:
         """End all waits, so that streams end."""
-        async with self._changed:
-            self.closed = True
-            self._changed.notify_all()
+        self.closed = True
+        self._wake()

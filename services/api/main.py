@@ -127,7 +127,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.state.gateway = gateway
     postmortem_page.load()
     settings = gateway.settings
-    app.add_middleware(SharedAnswers)
+    app.add_middleware(SharedAnswers, feed=gateway.feed)
     app.add_middleware(PositionHeader, feed=gateway.feed)
     app.add_middleware(
         Access,

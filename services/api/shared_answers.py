@@ -4,7 +4,8 @@ A request that comes while its answer is made for others gets the next one, whic
 no answer is older than its request. One reader alone never waits. Where several share an answer, the next one to the
 same question is begun ``PAUSE_S`` after it at the earliest, and later where it takes long (``REST``), so that the work
 does not grow with the number of readers. The pauses end at common times: answers that begin together are mostly of one
-position of the log, for which costs are added up once (``services/api/memo.py``).
+position of the log, for which costs are added up once (``services/api/memo.py``). An answer that many wait for also
+waits while the feed is behind (``LONGEST_WAIT_S``): made at the same time, each would keep the other up.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-SHARED = frozenset({"/v1/tasks", "/v1/nodes", "/v1/incidents", "/v1/plans", "/v1/costs", "/v1/waf"})
+from services.api.feed import Feed
+
+SHARED = frozenset({"/v1/tasks", "/v1/nodes", "/v1/incidents", "/v1/slow-workers", "/v1/plans", "/v1/costs", "/v1/waf"})
 """Paths whose answers to a GET depend on nothing but the query: everybody who may read may read all."""
 
 PAUSE_S = 0.5
@@ -24,6 +27,9 @@ PAUSE_S = 0.5
 
 REST = 9
 """The pause is at least so many times as long as an answer took: a question that many ask takes a tenth of a core."""
+
+LONGEST_WAIT_S = 2.0
+"""For a feed that is behind. To catch up with a thousand events takes it less than a second while no answer is made."""
 
 _MOST = 256
 """Questions that are remembered, with those that nobody asks at the moment."""
@@ -77,10 +83,11 @@ class SharedAnswers:
 
     Args:
         app: what answers.
+        feed: of the events of which the answers are.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, feed: Feed) -> None:
+        self._app, self._feed = app, feed
         self._questions: dict[tuple[str, bytes], _Question] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,6 +118,8 @@ class SharedAnswers:
 
     async def _answer(self, question: _Question, scope: Scope) -> _Answer:
         await question.turn()
+        if question.shared:
+            await self._feed.in_time(timeout_s=LONGEST_WAIT_S)
         began_s = time.monotonic()
         own = {**scope, "state": dict(scope.get("state", {}))}
         messages: list[Message] = []

@@ -1,13 +1,16 @@
 """The newest events as streams send them: read and encoded once, whatever the number of streams.
 
 A ``Tail`` belongs to the event loop. Streams that are further behind than it remembers read the log by themselves.
+What streams send of the newest events without their data, the feed knows: they wait for no reading.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 from services.api.event_items import event_json
 from services.api.feed import Feed
@@ -29,9 +32,8 @@ class _Event:
     def __init__(self, row: StoredRow) -> None:
         self._row = row
         self.type = row.type
-        self._place = f"id: {row.position}\nevent: {row.type}\ndata: "
         self._whole = b""
-        self.brief = f"{self._place}{{}}\n\n".encode()
+        self.brief = _framed(row.position, row.type, "{}")
         """Without its data."""
         self.size_bytes = 2 * sum(len(str(cell)) for cell in row)
         """About what is kept: the row, and the event with its data."""
@@ -43,8 +45,21 @@ class _Event:
             UnicronError: the event cannot be read.
         """
         if not self._whole:
-            self._whole = f"{self._place}{event_json(self._row)}\n\n".encode()
+            self._whole = _framed(self._row.position, self.type, event_json(self._row))
         return self._whole
+
+
+def _framed(position: int, type_: str, data: str) -> bytes:
+    return f"id: {position}\nevent: {type_}\ndata: {data}\n\n".encode()
+
+
+class _Newest(NamedTuple):
+    """The newest events without their data, as streams of the types send them that have the log up to ``after``."""
+
+    after: int
+    until: int
+    types: AbstractSet[str]
+    sent: bytes
 
 
 class Tail:
@@ -62,6 +77,7 @@ class Tail:
         self._bytes = 0
         self._last = 0
         """Position of the newest of ``_events``, which have no gap."""
+        self._newest = _Newest(0, 0, frozenset(), b"")
 
     async def after(
         self, position: int, *, brief: bool = False, types: AbstractSet[str] = frozenset()
@@ -79,6 +95,9 @@ class Tail:
         """
         if position >= self._feed.position:
             return b"", position
+        if brief and self._feed.position - position <= len(self._feed.newest):
+            newest = self._of_feed(position, types)
+            return newest.sent, newest.until
         async with self._reading:
             if position >= self._last:
                 await self._extend(position)
@@ -89,6 +108,17 @@ class Tail:
             found = await asyncio.to_thread(self._read, position, self._feed.position)
         encoded = _brief(found, types) if brief else await asyncio.to_thread(_whole, found, types)
         return b"".join(encoded), position + len(encoded)
+
+    def _of_feed(self, position: int, types: AbstractSet[str]) -> _Newest:
+        """Return what the feed knows behind a position; streams mostly ask for the same."""
+        until = min(self._feed.position, position + MOST_EVENTS)
+        if self._newest[:3] != (position, until, types):
+            newest, behind = self._feed.newest, self._feed.position - position
+            first = len(newest) - behind
+            named = enumerate(itertools.islice(newest, first, first + until - position), position + 1)
+            sent = b"".join(_framed(at, type_, "{}") for at, type_ in named if not types or type_ in types)
+            self._newest = _Newest(position, until, types, sent)
+        return self._newest
 
     async def _extend(self, position: int) -> None:
         """Read what is behind a position, which is at the end of what is known, or beyond it."""

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from services.api import shared_answers
+from services.api.feed import Feed
 from services.api.shared_answers import SharedAnswers
 
 
@@ -37,10 +38,34 @@ def lists() -> Lists:
     return Lists()
 
 
+class HeldFeed(Feed):
+    """A feed without a log that is behind from ``hold`` to ``catches_up``."""
+
+    def __init__(self) -> None:
+        self.waits: asyncio.Queue[float] = asyncio.Queue()
+        self._in_time = asyncio.Event()
+        self.catches_up()
+
+    def hold(self) -> None:
+        self._in_time.clear()
+
+    def catches_up(self) -> None:
+        self._in_time.set()
+
+    async def in_time(self, *, timeout_s: float) -> None:
+        self.waits.put_nowait(timeout_s)
+        await self._in_time.wait()
+
+
 @pytest.fixture
-async def http(lists: Lists, monkeypatch: pytest.MonkeyPatch) -> httpx.AsyncClient:
+def feed() -> HeldFeed:
+    return HeldFeed()
+
+
+@pytest.fixture
+async def http(lists: Lists, feed: HeldFeed, monkeypatch: pytest.MonkeyPatch) -> httpx.AsyncClient:
     monkeypatch.setattr(shared_answers, "PAUSE_S", 0.01)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(SharedAnswers(lists)), base_url="http://localhost")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(SharedAnswers(lists, feed)), base_url="http://localhost")
 
 
 async def asked(lists: Lists, count: int, http: httpx.AsyncClient, path: str) -> list[asyncio.Task[httpx.Response]]:
@@ -86,6 +111,26 @@ async def test_one_reader_waits_for_nobody(lists: Lists, http: httpx.AsyncClient
         assert lists.made == number
 
 
+async def test_an_answer_that_many_wait_for_is_begun_once_the_feed_has_caught_up(
+    lists: Lists, http: httpx.AsyncClient, feed: HeldFeed
+) -> None:
+    feed.hold()
+    lists.go.set()
+    await http.get("/v1/tasks")  # one reader waits for nobody
+    lists.go.clear()
+    first = asyncio.create_task(http.get("/v1/tasks"))
+    await lists.begun.get()
+    await lists.begun.get()
+    others = await asked(lists, 2, http, "/v1/tasks")
+    lists.go.set()
+    await first
+    assert await feed.waits.get() == shared_answers.LONGEST_WAIT_S
+    assert lists.made == 2
+    lists.state = 1
+    feed.catches_up()
+    assert [answer.json() for answer in await asyncio.gather(*others)] == [{"state": 1}] * 2
+
+
 async def test_whoever_goes_away_leaves_the_answer_to_the_others(lists: Lists, http: httpx.AsyncClient) -> None:
     first = asyncio.create_task(http.get("/v1/tasks"))
     await lists.begun.get()
@@ -110,11 +155,11 @@ async def test_all_learn_of_a_failure_and_the_next_reader_asks_anew(lists: Lists
 
 
 async def test_questions_that_nobody_asks_are_forgotten(
-    lists: Lists, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    lists: Lists, feed: HeldFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_answers, "_MOST", 3)
     lists.go.set()
-    middleware = SharedAnswers(lists)
+    middleware = SharedAnswers(lists, feed)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(middleware), base_url="http://localhost") as client:
         for number in range(10):
             await client.get(f"/v1/tasks?limit={number}")

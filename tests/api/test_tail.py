@@ -86,7 +86,21 @@ async def test_a_stream_shows_nothing_that_the_lists_do_not_have(feed: Feed, jou
 
 async def test_brief_streams_have_positions_and_types(feed: Feed, journal: Journal) -> None:
     event = b"id: %d\nevent: node.joined\ndata: {}\n\n"
-    assert await Tail(journal, feed).after(8, brief=True) == (event % 9 + event % 10, 10)
+    shared = Tail(journal, feed)
+    assert await shared.after(8, brief=True) == (event % 9 + event % 10, 10)
+    feed.newest.popleft()  # an event that the feed does not remember any more
+    assert await shared.after(0, brief=True) == (b"".join(event % number for number in range(1, 11)), 10)
+
+
+async def test_brief_streams_wait_for_no_reading(feed: Feed, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail, "MOST_EVENTS", 4)
+    shared, position, seen = Tail(journal, feed), 0, list[int]()
+    async with shared._reading:
+        while position < 10:
+            (found, position) = await asyncio.wait_for(shared.after(position, brief=True), 30)
+            seen += positions(found)
+    assert seen == list(range(1, 11))
+    assert await shared.after(10, brief=True) == (b"", 10)
 
 
 async def test_an_event_that_cannot_be_read_ends_the_streams_that_show_it(
