@@ -35,7 +35,7 @@ class _QuickSubscription(Subscription):
     """A subscription without a callback that hands out at once what has come.
 
     nats-py 2.16 makes two tasks and a timer for each message, also where hundreds are there: of a service that follows
-    a thousand events a second that was a tenth of the processor time (``benchmarks/gateway.py``, 50 viewers).
+    a thousand events a second that was a tenth of the processor time (py-spy during ``benchmarks/gateway.py``).
     """
 
     async def next_msg(self, timeout: float | None = 1.0) -> Msg:  # noqa: ASYNC109 - nats-py's signature
@@ -52,8 +52,8 @@ class NatsClient(Client):
 
     The server forwards bytes that are no subject or no headers. In nats-py 2.16 their exception ends the task that
     reads from the connection, and the client, still connected, hears nothing any more. Nor does it reconnect after an
-    error of the server, for example where its key was removed: it closes for good. What its subscriptions cost says
-    ``_QuickSubscription``.
+    error of the server, for example where its key was removed: it closes for good. Its
+    subscriptions are ``_QuickSubscription``s.
     """
 
     def __init__(self) -> None:

@@ -34,10 +34,10 @@ class Charge(NamedTuple):
         return len(self.workers) * self.each_s
 
 
-class _Alike:
-    """Workers of which the same times are charged so far, as disjoint, sorted intervals ``taken``; ``count``: of them.
+class _Group:
+    """Workers of which the same times are charged so far: the set ``taken``. ``count``: how many workers.
 
-    Workers of one node or task mostly are, so that a second of them all is charged at once.
+    The workers of a node, or of a task, are mostly of one group, so that a second of them all is charged at once.
     """
 
     __slots__ = ("count", "taken")
@@ -55,43 +55,45 @@ def settle(claims: Iterable[Claim], allocated: Mapping[str, Sequence[Interval]] 
     """Charge every second of every worker to the first claim on it, in the order of ``claims``.
 
     For one worker the charges add up to the length of the union of its claims. Workers of a claim of which different
-    times were charged before have a charge each; those that earlier claims have all of the time of have none.
+    times were charged before have a charge each. A worker has none of which earlier claims have all of the time.
 
     Args:
         claims: the first come first.
         allocated: disjoint times of each worker, in order, outside of which nothing is charged; None: all time.
     """
-    alike_of: dict[str, _Alike] = {}
+    groups: dict[str, _Group] = {}
     if allocated is not None:
-        by_times: dict[tuple[Interval, ...], _Alike] = {}
+        by_times: dict[tuple[Interval, ...], _Group] = {}
         for worker, times in allocated.items():
-            alike = alike_of[worker] = by_times.setdefault(tuple(times), _Alike(outside(times)))
-            alike.count += 1
-    # Of workers that have not been seen nobody knows how many there are: a part of them is never all of them.
-    others = _Alike([] if allocated is None else [(-math.inf, math.inf)])
-    parts: dict[tuple[str, ...], list[tuple[_Alike, tuple[str, ...]]]] = {}
+            if (key := tuple(times)) not in by_times:
+                by_times[key] = _Group(outside(times))
+            group = groups[worker] = by_times[key]
+            group.count += 1
+    # How many workers are in no group yet is not known, so that no claim is taken to have all of them.
+    others = _Group([] if allocated is None else [(-math.inf, math.inf)])
+    grouped: dict[tuple[str, ...], list[tuple[_Group, tuple[str, ...]]]] = {}
     charges = []
     for claim in claims:
         interval = claim.start_s, claim.end_s
-        if (alikes := parts.get(claim.workers)) is None:
-            alikes = parts[claim.workers] = _parts(claim.workers, alike_of, others)
-        for alike, workers in alikes:
-            if is_within(interval, alike.taken):
+        if claim.workers not in grouped:
+            grouped[claim.workers] = _grouped(claim.workers, groups, others)
+        for group, workers in grouped[claim.workers]:
+            if is_within(interval, group.taken):
                 continue  # as of most claims: an earlier one has all of the time
-            if len(workers) != alike.count:
-                alike.count -= len(workers)
-                alike = _Alike(list(alike.taken), len(workers))
-                alike_of.update(dict.fromkeys(workers, alike))
-                parts.clear()
-            charges.append(Charge(claim, workers, take(interval, alike.taken)))
+            if len(workers) != group.count:
+                group.count -= len(workers)
+                group = _Group(list(group.taken), len(workers))
+                groups.update(dict.fromkeys(workers, group))
+                grouped.clear()
+            charges.append(Charge(claim, workers, take(interval, group.taken)))
     return charges
 
 
-def _parts(
-    workers: Iterable[str], alike_of: Mapping[str, _Alike], others: _Alike
-) -> list[tuple[_Alike, tuple[str, ...]]]:
-    """Return which of some workers are alike. ``others``: what all that are in none of the groups are."""
-    found: dict[_Alike, list[str]] = {}
+def _grouped(
+    workers: Iterable[str], groups: Mapping[str, _Group], others: _Group
+) -> list[tuple[_Group, tuple[str, ...]]]:
+    """Return the groups of some workers, each with those in it. ``others``: the group of a worker without one."""
+    found: dict[_Group, list[str]] = {}
     for worker in workers:
-        found.setdefault(alike_of.get(worker, others), []).append(worker)
-    return [(alike, tuple(part)) for alike, part in found.items()]
+        found.setdefault(groups.get(worker, others), []).append(worker)
+    return [(group, tuple(part)) for group, part in found.items()]

@@ -31,14 +31,15 @@ _BETWEEN_S = 0.15
 have more of them, since a transaction costs as much as dozens of records."""
 
 _MANY = 250
-"""Records of a batch from which on a feed is behind that has not folded the batch when the next one is due: many more
-wait meanwhile."""
+"""Least records of a batch that puts the feed behind where the batch is not folded when the next one is due: as many
+more wait meanwhile. Fewer are folded at once."""
 
 _BEHIND_S = 1.0
 """For how long a feed that is behind counts as such without a further batch: none comes where no event does."""
 
 _LATEST_SETTLING = 4
-"""Batches that a feed which is behind folds before it settles time: what has to be settled grows meanwhile."""
+"""Batches that a feed which is behind folds before it settles time: two seconds of a thousand events each. What
+has to be settled grows meanwhile."""
 
 _NEWEST = 10_000
 """Events of which the types are kept: ten seconds of a thousand each."""

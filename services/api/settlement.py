@@ -6,7 +6,6 @@ longer change is therefore settled once and stored (``services/api/settled_rows.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,9 +47,6 @@ Sums = dict[str, dict[str, Amounts]]
 """Amounts by dimension and key."""
 
 _UNUSED = frozenset({Part.UNSCHEDULED, Part.IDLE})
-
-_SETS = 1_024
-"""Sets of workers of which the nodes are kept: those of a task, and of a node, come again and again."""
 
 
 def no_amounts() -> Amounts:
@@ -108,12 +104,16 @@ def sums_of(book: Ledger, history: History, tasks: Mapping[str, TaskView], windo
     whole = no_amounts()
     by_task, by_node, by_cause, by_incident = (defaultdict[str, Amounts](no_amounts) for _ in range(4))
     training: dict[str, list[Charge]] = {}
+    # How many of some workers each node has: charges are mostly of the same ones.
+    on_nodes: dict[tuple[str, ...], Counter[str]] = {}
     for charge in book.charges:
         claim, each_s = charge.claim, charge.each_s
         worker_s = len(charge.workers) * each_s
         for amounts in (whole, by_task[claim.task], by_cause[book.cause(claim)], by_incident[claim.incident]):
             add_worker_s(amounts, claim, worker_s)
-        for node, workers in _workers_of_nodes(charge.workers).items():
+        if charge.workers not in on_nodes:
+            on_nodes[charge.workers] = Counter(worker.rpartition("/")[0] for worker in charge.workers)
+        for node, workers in on_nodes[charge.workers].items():
             add_worker_s(by_node[node], claim, workers * each_s)
         if claim.part is Part.TRAINING:
             training.setdefault(claim.task, []).append(charge)
@@ -135,12 +135,6 @@ def sums_of(book: Ledger, history: History, tasks: Mapping[str, TaskView], windo
         INCIDENT: dict(by_incident),
         SUBMISSION: submissions,
     }
-
-
-@functools.lru_cache(_SETS)
-def _workers_of_nodes(workers: tuple[str, ...]) -> Mapping[str, int]:
-    """Return how many of some workers each node has."""
-    return Counter(worker.rpartition("/")[0] for worker in workers)
 
 
 def cut_at_days(start_s: float, end_s: float, first_s: float) -> Iterator[Window]:

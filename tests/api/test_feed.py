@@ -66,6 +66,12 @@ def counting(tmp_path: Path) -> Iterator[CountingStore]:
     store.close()
 
 
+def fill_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let one record be a full batch, behind which more may wait."""
+    monkeypatch.setattr(feeds, "_MANY", 1)
+    monkeypatch.setattr(feeds, "_BATCH", 1)
+
+
 async def test_a_feed_that_is_behind_folds_some_batches_before_it_settles_time(
     journal: Journal, counting: CountingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,8 +79,7 @@ async def test_a_feed_that_is_behind_folds_some_batches_before_it_settles_time(
     records = await journal.append([node_joined(number) for number in range(1, 10)])
     await feed._fold(records[:1])
     assert counting.settles == 1
-    monkeypatch.setattr(feeds, "_MANY", 1)
-    monkeypatch.setattr(feeds, "_BATCH", 1)  # more may wait behind each record
+    fill_batches(monkeypatch)
     settles = []
     for record in records[1:]:
         await feed._fold([record])
@@ -90,8 +95,7 @@ async def test_who_leaves_the_events_first_waits_until_the_feed_has_caught_up(
     await feed._fold(records[:1])
     await feed.in_time(timeout_s=WAIT_S)  # it never was behind
     with monkeypatch.context() as full:
-        full.setattr(feeds, "_MANY", 1)
-        full.setattr(feeds, "_BATCH", 1)
+        fill_batches(full)
         full.setattr(feeds, "_BEHIND_S", 2 * WAIT_S)
         await feed._fold(records[1:2])
         waiting = asyncio.create_task(feed.in_time(timeout_s=WAIT_S))
@@ -107,8 +111,7 @@ async def test_a_feed_that_gets_no_more_events_is_not_behind(
     journal: Journal, counting: CountingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feed = Feed(counting, journal)
-    monkeypatch.setattr(feeds, "_MANY", 1)
-    monkeypatch.setattr(feeds, "_BATCH", 1)
+    fill_batches(monkeypatch)
     await feed._fold(await journal.append([node_joined(1)]))
     async with asyncio.timeout(WAIT_S / 2):
         await feed.in_time(timeout_s=WAIT_S)
