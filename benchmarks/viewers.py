@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import httpx
+import aiohttp
 import psutil
 
 from benchmarks.log_course import START, Course
@@ -73,6 +73,8 @@ WAF_STEP_S, WAF_WINDOW_S = 5.0, 3600.0
 _DRAIN_S = 5.0
 """For what is under way when the last event was appended; a viewer that lacks events then misses the bound."""
 _TIMEOUT_S = 60.0
+_CONNECTIONS = 6
+"""Of one viewer at most: as many as browsers open to one server."""
 
 
 def paths() -> list[str]:
@@ -104,7 +106,7 @@ class Seen:
 class Viewer:
     """One page that somebody looks at. ``last``: position up to which it is to follow the log."""
 
-    def __init__(self, client: httpx.AsyncClient, last: int) -> None:
+    def __init__(self, client: aiohttp.ClientSession, last: int) -> None:
         self._client, self._last = client, last
         self._events = 0
         self._changed = asyncio.Event()
@@ -114,9 +116,9 @@ class Viewer:
         """Follow the log, and ask for what has changed, until the last event has come or the viewer is cancelled."""
         asking = [asyncio.create_task(self._ask()), asyncio.create_task(self._ask_sums())]
         try:
-            async with self._client.stream("GET", f"/v1/events?follow=true&brief=true&after={after}") as stream:
+            async with self._client.get(f"/v1/events?follow=true&brief=true&after={after}") as stream:
                 rest = b""
-                async for data in stream.aiter_raw():
+                async for data in stream.content.iter_any():
                     connected.release()
                     rest = self._took(rest + data)
                     if self.seen.positions and self.seen.positions[-1][0] >= self._last:
@@ -156,8 +158,10 @@ class Viewer:
     async def _get(self, path: str) -> None:
         began_s = time.monotonic()
         try:
-            self.seen.failed += not (await self._client.get(path)).is_success
-        except httpx.HTTPError:
+            async with self._client.get(path) as answer:
+                await answer.read()
+                self.seen.failed += not answer.ok
+        except (aiohttp.ClientError, TimeoutError):
             self.seen.failed += 1
         self.seen.requests_s.append(time.monotonic() - began_s)
 
@@ -178,7 +182,12 @@ async def _watch(
         viewers = []
         for token in given:
             headers = {"Authorization": f"Bearer {token}"}
-            client = httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, headers=headers)
+            client = aiohttp.ClientSession(
+                url,
+                headers=headers,
+                connector=aiohttp.TCPConnector(limit_per_host=_CONNECTIONS, keepalive_timeout=_TIMEOUT_S),
+                timeout=aiohttp.ClientTimeout(total=None, sock_read=_TIMEOUT_S),
+            )
             viewers.append(Viewer(await stack.enter_async_context(client), last))
         looking = [asyncio.create_task(viewer.look(after, connected)) for viewer in viewers]
         for _ in viewers:
@@ -250,8 +259,9 @@ async def measure(report: Report, viewers: int, events_per_s: int, seconds: floa
 
 
 def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
+    """Return the processor time of the gateway and of the processes that it has started."""
+    each = [one.cpu_times() for one in (process, *process.children(recursive=True))]
+    return float(sum(times.user + times.system for times in each))
 
 
 async def _append(journal: Journal, events: list[Event], events_per_s: int) -> tuple[list[float], float]:
