@@ -3,9 +3,10 @@
 A request that comes while its answer is made for others gets the next one, which is begun after the request has come:
 no answer is older than its request. One reader alone never waits. Where several share an answer, the next one to the
 same question is begun ``PAUSE_S`` after it at the earliest, and later where it takes long (``REST``), so that the work
-does not grow with the number of readers. The pauses end at common times: answers that begin together are mostly of one
-position of the log, for which costs are added up once (``services/api/memo.py``). An answer that many wait for also
-waits while the feed is behind (``LONGEST_WAIT_S``): made at the same time, each would keep the other up.
+does not grow with the number of readers. The pauses end at common times, the longer the fewer: answers that begin
+together are mostly of one position of the log, for which costs are added up once (``services/api/memo.py``). An answer
+that many wait for also waits while the feed is behind (``LONGEST_WAIT_S``): made at the same time, each would keep the
+other up.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ REST = 9
 
 LONGEST_WAIT_S = 2.0
 """For a feed that is behind. To catch up with a thousand events takes it less than a second while no answer is made."""
+
+LONGEST_GRID_S = 2.0
+"""Common times are at most so far apart. The lists of incidents, the costs and the WAF take 0.1 to 0.3 s each at a
+thousand events a second, and pause 1 to 3 s each: one open time serves all that begin at once."""
 
 _MOST = 256
 """Questions that are remembered, with those that nobody asks at the moment."""
@@ -75,7 +80,7 @@ class _Question:
         """Let the next answer wait, after one that was begun at a time has been made."""
         now_s = time.monotonic()
         until_s = max(began_s + PAUSE_S, now_s + REST * (now_s - began_s))
-        self.pause_until_s = math.ceil(until_s / PAUSE_S) * PAUSE_S if self.shared else 0.0
+        self.pause_until_s = _common(until_s, until_s - began_s) if self.shared else 0.0
 
 
 class SharedAnswers:
@@ -138,6 +143,14 @@ class SharedAnswers:
         finally:
             question.rest(began_s)
         return _Answer(messages, own.get("route"))
+
+
+def _common(time_s: float, pause_s: float) -> float:
+    """Return the first time behind another at which pauses of this length end."""
+    grid_s = PAUSE_S
+    while 2.0 * grid_s <= min(pause_s, LONGEST_GRID_S):
+        grid_s *= 2.0
+    return math.ceil(time_s / grid_s) * grid_s
 
 
 def _is_shared(scope: Scope) -> bool:

@@ -180,3 +180,8 @@ def test_pauses_of_different_questions_end_at_common_times(monkeypatch: pytest.M
         alone.rest(100.1)
         assert alone.pause_until_s == 0.0
     assert ends_s == [101.0, 101.0, 101.0]
+
+
+@pytest.mark.parametrize(("pause_s", "end_s"), [(0.5, 101.5), (0.9, 101.5), (1.2, 102.0), (2.5, 102.0), (30.0, 102.0)])
+def test_longer_pauses_have_fewer_ends(pause_s: float, end_s: float) -> None:
+    assert shared_answers._common(101.1, pause_s) == end_s
