@@ -112,7 +112,7 @@ class Store:
         """
         with database_errors(_WHAT), self._folding:
             try:
-                with self._engine.begin() as connection:
+                with self._writing() as connection:
                     self._folded = self._fold(connection, records)
             except BaseException:
                 self._batch.forget()
@@ -146,7 +146,7 @@ class Store:
             if not self._settling.due:
                 return
             try:
-                with self._engine.begin() as connection:
+                with self._writing() as connection:
                     position, head = _head(connection)
                     if position != self._folded:
                         return  # another process has folded further: the views in memory are of an earlier position
@@ -159,6 +159,20 @@ class Store:
                 self._batch.forget()
                 raise
             self._batch.end()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """Give a transaction in which no other process folds: the position that it reads is the one that it replaces.
+
+        The process of a gateway that has just been killed may still fold; of several gateways over one database each
+        does.
+        """
+        with self._engine.begin() as connection:
+            if self._sqlite:
+                connection.execute(text("BEGIN IMMEDIATE"))
+            else:
+                connection.execute(text(f"LOCK TABLE {table_of(PositionRow).name} IN SHARE ROW EXCLUSIVE MODE"))
+            yield connection
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[ViewReader]:

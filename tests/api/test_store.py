@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import Connection, select, text
 from sqlmodel import Session, create_engine
 
 from services.api.store import Store
 from services.api.tables import ATTEMPTS, INCIDENTS, NODES, PLANS, TASKS, Kind, PositionRow, Tables
 from services.api.views import PlanState
-from shared.events import IncidentNoted, TaskChanged, TaskStopped
+from shared.events import IncidentNoted, Recorded, TaskChanged, TaskStopped
 from shared.log.log import EventLog
 from shared.model import Model
 from tests.api.kit import Story
 from tests.logs.kit import GOLDEN, read_rows, restore
+from tests.postgres import PostgresServer, find_binaries
 
 V = TypeVar("V", bound=Model)
 
@@ -192,3 +195,41 @@ def test_a_list_by_state_and_task_goes_on_behind_its_cursor(store: Store, story:
         mixed = views.page(PLANS, states=["done", "superseded"], task="gpt", after=done[0].position, limit=2)
         assert mixed == [view for view in every[:-1] if view.position > done[0].position][:2]
         assert views.page(INCIDENTS, states=["open"]) == [v for v in views.page(INCIDENTS) if v.restored_at is None]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def either_url(request: pytest.FixtureRequest, url: str) -> Iterator[str]:
+    """URL of an empty database of either kind."""
+    if request.param == "sqlite":
+        yield url
+        return
+    if find_binaries() is None:
+        pytest.skip("no server binaries of PostgreSQL are installed")
+    with PostgresServer() as server:
+        yield server.url
+
+
+def test_two_processes_that_fold_at_once_fold_one_after_the_other(either_url: str, story: Story) -> None:
+    """What one has read of the position counts until it has written: the other may not fold the same records then."""
+    story.running()
+    stores = [Store(either_url), Store(either_url)]
+    reads, may_go_on = threading.Event(), threading.Event()
+    begin = stores[0]._batch.begin
+
+    def held(connection: Connection, records: Iterable[Recorded]) -> None:
+        reads.set()
+        assert may_go_on.wait(20)
+        begin(connection, records)
+
+    stores[0]._batch.begin = held  # type: ignore[method-assign]
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(stores[0].fold, story.records)
+        assert reads.wait(20)
+        second = pool.submit(stores[1].fold, story.records)
+        with pytest.raises(TimeoutError):
+            second.result(0.5)  # a fold of these records takes a hundredth of it
+        may_go_on.set()
+        assert first.result(20) == second.result(20) == len(story.records)
+    assert {view.name: view for view in page(stores[0], TASKS)} == story.views().tasks
+    for store in stores:
+        store.close()
