@@ -1,6 +1,7 @@
 """The feed: folds the log into the projections, and lets requests wait for a position.
 
-A ``Feed`` belongs to the event loop; the store folds in threads.
+A ``Feed`` belongs to the event loop. What folds is called in threads, and has a process of its own in the gateway
+(``services/api/fold_process.py``).
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import Protocol
 
-from services.api.store import Observe, Store, ignored
+from services.api.findings import Observe, ignored
 from shared.errors import Unavailable
 from shared.events import Recorded
 from shared.log.journal import Journal
@@ -45,19 +47,38 @@ _NEWEST = 10_000
 """Events of which the types are kept: ten seconds of a thousand each."""
 
 
+class Folds(Protocol):
+    """Folds records into the projections; the methods are those of ``services.api.store.Store``."""
+
+    def head(self) -> tuple[int, str]:
+        """Return the position up to which the log has been folded, and the hash of its record."""
+
+    def reset(self) -> None:
+        """Drop everything that was folded."""
+
+    def fold(self, records: Sequence[Recorded], observe: Observe) -> int:
+        """Fold records, which has no effect a second time, and return the position."""
+
+    def settle(self) -> None:
+        """Settle time as far as the folded records allow."""
+
+    def close(self) -> None:
+        """End what folds."""
+
+
 class Feed:
     """Folds records as they are appended. ``position``: of the last folded one; ``closed``: streams are to end.
 
     ``newest``: the types of the newest events, up to the one at ``position``.
 
     Args:
-        store: the projections.
+        folds: what folds.
         journal: of the log.
-        observe: called with each batch that was folded, except where the projections are built from position 0.
+        observe: called with what each batch has found, except where the projections are built from position 0.
     """
 
-    def __init__(self, store: Store, journal: Journal, observe: Observe = ignored) -> None:
-        self._store, self._observe = store, observe
+    def __init__(self, folds: Folds, journal: Journal, observe: Observe = ignored) -> None:
+        self._folds, self._observe = folds, observe
         self._journal = journal
         self._changed = asyncio.Event()
         """Set with the next batch, and when the feed is closed; each batch has its own."""
@@ -72,11 +93,11 @@ class Feed:
     async def catch_up(self) -> None:
         """Fold the records that the log has now; projections of another log (an older run's file) are dropped first."""
         log = self._journal.log
-        self.position, head = await self._journal.outages.outlast(PROJECTIONS, self._store.head)
+        self.position, head = await self._journal.outages.outlast(PROJECTIONS, self._folds.head)
         if self.position:
             if await self._journal.outages.outlast(LOG, lambda: log.hash_at(self.position)) != head:
                 logger.warning("the projections belong to another log: folding from the start")
-                await self._journal.outages.outlast(PROJECTIONS, self._store.reset)
+                await self._journal.outages.outlast(PROJECTIONS, self._folds.reset)
                 self.position = 0
         observe = self._observe if self.position else ignored
         while records := await self._journal.outages.outlast(LOG, lambda: log.read(after=self.position, limit=_BATCH)):
@@ -114,11 +135,11 @@ class Feed:
 
     async def _folded(self, records: Sequence[Recorded], observe: Observe) -> int:
         """Fold records, which has no effect a second time, and return the position."""
-        return await self._journal.outages.outlast(PROJECTIONS, lambda: self._store.fold(records, observe))
+        return await self._journal.outages.outlast(PROJECTIONS, lambda: self._folds.fold(records, observe))
 
     async def _settle(self) -> None:
         """Settle time as far as the folded records allow."""
-        await self._journal.outages.outlast(PROJECTIONS, self._store.settle)
+        await self._journal.outages.outlast(PROJECTIONS, self._folds.settle)
         self._unsettled = 0
 
     async def wait_beyond(self, position: int, *, timeout_s: float) -> bool:

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import os
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ from fastapi import Depends, FastAPI
 
 from services.api import openapi, problems
 from services.api.access import Access
-from services.api.feed import PROJECTIONS, Feed
+from services.api.feed import PROJECTIONS, Feed, Folds
 from services.api.fold_metrics import FoldMetrics
+from services.api.fold_process import FoldProcess
 from services.api.gateway import Gateway
 from services.api.http_policy import HttpPolicy
 from services.api.incident_notices import IncidentNotices
@@ -195,8 +197,13 @@ async def _first(*tasks: asyncio.Task[Any]) -> None:
         task.result()
 
 
-async def serve(context: Context) -> None:
-    """Run the gateway until cancelled."""
+async def serve(context: Context, folding: Callable[[str], Folds] = FoldProcess) -> None:
+    """Run the gateway until cancelled.
+
+    Args:
+        context: of the process.
+        folding: returns what folds into the projections of an URL.
+    """
     settings = context.settings
     check_exposure(settings)
     heads = SignedHeads(settings, context.journal.log)
@@ -204,7 +211,8 @@ async def serve(context: Context) -> None:
     opening = functools.partial(Store, projections_url(settings))
     limit_s = settings.connect_timeout_s
     store = await context.journal.outages.outlast(PROJECTIONS, opening, limit_s=limit_s, starting=True)
-    feed = Feed(store, context.journal, FoldMetrics(context.registry).folded)
+    folds = folding(projections_url(settings))
+    feed = Feed(folds, context.journal, FoldMetrics(context.registry).folded)
     live = Live(context.counters)
     try:
         await feed.catch_up()
@@ -241,6 +249,7 @@ async def serve(context: Context) -> None:
             await asyncio.wait({serving})
             await cancelled(following, signing, sending)
     finally:
+        await asyncio.to_thread(folds.close)
         await asyncio.to_thread(store.close)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event, select, text
@@ -17,6 +17,7 @@ from sqlalchemy import create_engine as sqlalchemy_engine
 from sqlalchemy.engine import make_url
 
 from services.api.batches import Batch, upsert
+from services.api.findings import Observe, found_in, ignored
 from services.api.memo import Memo
 from services.api.projections.evolve import evolve
 from services.api.readers import ViewReader
@@ -32,13 +33,6 @@ _BUSY_TIMEOUT_MS = 10_000
 """How long SQLite waits for another process's lock; the fold's transactions take milliseconds."""
 
 _WHAT = "projections"
-
-Observe = Callable[[Batch], None]
-"""Takes note of what a batch has changed."""
-
-
-def ignored(_: Batch) -> None:
-    """Take no note of a batch."""
 
 
 class Store:
@@ -108,7 +102,7 @@ class Store:
 
         Args:
             records: of the log.
-            observe: called with the batch once it is committed.
+            observe: called with what the records have brought, once that is committed.
         """
         with database_errors(_WHAT), self._folding:
             try:
@@ -117,7 +111,7 @@ class Store:
             except BaseException:
                 self._batch.forget()
                 raise
-            observe(self._batch)
+            observe(found_in(self._batch))
             self._batch.end()
             return self._folded
 

@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from services.api.cost_models import Costs, Counterfactual, IncidentCost
 from services.api.costs import Account, Day, Period, report
 from services.api.counterfactuals import counterfactuals
-from services.api.feed import Feed
+from services.api.feed import Feed, Folds
 from services.api.gateway import Gateway
 from services.api.ledger import History
 from services.api.live import Live
@@ -374,15 +374,24 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 
 
 @asynccontextmanager
-async def serving(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterator[Server]:
-    """Run the real service in this event loop."""
+async def serving(
+    settings: Settings, bus: Bus, journal: Journal, folding: Callable[[str], Folds] = Store
+) -> AsyncIterator[Server]:
+    """Run the real service in this event loop.
+
+    Args:
+        settings: of the service.
+        bus: the same.
+        journal: the same.
+        folding: returns what folds; a ``FoldProcess``, as in operation, takes a second to load.
+    """
     run_dir = settings.run_dir
     data = run_dir / "corpus.txt"
     data.write_text("the cat sat on the mat. " * 50)
     context = Context(settings, bus, journal, asyncio.Event(), "api")
     port_file = run_dir / "services" / "api.port"
     port_file.unlink(missing_ok=True)
-    task = asyncio.create_task(serve(context))
+    task = asyncio.create_task(serve(context, folding))
     try:
 
         async def started() -> bool:
