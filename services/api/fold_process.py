@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from prometheus_client import CollectorRegistry, ProcessCollector
 from pydantic import TypeAdapter
 
 from services.api.findings import Found, Observe
@@ -34,6 +35,9 @@ from shared.privacy import hide_memory
 _EXIT_S = 2.0
 """For the process to end, which has nothing to do any more: it ends within milliseconds."""
 
+_NO_PROCESS = "none"
+"""No name below ``/proc``: then there are no metrics."""
+
 _RECORDS: TypeAdapter[Sequence[Recorded]] = TypeAdapter(Sequence[Recorded])
 """Records are sent as JSON, from which they are made in half the time that pickle takes."""
 
@@ -46,10 +50,12 @@ class FoldProcess:
 
     Args:
         url: SQLAlchemy URL of the projections.
+        registry: gets what the kernel knows about the process (``unicron_fold_process_*``); None: nothing does.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, registry: CollectorRegistry | None = None) -> None:
         self._url = url
+        ProcessCollector(namespace="unicron_fold", pid=lambda: self.pid or _NO_PROCESS, registry=registry)
         self._calling = threading.Lock()
         self._connection: Connection | None = None
         self._process: subprocess.Popen[bytes] | None = None

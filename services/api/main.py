@@ -19,6 +19,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import Depends, FastAPI
+from prometheus_client import CollectorRegistry
 
 from services.api import openapi, problems
 from services.api.access import Access
@@ -81,6 +82,9 @@ SWITCH_S = 0.0005
 """For how long a thread keeps the interpreter from the others, a tenth of Python's default. The event loop gives it up
 at each turn, and gets it back that much later while a thread adds up costs: streams and requests took 5 ms for each
 turn, and take 1 to 2 ms."""
+
+Folding = Callable[[str, CollectorRegistry], Folds]
+"""Returns what folds into the projections of a URL, with its metrics in a registry."""
 
 ROUTERS = tuple(
     add_to_reads(module.router)
@@ -197,12 +201,12 @@ async def _first(*tasks: asyncio.Task[Any]) -> None:
         task.result()
 
 
-async def serve(context: Context, folding: Callable[[str], Folds] = FoldProcess) -> None:
+async def serve(context: Context, folding: Folding = FoldProcess) -> None:
     """Run the gateway until cancelled.
 
     Args:
         context: of the process.
-        folding: returns what folds into the projections of an URL.
+        folding: returns what folds into the projections.
     """
     settings = context.settings
     check_exposure(settings)
@@ -211,7 +215,7 @@ async def serve(context: Context, folding: Callable[[str], Folds] = FoldProcess)
     opening = functools.partial(Store, projections_url(settings))
     limit_s = settings.connect_timeout_s
     store = await context.journal.outages.outlast(PROJECTIONS, opening, limit_s=limit_s, starting=True)
-    folds = folding(projections_url(settings))
+    folds = folding(projections_url(settings), context.registry)
     feed = Feed(folds, context.journal, FoldMetrics(context.registry).folded)
     live = Live(context.counters)
     try:

@@ -18,11 +18,11 @@ from fastapi import FastAPI
 from services.api.cost_models import Costs, Counterfactual, IncidentCost
 from services.api.costs import Account, Day, Period, report
 from services.api.counterfactuals import counterfactuals
-from services.api.feed import Feed, Folds
+from services.api.feed import Feed
 from services.api.gateway import Gateway
 from services.api.ledger import History
 from services.api.live import Live
-from services.api.main import create_app, serve
+from services.api.main import Folding, create_app, serve
 from services.api.projections.evolve import evolve
 from services.api.service_levels import achieved_flop
 from services.api.settlement import settle_window
@@ -375,7 +375,7 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 
 @asynccontextmanager
 async def serving(
-    settings: Settings, bus: Bus, journal: Journal, folding: Callable[[str], Folds] = Store
+    settings: Settings, bus: Bus, journal: Journal, folding: Folding = lambda url, _: Store(url)
 ) -> AsyncIterator[Server]:
     """Run the real service in this event loop.
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from prometheus_client import CollectorRegistry
 from sqlalchemy import create_engine
 
 from services.api.findings import Found
@@ -128,6 +129,19 @@ def test_a_fold_that_fails_says_where_and_leaves_the_position(folds: FoldProcess
     assert folds.head()[0] == 4
 
 
+def test_metrics_are_those_of_the_process_that_runs(url: str) -> None:
+    registry = CollectorRegistry()
+    folds = FoldProcess(url, registry)
+    assert registry.get_sample_value("unicron_fold_process_start_time_seconds") is None
+    folds.head()
+    assert folds.pid is not None
+    began_s = registry.get_sample_value("unicron_fold_process_start_time_seconds")
+    # The kernel counts in ticks of 10 ms since the machine started.
+    assert began_s == pytest.approx(psutil.Process(folds.pid).create_time(), abs=1.0)
+    folds.close()
+    assert registry.get_sample_value("unicron_fold_process_start_time_seconds") is None
+
+
 def test_to_close_it_ends_the_process(url: str) -> None:
     folds = FoldProcess(url)
     folds.close()
@@ -159,8 +173,8 @@ async def test_a_gateway_follows_the_log_through_the_end_of_the_process(
 ) -> None:
     started: list[FoldProcess] = []
 
-    def folding(url: str) -> FoldProcess:
-        started.append(FoldProcess(url))
+    def folding(url: str, registry: CollectorRegistry) -> FoldProcess:
+        started.append(FoldProcess(url, registry))
         return started[0]
 
     async with serving(settings, bus, journal, folding) as api:
@@ -169,6 +183,7 @@ async def test_a_gateway_follows_the_log_through_the_end_of_the_process(
         kill(started[0].pid)
         await journal.append([node_joined(2)])
         await api.projected(2)
+        assert "unicron_fold_process_resident_memory_bytes" in (await api.http.get("/metrics")).text
         pid = started[0].pid
     assert pid is not None
     assert not psutil.pid_exists(pid)
