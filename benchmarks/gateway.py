@@ -80,13 +80,14 @@ async def _contend(
     latencies: dict[str, list[float]] = {"/healthz": [], "/readyz": []}
     submitted: Counter[int] = Counter()
     before_bytes = gateway.memory_info().rss
+    lasting = {*gateway.children()}
     async with asyncio.TaskGroup() as group:
         heavy = [group.create_task(_insist(url, number, answers)) for number in range(clients)]
         probing = [group.create_task(_probe(http, path, until, found)) for path, found in latencies.items()]
         submitting = group.create_task(_submit(http, until, submitted))
         processes = 0
         while time.perf_counter() < until:
-            processes = max(processes, len(gateway.children()))
+            processes = max(processes, len({*gateway.children()} - lasting))
             await asyncio.sleep(0.2)
         await asyncio.wait([*probing, submitting])
         for task in heavy:
