@@ -79,8 +79,8 @@ async def _contend(
     answers: Counter[int] = Counter()
     latencies: dict[str, list[float]] = {"/healthz": [], "/readyz": []}
     submitted: Counter[int] = Counter()
-    before_bytes = gateway.memory_info().rss
     lasting = {*gateway.children()}
+    before_bytes = _memory_bytes(gateway, *lasting)
     async with asyncio.TaskGroup() as group:
         heavy = [group.create_task(_insist(url, number, answers)) for number in range(clients)]
         probing = [group.create_task(_probe(http, path, until, found)) for path, found in latencies.items()]
@@ -92,7 +92,7 @@ async def _contend(
         await asyncio.wait([*probing, submitting])
         for task in heavy:
             task.cancel()
-    growth_mib = (gateway.memory_info().rss - before_bytes) / 2**20
+    growth_mib = (_memory_bytes(gateway, *lasting) - before_bytes) / 2**20
     report.line("heavy", clients=clients, answers={str(status): n for status, n in sorted(answers.items())})
     for path, found in latencies.items():
         found.sort()
@@ -102,6 +102,10 @@ async def _contend(
     report.equal("submissions that failed", submitted.total() - submitted[201], 0, submissions=submitted.total())
     report.at_most("processes that compute", processes, max(1, len(os.sched_getaffinity(0)) // 2))
     report.at_most("growth of the gateway's memory, MiB", round(growth_mib, 1), MOST_GROWTH_MIB)
+
+
+def _memory_bytes(*processes: psutil.Process) -> int:
+    return sum(int(process.memory_info().rss) for process in processes)
 
 
 async def _insist(url: str, number: int, answers: Counter[int]) -> None:

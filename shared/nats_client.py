@@ -52,8 +52,8 @@ class NatsClient(Client):
 
     The server forwards bytes that are no subject or no headers. In nats-py 2.16 their exception ends the task that
     reads from the connection, and the client, still connected, hears nothing any more. Nor does it reconnect after an
-    error of the server, for example where its key was removed: it closes for good. Its
-    subscriptions are ``_QuickSubscription``s.
+    error of the server, for example where its key was removed: it closes for good.
+    Subscriptions are ``_QuickSubscription``s.
     """
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ from shared.events import PlanDecided, Recorded
 _KEPT = 4_000
 """Views of each kind that stay in memory, some kilobytes each: about those of the last half minute where much changes.
 What is not among them is read again, all of a batch in one query. Of five times as many, a full collection of garbage
-stopped the gateway for 0.9 s, of these for 0.4 s (``gc.callbacks`` during ``benchmarks/gateway.py``)."""
+stopped the fold for 0.9 s, of these for 0.4 s (``gc.callbacks`` during ``benchmarks/gateway.py``)."""
 
 
 class CachedTable(MutableMapping[str, V], Generic[V]):

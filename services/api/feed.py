@@ -162,7 +162,7 @@ class Feed:
             raise Unavailable(f"the projections have not reached position {position} in {timeout_s:g} s")
 
     async def in_time(self, *, timeout_s: float) -> None:
-        """Wait while the feed is behind: events come before what takes the interpreter from the fold."""
+        """Wait while the feed is behind: events come before what takes the processors from the fold."""
         latest_s = time.monotonic() + timeout_s
         while (left_s := min(self._behind_until_s, latest_s) - time.monotonic()) > 0.0 and not self.closed:
             await self.wait_beyond(self.position, timeout_s=left_s)

@@ -2,7 +2,7 @@
 
 To fold a thousand events a second, and to settle their time, takes a third of a core. In a thread of the gateway, fold
 and answers took the interpreter from each other: fifty viewers of the live page were up to 1.2 s behind the log, and
-are up to 0.8 s (``benchmarks/viewers.py``). The gateway sends one call at a time over a pair of sockets, and waits for
+are up to 0.9 s (``benchmarks/viewers.py``). The gateway sends one call at a time over a pair of sockets, and waits for
 its answer.
 """
 
@@ -33,7 +33,7 @@ from shared.parent import die_with_parent
 from shared.privacy import hide_memory
 
 _EXIT_S = 2.0
-"""For the process to end, which has nothing to do any more: it ends within milliseconds."""
+"""Until a process that was told to end is killed. The end takes milliseconds, as no call is under way."""
 
 _NO_PROCESS = "none"
 """No name below ``/proc``: then there are no metrics."""
@@ -45,8 +45,9 @@ _RECORDS: TypeAdapter[Sequence[Recorded]] = TypeAdapter(Sequence[Recorded])
 class FoldProcess:
     """Folds as a ``Store`` does, in a process of its own; safe to use from threads.
 
-    The first call starts the process, and so does the first one after the process has ended. The kernel ends it with
-    the thread that has started it, at the latest: those of ``asyncio.to_thread`` last as long as the gateway.
+    The first call starts the process, and so does the first call after an end of the process. Each call raises
+    ``Unavailable`` where the process has ended meanwhile, or the database does not answer. The kernel ends the process
+    with the thread that has started it, at the latest; threads of ``asyncio.to_thread`` last as long as the gateway.
 
     Args:
         url: SQLAlchemy URL of the projections.
@@ -61,11 +62,7 @@ class FoldProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def head(self) -> tuple[int, str]:
-        """Return the position up to which the log has been folded, and the hash of its record.
-
-        Raises:
-            Unavailable: the process has ended, or the database does not answer. So it is with the other calls.
-        """
+        """Return the position up to which the log has been folded, and the hash of its record."""
         position, hash_ = self._call("head")
         return position, hash_
 
@@ -74,7 +71,7 @@ class FoldProcess:
         self._call("reset")
 
     def fold(self, records: Sequence[Recorded], observe: Observe) -> int:
-        """Fold records and return the position. If the process ends before it answers, what was found may be lost."""
+        """Fold records and return the position. If the process ends before the answer, what was found may be lost."""
         position, found = self._call("fold", _RECORDS.dump_json(records, by_alias=True))
         observe(found)
         return int(position)
@@ -174,7 +171,7 @@ def serve(connection: Connection) -> None:
             except UnicronError as err:
                 answer = err
             except Exception as err:
-                # Not every exception can be sent; nobody looks at the kind of one that is no condition of ours.
+                # An exception of another kind may be none that can be sent, and nothing depends on its kind.
                 answer = RuntimeError(f"in the process that folds: {''.join(traceback.format_exception(err))}")
             connection.send(answer)
 

@@ -103,7 +103,7 @@ class Gateway:
             with self.store.reading() as views:
                 return query(views)
 
-        # These threads are not those of asyncio.to_thread, which the fold uses: reads never keep the fold waiting.
+        # Not the threads of asyncio.to_thread, in which the feed asks for the fold: reads never keep the fold waiting.
         return await run_in_threadpool(run)
 
     async def answer(self, query: Callable[[ViewReader], BaseModel | str]) -> Response:

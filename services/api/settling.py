@@ -36,8 +36,8 @@ later has settled times given up."""
 
 _BUSY_CHANGES_PER_S = 50.0
 """Changed plans and spans in a second from which on settled time comes nearer to the present. A request settles what is
-open: of 30 s at that rate in 0.25 s, at five times of it in 1.3 s, in which the fold and all other requests go on at
-half their speed (``benchmarks/gateway.py``, 50 viewers)."""
+open: of 30 s at that rate in 0.25 s, at five times of it in 1.3 s, in which all other requests go on at half their
+speed (``benchmarks/gateway.py``, 50 viewers)."""
 
 _BUSY_BEHIND_S = 0.5
 """How far settled time stays behind the present then, at least; further where changes come later

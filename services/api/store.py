@@ -158,8 +158,8 @@ class Store:
     def _writing(self) -> Iterator[Connection]:
         """Give a transaction in which no other process folds: the position that it reads is the one that it replaces.
 
-        The process of a gateway that has just been killed may still fold; of several gateways over one database each
-        does.
+        Others may fold meanwhile: the process of a gateway that has just been killed, and each of several gateways over
+        one database.
         """
         with self._engine.begin() as connection:
             if self._sqlite:

@@ -377,14 +377,7 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 async def serving(
     settings: Settings, bus: Bus, journal: Journal, folding: Folding = lambda url, _: Store(url)
 ) -> AsyncIterator[Server]:
-    """Run the real service in this event loop.
-
-    Args:
-        settings: of the service.
-        bus: the same.
-        journal: the same.
-        folding: returns what folds; a ``FoldProcess``, as in operation, takes a second to load.
-    """
+    """Run the real service in this event loop; the process that folds in operation takes a second to load."""
     run_dir = settings.run_dir
     data = run_dir / "corpus.txt"
     data.write_text("the cat sat on the mat. " * 50)

@@ -23,6 +23,7 @@ from shared.bus import Bus
 from shared.errors import Unavailable
 from shared.log.journal import Journal
 from shared.settings import Settings
+from tests.agent.kit import alive
 from tests.api.kit import Story, serving
 from tests.shared.samples import node_joined
 
@@ -51,7 +52,7 @@ def kill(pid: int | None) -> None:
 
 def wait_for_end(pid: int) -> None:
     latest_s = time.monotonic() + WAIT_S
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+    while alive(pid):
         assert time.monotonic() < latest_s
         time.sleep(0.01)
 
