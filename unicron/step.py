@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from types import TracebackType
 from typing import Protocol
 
@@ -186,16 +187,15 @@ class Step:
             WrongLoop: several at once in exact mode, which must tell their gradients apart.
         """
         link, state = self._host.link, self._host.rank_state
-        link.synchronize()
         losses = self._host.faults.finished_passes(self.number, losses)
-        if state.gather is not None and not link.is_held():
-            # Also where the hold spares this replica: on a device, what was broken off has ended without an error.
-            state.gather.settle()
-        partial = state.step_in_progress
-        before = partial.remaining()
+        mark = link.mark()
+        if state.gather is not None:
+            state.gather.settle_once(partial(link.counts, mark))
+        in_progress = state.step_in_progress
+        before = in_progress.remaining()
         state.commit(dict(zip(micro_batches, losses, strict=False)), dict(zip(micro_batches, ids, strict=True)), chunk)
         link.finish_micro_batch()
-        remaining = partial.remaining()
+        remaining = in_progress.remaining()
         if len(remaining) == len(before):
             return  # a model chunk that is not the last to have done its part
         for k in set(before).difference(remaining):
@@ -216,21 +216,23 @@ class Step:
         self._end_passes()
         link.end_passes()
         faults.reached(number, "reduce")
-        partial = state.step_in_progress
-        link.progress(number, "reduce", buckets=partial.reduced)
+        in_progress = state.step_in_progress
+        link.progress(number, "reduce", buckets=in_progress.reduced)
         self._gather_rest()
         # One after the other where a fault is to come after a number of buckets, and no more may be reduced.
         in_flight = 1 if faults.fails_between_buckets(number) else IN_FLIGHT
         state.launch_rest(link.wait, Hooks(self._before_rest, link.has_ended, self._report_buckets), in_flight)
         agreement = host.end_of_step.agree(
-            partial,
+            in_progress,
             buckets=state.accumulator.buckets,
             request=link.request,
             statuses=host.statuses(),
         )
         host.request = agreement.request
-        assert partial.account is not None
-        self.loss = partial.account.loss
+        if state.gather is not None:
+            state.gather.settle()  # the agreement has waited for what the device did before it
+        assert in_progress.account is not None
+        self.loss = in_progress.account.loss
         state.reduce(
             data_group(),
             link.wait,
@@ -264,8 +266,7 @@ class Step:
         gather = self._host.rank_state.gather
         if gather is not None and gather.pending:
             gather.complete()
-            self._host.link.synchronize()
-            gather.settle()
+            gather.settle_once(partial(self._host.link.counts, self._host.link.mark()))
 
     def _report_buckets(self, reduced: int) -> None:
         """Report the progress of the reduction to the agent, in at most ``BUCKET_REPORTS`` messages."""
@@ -326,6 +327,6 @@ class Step:
             )
             return False
         self.left = True
-        state.recover(computing=self._computing)
+        state.recover(computing=self._computing, garbage=host.link.has_garbage)
         self.completed = state.applied == self.number
         return host.survives(error)

@@ -263,7 +263,7 @@ def test_sockets_are_shut_only_while_the_training_thread_may_block_in_a_held_gen
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         inode = os.fstat(client.fileno()).st_ino
         breaker = Breaker(changed, lambda: held[0])
-        breaker.set_method(BreakMethod(shared=Breakable(has_socket=lambda i: i == inode, abort=aborted.set)))
+        breaker.set_method(BreakMethod(shared=Breakable(has_socket=lambda i: i == inode, interrupt=aborted.set)))
         breaker.start()
         assert changed.waited.wait(TIMEOUT_S)
         assert breaker.broken_at_s is None

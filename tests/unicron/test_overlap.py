@@ -218,16 +218,18 @@ async def test_a_rank_lost_before_its_parameters_are_sent_takes_the_others_one_s
 def test_what_was_gathered_does_not_count_once_the_generation_is_held(held: bool) -> None:
     """On a device an aborted gather ends without an error, also where the hold spares the replica's own groups."""
     settled: list[bool] = []
-    nothing: dict[str, Any] = dict.fromkeys(("synchronize", "finish_micro_batch", "progress"), lambda *_, **__: None)
+    nothing: dict[str, Any] = dict.fromkeys(("mark", "finish_micro_batch", "progress"), lambda *_, **__: None)
     state = SimpleNamespace(
-        gather=SimpleNamespace(settle=lambda: settled.append(True)),
+        gather=SimpleNamespace(settle_once=lambda has_ended: settled.append(has_ended())),
         step_in_progress=SimpleNamespace(remaining=lambda: [0]),
         commit=lambda *_: None,
     )
     faults = SimpleNamespace(finished_passes=lambda _, losses: losses)
-    host: Any = SimpleNamespace(link=SimpleNamespace(is_held=lambda: held, **nothing), rank_state=state, faults=faults)
+    host: Any = SimpleNamespace(
+        link=SimpleNamespace(counts=lambda _: not held, **nothing), rank_state=state, faults=faults
+    )
     Step(host, 1, [0]).commit(0, 1.0, [0])
-    assert bool(settled) is not held
+    assert settled == [not held]
 
 
 async def test_where_nobody_is_lost_nothing_is(tmp_path: Path, spec_file: SpecFile) -> None:

@@ -1,5 +1,8 @@
 """The process groups of one generation: made in a store of the generation's own, broken off when held, destroyed.
 
+Communicators are made here, all of them, and not by the first collective of each: a member that is lost meanwhile is
+then noticed in one place, where every socket that was opened can be shut.
+
 Any reference to a group keeps its threads and sockets alive. ``leave`` therefore drops all of them: Megatron's globals
 and torch's. References inside the model are replaced by ``unicron.megatron.group_references``. How the collectives of
 the groups are broken off is given to ``unicron.link.breaker``: those inside the rank's replica apart from the others.
@@ -10,16 +13,17 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import sys
+import threading
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from unicron import device, environment
-from unicron.link import sockets
+from unicron import backend, environment
+from unicron.link import issuing, sockets
 from unicron.link.agent_link import AgentLink
 from unicron.link.breaker import Breakable, BreakMethod
 from unicron.megatron import two_stages
@@ -29,15 +33,12 @@ from unicron.protocol import Configure
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Torch's default. The detector finds a peer that does not come, by the progress of the ranks, long before that."""
 
-NCCL_SETTINGS = {
-    # Otherwise torch's watchdog ends the process when a peer is lost, before the agent can send anything.
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
-    # Aborting communicators that use NVLink SHARP is not supported.
-    "NCCL_NVLS_ENABLE": "0",
-}
-"""Environment variables for communicators that may be aborted. Sources: the note at torch's ``_abort_process_group``;
-the known issues in the usage guide of NVIDIA's nvidia-resiliency-ext (in-process restart)."""
+ABORT_LIMIT_S = 10.0
+"""Longest time that an abort may take. Then the process ends, with ``EXIT_ABORT``, and is replaced: torch's own abort
+may wait for as long as the time-out of the group."""
+
+EXIT_ABORT = 77
+"""Exit code of a process of which an abort of communicators did not end (EX_NOPERM of sysexits.h is not in use)."""
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 """Addresses of a store on this machine that no other machine can reach."""
@@ -49,13 +50,8 @@ time-out of gloo's connections and cannot be waited for in slices: gloo closes t
 _torch_wait = dist.Work.wait
 
 
-def backend() -> str:
-    """Return the name of the collective backend of this machine."""
-    return "nccl" if device.is_cuda() else "gloo"
-
-
-def make(configure: Configure, link: AgentLink, *, interleave: int = 1) -> bool:
-    """Make the process groups of a generation; return whether all its members have been told its shares.
+def make(configure: Configure, link: AgentLink, *, interleave: int = 1) -> dist.Store:
+    """Make the process groups of a generation; return the generation's store.
 
     While this function runs, a hold breaks every socket opened since it began, also the connection to the store: a
     member may be waiting in the store. Afterwards a hold breaks the sockets of the groups and no others.
@@ -81,16 +77,22 @@ def make(configure: Configure, link: AgentLink, *, interleave: int = 1) -> bool:
     if configure.shares:
         store.set(_shares_key(configure.rank), "1")
     small = _initialise(configure, store, timeout, interleave)
-    # All members have been at the barriers of the groups. One of an older version, or of an agent of one, has set none.
-    every = [_shares_key(rank) for rank in range(configure.world_size)]
-    all_have_shares = bool(configure.shares) and store.check(every)
     replica = frozenset(model_ranks())
     own_sockets = frozenset[int]().union(*(inodes for ranks, inodes in small if ranks <= replica))
     shared_sockets = sockets.connected() - before - store_sockets - own_sockets
     link.set_break_method(_method(shared_sockets, own_sockets, replica), replica)
-    if backend() == "gloo":
+    if backend.current().waits_in_slices:
         _wait_in_slices(link)
-    return all_have_shares
+    return store
+
+
+def all_have_shares(store: dist.Store, configure: Configure) -> bool:
+    """Return whether all members have been told their shares: one of an older version, or of an agent of one, has not.
+
+    All members call it, and get the same answer: behind a collective that all of them have entered, and so have been in
+    ``make``.
+    """
+    return bool(configure.shares) and store.check([_shares_key(rank) for rank in range(configure.world_size)])
 
 
 def _shares_key(rank: int) -> str:
@@ -103,7 +105,7 @@ def _set_backend_environment(store_host: str) -> None:
     if store_host in LOOPBACK:
         # Otherwise gloo resolves the machine's name, which need not be reachable from the machine itself.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    for name, value in NCCL_SETTINGS.items():
+    for name, value in backend.current().settings.items():
         os.environ.setdefault(name, value)
 
 
@@ -127,7 +129,7 @@ def _initialise(
     from megatron.core import parallel_state
 
     dist.init_process_group(
-        backend(), store=store, rank=configure.rank, world_size=configure.world_size, timeout=timeout
+        backend.current().name, store=store, rank=configure.rank, world_size=configure.world_size, timeout=timeout
     )
     with _recorded_sockets(configure.tensor * configure.pipeline) as small:
         parallel_state.initialize_model_parallel(
@@ -139,6 +141,8 @@ def _initialise(
             create_gloo_process_groups=False,
         )
         two_stages.make(timeout)
+    for group in _used():
+        backend.current().connect(group)
     for group in list(dist.distributed_c10d._world.pg_map):
         dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, group)
     return small
@@ -169,68 +173,47 @@ def _recorded_sockets(largest: int) -> Iterator[list[tuple[frozenset[int], froze
         torch_distributed.new_group = torch_new_group
 
 
+def _used() -> list[dist.ProcessGroup]:
+    """Return this rank's groups of several ranks that this library or Megatron uses, in the same order on all ranks."""
+    from megatron.core import parallel_state
+
+    candidates = [
+        dist.group.WORLD,
+        parallel_state.get_data_parallel_group(),
+        parallel_state.get_model_parallel_group(),
+        parallel_state.get_tensor_model_parallel_group(),
+        parallel_state.get_pipeline_model_parallel_group(),
+        parallel_state.get_embedding_group(check_initialized=False),
+        two_stages.second_group(),
+    ]
+    used: dict[int, dist.ProcessGroup] = {}
+    for group in candidates:
+        if isinstance(group, dist.ProcessGroup) and group.size() > 1:
+            used[id(group)] = group
+    return list(used.values())
+
+
 # Breaking collectives off.
 
 
-class _AbortOnce:
-    """Aborts NCCL's communicators at the first call at which there are any.
-
-    Args:
-        chosen: the groups' ranks -> whether to abort their communicator.
-    """
-
-    def __init__(self, chosen: Callable[[frozenset[int]], bool] = lambda ranks: True) -> None:
-        self._chosen = chosen
-        self._aborted = False
-
-    def __call__(self) -> None:
-        self._aborted = self._aborted or _abort_communicators(self._chosen)
-
-
-def _abort_communicators(chosen: Callable[[frozenset[int]], bool]) -> bool:
-    """Abort NCCL's communicators, all at once: an abort may wait for peers that wait in the abort of another.
-
-    The communicators' kernels end; what they have received is garbage (``AgentLink.synchronize``).
-
-    Args:
-        chosen: the groups' ranks -> whether to abort their communicator.
-
-    Returns:
-        Whether there were any.
-    """
-    if not device.is_cuda() or not dist.is_initialized():
-        return False
-    cuda = torch.device("cuda")
-    groups = [
-        group
-        for group in list(dist.distributed_c10d._world.pg_names)
-        if chosen(frozenset(dist.get_process_group_ranks(group)))
-    ]
-    backends: list[Any] = [group._get_backend(cuda) for group in groups]
-    if not backends:
-        return True
-    with ThreadPoolExecutor(max_workers=len(backends)) as threads:
-        for aborting in [threads.submit(one.abort) for one in backends]:
-            with contextlib.suppress(RuntimeError):
-                aborting.result()
-    return True
-
-
 def _method_while_making(before: frozenset[int], world_size: int) -> BreakMethod:
-    """Return how the making of groups is broken off.
+    """Return how the making of groups is broken off: communicators that are being made cannot be aborted.
 
     Args:
         before: inodes of the sockets that are not to be shut: they were connected before.
         world_size: of the generation.
     """
     listening_before = sockets.listening()
-    abort_communicators = _AbortOnce()
 
-    def abort() -> None:
-        abort_communicators()
-        sockets.impersonate_peers(lambda inode: inode not in listening_before, world_size)
+    def is_new(inode: int) -> bool:
+        return inode not in listening_before
 
-    return BreakMethod(shared=Breakable(has_socket=lambda inode: inode not in before, abort=abort))
+    if backend.current().aborts:
+        # A member that waits for a peer to connect then has no socket left to wait at.
+        interrupt = partial(sockets.stop_listening, is_new)
+    else:
+        interrupt = partial(sockets.impersonate_peers, is_new, world_size)
+    return BreakMethod(shared=Breakable(has_socket=lambda inode: inode not in before, interrupt=interrupt))
 
 
 def _method(shared: frozenset[int], own: frozenset[int], replica: frozenset[int]) -> BreakMethod:
@@ -241,18 +224,52 @@ def _method(shared: frozenset[int], own: frozenset[int], replica: frozenset[int]
         own: those of groups inside this rank's replica.
         replica: its ranks.
     """
-    if backend() == "gloo":
+    chosen = backend.current()
+    if not chosen.aborts:
         return BreakMethod(
             shared=Breakable(has_socket=shared.__contains__),
             replica=Breakable(has_socket=own.__contains__),
-            waits_in_slices=True,
+            backend=chosen,
         )
+    issuing.guard(_of_several())
+    inside = {group: frozenset(dist.get_process_group_ranks(group)) <= replica for group in _of_several()}
     return BreakMethod(
-        shared=Breakable(has_socket=shared.__contains__, abort=_AbortOnce(lambda ranks: not ranks <= replica)),
-        replica=Breakable(has_socket=own.__contains__, abort=_AbortOnce(lambda ranks: ranks <= replica)),
-        synchronize=device.synchronize,
-        synchronize_stream=device.synchronize_stream,
+        shared=Breakable(groups=[group for group, is_inside in inside.items() if not is_inside]),
+        replica=Breakable(groups=[group for group, is_inside in inside.items() if is_inside]),
+        abort=_abort,
+        backend=chosen,
     )
+
+
+def _of_several() -> list[dist.ProcessGroup]:
+    """Return this rank's groups of several ranks: none waits for peers in the others."""
+    return [group for group in list(dist.distributed_c10d._world.pg_names) if group.size() > 1]
+
+
+_aborted: list[dist.ProcessGroup] = []
+"""Those of this generation's groups whose communicators are aborted."""
+
+
+def _abort(groups: Sequence[dist.ProcessGroup]) -> None:
+    """Abort the communicators of groups; the process ends if that takes too long."""
+    _aborted.extend(groups)
+    limit = threading.Timer(ABORT_LIMIT_S, _end_process)
+    limit.daemon = True
+    limit.start()
+    try:
+        with issuing.nothing_issued(groups):
+            backend.current().abort(groups)
+    finally:
+        limit.cancel()
+
+
+def _end_process() -> None:
+    print(
+        f"unicron: communicators were not aborted within {ABORT_LIMIT_S} s; this process ends",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(EXIT_ABORT)
 
 
 def _wait_in_slices(link: AgentLink) -> None:
@@ -287,8 +304,12 @@ def leave(unfinished: Sequence[Any] = ()) -> None:
     """
     from megatron.core import parallel_state
 
-    if device.is_cuda() and dist.is_initialized():
-        device.synchronize()  # buffers of kernels that have not ended may not be freed or overwritten
+    chosen = backend.current()
+    if chosen.aborts and dist.is_initialized():
+        _abort([group for group in _of_several() if group not in _aborted])
+        chosen.synchronize()  # buffers of kernels that have not ended may not be freed or overwritten
+    _aborted.clear()
+    issuing.forget()
     _abandoned[:] = [(left, works) for left, works in _abandoned if not all(work.is_completed() for work in works)]
     running = [work for work in unfinished if not work.is_completed()]
     if running:

@@ -157,7 +157,7 @@ class Joiner:
             UnicronError: no member has the state that the configuration promises.
         """
         began_s = time.monotonic()
-        shares = self._rebuild_groups(configure, link)
+        store = self._rebuild_groups(configure, link)
         formed()
         rank_state = self._fitting(configure, micro_batches)
         rebuilt_s = time.monotonic()
@@ -169,6 +169,7 @@ class Joiner:
             micro_batches=micro_batches,
             wait=link.wait,
         )
+        shares = configure.shares if groups.all_have_shares(store, configure) else ()
         agreed = self._agree(configure, rank_state, link, reports)
         agreed_s = time.monotonic()
         checkpoint = ""
@@ -209,15 +210,15 @@ class Joiner:
             repeats_update=not self._user.is_at(rank_state.applied),
         )
 
-    def _rebuild_groups(self, configure: Configure, link: AgentLink) -> Sequence[int]:
+    def _rebuild_groups(self, configure: Configure, link: AgentLink) -> dist.Store:
         """Leave the old process groups, make the new ones, and point the model that lives on to them.
 
         Returns:
-            The replicas' shares of a step's micro-batches, if all members have been told them.
+            The generation's store.
         """
         groups.leave(link.abandoned)
         link.abandoned = []
-        all_have_shares = groups.make(configure, link, interleave=self._interleave)
+        store = groups.make(configure, link, interleave=self._interleave)
         link.progress(self._next_step(), "setup", setup_parts=1)
         roles = groups_by_role()
         present = self.rank_state
@@ -227,7 +228,7 @@ class Joiner:
         self._roles = roles
         if present is not None and present.applied >= 0 and _has_no_live_state(configure):
             present.invalidate()
-        return configure.shares if all_have_shares else ()
+        return store
 
     def _next_step(self) -> int:
         """Return the step that follows the present state."""

@@ -1,19 +1,23 @@
 """The thread that breaks collectives off while the generation of this process is held.
 
 The training thread blocks in collectives without Python code that could check for a hold. ``Breaker`` makes those
-collectives fail instead: it shuts their sockets (``unicron.link.sockets``) or aborts their communicators. The process
+collectives end instead: it shuts their sockets (``unicron.link.sockets``), or aborts their communicators. The process
 groups of a generation say how, with a ``BreakMethod`` (``unicron.join.groups``); ``unicron.link.agent_link`` says when,
 and ``unicron.link.sparing`` whether the groups of the rank's own replica are left out.
+
+While communicators are aborted nothing else may be issued, made, destroyed or aborted: each is aborted once, and the
+training thread waits in ``leave`` until an abort that has begun has ended.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from unicron.backend import Backend
 from unicron.link import sockets
 
 BREAK_AGAIN_S = 0.005
@@ -26,14 +30,16 @@ SPARED_S = 0.05
 to notice that the replica is stuck. A new hold ends the wait."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Breakable:
     """Groups whose collectives can be broken off together; by default there are none."""
 
     has_socket: Callable[[int], bool] = lambda inode: False
     """Whether the socket of an inode carries their collectives."""
-    abort: Callable[[], None] = lambda: None
-    """Ends what has no socket that could be shut. Called without a lock, repeatedly; may take a moment."""
+    interrupt: Callable[[], None] = lambda: None
+    """Ends what has no socket that could be shut. Called without a lock, repeatedly."""
+    groups: Sequence[Any] = ()
+    """Process groups whose communicators are to be aborted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,29 +50,36 @@ class BreakMethod:
     """The groups that have ranks of several replicas. While groups are made: all."""
     replica: Breakable = Breakable()
     """The groups of which all ranks are in this rank's replica."""
-    waits_in_slices: bool = False
-    """Whether the backend's ``Work`` can be waited for in slices (gloo's can)."""
-    synchronize: Callable[[], None] | None = None
-    """Waits for the device, where aborted collectives end without an error (NCCL's do); else None."""
-    synchronize_stream: Callable[[], None] | None = None
-    """The same for what was started on the current stream alone: other collectives stay in flight."""
+    abort: Callable[[Sequence[Any]], None] = lambda groups: None
+    """Aborts the communicators of groups, together, and returns once that is done."""
+    backend: Backend | None = None
+    """Of the groups, once they are made."""
 
 
 class Breaker:
     """Breaks collectives off for as long as the generation is held and the training thread may block on its peers."""
 
     def __init__(
-        self, changed: threading.Condition, is_held: Callable[[], bool], spares: Callable[[], bool] = lambda: False
+        self,
+        changed: threading.Condition,
+        is_held: Callable[[], bool],
+        spares: Callable[[], bool] = lambda: False,
+        before_abort: Callable[[Breakable], None] = lambda part: None,
     ) -> None:
         """Prepare the thread; ``start`` starts it.
 
         Args:
-            changed: guards what the other two read, and is notified of its changes.
+            changed: guards what the other three read, and is notified of its changes.
             is_held: whether the generation of this process is held.
             spares: whether the groups of this rank's replica are left out.
+            before_abort: called, with ``changed``, before communicators are aborted: ``shared`` or ``replica``.
         """
-        self._changed, self._is_held, self._spares = changed, is_held, spares
+        self._changed, self._is_held, self._spares, self._before_abort = changed, is_held, spares, before_abort
         self._may_block = False
+        self._aborting = False
+        """Whether a thread aborts communicators at present."""
+        self._to_abort: list[Breakable] = []
+        """Those parts of the method whose communicators are intact."""
         self.method = BreakMethod()
         """How collectives are broken off at present; ``set_method`` sets it."""
         self.broken_at_s: float | None = None
@@ -82,6 +95,7 @@ class Breaker:
         """Set how collectives are broken off from here on."""
         with self._changed:
             self.method = method
+            self._to_abort = [part for part in (method.shared, method.replica) if part.groups]
 
     def enter(self) -> None:
         """Note that the training thread may block on its peers from here on."""
@@ -90,19 +104,56 @@ class Breaker:
             self._changed.notify_all()
 
     def leave(self) -> None:
-        """Note that the training thread does not wait for its peers any more; no socket is shut after this."""
+        """Note that the training thread does not wait for its peers any more; no socket is shut after this.
+
+        It waits until an abort that has begun has ended.
+        """
         with self._changed:
             self._may_block = False
+            self._wait_for_abort()
 
-    def break_replica(self) -> None:
-        """Break the groups of the replica off, in the calling thread: this rank has left, and peers may wait for it."""
-        sockets.shut(self.method.replica.has_socket)
-        self.method.replica.abort()
+    def break_off(self, *, shared: bool = False, replica: bool = False) -> None:
+        """Break groups off, in the calling thread, and return once that is done.
 
-    def break_shared(self) -> None:
-        """Break the groups of several replicas off, in the calling thread, which has left the generation."""
-        sockets.shut(self.method.shared.has_socket)
-        self.method.shared.abort()
+        Args:
+            shared: those of several replicas; to be called by the training thread, which has left the generation.
+            replica: the replica's own: this rank has left, and peers may wait for it.
+        """
+        chosen = [
+            part for part, is_chosen in ((self.method.shared, shared), (self.method.replica, replica)) if is_chosen
+        ]
+        with self._changed:
+            self._wait_for_abort()
+            groups = self._begin(chosen)
+        self._end(chosen, groups)
+
+    def _wait_for_abort(self) -> None:
+        """Wait until nothing is aborted. Without a limit: an abort that does not end ends the process."""
+        self._changed.wait_for(lambda: not self._aborting)
+
+    def _begin(self, parts: Sequence[Breakable]) -> list[Any]:
+        """Shut sockets; return the groups that ``_end`` is to abort. Called with the lock."""
+        groups: list[Any] = []
+        for part in parts:
+            sockets.shut(part.has_socket)
+            if part in self._to_abort:
+                self._before_abort(part)
+                self._to_abort.remove(part)
+                groups += part.groups
+        self._aborting = bool(groups)
+        return groups
+
+    def _end(self, parts: Sequence[Breakable], groups: list[Any]) -> None:
+        """End what has no socket. Without the lock, which the other threads need meanwhile."""
+        for part in parts:
+            part.interrupt()
+        if groups:
+            try:
+                self.method.abort(groups)
+            finally:
+                with self._changed:
+                    self._aborting = False
+                    self._changed.notify_all()
 
     def _run(self) -> NoReturn:
         while True:
@@ -111,14 +162,13 @@ class Breaker:
                     self._changed.wait()
                 spared = self._spares()
                 parts = [self.method.shared] if spared else [self.method.shared, self.method.replica]
-                for part in parts:
-                    sockets.shut(part.has_socket)
+                self._wait_for_abort()
+                groups = self._begin(parts)
                 now_s = time.monotonic()
                 self.broken_at_s = self.broken_at_s or now_s
                 if not spared:
                     self.replica_broken_at_s = self.replica_broken_at_s or now_s
-            for part in parts:
-                part.abort()  # without the lock: an abort may take a moment, and the training thread need not wait
+            self._end(parts, groups)
             if spared:
                 with self._changed:
                     self._changed.wait(SPARED_S)

@@ -3,6 +3,10 @@
 The training thread blocks in collectives without Python code that could check for a hold. It says where it may
 (``enter``, ``leave``); meanwhile ``unicron.link.breaker`` breaks off what is held, except the groups of a replica that
 can finish its micro-batches (``unicron.link.sparing``).
+
+Where a backend does its collectives on a device (``unicron.backend``), the host is ahead of what has been done, and a
+collective that is aborted ends without an error and leaves garbage. So what the training thread does is provisional: it
+counts once the work up to a ``Mark`` behind it has ended, if that was before an abort began.
 """
 
 from __future__ import annotations
@@ -10,13 +14,17 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
+from unicron.backend import Backend, Mark
 from unicron.errors import Interrupted
-from unicron.link.breaker import BREAK_AGAIN_S, Breaker, BreakMethod
+from unicron.link.breaker import BREAK_AGAIN_S, Breakable, Breaker, BreakMethod
 from unicron.link.sparing import Sparing
 from unicron.link.waiting import has_ended
+
+DEVICE_POLL_S = 0.001
+"""Between two looks at whether the device has done a rank's last micro-batch. Chosen: short beside a micro-batch."""
 
 STUCK_S = 0.3
 """How long after its sockets were shut a collective is given up. Measured: a collective ends within 20 ms of that, but
@@ -34,7 +42,11 @@ class Collectives(ABC):
         """
         self._changed = changed
         self._sparing = Sparing()
-        self._breaker = Breaker(changed, self.is_held, self._spares)
+        self._breaker = Breaker(changed, self.is_held, self._spares, self._before_abort)
+        self._marks: list[Mark] = []
+        """Those of this generation of which it is not known yet whether they count."""
+        self._replica_aborted = False
+        """Whether this generation's collectives inside the replica are aborted, or about to be."""
         self.abandoned: list[Any] = []
         """Collectives of this generation that were given up: its groups may not be destroyed before they end."""
 
@@ -90,12 +102,26 @@ class Collectives(ABC):
         with self._changed:
             self.check()
             if self.is_held():
-                self._sparing.finished = True
+                self._finish_passes()
                 raise Interrupted(f"generation {self.generation} is held; this rank's micro-batches are finished")
             self._sparing.end_passes()
 
+    def _finish_passes(self) -> None:
+        """Note that this rank's micro-batches of a held generation are done: on a device once the device is done.
+
+        Called with the lock, which others have while this waits: they may find that the replica is stuck.
+
+        Raises:
+            Interrupted: the replica is broken off meanwhile.
+        """
+        mark = self.mark()
+        while not self.counts(mark):
+            self._changed.wait(DEVICE_POLL_S)
+            self.check()
+        self._sparing.finished = True
+
     def leave(self, *, failed: bool = False) -> None:
-        """Note that the training thread does not wait for its peers any more.
+        """Note that the training thread does not wait for its peers any more; wait until no communicator is aborted.
 
         Args:
             failed: whether it leaves a step because of an error. Peers of its replica that the hold spares may wait for
@@ -104,9 +130,13 @@ class Collectives(ABC):
         with self._changed:
             self._breaker.leave()
             self._sparing.end_passes()
-            breaks = failed and self._sparing.has_peers and not self._sparing.finished
-        if breaks and self.supervised:
-            self._breaker.break_replica()
+            replica = failed and self._sparing.has_peers and not self._sparing.finished
+            # On a device what comes next would wait behind collectives that never end.
+            shared = failed and self.aborts_without_error and self.is_held()
+        if (replica or shared) and self.supervised:
+            self._breaker.break_off(shared=shared, replica=replica or (shared and not self._sparing.finished))
+        if shared and self._backend is not None:
+            self._backend.synchronize()
 
     def set_break_method(self, method: BreakMethod, replica: Collection[int] = ()) -> None:
         """Set how the collectives of this generation are broken off.
@@ -118,16 +148,63 @@ class Collectives(ABC):
         with self._changed:
             self._breaker.set_method(method)
             self._sparing.set_replica(replica)
+            self._marks, self._replica_aborted = [], False
+
+    @property
+    def _backend(self) -> Backend | None:
+        """The backend of this generation's groups, if collectives can be broken off and the groups are made."""
+        return self._breaker.method.backend if self.supervised else None
 
     @property
     def waits_in_slices(self) -> bool:
         """Whether collectives are waited for in slices."""
-        return self.supervised and self._breaker.method.waits_in_slices
+        return self._backend is not None and self._backend.waits_in_slices
 
     @property
     def aborts_without_error(self) -> bool:
         """Whether collectives that are aborted end without an error, with garbage for a result."""
-        return self.supervised and self._breaker.method.synchronize is not None
+        return self._backend is not None and self._backend.aborts
+
+    # What is done on a device, and counts later.
+
+    def mark(self) -> Mark | None:
+        """Return a mark behind what the training thread has issued so far; None: all of it counts already.
+
+        Raises:
+            Interrupted: the replica's collectives are aborted, so what was issued may have used garbage.
+        """
+        mark = self._backend.mark() if self._backend is not None else None
+        if mark is None:
+            return None
+        with self._changed:
+            if self._replica_aborted:
+                raise Interrupted(f"generation {self.generation} is held, and this replica is broken off")
+            self._marks = [one for one in self._marks if not self._has_counted(one)]
+            self._marks.append(mark)
+        return mark
+
+    def counts(self, mark: Mark | None) -> bool:
+        """Return, without waiting, whether what was issued before a mark has ended, and none of it was aborted."""
+        with self._changed:
+            return mark is None or self._has_counted(mark)
+
+    @property
+    def has_garbage(self) -> bool:
+        """Whether an abort inside the replica may have spoilt what passes have added up to the newest mark."""
+        with self._changed:
+            return self._replica_aborted and any(mark.counts is False for mark in self._marks)
+
+    @staticmethod
+    def _has_counted(mark: Mark) -> bool:
+        if mark.counts is None and mark.is_reached():
+            mark.counts = True
+        return bool(mark.counts)
+
+    def _before_abort(self, part: Breakable) -> None:
+        """Note what counts although communicators are about to be aborted; called with the lock."""
+        for mark in self._marks:
+            mark.counts = mark.is_reached()
+        self._replica_aborted = self._replica_aborted or part is self._breaker.method.replica
 
     def wait(self, work: Any, *, of_replica: bool = False) -> None:
         """Wait for a collective (torch's ``Work``) until it ends, or until it does not end though it is broken off.
@@ -143,7 +220,9 @@ class Collectives(ABC):
         """
         if not self.waits_in_slices:
             work.wait()
-            self._synchronize(self._breaker.method.synchronize_stream)
+            if self._backend is not None:
+                self._backend.synchronize_stream()
+                self.check()
             return
         while not has_ended(work):
             broken_at_s = self._breaker.replica_broken_at_s if of_replica else self._breaker.broken_at_s
@@ -175,8 +254,8 @@ class Collectives(ABC):
             works: the collectives, of groups of several replicas. Those that do not end in ``STUCK_S`` are
                 ``abandoned``.
         """
-        if works and self.supervised:
-            self._breaker.break_shared()
+        if self.supervised and (works or self.aborts_without_error):
+            self._breaker.break_off(shared=True)
             limit_s = time.monotonic() + STUCK_S
             # Their results are worth nothing, so neither are their errors, which a wait would raise.
             while time.monotonic() < limit_s and not all(work.is_completed() for work in works):
@@ -192,10 +271,6 @@ class Collectives(ABC):
             Interrupted: the generation is held.
             RuntimeError: something failed on the device.
         """
-        if self._breaker.method.synchronize is not None:
-            self._synchronize(self._breaker.method.synchronize)
-
-    def _synchronize(self, synchronize: Callable[[], None] | None) -> None:
-        if self.supervised and synchronize is not None:
-            synchronize()
+        if self._backend is not None and self._backend.aborts:
+            self._backend.synchronize()
             self.check()

@@ -67,6 +67,14 @@ def impersonate_peers(chosen: Callable[[int], bool], peers: int) -> None:
                 connection.sendall(struct.pack("=q", number))
 
 
+def stop_listening(chosen: Callable[[int], bool]) -> None:
+    """Shut down the listening sockets whose inode is chosen: a thread that waits for a connection gets an error."""
+    for inode, listener in _tcp_sockets(listening=True):
+        if chosen(inode):
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+
+
 def shut(chosen: Callable[[int], bool]) -> int:
     """Shut down both directions of the connected TCP sockets whose inode is chosen; return how many were shut."""
     count = 0

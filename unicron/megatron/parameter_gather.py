@@ -34,6 +34,8 @@ class ParameterGather:
         self._on_device = any(own_parameters(group)[0].whole.is_cuda for group in self._groups)
         self._works: list[list[Any]] | None = None
         """For each bucket group, the gathers that are not yet waited for; None: they are not launched."""
+        self._has_ended: Callable[[], bool] | None = None
+        """Whether the gathers have ended well, on a device; None: not all are waited for, or nothing tells."""
         for number, group in enumerate(self._groups):
             replace_gather(group, partial(self._wait, number))
 
@@ -54,7 +56,7 @@ class ParameterGather:
         """
         if not self.pending or self._works is not None:
             return
-        self._works = [[] for _ in self._groups]
+        self._works, self._has_ended = [[] for _ in self._groups], None
         # The forward pass uses the last bucket first.
         for number in reversed(range(len(self._groups))):
             group = group_of(self._groups[number])
@@ -83,8 +85,25 @@ class ParameterGather:
             if not self._on_device:
                 self.settle()
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether all gathers are waited for, which on a device does not mean that they have ended well."""
+        return self._works is not None and not any(self._works)
+
+    def settle_once(self, has_ended: Callable[[], bool]) -> None:
+        """Note how to tell whether the gathers have ended well, once all are waited for; and that they have, if so.
+
+        Args:
+            has_ended: whether what was issued up to now has ended well.
+        """
+        if not self.is_waited_for:
+            return
+        self._has_ended = self._has_ended or has_ended
+        if self._has_ended():
+            self.settle()
+
     def complete(self) -> None:
-        """Wait until all parameters are gathered; ``settle`` comes next.
+        """Wait until all parameters are gathered; ``settle`` or ``settle_once`` comes next.
 
         Raises:
             RuntimeError: a collective broke.
@@ -95,19 +114,21 @@ class ParameterGather:
 
     def settle(self) -> None:
         """Note that what was waited for has ended well, which on a device is known once the device is done."""
-        if self._works is not None and not any(self._works):
-            self.pending, self._works = False, None
+        if self.is_waited_for:
+            self.pending, self._works, self._has_ended = False, None, None
 
     def give_up(self) -> list[Any]:
         """Leave the generation; return the collectives that may never end. What they would have brought is ``pending``.
 
-        On a device nothing tells a gather that has ended from one that was aborted.
+        On a device nothing tells a gather that has ended from one that was aborted, unless all were waited for.
         """
+        if self._has_ended is not None and self._has_ended():
+            self.settle()
         unfinished = [work for works in self._works or () for work in works]
         if self._works is not None and not self._on_device and all(work.is_completed() for work in unfinished):
             with contextlib.suppress(RuntimeError):
                 for work in unfinished:
                     work.wait()
                 self.pending = False
-        self._works = None
+        self._works, self._has_ended = None, None
         return unfinished

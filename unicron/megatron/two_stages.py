@@ -19,6 +19,14 @@ import torch.distributed as dist
 _megatrons_own: Any = None
 """Megatron's function, while it is replaced."""
 
+_second: dist.ProcessGroup | None = None
+"""This rank's group of the second direction, if there is one."""
+
+
+def second_group() -> dist.ProcessGroup | None:
+    """Return this rank's group of the second direction; None: there is none."""
+    return _second
+
 
 def make(timeout: timedelta) -> None:
     """Make the groups of the second direction, and have Megatron's pipelines of two stages use this rank's.
@@ -28,7 +36,7 @@ def make(timeout: timedelta) -> None:
     Args:
         timeout: of the groups.
     """
-    global _megatrons_own
+    global _megatrons_own, _second
     from megatron.core import parallel_state
 
     if parallel_state.get_pipeline_model_parallel_world_size() != 2:
@@ -45,11 +53,13 @@ def make(timeout: timedelta) -> None:
             megatron: Any = p2p_communication
             _megatrons_own = _megatrons_own or megatron._p2p_ops
             megatron._p2p_ops = partial(_begin, group)
+            _second = group
 
 
 def drop() -> None:
     """Give Megatron's function back its place: the one that is there refers to a group."""
-    global _megatrons_own
+    global _megatrons_own, _second
+    _second = None
     if _megatrons_own is not None:
         from megatron.core.pipeline_parallel import p2p_communication
 

@@ -167,11 +167,12 @@ class RankState:
         if partial.remaining():
             self.accumulator.keep(partial.reduced)
 
-    def recover(self, *, computing: bool) -> None:
+    def recover(self, *, computing: bool, garbage: bool = False) -> None:
         """Bring the state into order after a failure in a step.
 
         Args:
             computing: whether the failure came while the training loop computed, rather than inside this library.
+            garbage: whether the sums may contain what aborted collectives have left.
         """
         has_sums = self.overlap is not None and self.overlap.restore()
         match self._update.stage:
@@ -179,6 +180,8 @@ class RankState:
                 self.invalidate()  # the parameters may be half updated
             case Stage.APPLIED:
                 self._recover_applied()
+            case Stage.NOT_BEGUN if garbage and self.partial is not None:
+                self._drop_sums(self.partial)
             case Stage.NOT_BEGUN if computing and self.partial is not None:
                 self._recover_sums(self.partial, has_sums=has_sums)
 
@@ -188,11 +191,16 @@ class RankState:
         if has_sums or self.accumulator.rewind():
             return
         if partial.remaining() or partial.reduced < self.accumulator.buckets:
-            self.accumulator.clear_from(partial.reduced)
-            partial.forget_done()
-            self.finite.forget()
+            self._drop_sums(partial)
         elif not self.accumulator.is_intact():
             self.discard()
+
+    def _drop_sums(self, partial: PartialStep) -> None:
+        """Drop the sums that are not reduced: their micro-batches are computed again."""
+        self._buffers.release()
+        self.accumulator.clear_from(partial.reduced)
+        partial.forget_done()
+        self.finite.forget()
 
     def leave_generation(self) -> list[Any]:
         """Give up what still needs the peers of this generation; return the collectives that may never end."""

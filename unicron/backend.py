@@ -1,0 +1,150 @@
+"""What the collective backend of this process can do: gloo on CPUs, NCCL on CUDA devices.
+
+The library branches on what this object says, and on no backend's name. Two things differ most. Gloo's collectives are
+done on the host, which blocks in them; a socket that is shut ends them, with an error. NCCL's are done on the device,
+behind the host's back; only an abort of their communicator ends them, and they then end without an error and leave
+garbage. What has counted on such a result is told from the rest by a ``Mark``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from unicron import device
+
+
+class Mark(ABC):
+    """A place in the work of this process's device: behind all that was issued before the mark was made."""
+
+    counts: bool | None = None
+    """Whether all of it ended before any was aborted; None: not known yet (``unicron.link.collectives``)."""
+
+    @abstractmethod
+    def is_reached(self) -> bool:
+        """Return, without waiting, whether all work before it has ended."""
+
+
+class Backend:
+    """What a collective backend can do; by default what one on the host does, which leaves nothing under way."""
+
+    name: ClassVar[str]
+    """Torch's name of it."""
+    aborts: ClassVar[bool]
+    """Whether the collectives of a communicator are ended by ``abort``. They then end without an error and with garbage
+    for a result. Otherwise a socket that is shut ends them, with an error."""
+    waits_in_slices: ClassVar[bool]
+    """Whether ``Work.wait`` with a time-out may be called again and again."""
+    scatters: ClassVar[bool]
+    """Whether there is a reduce-scatter which sends no more than it has to."""
+    settings: ClassVar[Mapping[str, str]] = {}
+    """Environment variables that it needs, unless the operator has set them."""
+
+    def connect(self, group: dist.ProcessGroup) -> None:
+        """Make the communicator of a group, which otherwise its first collective makes. All its ranks call this.
+
+        Raises:
+            RuntimeError: a rank did not come.
+        """
+
+    def abort(self, groups: Sequence[dist.ProcessGroup]) -> None:
+        """End all collectives of some groups, and return once that is done. Once for each group, by one thread.
+
+        Meanwhile no other thread may issue, make, destroy or abort anything.
+        """
+
+    def mark(self) -> Mark | None:
+        """Return a mark behind all that was issued so far; None: what was issued has ended."""
+        return None
+
+    def synchronize(self) -> None:
+        """Wait until everything that was issued has ended.
+
+        Raises:
+            RuntimeError: something failed on the device.
+        """
+
+    def synchronize_stream(self) -> None:
+        """Wait until what was issued on the present stream has ended.
+
+        Raises:
+            RuntimeError: something failed on the device.
+        """
+
+
+class Gloo(Backend):
+    """Collectives on the host, over sockets."""
+
+    name = "gloo"
+    aborts = False
+    waits_in_slices = True
+    scatters = False
+
+
+class _Event(Mark):
+    """A CUDA event in the present stream."""
+
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record()
+
+    def is_reached(self) -> bool:
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
+
+
+class Nccl(Backend):
+    """Collectives on a CUDA device."""
+
+    name = "nccl"
+    aborts = True
+    waits_in_slices = False
+    scatters = True
+
+    def connect(self, group: dist.ProcessGroup) -> None:
+        """Make the communicator of a group."""
+        group._get_backend(device.current()).eager_connect_single_device(device.current())
+
+    def abort(self, groups: Sequence[dist.ProcessGroup]) -> None:
+        """Abort communicators, all at once: an abort may wait for peers that wait in the abort of another."""
+        backends: list[Any] = [group._get_backend(device.current()) for group in groups]
+        if not backends:
+            return
+        with ThreadPoolExecutor(max_workers=len(backends)) as threads:
+            for aborting in [threads.submit(one.abort) for one in backends]:
+                with contextlib.suppress(RuntimeError):
+                    aborting.result()
+
+    def mark(self) -> Mark:
+        """Return a mark behind all that was issued on the present stream so far."""
+        return _Event()
+
+    def synchronize(self) -> None:
+        """Wait for the device; other threads run meanwhile."""
+        device.synchronize()
+
+    def synchronize_stream(self) -> None:
+        """Wait for the present stream of the device; other threads run meanwhile."""
+        device.synchronize_stream()
+
+
+_chosen: Backend | None = None
+
+
+def current() -> Backend:
+    """Return the backend of this process."""
+    global _chosen
+    if _chosen is None:
+        _chosen = Nccl() if device.is_cuda() else Gloo()
+    return _chosen
+
+
+def use(backend: Backend) -> None:
+    """Use another backend from here on: for tests of what a backend does at a fault."""
+    global _chosen
+    _chosen = backend
