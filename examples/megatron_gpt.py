@@ -116,7 +116,7 @@ for step in run.steps():  # + in place of `for iteration in range(STEPS)`
         for k in step.micro_batches():  # + in place of one call with all of the replica's micro-batches
             ids = sample_ids(step.number, k)
             losses = forward_backward(run.model, ids)
-            step.commit(k, float(losses[0]) if losses else None, ids)  # +
+            step.commit(k, losses[0] if losses else None, ids)  # +
         step.reduce()  # + in place of finalize_model_grads
         run.optimizer.step()
     if step.completed and step.number % 20 == 0 and run.generation.rank == 0:

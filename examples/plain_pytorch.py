@@ -43,7 +43,7 @@ for step in run.steps():  # + in place of `for step in range(STEPS)`
                 run.model(inputs[ids].to(device)), targets[ids].to(device)
             )
             torch.autograd.backward(loss / MICRO_BATCHES)
-            step.commit(k, float(loss.detach()), ids)  # +
+            step.commit(k, loss, ids)  # +
         step.reduce()  # + in place of DistributedDataParallel's all-reduce
         run.optimizer.step()
     if step.completed and step.number % 50 == 0 and run.generation.rank == 0:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 FREE, ASSIGNED, DONE = 0, 1, 2
 """The state of a micro-batch on one rank: not the rank's own; its own and not computed; computed and accumulated."""
@@ -50,8 +51,9 @@ class PartialStep:
     """Counts from 1."""
     assigned: list[int]
     """The micro-batches that this rank's replica computes, since the members last agreed."""
-    losses: dict[int, float] = field(default_factory=dict)
-    """Of the micro-batches that the last chunk has done, where that chunk computes the loss."""
+    losses: dict[int, Any] = field(default_factory=dict)
+    """Of the micro-batches that the last chunk has done, where that chunk computes the loss: numbers, or tensors that
+    are not read yet (``unicron.losses``)."""
     samples: dict[int, list[int]] = field(default_factory=dict)
     """Sample ids of the micro-batches that some chunk has done."""
     done: list[set[int]] = field(default_factory=lambda: [set()])

@@ -8,13 +8,14 @@ is not stepped a second time (``AppliedOptimizer``, while the step lasts).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
 import torch
 
 from unicron.errors import WrongLoop
+from unicron.losses import Loss
 from unicron.step import Step, StepHost
 
 
@@ -47,7 +48,7 @@ class AppliedStep(Step):
         return []
 
     def commit_all(
-        self, micro_batches: list[int], losses: list[float], ids: list[list[int]], chunk: int | None = None
+        self, micro_batches: list[int], losses: Sequence[Loss], ids: list[list[int]], chunk: int | None = None
     ) -> None:
         """Refuse: there are no micro-batches.
 

@@ -105,6 +105,25 @@ class Nccl(Backend):
     aborts = True
     waits_in_slices = False
     scatters = True
+    settings: ClassVar[Mapping[str, str]] = {
+        # The watchdog neither aborts nor ends the process by itself: this library aborts, and the agent decides.
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+        "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+        # It would sleep four times this for each collective that it finds broken, and whoever destroys the group waits.
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+        # The process's first group would write a dump, sleep for eight minutes and end the process.
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+        "TORCH_NCCL_ENABLE_MONITORING": "0",
+        "TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN": "0",
+        # Collectives are recorded in memory, for evidence of hangs; before torch 2.11 they are not by default.
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        # Groups are connected before they are used, so sends share their group's communicator, as is meant here.
+        "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",
+        # Aborting communicators that use NVLink SHARP is not supported.
+        "NCCL_NVLS_ENABLE": "0",
+    }
+    """Sources: torch's ``ProcessGroupNCCL.cpp`` (``Watchdog::runLoop``, ``HeartbeatMonitor::runLoop``), 2.9 to 2.13, as
+    docs/recovery.md has it; the known issues in the usage guide of NVIDIA's nvidia-resiliency-ext (in-process restart)."""
 
     def connect(self, group: dist.ProcessGroup) -> None:
         """Make the communicator of a group."""

@@ -324,7 +324,7 @@ class FaultInjector:
                 self._requested.remove(fault)
                 announce(fault.request.id, f"nan does not happen: this rank has no parameter {name!r}")
 
-    def finished_passes(self, step: int, losses: list[float]) -> list[float]:
+    def finished_passes(self, step: int, losses: list[Any]) -> list[Any]:
         """Return the losses that the rank reports for micro-batches whose passes have just ended; be slow, if asked."""
         self._slowness.end()
         if self._spike is None or self._spike[0] != step:

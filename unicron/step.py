@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Protocol
@@ -15,6 +15,7 @@ from unicron.faults import FaultInjector
 from unicron.gradients.overlap import Hooks
 from unicron.gradients.reduction import IN_FLIGHT
 from unicron.link.agent_link import AgentLink
+from unicron.losses import Loss, noted
 from unicron.megatron import clipping
 from unicron.megatron.model import model_chunks
 from unicron.megatron.optimizer import torch_optimizers
@@ -167,33 +168,36 @@ class Step:
         finished = len(state.step_in_progress.finished())
         self._host.faults.reached_micro_batch(self.number, finished, model_chunks(state.model))
 
-    def commit(self, micro_batch: int, loss: float | None, ids: list[int], chunk: int | None = None) -> None:
+    def commit(self, micro_batch: int, loss: Loss | None, ids: list[int], chunk: int | None = None) -> None:
         """Count a micro-batch as done: its gradients are in the buffers. See ``commit_all``."""
         self.commit_all([micro_batch], [] if loss is None else [loss], [ids], chunk)
 
     def commit_all(
-        self, micro_batches: list[int], losses: list[float], ids: list[list[int]], chunk: int | None = None
+        self, micro_batches: list[int], losses: Sequence[Loss], ids: list[list[int]], chunk: int | None = None
     ) -> None:
         """Count micro-batches as done whose gradients are in the buffers together.
 
         Args:
             micro_batches: which.
-            losses: the loss of each; empty on ranks that do not compute it (pipeline stages before the last).
+            losses: the mean loss of each, as a number or a tensor of one element, or its sum over tokens and their
+                number; empty on ranks that do not compute it (pipeline stages before the last). A tensor is read at the
+                end of the step, so that the host does not wait for the device here.
             ids: the samples of each.
             chunk: the number of the model chunk that has done them (``unicron.each_backward`` tells); None: all have.
 
         Raises:
-            NonFiniteValue: a loss is not finite or, in exact mode, a gradient.
-            WrongLoop: several at once in exact mode, which must tell their gradients apart.
+            NonFiniteValue: a loss that is a number is not finite or, in exact mode, a gradient.
+            WrongLoop: several at once in exact mode, which must tell their gradients apart; or a loss of several
+                elements.
         """
         link, state = self._host.link, self._host.rank_state
-        losses = self._host.faults.finished_passes(self.number, losses)
+        found = self._host.faults.finished_passes(self.number, [noted(loss) for loss in losses])
         mark = link.mark()
         if state.gather is not None:
             state.gather.settle_once(partial(link.counts, mark))
         in_progress = state.step_in_progress
         before = in_progress.remaining()
-        state.commit(dict(zip(micro_batches, losses, strict=False)), dict(zip(micro_batches, ids, strict=True)), chunk)
+        state.commit(dict(zip(micro_batches, found, strict=False)), dict(zip(micro_batches, ids, strict=True)), chunk)
         link.finish_micro_batch()
         remaining = in_progress.remaining()
         if len(remaining) == len(before):
@@ -207,7 +211,7 @@ class Step:
         """Replace the gradients by those of the global batch, and agree on loss, samples and what comes next.
 
         Raises:
-            NonFiniteValue: this rank's gradients are not finite.
+            NonFiniteValue: this rank's losses or gradients are not finite.
             SampleAccountingError: the micro-batches were not computed exactly once.
         """
         host, number = self._host, self.number
@@ -221,6 +225,7 @@ class Step:
         self._gather_rest()
         # One after the other where a fault is to come after a number of buckets, and no more may be reduced.
         in_flight = 1 if faults.fails_between_buckets(number) else IN_FLIGHT
+        state.read_losses()
         state.launch_rest(link.wait, Hooks(self._before_rest, link.has_ended, self._report_buckets), in_flight)
         agreement = host.end_of_step.agree(
             in_progress,

@@ -82,7 +82,7 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
         ids = {k: samples.ids(step.number, k) for k in ks}
         batches = [(k, samples.batch(ids[k])) for k in ks]
 
-        def done(k: int, loss: float | None, chunk: int | None = None) -> None:
+        def done(k: int, loss: torch.Tensor | None, chunk: int | None = None) -> None:
             step.commit(k, loss, ids[k], chunk)
 
         forward_backward(task, run.model, model_chunks(run.model)[0].reseeds, step.number, batches, done)

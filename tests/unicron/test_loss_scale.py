@@ -43,7 +43,7 @@ ALL_AT_ONCE = [
         """        for k in step.micro_batches():  # + in place of one call with all of the replica's micro-batches
             ids = sample_ids(step.number, k)
             losses = forward_backward(run.model, ids)
-            step.commit(k, float(losses[0]) if losses else None, ids)  # +
+            step.commit(k, losses[0] if losses else None, ids)  # +
 """,
         """        ks = step.all_micro_batches()
         losses = forward_backward(run.model, ks)

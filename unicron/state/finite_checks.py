@@ -12,6 +12,7 @@ micro-batch (``each_until``), so that the same failure, met again, is named.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -44,14 +45,14 @@ class FiniteChecks:
         """Forget what was checked: the sums are zero."""
         self._checked.clear()
 
-    def losses(self, partial: PartialStep, losses: dict[int, float]) -> None:
-        """Check the losses of micro-batches whose gradients are in the buffers.
+    def losses(self, partial: PartialStep, losses: dict[int, Any]) -> None:
+        """Check the losses of micro-batches whose gradients are in the buffers; those that are tensors only later.
 
         Raises:
             NonFiniteValue: one is not finite.
         """
         for k, loss in losses.items():
-            if not math.isfinite(loss):
+            if isinstance(loss, float) and not math.isfinite(loss):
                 text = f"loss {loss} in micro-batch {k} of step {partial.step}"
                 raise self._error(text, self._spoilt_buffers(), [k])
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from unicron.accounting import EMPTY_DIGEST, KeptGradients, PartialStep, chain_digest
@@ -19,6 +20,7 @@ from unicron.gradients.buffers import GradientBuffers
 from unicron.gradients.overlap import Hooks
 from unicron.gradients.precision import Precision
 from unicron.link.waiting import Wait
+from unicron.losses import read
 from unicron.megatron.model import model_chunks, parameters
 from unicron.megatron.optimizer import is_distributed, torch_optimizers
 from unicron.megatron.parallel import Place
@@ -230,22 +232,36 @@ class RankState:
         self._buffers.release()
         self.accumulator.rewind()
 
-    def commit(self, losses: dict[int, float], samples: dict[int, list[int]], chunk: int | None = None) -> None:
+    def read_losses(self) -> None:
+        """Read the losses that are tensors, all at once; the passes of the step are done.
+
+        Raises:
+            NonFiniteValue: one is not finite.
+        """
+        partial = self.step_in_progress
+        unread = {k: loss for k, loss in partial.losses.items() if isinstance(loss, torch.Tensor)}
+        found = read(unread)
+        self.finite.losses(partial, found)
+        partial.losses.update(found)
+
+    def commit(self, losses: dict[int, Any], samples: dict[int, list[int]], chunk: int | None = None) -> None:
         """Count micro-batches as done: their gradients (already scaled by 1/M) are in the buffers.
 
         A micro-batch that a chunk has computed before, to fill a schedule, adds nothing: its gradients are zero.
 
         Args:
-            losses: micro-batch -> its loss; empty on ranks that do not compute it.
+            losses: micro-batch -> its loss (``unicron.losses.noted``); empty on ranks that do not compute it.
             samples: micro-batch -> its sample ids.
             chunk: the number of the model chunk that has done them; None: all chunks have.
 
         Raises:
-            NonFiniteValue: a loss is not finite or, in exact mode, a gradient.
+            NonFiniteValue: a loss that is a number is not finite or, in exact mode, a gradient.
             WrongLoop: several micro-batches at once, where their gradients must be told apart; or a replaced ``.grad``.
         """
         partial = self.step_in_progress
         self._buffers.check()
+        if partial.step <= self.finite.each_until:
+            losses = read(losses)
         self.finite.losses(partial, losses)
         for number in range(self._chunks) if chunk is None else (chunk,):
             for k in self._commit_chunk(partial, set(samples), number):

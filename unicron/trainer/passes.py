@@ -50,7 +50,7 @@ def forward_backward(
 
     def backward_done(*chunk: int) -> None:
         i, (micro_batch, _) = next(orders[chunk[0] if chunk else 0])
-        done(micro_batch, float(losses[i]) if losses else None, *chunk)
+        done(micro_batch, losses[i] if losses else None, *chunk)
 
     def loss_function(mask: torch.Tensor, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         token_losses = output.float().reshape(-1)
