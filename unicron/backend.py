@@ -123,7 +123,7 @@ class Nccl(Backend):
         "NCCL_NVLS_ENABLE": "0",
     }
     """Sources: torch's ``ProcessGroupNCCL.cpp`` (``Watchdog::runLoop``, ``HeartbeatMonitor::runLoop``), 2.9 to 2.13, as
-    docs/recovery.md has it; the known issues in the usage guide of NVIDIA's nvidia-resiliency-ext (in-process restart)."""
+    docs/recovery.md has it; the usage guide of NVIDIA's nvidia-resiliency-ext (known issues of in-process restart)."""
 
     def connect(self, group: dist.ProcessGroup) -> None:
         """Make the communicator of a group."""

@@ -46,6 +46,9 @@ LATE_S = float(os.environ.get("UNICRON_TEST_LATE_S", "0"))
 """0, or for how long nothing may have been heard before the test goes on after each wait: the test is then as late as a
 stalled machine makes it, and fails if a task must not have gone on meanwhile."""
 
+ON_ONE_DEVICE = os.environ.get("UNICRON_TEST_ON_ONE_DEVICE") == "1"
+"""Whether all workers share the first CUDA device (``make test-gpu``)."""
+
 _CREDENTIALS = struct.Struct("3i")
 """What ``SO_PEERCRED`` gives: pid, uid, gid."""
 
@@ -198,7 +201,7 @@ class Agent:
         self.ask(
             do="fork", id=worker, task="a", worker=worker, spec=str(spec),
             output=str(self.folder / f"{worker.replace('/', '-')}.log"),
-            env={"UNICRON_SOCKET": self.address, **(env or {})},
+            env={"UNICRON_SOCKET": self.address, **_device(worker), **(env or {})},
         )  # fmt: skip
         await self.until(lambda: len(self.of(Hello, worker)) > before or worker in self.exits)
 
@@ -345,6 +348,14 @@ class Agent:
 
     def output(self, worker: str) -> str:
         return (self.folder / f"{worker.replace('/', '-')}.log").read_text()
+
+
+def _device(worker: str) -> dict[str, str]:
+    """Return the environment in which NCCL lets a worker share a device with others: as if each were a host.
+
+    NCCL refuses two ranks with one device on one host. Those of several hosts talk over sockets, also on loopback.
+    """
+    return {"NCCL_HOSTID": worker, "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"} if ON_ONE_DEVICE else {}
 
 
 def _determining(spec: Path) -> str:

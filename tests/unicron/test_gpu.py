@@ -12,7 +12,7 @@ import torch
 
 from services.agent import hardware
 from tests.unicron.conftest import SpecFile, largest_difference
-from tests.unicron.harness import Agent, agent
+from tests.unicron.harness import ON_ONE_DEVICE, Agent, agent
 from unicron import device
 from unicron.protocol import Finished, Progress, Raised, Resumed
 
@@ -21,7 +21,9 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
-several = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are not two CUDA devices")
+several = pytest.mark.skipif(
+    torch.cuda.device_count() < 2 and not ON_ONE_DEVICE, reason="there are not two CUDA devices (make test-gpu)"
+)
 
 TOLERANCE = 1e-5
 
@@ -29,7 +31,8 @@ TOLERANCE = 1e-5
 async def begin(a: Agent, spec: Path, workers: Sequence[str], env: dict[str, str]) -> None:
     """Fork a worker for each device, and bring the workers into the first generation."""
     visible = os.environ.get(hardware.VISIBLE_VARIABLE)
-    shown = [hardware.device_environment(f"n/{index}", visible) for index in range(len(workers))]
+    devices = [0 if ON_ONE_DEVICE else index for index in range(len(workers))]
+    shown = [hardware.device_environment(f"n/{index}", visible) for index in devices]
     await asyncio.gather(*(a.fork(w, spec, env | own) for w, own in zip(workers, shown, strict=True)))
     await a.configure(dict.fromkeys(workers, "initial"))
 

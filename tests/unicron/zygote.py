@@ -42,7 +42,7 @@ _MAX_REQUEST_BYTES = 1 << 16
 def environment() -> dict[str, str]:
     """Return what a fork server of the tests runs with: its ranks report everything that they do."""
     fixed = {
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
         "PYTHONWARNINGS": "ignore",
         "UNICRON_ORPHAN_GRACE_S": "2",
         "UNICRON_PROGRESS_INTERVAL_S": "0",
