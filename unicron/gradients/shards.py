@@ -21,6 +21,7 @@ from unicron.gradients.exchange import Exchange, ExchangeInPlace
 from unicron.gradients.overlap import OverlappedReduction
 from unicron.link.waiting import Wait
 from unicron.megatron.bucket_groups import OwnRange, group_of, own_ranges, part_in
+from unicron.torch_names import reduce_scatter_single
 
 
 class _Sent(NamedTuple):
@@ -161,7 +162,7 @@ class ShardReduction(OverlappedReduction):
 def _send(bucket: OwnRange, shard: torch.Tensor, group: Any) -> _Sent:
     """Begin to sum up a bucket over the ranks of a group."""
     if dist.get_backend(group) != "gloo":
-        return _Sent(dist.reduce_scatter_single(shard, bucket.whole, group=group, async_op=True), shard, None)
+        return _Sent(reduce_scatter_single(shard, bucket.whole, group=group, async_op=True), shard, None)
     # Gloo has no reduce-scatter. Torch's copies the bucket and sums up the copies on all ranks, twice the traffic; and
     # of its ``Work`` nobody can ask whether it has ended.
     received = torch.empty_like(bucket.whole)

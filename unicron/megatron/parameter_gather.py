@@ -14,9 +14,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch.distributed as dist
-
 from unicron.megatron.bucket_groups import bucket_groups, group_of, overlaps_gather, own_parameters, replace_gather
+from unicron.torch_names import all_gather_single
 
 
 class ParameterGather:
@@ -62,7 +61,7 @@ class ParameterGather:
             group = group_of(self._groups[number])
             if group.size() > 1:
                 for whole, own in own_parameters(self._groups[number]):
-                    self._works[number].append(dist.all_gather_single(whole, own, group=group, async_op=True))
+                    self._works[number].append(all_gather_single(whole, own, group=group, async_op=True))
 
     def _wait(self, number: int) -> None:
         """Wait until the parameters of a bucket group are gathered (on a device: have its stream wait).

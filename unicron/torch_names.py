@@ -1,0 +1,23 @@
+"""Names of torch that are not the same in all versions that the library works with (2.9 to 2.13).
+
+Everything else that the library uses of torch, its private names included, is the same in them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+
+def _newest(*names: str) -> Any:
+    """Return the first of some functions of ``torch.distributed`` that this version has: the newest name comes first.
+
+    A later version also has the former name, and warns where that is called.
+    """
+    return next(getattr(dist, name) for name in names if hasattr(dist, name))
+
+
+# Renamed in 2.13, the arguments are the same.
+reduce_scatter_single = _newest("reduce_scatter_single", "reduce_scatter_tensor")
+all_gather_single = _newest("all_gather_single", "all_gather_into_tensor")
