@@ -95,7 +95,6 @@ def test_old_and_unfinished_checkpoints_are_deleted(root: str) -> None:
     assert left == {*kept, old[1], present}
 
 
-@pytest.mark.filterwarnings("ignore:.*all_gather_into_tensor:FutureWarning")  # torch 2.13 has a new name for it
 def test_the_place_can_be_proven(root: str) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

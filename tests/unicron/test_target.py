@@ -25,7 +25,6 @@ def test_what_is_known_is_not_proven_again(members: list[tuple[str, str]], new: 
     assert target.is_new([[rank, *member] for rank, member in enumerate(members)]) is new
 
 
-@pytest.mark.filterwarnings("ignore:.*all_gather_into_tensor:FutureWarning")  # torch 2.13 has a new name for it
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

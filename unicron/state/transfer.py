@@ -20,6 +20,7 @@ from unicron.link.waiting import Wait
 from unicron.state.boxes import view_of_box
 from unicron.state.chunks import ParameterShard, StateChunk, dtype_of
 from unicron.state.transfer_plan import Transfer, TransferPlan, newest_complete, rounds
+from unicron.torch_names import all_gather_single
 
 
 class AvailableState(NamedTuple):
@@ -113,12 +114,12 @@ def gather(value: Any, wait: Wait) -> list[Any]:
     data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(where)
     size = dist.get_world_size()
     sizes = torch.empty(size, dtype=torch.int64, device=where)
-    wait(dist.all_gather_into_tensor(sizes, torch.tensor([data.numel()], device=where), async_op=True))
+    wait(all_gather_single(sizes, torch.tensor([data.numel()], device=where), async_op=True))
     longest = int(sizes.max())
     padded = torch.zeros(longest, dtype=torch.uint8, device=where)
     padded[: data.numel()] = data
     everything = torch.empty(size * longest, dtype=torch.uint8, device=where)
-    wait(dist.all_gather_into_tensor(everything, padded, async_op=True))
+    wait(all_gather_single(everything, padded, async_op=True))
     rows = everything.view(size, longest).cpu()
     pickled = [row[: int(n)].numpy().tobytes() for row, n in zip(rows, sizes.tolist(), strict=True)]
     return [pickle.loads(one) for one in pickled]  # nosec B301 # of ranks of this task, which run the same program
