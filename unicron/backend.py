@@ -115,8 +115,6 @@ class Nccl(Backend):
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
         "TORCH_NCCL_ENABLE_MONITORING": "0",
         "TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN": "0",
-        # Collectives are recorded in memory, for evidence of hangs; before torch 2.11 they are not by default.
-        "TORCH_FR_BUFFER_SIZE": "2000",
         # Groups are connected before they are used, so sends share their group's communicator, as is meant here.
         "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",
         # Aborting communicators that use NVLink SHARP is not supported.

@@ -9,6 +9,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+FLIGHT_RECORDER_ENTRIES = ("TORCH_FR_BUFFER_SIZE", "2000")
+"""Environment variable and value: how many collectives the flight recorder keeps in memory. The value is torch's own
+since 2.11; before, it is none. A process reads it once, as it makes its first group. By its former name
+(TORCH_NCCL_TRACE_BUFFER_SIZE) torch warns."""
+
 
 def _newest(*names: str) -> Any:
     """Return the first of some functions of ``torch.distributed`` that this version has: the newest name comes first.

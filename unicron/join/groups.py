@@ -29,6 +29,7 @@ from unicron.link.breaker import Breakable, BreakMethod
 from unicron.megatron import two_stages
 from unicron.megatron.parallel import model_ranks
 from unicron.protocol import Configure
+from unicron.torch_names import FLIGHT_RECORDER_ENTRIES
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Torch's default. The detector finds a peer that does not come, by the progress of the ranks, long before that."""
@@ -105,7 +106,7 @@ def _set_backend_environment(store_host: str) -> None:
     if store_host in LOOPBACK:
         # Otherwise gloo resolves the machine's name, which need not be reachable from the machine itself.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    for name, value in backend.current().settings.items():
+    for name, value in (*backend.current().settings.items(), FLIGHT_RECORDER_ENTRIES):
         os.environ.setdefault(name, value)
 
 

@@ -1,8 +1,9 @@
 """What torch's flight recorder says of this process's collectives: which have been entered, and which have not ended.
 
-Torch 2.13 records each collective of gloo and NCCL in a ring in memory, whether it is asked for or not, so a report
-costs the step nothing. Groups count their collectives; the counts of all ranks of a group show who has not entered the
-newest one. Sends and receives count too, on the two ranks that they are between; gloo does not record them.
+Torch records each collective of gloo and NCCL in a ring in memory (before 2.11 only where it is told to, which
+``unicron.join.groups`` does), so a report costs the step nothing. Groups count their collectives; the counts of all
+ranks of a group show who has not entered the newest one. Sends and receives count too, on the two ranks that they are
+between; gloo does not record them.
 """
 
 from __future__ import annotations
