@@ -10,6 +10,7 @@
 #   make screenshots           the README's pictures (docs/images), of the demo's recorded log in Debian's chromium
 #   make test-slurm            deploy/slurm/unicron.sbatch in a Slurm cluster: faults, a requeue; needs root (tests/slurm/README.md)
 #   make test-slow             tests of more than a minute each
+#   make test-torch            what depends on torch's version, with the oldest that pyproject.toml admits
 #   make test-parity           every fault in every layout, each followed by every change: up to half an hour
 #   make mutants               mutants of the pure cores against their tests: about an hour
 #   make test-no-false-alarm   five minutes under load without one error event
@@ -34,7 +35,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: install demo test test-e2e mutants test-cluster test-containers test-page screenshots test-slurm test-slow test-parity test-no-false-alarm fuzz check audit notices requirements openapi format clean
+.PHONY: install demo test test-e2e mutants test-cluster test-containers test-page screenshots test-slurm test-slow test-torch test-parity test-no-false-alarm fuzz check audit notices requirements openapi format clean
 
 install: $(STAMP)
 
@@ -84,6 +85,26 @@ test-slurm: install
 # Exit status 5: there is no such test.
 test-slow: install
 	$(PYTEST) -m "slow and not soak and not cluster" || test $$? -eq 5
+
+# The oldest torch has an environment of its own, and what torch brings the versions that go with it. Where pip is pointed at
+# no CPU build it takes PyPI's, with the CUDA libraries: about 4 GB to download, 7 GB on the disk.
+OLDEST_TORCH := 2.9.1
+OLDEST_VENV := .venv-torch-$(OLDEST_TORCH)
+OLDEST_STAMP := $(OLDEST_VENV)/.installed
+OLDEST_PIP := $(OLDEST_VENV)/bin/python -m pip --disable-pip-version-check
+
+$(OLDEST_STAMP): pyproject.toml constraints.txt
+	test -x $(OLDEST_VENV)/bin/python || $(PYTHON) -m venv $(OLDEST_VENV)
+	grep -v '^torch==' constraints.txt > $(OLDEST_VENV)/constraints.txt
+	$(OLDEST_PIP) install -c $(OLDEST_VENV)/constraints.txt torch==$(OLDEST_TORCH) setuptools
+	$(OLDEST_PIP) install -c $(OLDEST_VENV)/constraints.txt --no-build-isolation \
+		--editable '.[agent,control,embedded,fast,train,dev]' torch==$(OLDEST_TORCH)
+	touch $(OLDEST_STAMP)
+
+test-torch: $(OLDEST_STAMP)
+	$(OLDEST_VENV)/bin/python -m pytest -n 2 --dist worksteal --durations 5 -m "not slow" \
+		tests/unicron/test_torch_names.py tests/unicron/test_flight_record.py tests/unicron/test_overlap.py \
+		tests/unicron/test_bucket_reduction.py tests/unicron/test_partial_hold.py tests/unicron/test_transfer.py
 
 test-parity: install
 	$(PYTEST) -n 2 --dist worksteal -m parity
@@ -139,5 +160,5 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .unicron build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* .unicron build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
