@@ -21,6 +21,7 @@ from cli import doctor_peers
 from cli.doctor_facts import RANK_PACKAGES, Devices, Facts, Nats, Storage
 from services.agent import address, hardware
 from services.agent.rank_users import RankUsers
+from services.agent.visible_devices import CPU, VISIBLE_VARIABLE
 from shared.bus import Bus
 from shared.errors import UnicronError
 from shared.joining import credential_of, joined
@@ -88,9 +89,17 @@ async def measure(settings: Settings, peers: Sequence[str], state_bytes: int | N
         nats=nats,
         peers=found,
         versions=versions(),
-        devices=Devices(**hardware.devices()._asdict()),
+        devices=_devices(settings),
         storage=storage,
     )
+
+
+def _devices(settings: Settings) -> Devices:
+    """Return the devices that the node's agent would use; none if it is to use none."""
+    if settings.hardware == CPU:
+        return Devices()
+    found = hardware.devices(os.environ.get(VISIBLE_VARIABLE))
+    return Devices(names=list(found.names), driver=found.driver, problem=found.problem)
 
 
 def versions() -> dict[str, str]:

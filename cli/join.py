@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from services.agent import hardware
+from services.agent.visible_devices import VISIBLE_VARIABLE
 from shared import credentials
 from shared.credentials import Credential
 from shared.errors import InvalidInput
@@ -81,7 +82,7 @@ def _workers(settings: Settings) -> dict[str, int]:
     """Return how many workers the node has, if its devices say so and no setting does."""
     if "workers_per_node" in settings.model_fields_set:
         return {}
-    devices = hardware.device_count(os.environ.get(hardware.VISIBLE_VARIABLE))
+    devices = hardware.device_count(os.environ.get(VISIBLE_VARIABLE), settings.hardware)
     return {"workers_per_node": devices} if devices else {}
 
 

@@ -7,6 +7,7 @@
       InvalidInput          a field, its value, what is allowed     422, exit 2
         Undecodable         a message that is not readable here     422, exit 2
         UnreachableAddress  peers cannot reach a node's address     422, exit 2
+        NoDevice            workers' devices are not there          422, exit 2
       NotFound              no such task, plan, ...                 404, exit 3
         Archived            events that are in no segment here      404, exit 3
       Conflict              name in use, wrong state, run dir taken 409, exit 4
@@ -86,6 +87,12 @@ class UnreachableAddress(InvalidInput):
     """A node would advertise an address that other nodes of the cluster cannot reach: a loopback address."""
 
     code = "unreachable-address"
+
+
+class NoDevice(InvalidInput):
+    """Workers were to have devices that are not there, or some of a node's workers and not all of them."""
+
+    code = "no-device"
 
 
 class Unauthenticated(UnicronError):

@@ -15,7 +15,7 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
-from services.agent import command_subjects, ending_processes, hardware, stack_text, stacks, succession
+from services.agent import command_subjects, ending_processes, stack_text, stacks, succession
 from services.agent.address import NodeAddress
 from services.agent.background import Background, every
 from services.agent.commands import Commands
@@ -24,6 +24,7 @@ from services.agent.device_watch import DeviceWatch
 from services.agent.file_server import FileServer
 from services.agent.fork_server import Children, Forked
 from services.agent.fork_servers import ForkServers
+from services.agent.hardware import NodeHardware
 from services.agent.heartbeats import Heartbeats
 from services.agent.inheritance import Inheritance
 from services.agent.metrics import AgentMetrics
@@ -65,6 +66,7 @@ class Agent:
         settings: ``node``, ``workers_per_node``, ``run_dir``, intervals.
         bus: connected; its owner closes it.
         address: the node's address.
+        found: the node's workers and their devices.
         incarnation: of this agent, new for every start.
         inherited: what the agents of one supervisor share.
         counters: numbers by name that the agent reports with its health and its heartbeats.
@@ -75,6 +77,7 @@ class Agent:
         settings: Settings,
         bus: Bus,
         address: NodeAddress,
+        found: NodeHardware,
         incarnation: str,
         inherited: Inheritance,
         *,
@@ -96,12 +99,12 @@ class Agent:
         self._changes = Changes()
         self._signals = SignalQueue(bus, self._dropped)
         self._signals.put([signal.model_copy(update={"incarnation": incarnation}) for signal in left.signals])
-        self.devices = DeviceWatch(settings.node, incarnation, list(self.node.slots), self._signals.put, self._clock)
+        self.devices = DeviceWatch(settings.node, incarnation, found, self._signals.put, self._clock)
         self._leaving = Leaving(bus, self._signals, settings.node, incarnation)
         self._heartbeats = Heartbeats(
             bus, self.node, address, settings, os.getpid(), self._clock, self._dropped.counters, inherited.supervisor
         )
-        self._heartbeats.devices = self.devices.statuses
+        self._heartbeats.hardware, self._heartbeats.devices = found.kind, self.devices.statuses
         self.metrics = AgentMetrics(
             self.node, self._heartbeats, self._signals, self._clock, self._dropped.counters, self.devices
         )
@@ -113,7 +116,7 @@ class Agent:
         self._snapshots = SnapshotFolders(node_folder(settings.memory_dir, settings.run_dir, settings.node), users)
         secrets = TaskSecrets.of_node(settings.secret_directories, separate_users=users.separate)
         self._environment = RankEnvironment(
-            settings, address, inherited.ranks_name, self._files, self._snapshots, users, secrets
+            settings, address, found, inherited.ranks_name, self._files, self._snapshots, users, secrets
         )
         self._file_server = FileServer(bus, settings.node, settings.run_dir, self._dropped, users, secrets)
         self._ranks = RankServer(inherited.ranks, self.node, self._changes, self._received, self._dropped, users)
@@ -150,7 +153,6 @@ class Agent:
         self._heartbeats.probe = await self._probes.start()
         await command_subjects.answer_questions(self._bus, self.node.name, self._self_tests, self._stacks)
         await self.devices.start()
-        self._heartbeats.hardware = kind = await asyncio.to_thread(hardware.kind, self._settings.hardware)
         self._background.spawn(self._signals.run(), vital=True)
         self._background.spawn(self._heartbeats.run(), vital=True)
         self._background.spawn(self._snapshots.keep_sweeping(self.node.tasks, self._clock))
@@ -160,7 +162,7 @@ class Agent:
         self._background.spawn(self._oom_kills.keep())
         with contextlib.closing(self._probes.listener) as listener:
             self._inherited.report_started(self._probes.answer, listener)
-        workers, at = len(self.node.slots), self._address
+        workers, kind, at = len(self.node.slots), self._heartbeats.hardware, self._address
         logger.info("node %s, incarnation %s, %d workers (%s)", self.node.name, self.incarnation, workers, kind)
         logger.info("address %s (%s), stores at %s", at.ip, at.interface, at.store_host)
 

@@ -8,19 +8,23 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import os
 import signal
 import sys
 import uuid
 from collections.abc import Coroutine
 from typing import Any
 
-from services.agent import address, inheritance
+from services.agent import address, hardware, inheritance
 from services.agent.admission import Admission
 from services.agent.agent import Agent
 from services.agent.faults import Faults
 from services.agent.hand_over import HandOver
+from services.agent.hardware import NodeHardware
 from services.agent.inheritance import Inheritance
+from services.agent.node import worker_names
 from services.agent.restarts import HANDED_OVER
+from services.agent.visible_devices import VISIBLE_VARIABLE
 from shared import names
 from shared.admission import Hello
 from shared.cancellation import end
@@ -47,6 +51,7 @@ async def serve(inherited: Inheritance, hand_over: HandOver, context: Context) -
     _check_name(settings)
     local, server = bus.addresses
     found = await asyncio.to_thread(address.find, settings, local, server)
+    workers = await asyncio.to_thread(_hardware, settings)
     incarnation = uuid.uuid4().hex
     hello = Hello(
         node=settings.node,
@@ -58,7 +63,7 @@ async def serve(inherited: Inheritance, hand_over: HandOver, context: Context) -
     dropped = DroppedMessages(context.counters)
     admission = Admission(bus, hello, dropped)
     await admission.obtain()
-    agent = Agent(settings, bus, found, incarnation, inherited, counters=context.counters)
+    agent = Agent(settings, bus, found, workers, incarnation, inherited, counters=context.counters)
     agent.metrics.register(context.registry)
     in_use = False
     try:
@@ -101,6 +106,17 @@ async def _first(*work: Coroutine[Any, Any, None]) -> None:
     finally:
         for task in tasks:
             await end(task)
+
+
+def _hardware(settings: Settings) -> NodeHardware:
+    """Return the node's workers and their devices.
+
+    Raises:
+        NoDevice: a worker has none, and another one has, or was to have one.
+    """
+    names = worker_names(settings.node, settings.workers_per_node)
+    visible = os.environ.get(VISIBLE_VARIABLE)
+    return hardware.of_node(settings.node, names, setting=settings.hardware, visible=visible)
 
 
 def _check_name(settings: Settings) -> None:

@@ -2,20 +2,20 @@
 
 A thread waits for events, so that a fault is reported within milliseconds and nothing is polled for it. The thread
 hands over what it finds to the event loop, which counts, logs and signals it (``DeviceFailed``); the detector decides.
-A node without a driver has nothing to watch, and says so once.
+A node without a driver, or whose workers use no devices, has nothing to watch, and says so once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from services.agent import hardware, nvml
+from services.agent import nvml
 from services.agent.device_health import DeviceHealth, lasting_faults
+from services.agent.hardware import NodeHardware
 from services.agent.nvml import Device, DeviceEvent, Driver, Reading
 from shared.clock import SteadyClock
 from shared.device_faults import device_fault, of_xid
@@ -43,12 +43,12 @@ STOP_S = 5.0
 
 
 class DeviceWatch:
-    """Watches the devices of a node.
+    """Watches the devices of a node: those that its workers may use, and no other of the machine.
 
     Args:
         node: the node's name.
         incarnation: of the agent.
-        workers: of the node.
+        found: the node's workers and their devices.
         put: takes signals to send.
         clock: the agent's.
         read_interval_s: seconds between two readings.
@@ -58,7 +58,7 @@ class DeviceWatch:
         self,
         node: str,
         incarnation: str,
-        workers: Sequence[str],
+        found: NodeHardware,
         put: Callable[[list[Signal]], None],
         clock: SteadyClock,
         *,
@@ -66,10 +66,10 @@ class DeviceWatch:
     ) -> None:
         self._node, self._incarnation, self._put, self._clock = node, incarnation, put, clock
         self._read_interval_s = read_interval_s
-        visible = os.environ.get(hardware.VISIBLE_VARIABLE)
-        self._shown = {w: hardware.device_environment(w, visible)[hardware.VISIBLE_VARIABLE] for w in workers}
+        self._entries, self._shown = found.entries, found.shown
+        # An injected fault needs no driver: the k-th worker then stands for one with the k-th device.
         self._places: dict[str, tuple[int, int | None]] = {
-            worker: (int(shown), None) for worker, shown in self._shown.items() if shown.isdecimal()
+            worker: (slot, None) for slot, worker in enumerate(found.workers)
         }
         self.devices: list[Device] = []
         self.health: dict[int, DeviceHealth] = {}
@@ -87,10 +87,12 @@ class DeviceWatch:
     async def start(self) -> None:
         """Connect to the driver, report the faults that there are already, and watch from then on."""
         self._loop = asyncio.get_running_loop()
+        if not self._entries:
+            logger.info("no devices are watched: the workers have none")
+            return
         self._driver, problem = await asyncio.to_thread(nvml.connect)
         if self._driver is None:
-            why = f"the driver cannot be asked: {problem}" if problem else "there is no NVIDIA driver"
-            logger.log(logging.WARNING if problem else logging.INFO, "no devices are watched: %s", why)
+            logger.warning("no devices are watched: the driver cannot be asked: %s", problem or "there is none")
             return
         reporting, readings = await asyncio.to_thread(self._look, self._driver)
         if not self.devices:
@@ -152,8 +154,10 @@ class DeviceWatch:
 
     def _look(self, driver: Driver) -> tuple[int, list[tuple[int, Reading]]]:
         """Find the devices and their workers; return how many devices report events, and the first readings."""
-        self.devices = driver.devices()
-        found = {worker: driver.place(shown, self.devices) for worker, shown in self._shown.items()}
+        there = driver.devices()
+        mine = {place[0] for entry in self._entries if (place := driver.place(entry, there)) is not None}
+        self.devices = [device for device in there if device.index in mine]
+        found = {worker: driver.place(shown, there) for worker, shown in self._shown.items()}
         self._places = {worker: place for worker, place in found.items() if place is not None}
         return driver.listen(self.devices), [(device.index, driver.read(device)) for device in self.devices]
 

@@ -1,21 +1,24 @@
 """The hardware of a node: the kind of its workers, and the device of each worker.
 
 A kind is the name of a profile of the throughput model (``shared/planning/performance``), found from the name that the
-driver gives the device.
+driver gives the device. The workers of a node are all of one kind: each has a device of its own, or none has one.
 """
 
 from __future__ import annotations
 
-import logging
+import os
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from services.agent import nvml
+from services.agent.visible_devices import CPU, NO_DEVICES, NVML_ORDER, ORDER_VARIABLE, VISIBLE_VARIABLE, listed
+from shared.errors import NoDevice
 
-logger = logging.getLogger(__name__)
-
-CPU = "cpu"
-"""The kind of workers without a device."""
+UNNAMED = "gpu"
+"""The kind of workers on devices of which the driver names none, because they are lost. It is not ``cpu``: no task of
+workers without devices may come to such a node."""
 
 _PROFILES = (
     (r"\bV100\b", "v100"),
@@ -29,17 +32,6 @@ _PROFILES = (
 """Patterns of NVML's product names (``NVIDIA A100-SXM4-80GB``, ``Tesla V100-SXM3-32GB``, ``NVIDIA H100 PCIe``), and the
 profile of each."""
 
-VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
-
-
-def kind(setting: str) -> str:
-    """Return the kind of this node's workers. All devices of a node are of one kind.
-
-    Args:
-        setting: the kind as set; empty: the profile of the driver's first device, or ``cpu`` without one.
-    """
-    return setting or profile_of(device_name())
-
 
 def profile_of(device: str | None) -> str:
     """Return the profile of a device by its NVML name; a device without a profile is a kind of its own name."""
@@ -51,59 +43,128 @@ def profile_of(device: str | None) -> str:
     return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or CPU
 
 
-def device_environment(worker: str, visible: str | None) -> dict[str, str]:
-    """Return the environment that shows a worker's process only its own device: worker ``node/k`` has the k-th.
-
-    Args:
-        worker: the worker's name.
-        visible: the agent's own ``CUDA_VISIBLE_DEVICES``; None: the agent may use all devices of the node.
-    """
-    index = int(worker.rpartition("/")[2])
-    if visible is None:
-        return {VISIBLE_VARIABLE: str(index)}
-    listed = visible.split(",")
-    # A worker without a device of its own sees none, and torch reports that.
-    return {VISIBLE_VARIABLE: listed[index].strip() if index < len(listed) else ""}
-
-
 class Devices(NamedTuple):
-    """The devices of a node, by NVML's names.
+    """The devices that a process may use, in CUDA's order: the k-th is that of worker ``k``.
 
-    ``driver``: its version. ``problem``: why the driver names no devices; empty also where there is no driver.
+    ``entries``: each as ``CUDA_VISIBLE_DEVICES`` lists it. ``names``: NVML's, empty of a device that the driver has
+    lost. ``driver``: its version. ``problem``: why the driver cannot be asked, or which device it has lost; empty also
+    where there is no driver.
     """
 
+    entries: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     driver: str = ""
     problem: str = ""
 
+    def __str__(self) -> str:
+        """Return what there is, in words."""
+        if not self.entries:
+            return "there is no device"
+        are = "1 device is there" if len(self.entries) == 1 else f"{len(self.entries)} devices are there"
+        found = (f"{entry}: {name or 'lost'}" for entry, name in zip(self.entries, self.names, strict=True))
+        return f"{are} ({', '.join(found)})"
 
-def devices() -> Devices:
-    """Ask the driver for the devices; there are none without the library or a driver."""
+
+def devices(visible: str | None) -> Devices:
+    """Ask the driver for the devices; there are none without the library or a driver.
+
+    Args:
+        visible: ``CUDA_VISIBLE_DEVICES`` of the process that is to use them; None: it may use all of the machine.
+    """
+    if (entries := listed(visible)) == []:
+        return Devices()
     driver, problem = nvml.connect()
     if driver is None:
         return Devices(problem=f"the driver cannot be asked: {problem}" if problem else "")
     try:
         found = driver.devices()
-        if unnamed := [device.index for device in found if not device.name]:
-            return Devices(problem=f"the driver does not name its devices: {unnamed[0]} is lost, or gives no answer")
-        return Devices(tuple(device.name for device in found), driver=driver.version)
+        if entries is None:
+            entries = [str(device.index) for device in found]
+        usable = []
+        for entry in entries:
+            # CUDA takes the list up to the first entry that is no device of the machine.
+            if (place := driver.place(entry, found)) is None:
+                break
+            usable.append((entry, found[place[0]].name))
+        lost = [entry for entry, name in usable if not name]
+        return Devices(
+            tuple(entry for entry, _ in usable),
+            tuple(name for _, name in usable),
+            driver=driver.version,
+            problem=f"the driver does not name its devices: {lost[0]} is lost, or gives no answer" if lost else "",
+        )
     finally:
         driver.close()
 
 
-def device_count(visible: str | None) -> int:
-    """Return how many devices the agent of this node may use.
+def device_count(visible: str | None, setting: str = "") -> int:
+    """Return how many devices the agent of this node uses.
 
     Args:
-        visible: the agent's ``CUDA_VISIBLE_DEVICES``; None: it may use all devices of the node.
+        visible: the agent's ``CUDA_VISIBLE_DEVICES``; None: it may use all devices of the machine.
+        setting: the agent's setting ``hardware``.
     """
-    found = len(devices().names)
-    return found if visible is None else min(found, len([one for one in visible.split(",") if one.strip()]))
+    return 0 if setting == CPU else len(devices(visible).entries)
 
 
-def device_name() -> str | None:
-    """Return NVML's name of the first device; None where there is none."""
-    found = devices()
-    if found.problem:
-        logger.warning("%s", found.problem)
-    return found.names[0] if found.names else None
+@dataclass(frozen=True, slots=True)
+class NodeHardware:
+    """What the workers of a node are.
+
+    ``kind``: of all of them. ``workers``: their names. ``entries``: the devices of the node, as
+    ``CUDA_VISIBLE_DEVICES`` lists them: at least one for each worker, or none at all.
+    """
+
+    kind: str
+    workers: tuple[str, ...]
+    entries: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """Worker -> its device, as ``CUDA_VISIBLE_DEVICES`` lists it; empty without devices."""
+        return dict(zip(self.workers, self.entries, strict=False)) if self.entries else {}
+
+    def environment(self, worker: str) -> dict[str, str]:
+        """Return the environment that shows a worker's process its own device alone, or none."""
+        if not self.entries:
+            return dict(NO_DEVICES)
+        # A node whose administrator has set another order lists its devices in that.
+        return {VISIBLE_VARIABLE: self.shown[worker], ORDER_VARIABLE: os.environ.get(ORDER_VARIABLE, NVML_ORDER)}
+
+
+def of_node(node: str, workers: Sequence[str], *, setting: str, visible: str | None) -> NodeHardware:
+    """Return what a node's workers are: each has a device of its own, or none of them has one.
+
+    Args:
+        node: the node's name.
+        workers: the names of its workers.
+        setting: the setting ``hardware``: the kind of the workers; ``cpu``: no device is used; empty: the profile of
+            the first device, or ``cpu`` where there is none.
+        visible: the agent's ``CUDA_VISIBLE_DEVICES``; None: it may use all devices of the machine.
+
+    Raises:
+        NoDevice: a worker has no device while another one has, the devices that were asked for are not there, or the
+            driver cannot be asked which there are.
+    """
+    if setting == CPU or listed(visible) == []:
+        return NodeHardware(setting or CPU, tuple(workers))
+    found = devices(visible)
+    if not found.entries and not found.problem and visible is None and not setting:
+        return NodeHardware(CPU, tuple(workers))
+    if len(found.entries) < len(workers):
+        raise _refused(node, workers, setting, visible, found)
+    name = next((name for name in found.names if name), "")
+    return NodeHardware(setting or (profile_of(name) if name else UNNAMED), tuple(workers), found.entries)
+
+
+def _refused(node: str, workers: Sequence[str], setting: str, visible: str | None, found: Devices) -> NoDevice:
+    lacking = workers[len(found.entries)]
+    asked = [f"{VISIBLE_VARIABLE}={visible}"] if visible is not None else []
+    asked += [f"UNICRON_HARDWARE={setting}"] if setting else []
+    problem = f"worker {lacking} has no device: {found if found.entries or not found.problem else found.problem}"
+    if asked:
+        problem += f", with {', '.join(asked)}"
+    allowed = f"set UNICRON_WORKERS_PER_NODE to {len(found.entries)} or less, or " if found.entries else "set "
+    problem += f"; {allowed}UNICRON_HARDWARE=cpu for workers without devices"
+    errors = [{"field": "workers_per_node", "value": len(workers), "problem": problem}]
+    return NoDevice(f"node {node}: {problem}", errors)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from services.agent.address import NodeAddress
 from services.agent.node import Node
 from services.agent.proc import process_state, scheduled
+from services.agent.visible_devices import CPU
 from shared.bus import Bus
 from shared.clock import SteadyClock
 from shared.errors import Unavailable
@@ -27,7 +28,7 @@ class Heartbeats:
         bus: the connection to publish on.
         node: the node whose workers are reported.
         address: the node's address.
-        settings: ``heartbeat_interval_s``, ``domain``, ``hardware``.
+        settings: ``heartbeat_interval_s``, ``domain``.
         agent_pid: reported in every heartbeat.
         clock: the agent's clock.
         counters: reported in every heartbeat.
@@ -54,7 +55,7 @@ class Heartbeats:
     ) -> None:
         self._bus, self._node, self._address, self._settings, self._clock = bus, node, address, settings, clock
         self._agent_pid, self._counters, self._supervisor = agent_pid, counters, supervisor
-        self.hardware = settings.hardware
+        self.hardware = CPU
         self.probe = ""
         self.devices: Callable[[], list[DeviceStatus]] = list
         self.sequence = 0

@@ -40,6 +40,11 @@ ENDS = EXPECTED, UNEXPECTED = "expected", "unexpected"
 """Ends of processes: asked for, or with the task done; and all others."""
 
 
+def worker_names(node: str, workers: int) -> list[str]:
+    """Return the names of a node's workers, in the order of their slots."""
+    return [f"{node}/{slot}" for slot in range(workers)]
+
+
 @dataclass(slots=True)
 class Fence:
     """The newest generation that any command for a task has named, and the plan of that command."""
@@ -64,7 +69,7 @@ class Node:
     @classmethod
     def create(cls, name: str, incarnation: str, workers: int) -> Node:
         """Return a node with ``workers`` empty slots, named ``<node>/<slot>``."""
-        return cls(name=name, incarnation=incarnation, slots={f"{name}/{slot}": None for slot in range(workers)})
+        return cls(name=name, incarnation=incarnation, slots=dict.fromkeys(worker_names(name, workers)))
 
     @classmethod
     def restored(

@@ -7,6 +7,7 @@ for, or a device does not have, is None. No function here changes anything on a 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -18,6 +19,9 @@ except ImportError:  # of the extra `agent`; a node without devices need not hav
 
 NO_INSTANCE = 0xFFFFFFFF
 """NVML's instance id of an event that concerns the whole device (``nvmlEventData_t``)."""
+
+CONTROL_DEVICE = "/dev/nvidiactl"
+"""There where a driver is loaded and a container may use it."""
 
 MIG_PREFIX = "MIG-"
 """Beginning of the UUID of a MIG instance, as ``CUDA_VISIBLE_DEVICES`` lists it."""
@@ -184,7 +188,7 @@ class Driver:
 def connect() -> tuple[Driver | None, str]:
     """Return the connected library; or None, and why the driver cannot be asked: empty where there is none."""
     if pynvml is None:
-        return None, ""
+        return None, "nvidia-ml-py is not installed (unicron[agent])" if os.path.exists(CONTROL_DEVICE) else ""
     try:
         pynvml.nvmlInit()
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
-from services.agent import hardware
 from services.agent.address import NodeAddress, socket_environment
+from services.agent.hardware import NodeHardware
 from services.agent.process import Process
 from services.agent.rank_users import RankUsers
 from services.agent.snapshot_folders import SnapshotFolders
@@ -26,6 +24,7 @@ class RankEnvironment:
     Args:
         settings: ``node``, ``domain``, ``orphan_grace_s``.
         address: the node's.
+        found: the node's workers and their devices.
         socket: name of the socket on which ranks connect, in Linux's abstract namespace.
         files: of the tasks.
         snapshots: of the tasks.
@@ -37,13 +36,14 @@ class RankEnvironment:
         self,
         settings: Settings,
         address: NodeAddress,
+        found: NodeHardware,
         socket: str,
         files: TaskFiles,
         snapshots: SnapshotFolders,
         users: RankUsers,
         secrets: TaskSecrets,
     ) -> None:
-        self._settings, self._address, self._socket = settings, address, socket
+        self._settings, self._address, self._found, self._socket = settings, address, found, socket
         self._files, self._snapshots, self._users, self._secrets = files, snapshots, users, secrets
 
     def of(self, process: Process, spec: TaskSpec) -> dict[str, str]:
@@ -56,10 +56,11 @@ class RankEnvironment:
             "OMP_NUM_THREADS": "1",
             "TORCH_FR_BUFFER_SIZE": RECORDED_COLLECTIVES,
             **socket_environment(self._address.interface),
-            **hardware.device_environment(process.worker, os.environ.get(hardware.VISIBLE_VARIABLE)),
             **self._user(process.task),
             **spec.env,
             **self._secrets.read(spec.secrets),
+            # Behind the task's own variables: all its ranks are to have devices, each one of its own, or none is.
+            **self._found.environment(process.worker),
             environment.SOCKET: f"@{self._socket}",
             environment.TASK: process.task,
             environment.WORKER: process.worker,

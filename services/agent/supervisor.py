@@ -23,6 +23,7 @@ from services.agent.credential_source import CredentialSource
 from services.agent.inheritance import ENDING, LINE_BYTES, Inheritance
 from services.agent.record import RecordFile
 from services.agent.restarts import HANDED_OVER, MAX_RESTARTS, WINDOW_S, Restarts
+from services.agent.visible_devices import CPU, NO_DEVICES
 from shared.errors import NameInUse, Unavailable
 from shared.joining import CREDENTIAL, CREDENTIAL_FD
 from shared.parent import PARENT_DEATH_VARIABLE
@@ -54,7 +55,7 @@ class Supervisor:
     """Keeps one agent and one fork server running.
 
     Args:
-        settings: ``node``, ``run_dir``, ``orphan_grace_s``, ``nats_credential``, ``nats_credential_fd``.
+        settings: ``node``, ``run_dir``, ``hardware``, ``orphan_grace_s``, ``nats_credential``, ``nats_credential_fd``.
         agent: the agent's command line, to which arguments are added.
         fork_server: the fork server's.
     """
@@ -164,6 +165,9 @@ class Supervisor:
             "OPENBLAS_NUM_THREADS": "1",
             environment.ORPHAN_GRACE_S: str(self._settings.orphan_grace_s),
         }
+        if self._settings.hardware == CPU:
+            # What it imports might look for devices, and a process forked from it would go by what was found.
+            variables |= NO_DEVICES
         try:
             output.parent.mkdir(parents=True, exist_ok=True)
             with output.open("ab") as file:

@@ -11,7 +11,7 @@ from services.agent.inheritance import Inheritance
 from shared.bus import Bus
 from shared.settings import Settings
 from shared.signals import HEARTBEATS, SIGNALS
-from tests.agent.kit import HERE, Driver, Ear, supervision
+from tests.agent.kit import HERE, WORKERS, Driver, Ear, supervision
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ async def inherited(settings: Settings) -> AsyncIterator[Inheritance]:
 @pytest.fixture
 async def agent(settings: Settings, bus: Bus, inherited: Inheritance) -> AsyncIterator[Agent]:
     """A running agent."""
-    started = Agent(settings, bus, HERE, "0" * 32, inherited)
+    started = Agent(settings, bus, HERE, WORKERS, "0" * 32, inherited)
     try:
         await started.start()
         yield started

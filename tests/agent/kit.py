@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from services.agent.address import NodeAddress
+from services.agent.hardware import NodeHardware
 from services.agent.inheritance import Inheritance
 from services.agent.supervisor import Supervisor
 from shared.bus import Bus
@@ -43,6 +44,9 @@ async def supervision(settings: Settings, command: Sequence[str] = STAND_IN) -> 
 
 HERE = NodeAddress("127.0.0.1", "lo", "127.0.0.1", "127.0.0.1", "a network stack")
 """The address of an agent in the test's own process."""
+
+WORKERS = NodeHardware("cpu", ("n0/0", "n0/1"))
+"""What the workers of an agent in the test's own process are."""
 
 WAIT_S = 40.0
 """How long tests wait for what must come: far longer than it takes, also on a busy machine."""

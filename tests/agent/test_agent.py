@@ -15,10 +15,26 @@ import pytest
 
 from services.agent import ending_processes
 from services.agent.agent import Agent
+from services.agent.hardware import NodeHardware
 from services.agent.inheritance import Inheritance
+from services.agent.process import Process
 from shared.settings import Settings
 from shared.signals import ProcessExited, RankRaised
-from tests.agent.kit import HERE, SPEC, STAND_IN, WAIT_S, Driver, Ear, alive, listens, parent, supervision, train
+from shared.tasks import TaskSpec
+from tests.agent.kit import (
+    HERE,
+    SPEC,
+    STAND_IN,
+    WAIT_S,
+    WORKERS,
+    Driver,
+    Ear,
+    alive,
+    listens,
+    parent,
+    supervision,
+    train,
+)
 from unicron.protocol import VERSION, Hello, encode
 
 
@@ -274,7 +290,7 @@ async def test_a_fork_server_that_cannot_be_started_is_tried_again(
             return True
 
     async with supervision(settings, [str(command)]) as inherited:
-        agent = Agent(settings, ear.bus, HERE, "first", inherited)
+        agent = Agent(settings, ear.bus, HERE, WORKERS, "first", inherited)
         try:
             await agent.start()
             driver = Driver(ear.bus)
@@ -293,7 +309,7 @@ async def test_a_fork_server_that_cannot_be_started_is_tried_again(
 
 async def test_a_stopped_agent_leaves_no_process(settings: Settings, ear: Ear) -> None:
     async with supervision(settings) as inherited:
-        agent = Agent(settings, ear.bus, HERE, "first", inherited)
+        agent = Agent(settings, ear.bus, HERE, WORKERS, "first", inherited)
         await agent.start()
         pids = await train(Driver(ear.bus))
         server = parent(pids["n0/0"])
@@ -310,3 +326,22 @@ async def test_only_forked_processes_may_attach(agent: Agent, inherited: Inherit
         assert await reader.read() == b""
     writer.close()
     await writer.wait_closed()
+
+
+@pytest.mark.parametrize(
+    ("found", "shown"),
+    [
+        (WORKERS, ["", ""]),
+        (NodeHardware("h100", ("n0/0", "n0/1"), ("GPU-1", "0")), ["GPU-1", "0"]),
+    ],
+)
+async def test_a_task_does_not_change_which_device_a_worker_has(
+    found: NodeHardware, shown: list[str], settings: Settings, ear: Ear
+) -> None:
+    """Its variables are those of all its ranks, which would share a device, or see one beside ranks that see none."""
+    async with supervision(settings) as inherited:
+        environment = Agent(settings, ear.bus, HERE, found, "first", inherited)._environment
+        spec = TaskSpec.model_validate({**SPEC, "env": {"CUDA_VISIBLE_DEVICES": "0", "MINE": "1"}})
+        ranks = [Process(id=worker, task="gpt", worker=worker, generation=1) for worker in found.workers]
+        assert [environment.of(rank, spec)["CUDA_VISIBLE_DEVICES"] for rank in ranks] == shown
+        assert environment.of(ranks[0], spec)["MINE"] == "1"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pynvml
 import pytest
 
-from services.agent import hardware
 from services.agent.device_health import ECC_SETTLE_S, DeviceHealth
 from services.agent.device_watch import DeviceWatch
+from services.agent.hardware import NodeHardware
 from services.agent.nvml import Reading
 from shared.changes import Changes
 from shared.clock import PROCESS_CLOCK
@@ -30,10 +30,10 @@ WORKERS = ["n0/0", "n0/1"]
 class Watched:
     """A watch, and what it signals."""
 
-    def __init__(self, workers: Sequence[str] = WORKERS, read_interval_s: float = 3600.0) -> None:
+    def __init__(self, found: NodeHardware, read_interval_s: float = 3600.0) -> None:
         self.signals: list[DeviceFailed] = []
         self._changes = Changes()
-        self.watch = DeviceWatch("n0", "i", workers, self._put, PROCESS_CLOCK, read_interval_s=read_interval_s)
+        self.watch = DeviceWatch("n0", "i", found, self._put, PROCESS_CLOCK, read_interval_s=read_interval_s)
 
     def _put(self, signals: list[Signal]) -> None:
         self.signals += [signal for signal in signals if isinstance(signal, DeviceFailed)]
@@ -47,9 +47,10 @@ class Watched:
 
 
 @contextlib.asynccontextmanager
-async def watched(nvml: RecordedNvml, *, read_interval_s: float = 3600.0) -> AsyncIterator[Watched]:
+async def watched(nvml: RecordedNvml, *entries: str, read_interval_s: float = 3600.0) -> AsyncIterator[Watched]:
+    """Watch the devices of a node that has two workers: one each, unless other entries are listed."""
     with nvml.loaded():
-        found = Watched(read_interval_s=read_interval_s)
+        found = Watched(NodeHardware("h100", tuple(WORKERS), entries or ("0", "1")), read_interval_s)
         await found.watch.start()
         try:
             yield found
@@ -161,26 +162,30 @@ async def test_a_driver_without_a_function_is_asked_for_the_rest(
         await found.until("gpu-lost")
 
 
-async def test_a_node_without_a_driver_says_so_once(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+async def test_workers_without_devices_have_nothing_that_is_watched(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Also on a machine that has devices: a fault of one that the node does not use is no fault of the node."""
     caplog.set_level(logging.INFO)
-    nvml = RecordedNvml(tmp_path / "nvml")
-    (nvml.folder / "recording").unlink()
-    async with watched(nvml) as found:
+    with RecordedNvml(tmp_path / "nvml").loaded():
+        found = Watched(NodeHardware("cpu", tuple(WORKERS)))
+        await found.watch.start()
         assert found.watch.statuses() == []
+        assert found.watch.devices == []
         assert await found.watch.problem() == ""
         found.watch.inject(79, device=1)
         [signal] = found.signals
         assert (signal.fault, signal.workers, signal.injected) == ("xid-79", ["n0/1"], True)
         with pytest.raises(InvalidInput, match="device 7: node n0 has no such device; one of 0, 1 is allowed"):
             found.watch.inject(79, device=7)
-    assert caplog.text.count("no devices are watched: there is no NVIDIA driver") == 1
+        await found.watch.stop()
+    assert caplog.text.count("no devices are watched: the workers have none") == 1
 
 
-async def test_an_event_of_a_mig_instance_concerns_its_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(hardware.VISIBLE_VARIABLE, "MIG-a,MIG-b")
+async def test_an_event_of_a_mig_instance_concerns_its_workers(tmp_path: Path) -> None:
     nvml = RecordedNvml(tmp_path / "nvml")
     nvml.answer(**{"mig__MIG-a": "0 1", "mig__MIG-b": "0 2"})
-    async with watched(nvml) as found:
+    async with watched(nvml, "MIG-a", "MIG-b") as found:
         nvml.push(94, instance=2)
         nvml.push(79)
         part, whole = await found.until("xid-94", "xid-79")
@@ -188,11 +193,15 @@ async def test_an_event_of_a_mig_instance_concerns_its_workers(tmp_path: Path, m
         assert (whole.fault, whole.workers) == ("xid-79", WORKERS)
 
 
-async def test_workers_have_the_devices_that_the_agent_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(hardware.VISIBLE_VARIABLE, "GPU-1,0")
-    nvml = RecordedNvml(tmp_path / "nvml", devices=3)
-    async with watched(nvml) as found:
-        assert [found.watch.workers_of(device) for device in range(3)] == [["n0/1"], ["n0/0"], []]
+async def test_only_the_devices_that_the_node_may_use_are_watched(tmp_path: Path) -> None:
+    """Several nodes of one machine have parts of its devices: each reports the faults of its own."""
+    nvml = RecordedNvml(tmp_path / "nvml", devices=4)
+    async with watched(nvml, "GPU-1", "0", "2") as found:
+        assert [found.watch.workers_of(device) for device in range(4)] == [["n0/1"], ["n0/0"], [], []]
+        assert [device.index for device in found.watch.devices] == [0, 1, 2]
+        nvml.push(79, device=3)
+        nvml.push(79, device=2)
+        assert [signal.device for signal in await found.until("xid-79")] == [2]
 
 
 def health(*counts: int) -> DeviceHealth:

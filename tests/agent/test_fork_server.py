@@ -12,7 +12,7 @@ from services.agent.agent import Agent
 from services.agent.supervisor import FORK_SERVER
 from shared.bus import Bus
 from shared.settings import Settings
-from tests.agent.kit import HERE, SPEC, Driver, Ear, supervision
+from tests.agent.kit import HERE, SPEC, WORKERS, Driver, Ear, supervision
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,7 +24,7 @@ async def test_ranks_are_forked_from_the_warm_server(
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("the quick brown fox jumps over the lazy dog\n" * 200)
     async with supervision(settings, FORK_SERVER) as inherited:
-        await train(Agent(settings, bus, HERE, "first", inherited), bus, ear, corpus)
+        await train(Agent(settings, bus, HERE, WORKERS, "first", inherited), bus, ear, corpus)
     assert len(ear.signals) == 1
 
 

@@ -12,7 +12,7 @@ from shared.signals import Signal
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not hardware.devices().names, reason="there is no NVIDIA device"),
+    pytest.mark.skipif(not hardware.devices(None).names, reason="there is no NVIDIA device"),
 ]
 
 
@@ -35,7 +35,8 @@ def test_the_driver_answers_the_questions_of_a_reading() -> None:
 
 async def test_devices_that_work_are_watched_and_signal_nothing() -> None:
     signals: list[Signal] = []
-    watch = DeviceWatch("n0", "i", ["n0/0"], signals.extend, PROCESS_CLOCK, read_interval_s=0.1)
+    found = hardware.of_node("n0", ["n0/0"], setting="", visible=None)
+    watch = DeviceWatch("n0", "i", found, signals.extend, PROCESS_CLOCK, read_interval_s=0.1)
     await watch.start()
     try:
         assert watch.devices

@@ -116,7 +116,7 @@ def test_the_workers_are_the_devices_where_nothing_else_is_set(
     file = keys.add_node("n0")
     devices = hardware.device_count(None)
     assert agent_environment(file, {}).get("UNICRON_WORKERS_PER_NODE") == (str(devices) if devices else None)
-    monkeypatch.setattr(hardware, "device_count", lambda _: 8)  # a machine with GPUs
+    monkeypatch.setattr(hardware, "device_count", lambda *_: 8)  # a machine with GPUs
     assert agent_environment(file, {})["UNICRON_WORKERS_PER_NODE"] == "8"
     assert agent_environment(file, {"workers_per_node": 4})["UNICRON_WORKERS_PER_NODE"] == "4"
     monkeypatch.setenv("UNICRON_WORKERS_PER_NODE", "3")

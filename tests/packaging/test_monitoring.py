@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.agent.device_watch import DeviceWatch
+from services.agent.hardware import NodeHardware
 from services.agent.heartbeats import Heartbeats
 from services.agent.metrics import AgentMetrics
 from services.agent.node import ENDS, Node
@@ -68,7 +69,7 @@ def families(settings: Settings, bus: Bus) -> Iterable[Metric]:
     node = Node.create("n0", "one", 2)
     heartbeats = Heartbeats(bus, node, missing, settings, 1, missing, {}, "")
     heartbeats.published_at_s = 0.0
-    watch = DeviceWatch("n0", "one", list(node.slots), missing, PROCESS_CLOCK)
+    watch = DeviceWatch("n0", "one", NodeHardware("cpu", tuple(node.slots)), missing, PROCESS_CLOCK)
     AgentMetrics(node, heartbeats, SignalQueue(bus, DroppedMessages({})), PROCESS_CLOCK, {}, watch).register(registry)
     return registry.collect()
 

@@ -355,7 +355,10 @@ def _device(worker: str) -> dict[str, str]:
 
     NCCL refuses two ranks with one device on one host. Those of several hosts talk over sockets, also on loopback.
     """
-    return {"NCCL_HOSTID": worker, "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"} if ON_ONE_DEVICE else {}
+    if not ON_ONE_DEVICE:
+        return {}
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+    return {"CUDA_VISIBLE_DEVICES": first, "NCCL_HOSTID": worker, "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 
 
 def _determining(spec: Path) -> str:

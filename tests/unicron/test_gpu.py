@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from services.agent import hardware
+from services.agent.visible_devices import VISIBLE_VARIABLE
 from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import ON_ONE_DEVICE, Agent, agent
 from unicron import device
@@ -30,9 +31,10 @@ TOLERANCE = 1e-5
 
 async def begin(a: Agent, spec: Path, workers: Sequence[str], env: dict[str, str]) -> None:
     """Fork a worker for each device, and bring the workers into the first generation."""
-    visible = os.environ.get(hardware.VISIBLE_VARIABLE)
-    devices = [0 if ON_ONE_DEVICE else index for index in range(len(workers))]
-    shown = [hardware.device_environment(f"n/{index}", visible) for index in devices]
+    shown: list[dict[str, str]] = [{} for _ in workers]
+    if not ON_ONE_DEVICE:
+        found = hardware.of_node("n", workers, setting="", visible=os.environ.get(VISIBLE_VARIABLE))
+        shown = [found.environment(worker) for worker in workers]
     await asyncio.gather(*(a.fork(w, spec, env | own) for w, own in zip(workers, shown, strict=True)))
     await a.configure(dict.fromkeys(workers, "initial"))
 

@@ -29,7 +29,7 @@ from shared.settings import Settings
 from shared.signals import ACCEPTED, HEARTBEATS, REFUSED, SIGNALS, ProcessExited, RankCheckpointed
 from shared.tasks import parse_spec
 from tests.agent.conftest import agent, driver, ear, inherited
-from tests.agent.kit import HERE, SPEC, WAIT_S, Driver, Ear, stage, supervision
+from tests.agent.kit import HERE, SPEC, WAIT_S, WORKERS, Driver, Ear, stage, supervision
 from tests.api.kit import Server, serving, until
 from tests.detector.conftest import watching
 from tests.detector.kit import moved, plan
@@ -163,12 +163,12 @@ async def test_a_fork_server_of_another_version_is_refused_and_lines_that_are_no
     )
     counters: dict[str, int] = {}
     async with supervision(settings, (sys.executable, str(script), "3")) as inherited:
-        newer = Agent(settings, bus, HERE, "0" * 32, inherited, counters=counters)
+        newer = Agent(settings, bus, HERE, WORKERS, "0" * 32, inherited, counters=counters)
         with pytest.raises(Unavailable, match="the fork server speaks version 3; the agent reads 1, 2"):
             await newer.start()
         await newer.stop()
     async with supervision(settings, (sys.executable, str(script), "1")) as inherited:
-        same = Agent(settings, bus, HERE, "0" * 32, inherited, counters=counters)
+        same = Agent(settings, bus, HERE, WORKERS, "0" * 32, inherited, counters=counters)
         await same.start()
         await same.stop()
     assert counters["undecodable"] >= 2 * 9
@@ -199,7 +199,7 @@ async def cluster(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterat
         serving(settings, bus, journal) as server,
         watching(settings, bus, journal),
     ):
-        agent = Agent(settings, bus, HERE, "0" * 32, inherited, counters=counters)
+        agent = Agent(settings, bus, HERE, WORKERS, "0" * 32, inherited, counters=counters)
         works = [Transition(contexts[0]).run(), planner.serve(contexts[1])]
         tasks = [asyncio.create_task(work) for work in works]
         try:
