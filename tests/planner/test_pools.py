@@ -199,6 +199,25 @@ def test_a_pool_that_is_gone_sends_its_task_to_the_other() -> None:
     assert verify_records(world.records).ok
 
 
+def test_no_task_has_workers_with_and_without_devices() -> None:
+    """Not even where all of them together would be as many as it needs."""
+    world = World()
+    for name, kind in (("c0", "cpu"), ("g0", "h100"), ("c1", "cpu")):
+        world.join(name, 2, hardware=kind)
+    world.submit("wide", workers={"min": 5, "max": 6})
+    assert world.task("wide").members == ()
+    world.complete(world.submit("some", workers={"min": 1, "max": 6}))
+    first = kinds(world, "some")
+    assert first in ({"cpu"}, {"h100"})
+    for name in sorted({node_of(worker) for worker in world.task("some").members}):
+        world.complete(world.lose(name))
+    assert kinds(world, "some") == {"cpu", "h100"} - first
+    world.complete(world.join("g1", 6, hardware="h100"))
+    assert kinds(world, "wide") == {"h100"}
+    assert len(kinds(world, "some")) == 1
+    assert verify_records(world.records).ok
+
+
 @pytest.mark.parametrize(
     "step",
     [
