@@ -15,7 +15,8 @@ import typer
 from rich.console import Console
 
 from cli.demo_report import Report, print_report
-from cli.demo_run import DemoRun
+from cli.demo_run import NODES, WORKERS_PER_NODE, DemoRun
+from cli.devices import Device, DeviceOption, Division, divide, found
 from cli.run_directory import DEMO_MARKER, LOCK, RunDirectory
 from shared.errors import Conflict, UnicronError
 
@@ -54,13 +55,14 @@ def fresh_directory(path: Path) -> Path:
     return directory.path
 
 
-async def _run(run_dir: Path, seed: int, console: Console) -> Report:
-    return await DemoRun(run_dir, seed, console).run()
+async def _run(run_dir: Path, seed: int, console: Console, division: Division) -> Report:
+    return await DemoRun(run_dir, seed, console, division).run()
 
 
 def demo(
     run_dir: Annotated[Path, typer.Option(help="Folder for everything the run writes.")] = Path(".unicron"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of the corpus and of both tasks.")] = 1234,
+    device: DeviceOption = Device.AUTO,
     output: Annotated[
         Format, typer.Option("--output", "-o", help="text, or json: one object as last line.")
     ] = Format.TEXT,
@@ -69,7 +71,8 @@ def demo(
     stream = sys.stderr if output is Format.JSON else sys.stdout
     console = Console(file=stream, width=None if stream.isatty() else FILE_COLUMNS)
     started = time.monotonic()
-    report = asyncio.run(_run(fresh_directory(run_dir), seed, console))
+    division = divide(found(), device, NODES, WORKERS_PER_NODE, who="the demo")
+    report = asyncio.run(_run(fresh_directory(run_dir), seed, console, division))
     report.wall_s = time.monotonic() - started
     print_report(report, console)
     if output is Format.JSON:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from cli.demo_report import TaskComparison, compare_parameters
 from cli.processes import run_module
 from cli.run_directory import RunDirectory
 from cli.waiting import Record
+from services.agent.visible_devices import VISIBLE_VARIABLE
 
 
-async def compare(specs: list[Record], tasks: list[Record], run_dir: Path) -> list[TaskComparison]:
+async def compare(
+    specs: list[Record], tasks: list[Record], run_dir: Path, devices: Sequence[str] = ()
+) -> list[TaskComparison]:
     """Train every specification without failures; return how the tasks' results compare.
 
     The stack has ended by then. The folder stays locked until the comparison is done: another demo would empty it.
@@ -21,6 +25,7 @@ async def compare(specs: list[Record], tasks: list[Record], run_dir: Path) -> li
         specs: of the demo's tasks; each lies in ``<run_dir>/<name>.json`` too.
         tasks: as the interface shows them after their end.
         run_dir: the demo's folder; references go below ``reference/``.
+        devices: ``CUDA_VISIBLE_DEVICES`` of each node of the demo; empty: it trained on the CPU.
 
     Raises:
         Conflict: another process uses the folder.
@@ -28,7 +33,8 @@ async def compare(specs: list[Record], tasks: list[Record], run_dir: Path) -> li
     """
     by_name = {task["name"]: task for task in tasks}
     with RunDirectory(run_dir):
-        await asyncio.gather(*(_train(spec["name"], run_dir) for spec in specs))
+        shown = devices or [""] * len(specs)
+        await asyncio.gather(*(_train(s["name"], run_dir, its) for s, its in zip(specs, shown, strict=False)))
         return [_comparison(spec, by_name[spec["name"]]["result"] or {}, run_dir) for spec in specs]
 
 
@@ -45,7 +51,8 @@ def _comparison(spec: Record, result: Record, run_dir: Path) -> TaskComparison:
     )
 
 
-async def _train(name: str, run_dir: Path) -> None:
+async def _train(name: str, run_dir: Path, device: str) -> None:
     directory = run_dir / "reference" / name
     directory.mkdir(parents=True)
-    await run_module("unicron.train", "--spec", str(run_dir / f"{name}.json"), "--directory", str(directory))
+    arguments = ("--spec", str(run_dir / f"{name}.json"), "--directory", str(directory))
+    await run_module("unicron.train", *arguments, **{VISIBLE_VARIABLE: device})

@@ -21,6 +21,7 @@ from cli.demo_reference import compare
 from cli.demo_report import Check, Report
 from cli.demo_straggler import SLOWDOWN, straggle
 from cli.demo_view import View
+from cli.devices import Division
 from cli.processes import SeenProcesses, run_module
 from cli.stack import Stack
 from cli.waiting import AT_STRENGTH, Record, TimedOut, WaitingClient
@@ -75,8 +76,9 @@ def demo_specs(corpus: Path, seed: int) -> list[Record]:
 class DemoRun:
     """One run of the demo in a fresh folder."""
 
-    def __init__(self, run_dir: Path, seed: int, console: Console) -> None:
+    def __init__(self, run_dir: Path, seed: int, console: Console, division: Division) -> None:
         self._run_dir = run_dir
+        self._division = division
         self._seed = seed
         self._view = View(console)
         self._report = Report()
@@ -87,10 +89,16 @@ class DemoRun:
         corpus = self._run_dir / "corpus.txt"
         await run_module("unicron.trainer.corpus", str(corpus), "--seed", str(self._seed))
         specs = demo_specs(corpus, self._seed)
+        if self._division.said:
+            self._view.say(self._division.said)
         self._view.say(f"starting {NODES} nodes with {WORKERS_PER_NODE} workers each")
         environment = {"UNICRON_FAULT_INJECTION": "1"}
         async with Stack(
-            self._run_dir, nodes=NODES, workers_per_node=WORKERS_PER_NODE, environment=environment
+            self._run_dir,
+            nodes=NODES,
+            workers_per_node=WORKERS_PER_NODE,
+            devices=self._division.shown,
+            environment=environment,
         ) as stack:
             self._view.say(f"live page until both tasks have ended: {stack.url}/")
             self._view.say(f"  from another machine, or as another user: {command()} open --server {stack.url}")
@@ -116,7 +124,7 @@ class DemoRun:
         self._check_leftovers()
         self._check_replay()
         self._view.say("trains both tasks again without failures, to compare")
-        for comparison in await compare(specs, self._report.tasks, self._run_dir):
+        for comparison in await compare(specs, self._report.tasks, self._run_dir, self._division.shown):
             self._report.comparisons.append(comparison)
             self._check(
                 f"{comparison.name} ends as without failures",

@@ -12,7 +12,7 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,7 @@ from cli.children import SERVICES, STOP_ORDER, Children
 from cli.run_directory import RunDirectory
 from cli.waiting import TimedOut, WaitingClient
 from services.agent.snapshot_folders import node_folder
+from services.agent.visible_devices import VISIBLE_VARIABLE
 from shared.errors import Unavailable, UnicronError
 from shared.identities import node_identity
 from shared.joining import CREDENTIAL
@@ -53,6 +54,7 @@ class Stack:
         port: of the API; 0 for any free one.
         nodes: number of node agents, named ``n0``, ``n1``, ...
         workers_per_node: worker slots of each.
+        devices: ``CUDA_VISIBLE_DEVICES`` of each node; empty: all workers train on the CPU.
         environment: further ``UNICRON_*`` settings for all children.
         tls: whether NATS has TLS, with certificates of an authority of its own.
 
@@ -67,12 +69,16 @@ class Stack:
         port: int = 0,
         nodes: int = 4,
         workers_per_node: int = 2,
+        devices: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         tls: bool = False,
     ) -> None:
         self.run_directory = RunDirectory(run_dir)
         self.run_dir = self.run_directory.path
         self.node_names = [f"n{i}" for i in range(nodes)]
+        # The nodes share this machine: an agent that saw all of its devices would give them to its own workers. Without
+        # devices none sees any, so that no worker trains on one and another worker on the CPU.
+        self._devices = dict(zip(self.node_names, devices or [""] * nodes, strict=True))
         self._port = port
         self._workers_per_node = workers_per_node
         self._extra = dict(environment or {})
@@ -107,9 +113,7 @@ class Stack:
         for name, module in SERVICES.items():
             self._children.add(Child(name, module, self._environment(name), self.run_dir))
         for node in self.node_names:
-            # A planned stop of all nodes moves nothing: there is nowhere to move to.
-            environment = self._environment(node_identity(node), UNICRON_NODE=node, UNICRON_DRAIN_TIMEOUT_S="0")
-            self._children.add(Child(node, "services.agent.main", environment, self.run_dir))
+            self._children.add(Child(node, "services.agent.main", self.agent_environment(node), self.run_dir))
         await self._children.start()
         port = (self.run_dir / "services" / "api.port").read_text().strip()
         self.url = f"http://127.0.0.1:{port}"
@@ -160,6 +164,12 @@ class Stack:
     async def start_node(self, node: str) -> None:
         """Start a node's agent (again)."""
         await self._children.start_one(node)
+
+    def agent_environment(self, node: str) -> dict[str, str]:
+        """Return the environment of a node's agent."""
+        # A planned stop of all nodes moves nothing: there is nowhere to move to.
+        own = {"UNICRON_NODE": node, "UNICRON_DRAIN_TIMEOUT_S": "0", VISIBLE_VARIABLE: self._devices[node]}
+        return self._environment(node_identity(node), **own)
 
     def _environment(self, identity: str, **more: str) -> dict[str, str]:
         return {
