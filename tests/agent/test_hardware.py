@@ -58,7 +58,15 @@ def of_node(workers: int, *, setting: str = "", visible: str | None = None) -> N
 
 @pytest.mark.parametrize(
     ("visible", "entries"),
-    [(None, None), ("", []), ("-1", []), ("NoDevFiles", []), ("4, 5,6", ["4", "5", "6"]), ("1,-1,2", ["1"]), ("GPU-a,", ["GPU-a"])],
+    [
+        (None, None),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("4, 5,6", ["4", "5", "6"]),
+        ("1,-1,2", ["1"]),
+        ("GPU-a,", ["GPU-a"]),
+    ],
 )
 def test_a_list_of_devices_ends_where_cuda_lets_it_end(visible: str | None, entries: list[str] | None) -> None:
     assert listed(visible) == entries
