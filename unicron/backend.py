@@ -11,13 +11,17 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
-from unicron import device
+from unicron import device, sockets
+
+WAKE_S = 0.01
+"""Between two knocks at the threads that an abort waits for. Chosen: short beside a recovery; a knock takes less."""
 
 
 class Mark(ABC):
@@ -133,9 +137,13 @@ class Nccl(Backend):
         if not backends:
             return
         with ThreadPoolExecutor(max_workers=len(backends)) as threads:
-            for aborting in [threads.submit(one.abort) for one in backends]:
-                with contextlib.suppress(RuntimeError):
-                    aborting.result()
+            running: set[Future[None]] = {threads.submit(one.abort) for one in backends}
+            while running:
+                ended, running = futures.wait(running, WAKE_S)
+                for aborting in ended:
+                    with contextlib.suppress(RuntimeError):
+                        aborting.result()
+                sockets.knock()
 
     def mark(self) -> Mark:
         """Return a mark behind all that was issued on the present stream so far."""

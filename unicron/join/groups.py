@@ -22,8 +22,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from unicron import backend, environment
-from unicron.link import issuing, sockets
+from unicron import backend, environment, sockets
+from unicron.link import issuing
 from unicron.link.agent_link import AgentLink
 from unicron.link.breaker import Breakable, BreakMethod
 from unicron.megatron import two_stages

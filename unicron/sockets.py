@@ -13,6 +13,10 @@ import stat
 import struct
 from collections.abc import Callable, Iterator
 
+NCCL_SOCKET = b"nccl-socket-"
+"""What the names of NCCL's Unix sockets begin with, behind the byte 0 of names outside of the file system (NCCL's
+``ipcsocket.cc``)."""
+
 CONNECT_TIMEOUT_S = 0.2
 """For connecting to a listening socket of this same process, not over a network."""
 
@@ -65,6 +69,39 @@ def impersonate_peers(chosen: Callable[[int], bool], peers: int) -> None:
         for number in range(peers):
             with contextlib.suppress(OSError), socket.create_connection(address[:2], CONNECT_TIMEOUT_S) as connection:
                 connection.sendall(struct.pack("=q", number))
+
+
+def knock() -> None:
+    """Wake the threads of NCCL that serve communicators: they poll their sockets for half a second at a time.
+
+    Such a thread looks whether its communicator was aborted only between two polls, and an abort waits for it. A
+    connection that hangs up, and an empty datagram, end the poll and mean nothing to the thread.
+    """
+    for address in [connection.getsockname() for _, connection in _tcp_sockets(listening=True)]:
+        with contextlib.suppress(OSError), socket.create_connection(address[:2], CONNECT_TIMEOUT_S):
+            pass
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        for name in _nccl_datagram_sockets():
+            with contextlib.suppress(OSError):
+                sender.sendto(b"", socket.MSG_DONTWAIT, name)
+
+
+def _nccl_datagram_sockets() -> list[bytes]:
+    """Return the addresses of this process's Unix sockets over which NCCL's ranks hand each other descriptors."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            duplicate = os.dup(int(name))
+        except OSError:
+            continue  # closed since the folder was read
+        with contextlib.closing(socket.socket(fileno=duplicate)) as one:
+            with contextlib.suppress(OSError):
+                address = one.getsockname() if one.family == socket.AF_UNIX and one.type == socket.SOCK_DGRAM else b""
+                if isinstance(address, bytes) and NCCL_SOCKET in address:
+                    found.append(address)
+    return found
 
 
 def stop_listening(chosen: Callable[[int], bool]) -> None:
