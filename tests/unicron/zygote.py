@@ -150,10 +150,26 @@ def _obey_writes_at_once() -> None:
     Writer.begin, Writer.agreed = begin_and_wait, agreed_and_wait  # type: ignore[assignment, method-assign]
 
 
+def _obey_contract() -> None:
+    """Have ranks forked from here use the contract backend where their environment says so."""
+    from tests.unicron.contract import backend
+    from unicron import train
+
+    child = train.child
+
+    @functools.wraps(child)
+    def install_and_train() -> int:
+        backend.install_if_asked()
+        return child()
+
+    train.child = install_and_train
+
+
 def main(control: socket.socket) -> None:
     """Be the process, until its parent is gone."""
     forkserver.preload()
     _obey_writes_at_once()
+    _obey_contract()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need no wait
     while True:
         data, descriptors, _, _ = socket.recv_fds(control, _MAX_REQUEST_BYTES, 2)
