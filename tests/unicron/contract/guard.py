@@ -46,7 +46,7 @@ class Guard:
         """
         mine = Running(threading.get_ident(), action, what)
         with self._lock:
-            for other in self._running:
+            for other in reversed(self._running):
                 if other.thread != mine.thread and "abort" in (other.action, action):
                     end_process(f"{action} while another thread is in {other.action}", f"{what}; {other.what}", other)
             self._running.append(mine)

@@ -23,6 +23,9 @@ POLL_S = 0.02
 DUMP_SLEEPS = 4
 """How often the watchdog sleeps the time of a dump for each collective that it finds an error of."""
 
+WATCHDOG_SAW = "failure detected by watchdog"
+"""Torch's words."""
+
 DESYNC = "TORCH_NCCL_DESYNC_DEBUG"
 DEBUG = "TORCH_DISTRIBUTED_DEBUG"
 
@@ -117,7 +120,7 @@ class Watchdog:
     def _handle(self, what: str) -> None:
         """Do what the watchdog does for each collective with an error."""
         with self.works:
-            self._say(f"failure detected by watchdog: {what}")
+            self._say(f"{WATCHDOG_SAW}: {what}")
             self.on_dump()
             duration_s = self._torch.dump_s * self._settings.time_scale
             if self._torch.heartbeat_s < self._torch.dump_s:

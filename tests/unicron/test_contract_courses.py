@@ -1,0 +1,371 @@
+"""Faults on a backend that behaves as NCCL does (``tests.unicron.contract``): survivors finish the step, in place."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.parity.courses import TaskLayout
+from tests.unicron.conftest import MODEL, SpecFile, largest_difference
+from tests.unicron.contract import settings
+from tests.unicron.contract.watchdog import WATCHDOG_SAW
+from tests.unicron.harness import PATIENCE_S, Agent, agent, reference_of
+from tests.unicron.zygote import WRITES_AT_ONCE
+from unicron.environment import BUCKET_BYTES
+from unicron.protocol import Configure, Finished, Held, Hold, Progress, Raised, Resumed
+
+pytestmark = pytest.mark.timeout(150)
+
+STEP = 3
+"""Of the first fault."""
+BETWEEN = 2
+"""Steps, from one fault to the next."""
+TOLERANCE = 1e-6
+"""Of parameters after a few steps, where float32 numbers are added up in another order."""
+SHARDED: dict[str, Any] = {
+    "parallel": {"distributed_optimizer": True, "overlap": True},
+    "exact": False,
+    "optimizer": {"eps": 1e-3},
+    "checkpoint": {"every": 0, "memory_every": 1},
+}
+"""The distributed optimizer with both overlaps. Adam with its usual epsilon makes whole steps of the rounding where a
+gradient is zero."""
+POLL_S = 0.01
+"""Between two looks at a file."""
+SCALE = 0.02
+"""Of torch's times: its watchdog's minute is a second here."""
+BEATS = {settings.TIME_SCALE: str(SCALE), "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "10"}
+LIVES_S = 30 * SCALE
+"""How long a survivor lives at least, of three heartbeats of torch's monitor."""
+CONTRACT = BEATS | {settings.MAKE_S: "0.02", settings.ABORT_S: "0.05", settings.NOTICE_S: "0.1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens to whom. All victims are in the same step."""
+
+    at: str
+    """The fault point, see ``unicron.faults``."""
+    kind: str
+    """``kill``, ``exception`` or ``sleep``."""
+    victims: tuple[int, ...] = (1,)
+    """Their ranks in the first generation."""
+
+    def __str__(self) -> str:
+        return f"{self.kind}-at-{self.at}" + (f"-of-{len(self.victims)}" if len(self.victims) > 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """A task, from its start through some faults to its end."""
+
+    layout: TaskLayout
+    faults: tuple[Fault, ...]
+    mode: str = "sockets"
+    """How a peer's death shows (``Settings.mode``)."""
+    sharded: bool = False
+    """Whether the distributed optimizer divides the state, with both overlaps."""
+    returns: bool = False
+    """Whether a new process takes each lost one's place; otherwise its replica is left out."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """Of the ranks' environment, beside ``CONTRACT``."""
+
+    def __str__(self) -> str:
+        parts = [str(self.layout), *("sharded" for _ in range(self.sharded)), *map(str, self.faults), self.mode]
+        return "-".join([*parts, *("returns" for _ in range(self.returns)), *(v for _, v in self.variables)])
+
+
+DP2, DP3 = TaskLayout(1, 1, 2), TaskLayout(1, 1, 3)
+TP, PP = TaskLayout(2, 1, 2), TaskLayout(1, 2, 2)
+
+
+class Task:
+    """A task on the contract backend, and what a planner would do for it."""
+
+    def __init__(self, a: Agent, spec: Path, course: Course, memory: Path) -> None:
+        self.agent, self.spec, self.course, self._memory = a, spec, course, memory
+        self.layout = course.layout
+        self.members = [f"w{rank}" for rank in range(course.layout.size)]
+        self._spare = course.layout.size
+        self.faulted_at_s = 0.0
+
+    async def begin(self) -> None:
+        first = list(self.members)
+        await self._fork(first, ",".join(self._fail_at(number) for number in range(len(self.course.faults))))
+        await self._configure(dict.fromkeys(first, "initial"))
+
+    def _fail_at(self, number: int) -> str:
+        fault = self.course.faults[number]
+        return ",".join(f"{rank}:{STEP + BETWEEN * number}:{fault.at}:{fault.kind}" for rank in fault.victims)
+
+    async def _fork(self, workers: Sequence[str], fail_at: str = "") -> None:
+        await asyncio.gather(*(self.agent.fork(w, self.spec, self._environment(w, fail_at)) for w in workers))
+
+    def _environment(self, worker: str, fail_at: str) -> Mapping[str, str]:
+        node = {"UNICRON_NODE": worker, "UNICRON_DOMAIN": worker, "UNICRON_MEMORY": str(self._memory / worker)}
+        faults = {"UNICRON_FAIL_AT": fail_at} if fail_at else {}
+        own = {BUCKET_BYTES: "20000", settings.MODE: self.course.mode, **dict(self.course.variables)}
+        return CONTRACT | own | WRITES_AT_ONCE | (node if self.course.sharded else {}) | faults
+
+    async def _configure(self, members: Mapping[str, str], **options: Any) -> int:
+        return await self.agent.configure(members, tensor=self.layout.tensor, pipeline=self.layout.pipeline, **options)
+
+    def replica(self, worker: str) -> list[str]:
+        """Return the members of a member's replica."""
+        number = self.layout.replica_of(self.members.index(worker))
+        return [w for rank, w in enumerate(self.members) if self.layout.replica_of(rank) == number]
+
+    async def heal(self, number: int) -> None:
+        """Wait for a fault; hold the others, and have them go on without the lost ones."""
+        fault, step = self.course.faults[number], STEP + BETWEEN * number
+        victims = [f"w{rank}" for rank in fault.victims]
+        broken = {worker for victim in victims for worker in self.replica(victim)}
+        await self.happens(number, victims, [worker for worker in self.members if worker not in broken])
+        survivors = [worker for worker in self.members if worker not in victims]
+        await self.hold(survivors)
+        await self.lose(victims)
+        await self.go_on(victims, fault_step=step - 1)
+
+    async def happens(self, number: int, victims: Sequence[str], intact: Sequence[str]) -> None:
+        """Wait until the victims are lost or hang, and the whole replicas are where they need them."""
+        a, fault, step = self.agent, self.course.faults[number], STEP + BETWEEN * number
+        if fault.kind == "sleep":
+            await a.in_step(intact, step, "ended" if fault.at == "update" else "reduce")
+        else:
+            await a.until(lambda: all(victim in a.exits for victim in victims))
+        self.faulted_at_s = asyncio.get_running_loop().time()
+        if fault.kind != "sleep" and self.course.mode == "sockets":
+            await self.noticed(number)
+
+    async def noticed(self, number: int) -> None:
+        """Wait until a survivor's watchdog has seen that a peer is dead: detection and plan take longer than that."""
+        seen = f"{WATCHDOG_SAW}: collective"
+
+        def wait() -> None:
+            limit_s = time.monotonic() + PATIENCE_S
+            while not any(self.agent.output(worker).count(seen) > number for worker in self.members):
+                assert time.monotonic() < limit_s, "no watchdog sees that a peer is dead"
+                time.sleep(POLL_S)
+
+        await asyncio.to_thread(wait)
+
+    async def hold(self, survivors: Sequence[str]) -> None:
+        """Hold the survivors; each of them gets out of the generation, and none of them dies of it."""
+        a, generation = self.agent, self.agent.generation
+        lost = [worker for worker in self.members if worker not in survivors]
+        a.send_all(list(survivors), Hold(generation=generation, lost=lost))
+        await a.until(lambda: all(a.of(Held, w, generation) for w in survivors) or any(w in a.exits for w in survivors))
+        self._check_alive(survivors)
+
+    def _check_alive(self, workers: Sequence[str]) -> None:
+        for worker in workers:
+            assert worker not in self.agent.exits, self.agent.output(worker)
+
+    async def lose(self, workers: Sequence[str]) -> None:
+        """Have processes be gone, and their nodes with them."""
+        a = self.agent
+        for worker in workers:
+            if worker not in a.exits:
+                a.kill(worker)
+            shutil.rmtree(self._memory / worker, ignore_errors=True)
+        await a.until(lambda: all(worker in a.exits for worker in workers))
+
+    async def go_on(self, lost: Sequence[str], fault_step: int) -> None:
+        """Bring the others into a generation without the lost ones' replicas, or with new processes in their places."""
+        a = self.agent
+        broken = {worker for one in lost for worker in self.replica(one)}
+        if self.course.returns:
+            places = {one: f"w{self._spare + i}" for i, one in enumerate(lost)}
+            self._spare += len(lost)
+            await self._fork(list(places.values()))
+            self.members = [places.get(worker, worker) for worker in self.members]
+            sources = {w: "take" if w in places.values() else "live" for w in self.members}
+        else:
+            await self.lose([worker for worker in broken if worker not in lost])
+            self.layout = TaskLayout(
+                self.layout.tensor,
+                self.layout.pipeline,
+                self.layout.replicas - len(broken) // (self.layout.tensor * self.layout.pipeline),
+            )
+            self.members = [worker for worker in self.members if worker not in broken]
+            sources = dict.fromkeys(self.members, "live")
+        pids = {worker: a.pids[worker] for worker, source in sources.items() if source == "live"}
+        generation = await self._configure(
+            sources,
+            stage="boundary" if self.course.returns else "interrupted",
+            complete=not self.course.sharded,
+            fault_step=fault_step if self.course.sharded else 0,
+        )
+        await self.resume(generation)
+        assert {worker: a.pids[worker] for worker in pids} == pids
+
+    async def resume(self, generation: int) -> None:
+        """Wait until the members have done a step."""
+        a, members = self.agent, list(self.members)
+        await a.until(
+            lambda: len(a.of(Resumed, generation=generation)) == len(members) or any(w in a.exits for w in members)
+        )
+        if len(a.of(Resumed, generation=generation)) < len(members):
+            self._check_alive(members)
+        resumed = a.of(Resumed, generation=generation)
+        assert {message.steps_recomputed for message in resumed} == {0}
+
+
+def fields_of(course: Course) -> dict[str, Any]:
+    steps = STEP + BETWEEN * len(course.faults) + 1
+    model = MODEL | {"layers": course.layout.pipeline}
+    return {"steps": steps, "model": model, **(SHARDED if course.sharded else {})}
+
+
+async def failure_free(a: Agent, spec_file: SpecFile, course: Course) -> Finished:
+    """Train without a fault, on gloo: one replica, one pipeline stage, an optimizer that is not divided."""
+    fields = fields_of(course)
+    fields.pop("parallel", None)
+    fields["checkpoint"] = {"every": 0}
+    spec = spec_file(**fields)
+    tensor = course.layout.tensor
+    if tensor == 1:
+        return await reference_of(a, spec)
+    a.messages.clear()
+    workers = [f"reference{rank}" for rank in range(tensor)]
+    await asyncio.gather(*(a.fork(worker, spec) for worker in workers))
+    await a.configure(dict.fromkeys(workers, "initial"), tensor=tensor)
+    return await a.finished(tensor)
+
+
+async def check(task: Task, spec_file: SpecFile) -> None:
+    """Compare with the run without a fault."""
+    a, course = task.agent, task.course
+    finished = await a.finished(len(task.members))
+    for worker in task.members:
+        if worker in [f"w{rank}" for rank in range(course.layout.size)] and course.mode == "sockets":
+            assert a.exits[worker][0] - task.faulted_at_s >= LIVES_S
+    reference = await failure_free(a, spec_file, course)
+    assert (finished.step, finished.samples_sha256) == (reference.step, reference.samples_sha256)
+    difference = largest_difference(finished.parameters_path, reference.parameters_path)
+    assert difference <= (TOLERANCE if course.sharded else 0.0)
+
+
+async def follow(course: Course, folder: Path, spec_file: SpecFile, memory: Path) -> None:
+    async with agent(folder / "run") as a:
+        task = Task(a, spec_file(**fields_of(course)), course, memory)
+        await task.begin()
+        for number in range(len(course.faults)):
+            await task.heal(number)
+        await check(task, spec_file)
+
+
+POINTS = ("2", "reduce", "update")
+KINDS = ("kill", "exception", "sleep")
+
+SHORT = (
+    Course(DP2, (Fault("2", "kill"),), "silent"),
+    Course(DP2, (Fault("reduce", "sleep"),)),
+    Course(DP3, (Fault("update", "exception"), Fault("reduce", "kill", (2,)))),
+    Course(TP, (Fault("2", "sleep"),), "silent"),
+    Course(PP, (Fault("reduce", "kill"),)),
+    Course(DP2, (Fault("update", "kill"),), "silent", sharded=True),
+    Course(DP3, (Fault("2", "exception", (1, 2)),), sharded=True),
+)
+"""Every point meets every kind, and every layout and optimizer occurs."""
+
+
+def every_course() -> list[Course]:
+    courses = [
+        Course(layout, (Fault(at, kind),), mode, sharded)
+        for layout in (DP2, DP3, TP, PP)
+        for sharded in (False, True)
+        for mode in ("sockets", "silent")
+        for at in POINTS
+        for kind in KINDS
+    ]
+    for mode in ("sockets", "silent"):
+        courses += [
+            *(Course(DP3, (Fault("2", k), Fault(at, j, (2,))), mode) for k, j, at in TWICE),
+            *(Course(DP3, (Fault(at, kind, (1, 2)),), mode) for at in POINTS for kind in KINDS),
+            *(Course(layout, (Fault(at, "kill"),), mode, returns=True) for layout in (TP, PP) for at in POINTS),
+            Course(DP3, (Fault("2", "sleep"), Fault("reduce", "kill", (2,))), mode, sharded=True),
+            Course(DP3, (Fault("reduce", "kill"),), mode, variables=((settings.MARKS, "device"),)),
+        ]
+    return courses
+
+
+TWICE = (("kill", "kill", "reduce"), ("sleep", "exception", "2"), ("exception", "sleep", "update"))
+
+
+@pytest.mark.parametrize("course", SHORT, ids=str)
+async def test_a_few_courses(course: Course, tmp_path: Path, spec_file: SpecFile, shared_memory: Path) -> None:
+    await follow(course, tmp_path, spec_file, shared_memory)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("course", [course for course in every_course() if course not in SHORT], ids=str)
+async def test_every_course(course: Course, tmp_path: Path, spec_file: SpecFile, shared_memory: Path) -> None:
+    await follow(course, tmp_path, spec_file, shared_memory)
+
+
+@pytest.mark.parametrize("kind", ["kill", "sleep"])
+async def test_a_newcomer_is_lost_while_state_moves(
+    kind: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
+) -> None:
+    """The others are in the collective that moves state, or in one that follows it."""
+    course = Course(DP2, (Fault("2", "kill"),))
+    async with agent(tmp_path / "run") as a:
+        task = Task(a, spec_file(**fields_of(course)), course, shared_memory)
+        await task.begin()
+        await task.happens(0, ["w1"], ["w0"])
+        await task.hold(["w0"])
+        pid = a.pids["w0"]
+        await task._fork(["w2"], f"1:{STEP}:move:0:{kind}:always")
+        generation = await task._configure({"w0": "live", "w2": "take"}, stage="boundary")
+        task.members = ["w0", "w2"]
+        if kind == "kill":
+            await a.until(lambda: "w2" in a.exits)
+        else:
+            await a.until(lambda: any(m.setup_parts == 2 for m in a.of(Progress, "w2", generation)))
+        await task.hold(["w0"])
+        await task.lose(["w2"])
+        task.members, task.layout = ["w0"], TaskLayout(1, 1, 1)
+        await task.resume(await task._configure({"w0": "live"}, stage="interrupted"))
+        assert a.pids["w0"] == pid
+        await check(task, spec_file)
+
+
+@pytest.mark.parametrize("mode", ["sockets", "silent"])
+async def test_a_member_is_lost_before_it_comes(
+    mode: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
+) -> None:
+    """The others wait for it where communicators are made."""
+    course = Course(DP3, (), mode)
+    async with agent(tmp_path / "run") as a:
+        spec = spec_file(**fields_of(course) | {"steps": STEP})
+        task = Task(a, spec, course, shared_memory)
+        await task._fork(task.members)
+        a.kill("w2")
+        await a.until(lambda: "w2" in a.exits)
+        port = await a.store()
+        a.generation = 1
+        listed = [[rank, worker, "initial"] for rank, worker in enumerate(task.members)]
+        for rank, worker in enumerate(task.members[:2]):
+            a.send(
+                worker,
+                Configure(
+                    generation=1, stage="boundary", rank=rank, world_size=3, tensor=1, pipeline=1,
+                    store_host="127.0.0.1", store_port=port, members=listed, directory=str(a.folder / "generation-1"),
+                ),
+            )  # fmt: skip
+        await a.until(lambda: all(a.of(Progress, worker, 1) for worker in task.members[:2]))
+        await task.hold(task.members[:2])
+        task.members, task.layout = task.members[:2], DP2
+        await task.resume(await task._configure(dict.fromkeys(task.members, "initial")))
+        assert not a.of(Raised)
+        finished = await a.finished(2)
+        reference = await reference_of(a, spec)
+        assert largest_difference(finished.parameters_path, reference.parameters_path) == 0.0
