@@ -24,8 +24,7 @@ from tests.unicron.contract.communicator import Communicator, State
 from tests.unicron.contract.ranks import End, Rank, run
 from tests.unicron.contract.settings import Settings
 from tests.unicron.contract.watchdog import TorchSettings
-from unicron import backend
-from unicron.link import sockets
+from unicron import backend, sockets
 
 pytestmark = pytest.mark.timeout(60)
 

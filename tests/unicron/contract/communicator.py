@@ -18,7 +18,7 @@ import torch.distributed as dist
 from tests.unicron.contract.guard import end_process
 from tests.unicron.contract.settings import Settings
 from tests.unicron.contract.work import ContractWork, Operation, Outcome, spoil
-from unicron.link import sockets
+from unicron import sockets
 
 
 class State(enum.Enum):

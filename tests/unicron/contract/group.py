@@ -36,7 +36,7 @@ from tests.unicron.contract.operations import (
 from tests.unicron.contract.settings import Settings
 from tests.unicron.contract.watchdog import Watchdog
 from tests.unicron.contract.work import Operation
-from unicron.link import sockets
+from unicron import sockets
 
 NAME = "contract"
 
