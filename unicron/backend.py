@@ -27,8 +27,11 @@ WAKE_S = 0.01
 class Mark(ABC):
     """A place in the work of this process's device: behind all that was issued before the mark was made."""
 
-    counts: bool | None = None
-    """Whether all of it ended before any was aborted; None: not known yet (``unicron.link.collectives``)."""
+    before_shared: bool | None = None
+    """Whether all of it ended before collectives of several replicas were aborted; None: not known yet
+    (``unicron.link.collectives``)."""
+    before_replica: bool | None = None
+    """The same of collectives inside the replica."""
 
     @abstractmethod
     def is_reached(self) -> bool:

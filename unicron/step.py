@@ -194,7 +194,7 @@ class Step:
         found = self._host.faults.finished_passes(self.number, [noted(loss) for loss in losses])
         mark = link.mark()
         if state.gather is not None:
-            state.gather.settle_once(partial(link.counts, mark))
+            state.gather.settle_once(partial(link.counts, mark, shared=True))
         in_progress = state.step_in_progress
         before = in_progress.remaining()
         state.commit(dict(zip(micro_batches, found, strict=False)), dict(zip(micro_batches, ids, strict=True)), chunk)
@@ -271,7 +271,7 @@ class Step:
         gather = self._host.rank_state.gather
         if gather is not None and gather.pending:
             gather.complete()
-            gather.settle_once(partial(self._host.link.counts, self._host.link.mark()))
+            gather.settle_once(partial(self._host.link.counts, self._host.link.mark(), shared=True))
 
     def _report_buckets(self, reduced: int) -> None:
         """Report the progress of the reduction to the agent, in at most ``BUCKET_REPORTS`` messages."""

@@ -226,7 +226,7 @@ def test_what_was_gathered_does_not_count_once_the_generation_is_held(held: bool
     )
     faults = SimpleNamespace(finished_passes=lambda _, losses: losses)
     host: Any = SimpleNamespace(
-        link=SimpleNamespace(counts=lambda _: not held, **nothing), rank_state=state, faults=faults
+        link=SimpleNamespace(counts=lambda _, shared: not held, **nothing), rank_state=state, faults=faults
     )
     Step(host, 1, [0]).commit(0, 1.0, [0])
     assert settled == [not held]

@@ -45,8 +45,8 @@ class Collectives(ABC):
         self._breaker = Breaker(changed, self.is_held, self._spares, self._before_abort)
         self._marks: list[Mark] = []
         """Those of this generation of which it is not known yet whether they count."""
-        self._replica_aborted = False
-        """Whether this generation's collectives inside the replica are aborted, or about to be."""
+        self._shared_aborted = self._replica_aborted = False
+        """Whether this generation's collectives are aborted, or about to be: of several replicas; inside this one."""
         self.abandoned: list[Any] = []
         """Collectives of this generation that were given up: its groups may not be destroyed before they end."""
 
@@ -148,7 +148,7 @@ class Collectives(ABC):
         with self._changed:
             self._breaker.set_method(method)
             self._sparing.set_replica(replica)
-            self._marks, self._replica_aborted = [], False
+            self._marks, self._shared_aborted, self._replica_aborted = [], False, False
 
     @property
     def _backend(self) -> Backend | None:
@@ -179,32 +179,59 @@ class Collectives(ABC):
         with self._changed:
             if self._replica_aborted:
                 raise Interrupted(f"generation {self.generation} is held, and this replica is broken off")
-            self._marks = [one for one in self._marks if not self._has_counted(one)]
+            if self._shared_aborted:
+                mark.before_shared = False
+            self._marks = [one for one in self._marks if not (self._counts_shared(one) and self._counts(one))]
             self._marks.append(mark)
         return mark
 
-    def counts(self, mark: Mark | None) -> bool:
-        """Return, without waiting, whether what was issued before a mark has ended, and none of it was aborted."""
+    def counts(self, mark: Mark | None, *, shared: bool = False) -> bool:
+        """Return, without waiting, whether what was issued before a mark has ended, and used no garbage.
+
+        Args:
+            mark: behind it.
+            shared: whether it has used collectives of several replicas; otherwise those inside the replica alone.
+        """
         with self._changed:
-            return mark is None or self._has_counted(mark)
+            return mark is None or (self._counts_shared(mark) if shared else self._counts(mark))
 
     @property
     def has_garbage(self) -> bool:
         """Whether an abort inside the replica may have spoilt what passes have added up to the newest mark."""
         with self._changed:
-            return self._replica_aborted and any(mark.counts is False for mark in self._marks)
+            return self._replica_aborted and any(mark.before_replica is False for mark in self._marks)
 
     @staticmethod
-    def _has_counted(mark: Mark) -> bool:
-        if mark.counts is None and mark.is_reached():
-            mark.counts = True
-        return bool(mark.counts)
+    def _counts_shared(mark: Mark) -> bool:
+        if mark.before_shared is None and mark.is_reached():
+            mark.before_shared = True
+        return bool(mark.before_shared)
+
+    @staticmethod
+    def _counts(mark: Mark) -> bool:
+        if mark.before_replica is None and mark.is_reached():
+            mark.before_replica = True
+        return bool(mark.before_replica)
 
     def _before_abort(self, part: Breakable) -> None:
         """Note what counts although communicators are about to be aborted; called with the lock."""
-        for mark in self._marks:
-            mark.counts = mark.is_reached()
-        self._replica_aborted = self._replica_aborted or part is self._breaker.method.replica
+        if part is self._breaker.method.replica:
+            for mark in self._marks:
+                mark.before_replica = self._counts(mark)
+            self._replica_aborted = True
+        else:
+            for mark in self._marks:
+                mark.before_shared = self._counts_shared(mark)
+            self._shared_aborted = True
+
+    def check_update(self) -> None:
+        """Leave the step before an update that may use garbage: of the norm of gradients, for instance.
+
+        Raises:
+            Interrupted: the generation is held, where collectives are aborted without an error.
+        """
+        if self.aborts_without_error and self.is_held():
+            raise Interrupted(f"generation {self.generation} is held")
 
     def wait(self, work: Any, *, of_replica: bool = False) -> None:
         """Wait for a collective (torch's ``Work``) until it ends, or until it does not end though it is broken off.

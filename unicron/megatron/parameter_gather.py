@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from unicron import backend
 from unicron.megatron.bucket_groups import bucket_groups, group_of, overlaps_gather, own_parameters, replace_gather
 from unicron.torch_names import all_gather_single
 
@@ -30,7 +31,7 @@ class ParameterGather:
         """Whether this rank has updated its own ranges, and does not know to have all others."""
         self.waited_s = 0.0
         """For how long the passes have waited for gathers so far; waits of a device's stream do not count."""
-        self._on_device = any(own_parameters(group)[0].whole.is_cuda for group in self._groups)
+        self._aborts = backend.current().aborts
         self._works: list[list[Any]] | None = None
         """For each bucket group, the gathers that are not yet waited for; None: they are not launched."""
         self._has_ended: Callable[[], bool] | None = None
@@ -81,7 +82,7 @@ class ParameterGather:
                 work.wait()
             self.waited_s += time.perf_counter() - began_s
             self._works[number] = []
-            if not self._on_device:
+            if not self._aborts:
                 self.settle()
 
     @property
@@ -124,7 +125,7 @@ class ParameterGather:
         if self._has_ended is not None and self._has_ended():
             self.settle()
         unfinished = [work for works in self._works or () for work in works]
-        if self._works is not None and not self._on_device and all(work.is_completed() for work in unfinished):
+        if self._works is not None and not self._aborts and all(work.is_completed() for work in unfinished):
             with contextlib.suppress(RuntimeError):
                 for work in unfinished:
                     work.wait()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from unicron import backend
 from unicron.accounting import EMPTY_DIGEST, KeptGradients, PartialStep, chain_digest
 from unicron.errors import NonFiniteValue, WrongLoop
 from unicron.gradients import reduction
@@ -21,7 +22,7 @@ from unicron.gradients.overlap import Hooks
 from unicron.gradients.precision import Precision
 from unicron.link.waiting import Wait
 from unicron.losses import read
-from unicron.megatron.model import model_chunks, parameters
+from unicron.megatron.model import model_chunks
 from unicron.megatron.optimizer import is_distributed, torch_optimizers
 from unicron.megatron.parallel import Place
 from unicron.megatron.parameter_gather import ParameterGather
@@ -80,8 +81,7 @@ class RankState:
         """What reduces the gradients beside the backward passes; None: they are reduced afterwards."""
         self.gather = ParameterGather.of(model)
         """What gathers parameters beside the next forward pass; None: the optimizer's step does."""
-        cuda = any(parameter.is_cuda for parameter in parameters(model))
-        self._update_may_be_garbage = cuda and (model_parallel or self.is_distributed)
+        self._update_may_be_garbage = backend.current().aborts and (model_parallel or self.is_distributed)
         """Whether an update may have used the garbage of an aborted collective, without an error that reports it."""
         self._update = Update(optimizer)
         if self.gather is not None:
@@ -331,6 +331,11 @@ class RankState:
 
         reduction.reduce(self.accumulator, partial.reduced, group, wait, done=reduced, **options)
         self.accumulator.finish(lambda total, ranks: wait(dist.all_reduce(total, group=ranks, async_op=True)))
+
+    def check_updates(self, check: Callable[[], None]) -> None:
+        """Have each update begin only if ``check`` raises nothing, where an update may use collectives of its own."""
+        if self._update_may_be_garbage:
+            self._update.check = check
 
     def check_before_step(self) -> None:
         """Check that no update has been applied outside of a step.

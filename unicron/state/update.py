@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -25,9 +26,16 @@ class Update:
     def __init__(self, optimizer: Any) -> None:
         """Watch an optimizer: torch's, or Megatron's around it."""
         self.stage = Stage.NOT_BEGUN
+        self.check: Callable[[], None] = lambda: None
+        """Called before an update begins; an error keeps it from beginning."""
         for one in torch_optimizers(optimizer):
-            one.register_step_pre_hook(lambda *_: self._reach(Stage.UNDER_WAY))
+            one.register_step_pre_hook(lambda *_: self._begin())
             one.register_step_post_hook(lambda *_: self._reach(Stage.APPLIED))
+
+    def _begin(self) -> None:
+        if self.stage is Stage.NOT_BEGUN:
+            self.check()
+        self._reach(Stage.UNDER_WAY)
 
     def _reach(self, stage: Stage) -> None:
         self.stage = stage

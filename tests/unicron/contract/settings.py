@@ -44,7 +44,7 @@ class Settings:
     """What the times of torch's watchdog and heartbeat monitor are multiplied by: they are minutes."""
     seed: int = 0
     """Of how long each making and each abort takes."""
-    marks: Marks = "told"
+    marks: Marks = "device"
     """Whether a mark tells results from garbage. ``told``: a mark is reached only if all before it ended before any
     abort began. ``device``: as a CUDA event is, it is reached once the kernels have ended, aborted or not."""
     destroy_meets: bool = False
