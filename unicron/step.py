@@ -309,7 +309,8 @@ class Step:
                 host.link.leave()
                 raise WrongLoop(f"step {self.number} ended without step.reduce()")
             try:
-                host.link.synchronize()
+                if host.rank_state.gathers_in_update:
+                    host.link.synchronize()
                 if host.rank_state.gather is not None:
                     host.faults.reached(self.number, "gather")
                     host.rank_state.gather.launch()

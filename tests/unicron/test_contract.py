@@ -144,13 +144,11 @@ def returns_before_it_is_done(rank: Rank) -> None:
     values = torch.ones(1)
     if rank.number == 0:
         work: Any = dist.all_reduce(values, async_op=True)
-        mark = rank.backend.mark()
         assert not work.is_completed()
-        assert not mark.is_reached()
+        assert rank.backend.mark().is_reached(), "nothing that the stream has waited for is left"
         rank.signals.set("issued", "1")
         work.wait()
         assert work.is_completed()
-        assert mark.is_reached()
     else:
         rank.signals.wait(["issued"])
         dist.all_reduce(values)
@@ -197,14 +195,12 @@ def dies(rank: Rank) -> None:
         dist.all_gather_single(whole, own, async_op=True),
         dist.broadcast(kept, src=0, async_op=True),
     ]
-    mark = rank.backend.mark()
     rank.signals.set("issued", "1")
     poll(lambda: is_broken(only_communicator()))
     if os.environ[settings.MODE] == "silent":
         assert not any(work.is_completed() for work in works)
     ended = threading.Thread(target=works[0].wait)
     ended.start()
-    assert not mark.is_reached()
     rank.backend.abort([everyone()])
     ended.join()
     for work in works:
@@ -215,14 +211,24 @@ def dies(rank: Rank) -> None:
     assert whole[:2].tolist() == [5.0, 5.0], "NCCL leaves the own part of a gather in place alone"
     assert whole[2:].isnan().all()
     assert kept.tolist() == [3.0, 3.0], "and what the root of a broadcast sends"
-    assert mark.is_reached() is (os.environ.get(settings.MARKS) == "device")
     rank.backend.synchronize()
     with pytest.raises(dist.DistBackendError, match="was aborted"):
         dist.all_reduce(floats)
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("variables", [SOCKETS, SILENT, SILENT | {settings.MARKS: "device"}], ids=str)
+def lags(rank: Rank) -> None:
+    mark = rank.backend.mark()
+    assert not mark.is_reached()
+    rank.backend.synchronize()
+    assert mark.is_reached()
+
+
+def test_the_host_may_be_ahead_of_the_device(tmp_path: Path) -> None:
+    assert run(lags, 1, tmp_path, SILENT | {settings.LAG_S: "0.3"}) == [ENDED]
+
+
+@pytest.mark.parametrize("variables", [SOCKETS, SILENT], ids=str)
 def test_an_abort_ends_collectives_without_an_error_and_with_garbage(variables: dict[str, str], tmp_path: Path) -> None:
     assert run(dies, 2, tmp_path, variables | QUIET) == [ENDED, KILLED]
 

@@ -322,8 +322,8 @@ def every_course() -> list[Course]:
         *(Course(DP3, (Fault(at, kind, (1, 2)),)) for at in POINTS for kind in KINDS),
         *(Course(layout, (Fault(at, "kill"),), returns=True) for layout in (DP2, TP, PP) for at in POINTS),
         Course(DP3, (Fault("2", "sleep"), Fault("reduce", "kill", (2,))), sharded=True),
-        Course(DP3, (Fault("reduce", "kill"),), variables=((settings.MARKS, "device"),)),
-        Course(TP, (Fault("2", "kill"),), variables=((settings.MARKS, "device"),)),
+        Course(DP3, (Fault("reduce", "kill"),), variables=((settings.LAG_S, "0.05"),)),
+        Course(TP, (Fault("2", "kill"),), variables=((settings.LAG_S, "0.05"),)),
     ]
     return [replace(course, mode=mode) for mode in ("sockets", "silent") for course in courses]
 

@@ -230,8 +230,10 @@ class Collectives(ABC):
         Raises:
             Interrupted: the generation is held, where collectives are aborted without an error.
         """
-        if self.aborts_without_error and self.is_held():
-            raise Interrupted(f"generation {self.generation} is held")
+        if self._backend is not None and self._backend.aborts:
+            self._backend.synchronize_stream()
+            if self.is_held():
+                raise Interrupted(f"generation {self.generation} is held")
 
     def wait(self, work: Any, *, of_replica: bool = False) -> None:
         """Wait for a collective (torch's ``Work``) until it ends, or until it does not end though it is broken off.

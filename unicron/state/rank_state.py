@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unicron import backend
 from unicron.accounting import EMPTY_DIGEST, KeptGradients, PartialStep, chain_digest
 from unicron.errors import NonFiniteValue, WrongLoop
 from unicron.gradients import reduction
@@ -81,8 +80,8 @@ class RankState:
         """What reduces the gradients beside the backward passes; None: they are reduced afterwards."""
         self.gather = ParameterGather.of(model)
         """What gathers parameters beside the next forward pass; None: the optimizer's step does."""
-        self._update_may_be_garbage = backend.current().aborts and (model_parallel or self.is_distributed)
-        """Whether an update may have used the garbage of an aborted collective, without an error that reports it."""
+        self._update_has_collectives = model_parallel or self.is_distributed
+        """Whether an update has collectives of its own: norms of gradients, parameters of a divided optimizer."""
         self._update = Update(optimizer)
         if self.gather is not None:
             for one in torch_optimizers(optimizer):
@@ -217,9 +216,7 @@ class RankState:
 
     def _recover_applied(self) -> None:
         """Bring the state into order after a failure behind this rank's update."""
-        if self._update_may_be_garbage:
-            self.invalidate()
-        elif self.is_distributed:
+        if self.is_distributed:
             # This rank's part is updated. Parameters of other ranks' parts may not have arrived, or not all of them.
             self._chain_samples()
             self.update_ungathered = True
@@ -332,9 +329,14 @@ class RankState:
         reduction.reduce(self.accumulator, partial.reduced, group, wait, done=reduced, **options)
         self.accumulator.finish(lambda total, ranks: wait(dist.all_reduce(total, group=ranks, async_op=True)))
 
+    @property
+    def gathers_in_update(self) -> bool:
+        """Whether the optimizer's step gathers the parameters that other ranks have updated."""
+        return self.is_distributed and self.gather is None
+
     def check_updates(self, check: Callable[[], None]) -> None:
-        """Have each update begin only if ``check`` raises nothing, where an update may use collectives of its own."""
-        if self._update_may_be_garbage:
+        """Have each update begin only if ``check`` raises nothing, where an update has collectives of its own."""
+        if self._update_has_collectives:
             self._update.check = check
 
     def check_before_step(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -13,23 +14,24 @@ import torch.distributed as dist
 from tests.unicron.contract import communicator
 from tests.unicron.contract.group import NAME, ContractGroup, Process
 from tests.unicron.contract.settings import Settings
-from tests.unicron.contract.work import ContractWork, Outcome
 from unicron import backend
 
 _CPU = torch.device("cpu")
 
 
 class ContractMark(backend.Mark):
-    """What was issued before the mark was made."""
+    """What the stream has come to. What it waits for, ``Work.wait`` has waited for, so only the lag is left."""
 
-    def __init__(self, works: Sequence[ContractWork], *, told: bool) -> None:
-        self._works, self._told = works, told
+    def __init__(self, lag_s: float) -> None:
+        self._reached_s = time.monotonic() + lag_s
+
+    @property
+    def left_s(self) -> float:
+        """For how long it is not reached yet."""
+        return max(0.0, self._reached_s - time.monotonic())
 
     def is_reached(self) -> bool:
-        """Return whether all of it has ended; told from garbage where ``Settings.marks`` says so."""
-        if self._told:
-            return all(work.outcome is Outcome.ENDED for work in self._works)
-        return all(work.outcome is not Outcome.PENDING for work in self._works)
+        return not self.left_s
 
 
 class Contract(backend.Backend):
@@ -43,6 +45,7 @@ class Contract(backend.Backend):
 
     def __init__(self, process: Process) -> None:
         self._process = process
+        self._newest = ContractMark(0.0)
 
     def connect(self, group: dist.ProcessGroup) -> None:
         _of(group).eager_connect_single_device(_CPU)
@@ -51,15 +54,16 @@ class Contract(backend.Backend):
         self._process.abort([_of(group) for group in groups])
 
     def mark(self) -> backend.Mark:
-        works = [work for one in list(communicator.everything) for work in one.pending()]
-        return ContractMark(works, told=self._process.settings.marks == "told")
+        self._newest = ContractMark(self._process.settings.lag_s)
+        return self._newest
 
     def synchronize(self) -> None:
         for one in list(communicator.everything):
             one.wait_for(one.pending())
+        self.synchronize_stream()
 
     def synchronize_stream(self) -> None:
-        """Nothing is left to wait for: what the stream waits for, ``Work.wait`` has waited for."""
+        time.sleep(self._newest.left_s)
 
 
 def _of(group: Any) -> ContractGroup:

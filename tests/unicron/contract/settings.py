@@ -16,14 +16,13 @@ ABORT_S = "UNICRON_TEST_CONTRACT_ABORT_S"
 NOTICE_S = "UNICRON_TEST_CONTRACT_NOTICE_S"
 TIME_SCALE = "UNICRON_TEST_CONTRACT_TIME_SCALE"
 SEED = "UNICRON_TEST_CONTRACT_SEED"
-MARKS = "UNICRON_TEST_CONTRACT_MARKS"
+LAG_S = "UNICRON_TEST_CONTRACT_LAG_S"
 DESTROY_MEETS = "UNICRON_TEST_CONTRACT_DESTROY_MEETS"
 """The attributes of ``Settings`` with these names."""
 
 WORKER = "UNICRON_WORKER"
 
 Mode = Literal["sockets", "silent"]
-Marks = Literal["told", "device"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +43,10 @@ class Settings:
     """What the times of torch's watchdog and heartbeat monitor are multiplied by: they are minutes."""
     seed: int = 0
     """Of how long each making and each abort takes."""
-    marks: Marks = "device"
-    """Whether a mark tells results from garbage. ``told``: a mark is reached only if all before it ended before any
-    abort began. ``device``: as a CUDA event is, it is reached once the kernels have ended, aborted or not."""
+    lag_s: float = 0.0
+    """For how long the device is behind the host: a mark is reached that much later. As a CUDA event is, it is reached
+    once the stream has come to it, whether or not what the stream has waited for was aborted; what was issued and not
+    waited for is on streams of its own."""
     destroy_meets: bool = False
     """Whether the destroying of a communicator that was not aborted waits for all its ranks to do the same: NCCL from
     2.31.2 on, for the ranks of a node (``commDestroySync``)."""
@@ -61,9 +61,8 @@ class Settings:
         mode = variables.get(MODE, "")
         if not mode:
             return None
-        marks = variables.get(MARKS, cls.marks)
-        if mode not in ("sockets", "silent") or marks not in ("told", "device"):
-            raise ValueError(f"{MODE}={mode} {MARKS}={marks}")
+        if mode not in ("sockets", "silent"):
+            raise ValueError(f"{MODE}={mode}")
         return cls(
             mode=cast("Mode", mode),
             make_s=float(variables.get(MAKE_S, cls.make_s)),
@@ -71,7 +70,7 @@ class Settings:
             notice_s=float(variables.get(NOTICE_S, cls.notice_s)),
             time_scale=float(variables.get(TIME_SCALE, cls.time_scale)),
             seed=int(variables.get(SEED, cls.seed)),
-            marks=cast("Marks", marks),
+            lag_s=float(variables.get(LAG_S, cls.lag_s)),
             destroy_meets=variables.get(DESTROY_MEETS, "") == "1",
         )
 
