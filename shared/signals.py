@@ -280,6 +280,25 @@ class DeviceStatus(Model):
     faults: dict[Label, Integer] = Field(default_factory=dict)
 
 
+class DeviceReading(Model):
+    """What a device is, and how it was at the agent's newest look at it; None: the driver does not say.
+
+    ``device``, ``uuid``, ``name``: NVML's. ``workers``: those of the node that have the device, or a part of it.
+    ``memory_bytes``: all that it has, of which all processes together use ``memory_used_bytes``. ``driver``: version.
+    ``utilisation_percent``: of the time in which a kernel ran.
+    """
+
+    device: Integer
+    uuid: Label = ""
+    name: Label = ""
+    workers: list[WorkerName] = Field(default_factory=list)
+    memory_bytes: Integer | None = None
+    driver: Label = ""
+    temperature_c: Integer | None = None
+    utilisation_percent: Integer | None = None
+    memory_used_bytes: Integer | None = None
+
+
 class Heartbeat(Message):
     """The sign of life of a node.
 
@@ -288,6 +307,8 @@ class Heartbeat(Message):
     ``shared.admission.Hello``. ``counters``: the agent's numbers by name (``shared.dropped``). ``probe``: where the
     agent answers probes (``shared.probes``), as ``ip:port``; empty from an agent of an older version.
     ``supervisor``: as in ``shared.admission.Hello``. ``devices``: those of which there is something to say.
+    ``device_readings``: of all devices of the node, in the heartbeat after each look at them (every few seconds); empty
+    in all others, since they are a third of a heartbeat: a reader keeps the newest.
     """
 
     node: Name
@@ -305,6 +326,7 @@ class Heartbeat(Message):
     workers: list[WorkerStatus]
     counters: dict[str, Integer] = Field(default_factory=dict)
     devices: list[DeviceStatus] = Field(default_factory=list)
+    device_readings: list[DeviceReading] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _own_workers(self) -> Self:

@@ -104,7 +104,7 @@ class Agent:
         self._heartbeats = Heartbeats(
             bus, self.node, address, settings, os.getpid(), self._clock, self._dropped.counters, inherited.supervisor
         )
-        self._heartbeats.hardware, self._heartbeats.devices = found.kind, self.devices.statuses
+        self._heartbeats.of_devices(found.kind, self.devices)
         self.metrics = AgentMetrics(
             self.node, self._heartbeats, self._signals, self._clock, self._dropped.counters, self.devices
         )

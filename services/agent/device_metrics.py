@@ -22,7 +22,20 @@ def device_metrics(watch: DeviceWatch) -> Iterator[Metric]:
         found = {device: getattr(reading, name) for device, reading in readings.items()}
         return {(device,): float(value) for device, value in found.items() if value is not None}
 
+    described = {
+        (str(device.index), device.name, device.uuid, ",".join(watch.workers_of(device.index))): 1.0
+        for device in watch.devices
+    }
+    text = "1, with NVML's name of a device, and its workers."
+    yield gauge("unicron_agent_device_info", text, described, "device", "name", "uuid", "workers")
     yield gauge("unicron_agent_device_temperature_celsius", "Temperature.", values("temperature_c"), "device")
+    used = {device: percent / 100 for device, percent in values("utilisation_percent").items()}
+    text = "Part of the time in which a kernel ran on a device."
+    yield gauge("unicron_agent_device_utilisation_ratio", text, used, "device")
+    memory = {(str(device.index),): float(device.memory_bytes) for device in watch.devices if device.memory_bytes}
+    yield gauge("unicron_agent_device_memory_bytes", "Memory of a device.", memory, "device")
+    text = "Memory of a device that all processes together use."
+    yield gauge("unicron_agent_device_memory_used_bytes", text, values("memory_used_bytes"), "device")
     slowed = {
         (device,): float(bool(reading.clocks_reasons & _SLOWED))
         for device, reading in readings.items()

@@ -22,7 +22,7 @@ from shared.device_faults import device_fault, of_xid
 from shared.errors import InvalidInput
 from shared.events import derived_id
 from shared.severities import Severity
-from shared.signals import DeviceFailed, DeviceStatus, Signal
+from shared.signals import DeviceFailed, DeviceReading, DeviceStatus, Signal
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +77,8 @@ class DeviceWatch:
         """(device, fault) -> how often it has come."""
         self._signalled_at_s: dict[tuple[int, str], float] = {}
         self._signals = 0
+        self._unpublished = False
+        """Whether devices were read since ``new_readings`` was called."""
         self._driver: Driver | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -124,6 +126,27 @@ class DeviceWatch:
             )
             for device in sorted({*faults, *notes})
         ]
+
+    def new_readings(self) -> list[DeviceReading]:
+        """Return what heartbeats say of all devices, once after each look at them; empty until the next one."""
+        if not self._unpublished or self._driver is None:
+            return []
+        self._unpublished = False
+        return [self._reading(device, self._driver.version) for device in self.devices]
+
+    def _reading(self, device: Device, driver: str) -> DeviceReading:
+        now = self._health(device.index).reading
+        return DeviceReading(
+            device=device.index,
+            uuid=device.uuid,
+            name=device.name,
+            workers=self.workers_of(device.index),
+            memory_bytes=device.memory_bytes,
+            driver=driver,
+            temperature_c=now.temperature_c,
+            utilisation_percent=now.utilisation_percent,
+            memory_used_bytes=now.memory_used_bytes,
+        )
 
     async def problem(self) -> str:
         """Return which device cannot be used, as it is now; empty if all can. For the node's self-test."""
@@ -214,6 +237,7 @@ class DeviceWatch:
         self._report(event.device, of_xid(event.xid), instance=event.instance)
 
     def _take_reading(self, device: int, reading: Reading) -> None:
+        self._unpublished = True
         for fault in self._health(device).take(reading, self._clock.seconds()):
             self._report(device, fault)
 

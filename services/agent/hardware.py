@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from services.agent import nvml
+from services.agent.nvml import Device, Driver, Reading
 from services.agent.visible_devices import CPU, NO_DEVICES, NVML_ORDER, ORDER_VARIABLE, VISIBLE_VARIABLE, listed
 from shared.errors import NoDevice
 
@@ -77,24 +78,45 @@ def devices(visible: str | None) -> Devices:
     if driver is None:
         return Devices(problem=f"the driver cannot be asked: {problem}" if problem else "")
     try:
-        found = driver.devices()
-        if entries is None:
-            entries = [str(device.index) for device in found]
-        usable = []
-        for entry in entries:
-            # CUDA takes the list up to the first entry that is no device of the machine.
-            if (place := driver.place(entry, found)) is None:
-                break
-            usable.append((entry, found[place[0]].name))
-        lost = [entry for entry, name in usable if not name]
+        usable = _usable(driver, entries)
+        lost = [entry for entry, device in usable if not device.name]
         return Devices(
             tuple(entry for entry, _ in usable),
-            tuple(name for _, name in usable),
+            tuple(device.name for _, device in usable),
             driver=driver.version,
             problem=f"the driver does not name its devices: {lost[0]} is lost, or gives no answer" if lost else "",
         )
     finally:
         driver.close()
+
+
+def readings(visible: str | None) -> list[tuple[str, Device, Reading]]:
+    """Return what the driver says of each device now, with its entry; empty where the driver cannot be asked.
+
+    Args:
+        visible: as for ``devices``.
+    """
+    driver, _ = nvml.connect()
+    if driver is None:
+        return []
+    try:
+        return [(entry, device, driver.read(device)) for entry, device in _usable(driver, listed(visible))]
+    finally:
+        driver.close()
+
+
+def _usable(driver: Driver, entries: list[str] | None) -> list[tuple[str, Device]]:
+    """Return the devices that are listed, each with its entry; None: all of the machine."""
+    there = driver.devices()
+    if entries is None:
+        return [(str(device.index), device) for device in there]
+    found = []
+    for entry in entries:
+        # CUDA takes the list up to the first entry that is no device of the machine.
+        if (place := driver.place(entry, there)) is None:
+            break
+        found.append((entry, there[place[0]]))
+    return found
 
 
 def device_count(visible: str | None, setting: str = "") -> int:

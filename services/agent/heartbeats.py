@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
 from services.agent.address import NodeAddress
+from services.agent.device_watch import DeviceWatch
 from services.agent.node import Node
 from services.agent.proc import process_state, scheduled
 from services.agent.visible_devices import CPU
@@ -14,7 +15,7 @@ from shared.bus import Bus
 from shared.clock import SteadyClock
 from shared.errors import Unavailable
 from shared.settings import Settings
-from shared.signals import HEARTBEATS, DeviceStatus, Heartbeat, WorkerStatus
+from shared.signals import HEARTBEATS, DeviceReading, DeviceStatus, Heartbeat, WorkerStatus
 
 PAUSE_S = 0.1
 """A heartbeat that is late by more than this shows that the agent itself did not run. The ranks are not charged with
@@ -38,6 +39,7 @@ class Heartbeats:
         hardware: kind of the node's workers.
         probe: where the agent answers probes; empty before it listens.
         devices: returns the devices of which there is something to say.
+        device_readings: returns what there is of all devices, once after each look at them.
         sequence: number of the newest heartbeat; 0: none yet.
         published_at_s: when it was published, by the agent's monotonic clock.
     """
@@ -58,10 +60,15 @@ class Heartbeats:
         self.hardware = CPU
         self.probe = ""
         self.devices: Callable[[], list[DeviceStatus]] = list
+        self.device_readings: Callable[[], list[DeviceReading]] = list
         self.sequence = 0
         self.published_at_s: float | None = None
         self._due = asyncio.Event()
         self._published: list[tuple[object, ...]] = []
+
+    def of_devices(self, kind: str, watch: DeviceWatch) -> None:
+        """Report what the node's workers are, and how their devices are."""
+        self.hardware, self.devices, self.device_readings = kind, watch.statuses, watch.new_readings
 
     def note_change(self) -> None:
         """Publish a heartbeat at once if the occupation of a slot differs from the last heartbeat's."""
@@ -112,6 +119,7 @@ class Heartbeats:
             workers=workers,
             counters=dict(self._counters),
             devices=self.devices(),
+            device_readings=self.device_readings(),
         )
         await self._bus.publish(f"{HEARTBEATS}.{self._node.name}", heartbeat.model_dump_json().encode())
         self.published_at_s = self._clock.seconds()

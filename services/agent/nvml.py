@@ -29,12 +29,16 @@ MIG_PREFIX = "MIG-"
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device of the machine. ``handle``: NVML's; None: the driver has lost the device. Names are NVML's."""
+    """A device of the machine. ``handle``: NVML's; None: the driver has lost the device. Names are NVML's.
+
+    ``memory_bytes``: all that it has; None: NVML does not say.
+    """
 
     index: int
     handle: Any
     uuid: str = ""
     name: str = ""
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ class Reading:
         lost: whether it says that the device is lost (``NVML_ERROR_GPU_IS_LOST``).
         reset_required: whether it says that the device needs a reset (``NVML_ERROR_RESET_REQUIRED``).
         temperature_c: of the chip, degrees Celsius.
+        utilisation_percent: of the last second or less, in which a kernel ran on the device.
+        memory_used_bytes: of all processes, and of the driver itself.
         slowdown_c: at which the hardware slows the device down, degrees Celsius.
         clocks_reasons: why the clocks are reduced: bits ``nvmlClocksEventReason...``.
         ecc_uncorrectable: uncorrectable memory errors since the driver was loaded.
@@ -58,6 +64,8 @@ class Reading:
     lost: bool = False
     reset_required: bool = False
     temperature_c: int | None = None
+    utilisation_percent: int | None = None
+    memory_used_bytes: int | None = None
     slowdown_c: int | None = None
     clocks_reasons: int | None = None
     ecc_uncorrectable: int | None = None
@@ -108,7 +116,14 @@ class Driver:
         handle = _answer(pynvml.nvmlDeviceGetHandleByIndex, index)
         if handle is None:
             return Device(index, None)
-        return Device(index, handle, _text(pynvml.nvmlDeviceGetUUID, handle), _text(pynvml.nvmlDeviceGetName, handle))
+        memory = _answer(pynvml.nvmlDeviceGetMemoryInfo, handle)
+        return Device(
+            index,
+            handle,
+            _text(pynvml.nvmlDeviceGetUUID, handle),
+            _text(pynvml.nvmlDeviceGetName, handle),
+            int(memory.total) if memory is not None else None,
+        )
 
     def place(self, shown: str, devices: Sequence[Device]) -> tuple[int, int | None] | None:
         """Return the device of an entry of ``CUDA_VISIBLE_DEVICES``, and the GPU instance if it is a MIG instance.
@@ -249,6 +264,14 @@ def _temperature(handle: Any) -> dict[str, int]:
     return {"temperature_c": pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)}
 
 
+def _utilisation(handle: Any) -> dict[str, int]:
+    return {"utilisation_percent": int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)}
+
+
+def _memory(handle: Any) -> dict[str, int]:
+    return {"memory_used_bytes": int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)}
+
+
 def _slowdown(handle: Any) -> dict[str, int]:
     found = pynvml.nvmlDeviceGetTemperatureThreshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
     return {"slowdown_c": found}
@@ -299,6 +322,8 @@ def _field_value(field: Any) -> int:
 
 _QUESTIONS: tuple[Callable[[Any], dict[str, int]], ...] = (
     _temperature,
+    _utilisation,
+    _memory,
     _slowdown,
     _clocks,
     _memory_errors,

@@ -20,7 +20,7 @@ from shared.messages import decode
 from shared.model import utc_now
 from shared.reachability import MESSAGE, STALE_S, Reachability
 from shared.senders import check_sender, counter_of
-from shared.signals import HEARTBEAT, Heartbeat, WorkerStatus
+from shared.signals import HEARTBEAT, DeviceReading, Heartbeat, WorkerStatus
 
 RECENT_STEPS = 10
 """Steps whose median duration is the task's present step time: enough that one slow step does not show as a trend."""
@@ -64,12 +64,14 @@ class LiveState:
     """What the heartbeats reported up to one moment: the newest one of each node, and each task. Never changed.
 
     ``reachability``: which nodes the detector does not hear. ``heard_at``: when each newest heartbeat arrived.
+    ``device_readings``: the newest of each node that has devices.
     """
 
     heartbeats: Mapping[str, Heartbeat] = field(default_factory=dict)
     tasks: Mapping[str, LiveTask] = field(default_factory=dict)
     reachability: Reachability = field(default_factory=Reachability)
     heard_at: Mapping[str, datetime] = field(default_factory=dict)
+    device_readings: Mapping[str, list[DeviceReading]] = field(default_factory=dict)
 
     def task(self, name: str, generation: int) -> LiveTask | None:
         """Return a task as its workers report it, or None if the reports are of an older generation."""
@@ -104,6 +106,7 @@ class Live:
         self._heartbeats: dict[str, Heartbeat] = {}
         self._heard_at: dict[str, datetime] = {}
         self._tasks: dict[str, LiveTask] = {}
+        self._device_readings: dict[str, list[DeviceReading]] = {}
         self._reachability, self._reachability_at_s = Reachability(), 0.0
 
     async def hear_detector(self, subject: str, data: bytes) -> None:
@@ -127,6 +130,10 @@ class Live:
         known = self._heartbeats.get(heartbeat.node)
         if known is not None and known.incarnation == heartbeat.incarnation and known.sequence >= heartbeat.sequence:
             return
+        if known is not None and known.incarnation != heartbeat.incarnation:
+            self._device_readings.pop(heartbeat.node, None)  # another agent may have other devices, or none
+        if heartbeat.device_readings:
+            self._device_readings[heartbeat.node] = heartbeat.device_readings
         self._heartbeats[heartbeat.node], self._heard_at[heartbeat.node] = heartbeat, utc_now()
         for status in heartbeat.workers:
             self._add_status(status)
@@ -149,4 +156,10 @@ class Live:
         """Return the state of this moment."""
         stale = time.monotonic() - self._reachability_at_s > STALE_S
         reachability = Reachability() if stale else self._reachability
-        return LiveState(dict(self._heartbeats), dict(self._tasks), reachability, dict(self._heard_at))
+        return LiveState(
+            dict(self._heartbeats),
+            dict(self._tasks),
+            reachability,
+            dict(self._heard_at),
+            dict(self._device_readings),
+        )

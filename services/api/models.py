@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.api.cost_models import Counterfactual, IncidentCost
+from services.api.node_models import NodeDevice, NodeWorker
 from services.api.times import Time
 from services.api.views import Milestone, NodeState, PlanState, Result
 from shared.events import Observation
@@ -252,28 +253,6 @@ class PlanDetail(PlanSummary):
     event: dict[str, Any]
 
 
-class NodeWorker(BaseModel):
-    """A worker slot. ``slowdown``: as of a rank; the newest that was measured, whatever it does now."""
-
-    worker: str
-    task: str | None
-    rank: int | None
-    state: str
-    slowdown: float = 1.0
-
-
-class NodeDevice(BaseModel):
-    """A device of a node. ``device``: NVML's index. ``notes``: what is unusual and breaks nothing, in words.
-
-    ``faults``: how often each fault has come since the agent started: Xid codes (``xid-79``) and conditions.
-    """
-
-    device: int
-    uuid: str
-    notes: list[str]
-    faults: dict[str, int]
-
-
 ShownNodeState = NodeState | Literal["unreachable"]
 """State of a node: that of the log, or ``unreachable``: takes part by the log, and is not heard by the detector now."""
 
@@ -281,7 +260,8 @@ ShownNodeState = NodeState | Literal["unreachable"]
 class Node(BaseModel):
     """A node. ``reason``: of a state other than ready. ``recorded_state``: that of the log, also while it is silent.
 
-    ``incarnation``: of its agent, new for every start of one. ``devices``: those of which there is something to say.
+    ``incarnation``: of its agent, new for every start of one. ``hardware``: kind of its workers: a profile of the
+    throughput model, ``cpu`` without devices. ``devices``: of the node.
     """
 
     name: str
@@ -291,6 +271,7 @@ class Node(BaseModel):
     incarnation: str
     agent_pid: int
     domain: str
+    hardware: str = "cpu"
     workers: list[NodeWorker]
     joined_at: Time
     last_heartbeat_at: Time | None

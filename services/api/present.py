@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC
 from typing import Final
 
@@ -12,14 +13,13 @@ from services.api.models import (
     CheckpointFailure,
     IncidentFacts,
     Node,
-    NodeDevice,
-    NodeWorker,
     PlanSummary,
     Rank,
     ShownNodeState,
     StopRefusal,
     Task,
 )
+from services.api.node_models import NodeDevice, NodeWorker
 from services.api.observed_views import SlowdownView
 from services.api.projections.nodes import AGENT_LIVES, AWAY
 from services.api.slow_worker_models import SlowWorker
@@ -27,7 +27,7 @@ from services.api.task_parts import AttemptView
 from services.api.views import IncidentView, NodeState, NodeView, PlanView, TaskView
 from shared.plans import Member
 from shared.reachability import Reachability
-from shared.signals import WorkerStatus
+from shared.signals import DeviceReading, DeviceStatus, Heartbeat, WorkerStatus
 from shared.tasks import ENDED, TaskState
 
 UNREACHABLE: Final = "unreachable"
@@ -148,14 +148,17 @@ def node(view: NodeView, live: LiveState, tasks: list[TaskView]) -> Node:
     assigned = {
         member.worker: (task.name, member.rank) for task in tasks if task.state not in ENDED for member in task.members
     }
+    heartbeat = live.heartbeats.get(view.name) if view.state not in AWAY else None
+    devices = _devices(heartbeat, live.device_readings.get(view.name, [])) if heartbeat is not None else []
+    device_of = {worker: device.device for device in devices for worker in device.workers}
     workers = []
     slow = {one.worker: one.slowdown for one in view.slow}
     for worker in view.workers:
         status = live.worker(worker) if view.state in AGENT_LIVES else None
         shown = _worker(worker, view, status, assigned.get(worker))
-        workers.append(shown.model_copy(update={"slowdown": slow.get(worker, 1.0)}))
+        changes = {"slowdown": slow.get(worker, 1.0), "device": device_of.get(worker)}
+        workers.append(shown.model_copy(update=changes))
     state, reason = _node_state(view, live.reachability)
-    heartbeat = live.heartbeats.get(view.name) if view.state not in AWAY else None
     return Node(
         name=view.name,
         state=state,
@@ -164,11 +167,24 @@ def node(view: NodeView, live: LiveState, tasks: list[TaskView]) -> Node:
         incarnation=view.incarnation,
         agent_pid=view.agent_pid,
         domain=view.domain,
+        hardware=view.hardware,
         workers=workers,
         joined_at=view.joined_at,
         last_heartbeat_at=live.last_heartbeat_at(view.name),
-        devices=[] if heartbeat is None else [NodeDevice(**one.model_dump()) for one in heartbeat.devices],
+        devices=devices,
     )
+
+
+def _devices(heartbeat: Heartbeat, readings: Sequence[DeviceReading]) -> list[NodeDevice]:
+    """Return the devices of a node: those that were read, and those of which there is something to say."""
+    said = {status.device: status for status in heartbeat.devices}
+    read = {reading.device: reading for reading in readings}
+    found = []
+    for device in sorted({*said, *read}):
+        status = said.get(device, DeviceStatus(device=device))
+        reading = read.get(device, DeviceReading(device=device, uuid=status.uuid))
+        found.append(NodeDevice(**reading.model_dump(), notes=status.notes, faults=status.faults))
+    return found
 
 
 def node_state(view: NodeView, live: LiveState) -> ShownNodeState:

@@ -112,6 +112,16 @@ int nvmlDeviceGetTemperature(device_t device, int sensor, unsigned *value) {
     (void)sensor;
     return small(device, "temperature", value);
 }
+int nvmlDeviceGetUtilizationRates(device_t device, unsigned *rates) {
+    rates[1] = 0;
+    return small(device, "utilisation", rates);
+}
+int nvmlDeviceGetMemoryInfo(device_t device, unsigned long long *bytes) {
+    int code = of_device(device, "memory", &bytes[0]);
+    if (code == SUCCESS) code = of_device(device, "memory_used", &bytes[2]);
+    bytes[1] = bytes[0] - bytes[2];
+    return code;
+}
 int nvmlDeviceGetTemperatureThreshold(device_t device, int threshold, unsigned *value) {
     (void)threshold;
     return small(device, "slowdown", value);

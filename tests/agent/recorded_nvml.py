@@ -28,6 +28,9 @@ COMPILER = shutil.which("cc") or shutil.which("gcc")
 ORDINARY = {
     "name": "NVIDIA H100 80GB HBM3",
     "temperature": "50",
+    "utilisation": "97",
+    "memory": "85520809984",
+    "memory_used": "61203283968",
     "slowdown": "90",
     "clocks": "0x4",
     "ecc": "0",

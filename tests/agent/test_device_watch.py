@@ -12,6 +12,7 @@ import pynvml
 import pytest
 
 from services.agent.device_health import ECC_SETTLE_S, DeviceHealth
+from services.agent.device_metrics import device_metrics
 from services.agent.device_watch import DeviceWatch
 from services.agent.hardware import NodeHardware
 from services.agent.nvml import Reading
@@ -56,6 +57,33 @@ async def watched(nvml: RecordedNvml, *entries: str, read_interval_s: float = 36
             yield found
         finally:
             await found.watch.stop()
+
+
+async def test_a_healthy_device_is_shown_as_well_once_after_each_look(tmp_path: Path) -> None:
+    nvml = RecordedNvml(tmp_path / "nvml", devices=2)
+    nvml.answer(device__1__utilisation="3", device__1__temperature="31")
+    async with watched(nvml) as found:
+        both = found.watch.new_readings()
+        assert [one.model_dump() for one in both] == [
+            {
+                "device": device,
+                "uuid": f"GPU-{device}",
+                "name": "NVIDIA H100 80GB HBM3",
+                "workers": [f"n0/{device}"],
+                "memory_bytes": 85_520_809_984,
+                "driver": "550.54.15",
+                "temperature_c": celsius,
+                "utilisation_percent": percent,
+                "memory_used_bytes": 61_203_283_968,
+            }
+            for device, celsius, percent in ((0, 50, 97), (1, 31, 3))
+        ]
+        assert found.watch.statuses() == []
+        assert found.watch.new_readings() == []
+        nvml.answer(device__0__temperature="60", device__0__remap_failure="1")
+        nvml.push(154)
+        await found.until("row-remap-failure")  # of the same look
+        assert found.watch.new_readings()[0].temperature_c == 60
 
 
 @pytest.mark.parametrize("xid", [79, 48, 63, 64, 74, 31, 13, 94, 95, 4242])
@@ -223,3 +251,15 @@ def test_memory_errors_that_an_xid_explains_are_not(at_s: float) -> None:
     found.note_xid(94, at_s)
     assert found.take(Reading(ecc_uncorrectable=3), 2.0 + ECC_SETTLE_S) == []
     assert found.take(Reading(ecc_uncorrectable=3), 3.0 + ECC_SETTLE_S) == []
+
+
+async def test_what_a_device_is_and_how_it_is_are_metrics(tmp_path: Path) -> None:
+    async with watched(RecordedNvml(tmp_path / "nvml")) as found:
+        samples = {s.name: (s.labels, s.value) for metric in device_metrics(found.watch) for s in metric.samples}
+    about = {"device": "0", "name": "NVIDIA H100 80GB HBM3", "uuid": "GPU-0", "workers": "n0/0"}
+    assert samples["unicron_agent_device_info"] == (about, 1.0)
+    mine = {"device": "0"}
+    assert samples["unicron_agent_device_temperature_celsius"] == (mine, 50.0)
+    assert samples["unicron_agent_device_utilisation_ratio"] == (mine, 0.97)
+    assert samples["unicron_agent_device_memory_bytes"] == (mine, 85_520_809_984.0)
+    assert samples["unicron_agent_device_memory_used_bytes"] == (mine, 61_203_283_968.0)

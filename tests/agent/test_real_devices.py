@@ -29,6 +29,8 @@ def test_the_driver_answers_the_questions_of_a_reading() -> None:
             assert lasting_faults(reading) == frozenset()
             assert 0 < (reading.temperature_c or 0) < 120
             assert reading.clocks_reasons is not None
+            assert 0 <= (reading.memory_used_bytes or -1) <= (device.memory_bytes or 0)
+            assert 0 <= (-1 if reading.utilisation_percent is None else reading.utilisation_percent) <= 100
     finally:
         driver.close()
 

@@ -141,14 +141,52 @@ async def test_a_message_that_cannot_be_read_is_counted() -> None:
     assert live.dropped.counters == {"undecodable": 1}
 
 
-async def test_a_node_shows_what_its_devices_report_as_long_as_it_has_an_agent() -> None:
+def node_view(**fields: object) -> NodeView:
+    ordinary = {"name": "n1", "position": 1, "version": 1, "incarnation": "n1", "agent_pid": 1, "domain": "d"}
+    rest = {"workers": ["n1/0", "n1/1"], "joined_at": SINCE, "hardware": "h100"}
+    return NodeView.model_validate({**ordinary, **rest, **fields})
+
+
+READ: dict[str, object] = {
+    "name": "NVIDIA H100 80GB HBM3",
+    "memory_bytes": 85_520_809_984,
+    "driver": "570.1",
+    "temperature_c": 50,
+    "utilisation_percent": 97,
+    "memory_used_bytes": 61_203_283_968,
+}
+
+
+async def test_a_node_shows_its_devices_as_long_as_it_has_an_agent() -> None:
+    """The sick one and the healthy one; what heartbeats say of the first stands beside what was read of both."""
     live = Live()
-    devices = [{"device": 3, "uuid": "GPU-3", "notes": ["92 C, slows down at 90 C"], "faults": {"xid-31": 2}}]
-    live.add(heartbeat(node="n1", workers=[], devices=devices))
-    view = NodeView(
-        name="n1", position=1, version=1, incarnation="n1", agent_pid=1, domain="d", workers=[], joined_at=SINCE
-    )
-    [device] = present.node(view, live.state(), []).devices
-    assert device.model_dump() == devices[0]
-    lost = view.model_copy(update={"state": NodeState.LOST})
-    assert present.node(lost, live.state(), []).devices == []
+    readings = [{**READ, "device": device, "uuid": f"GPU-{device}", "workers": [f"n1/{device}"]} for device in (0, 1)]
+    sick = {"device": 1, "uuid": "GPU-1", "notes": ["92 C, slows down at 90 C"], "faults": {"xid-31": 2}}
+    live.add(heartbeat(node="n1", workers=[], devices=[], device_readings=readings))
+    live.add(heartbeat(node="n1", sequence=9, workers=[], devices=[sick], device_readings=[]))
+    shown = present.node(node_view(), live.state(), [])
+    assert shown.hardware == "h100"
+    assert [device.model_dump() for device in shown.devices] == [
+        {**readings[0], "notes": [], "faults": {}},
+        {**readings[1], "notes": sick["notes"], "faults": sick["faults"]},
+    ]
+    assert {worker.worker: worker.device for worker in shown.workers} == {"n1/0": 0, "n1/1": 1}
+    assert present.node(node_view(state=NodeState.LOST), live.state(), []).devices == []
+
+
+async def test_what_an_agent_has_read_of_devices_goes_with_it() -> None:
+    live = Live()
+    reading = {**READ, "device": 0, "uuid": "GPU-0", "workers": ["n1/0"]}
+    live.add(heartbeat(node="n1", workers=[], devices=[], device_readings=[reading]))
+    live.add(heartbeat(node="n1", incarnation="another", workers=[], devices=[], device_readings=[]))
+    shown = present.node(node_view(hardware="cpu"), live.state(), [])
+    assert shown.devices == []
+    assert {worker.device for worker in shown.workers} == {None}
+
+
+async def test_an_older_agent_says_of_its_devices_what_it_has_to_say() -> None:
+    live = Live()
+    said = {"device": 3, "uuid": "GPU-3", "faults": {"xid-31": 2}}
+    live.add(heartbeat(node="n1", workers=[], devices=[said], device_readings=[]))
+    [device] = present.node(node_view(), live.state(), []).devices
+    assert (device.device, device.uuid, device.faults, device.name) == (3, "GPU-3", {"xid-31": 2}, "")

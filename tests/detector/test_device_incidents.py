@@ -66,7 +66,7 @@ async def test_from_the_drivers_event_to_the_incident(
 async def test_a_device_that_is_broken_when_the_agent_starts_keeps_its_node_out(
     monitor: LogWatch, settings: Settings, tmp_path: Path
 ) -> None:
-    nvml = RecordedNvml(tmp_path / "nvml")
+    nvml = RecordedNvml(tmp_path / "nvml", devices=2)
     nvml.answer(device__0__field__230=str(pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET))
     async with running(settings, "n0", settings.run_dir / "agent.log", environment=nvml.environment) as agent:
         await agent.ready()

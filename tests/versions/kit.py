@@ -15,6 +15,7 @@ from shared.model import Model
 from shared.self_test import SelfTest, SelfTestResult
 from shared.signals import (
     DeviceFailed,
+    DeviceReading,
     DeviceStatus,
     Heartbeat,
     ProcessExited,
@@ -41,7 +42,12 @@ def heartbeat(sequence: int = 1, **fields: Any) -> Heartbeat:
     )  # fmt: skip
     ordinary = {"node": "n0", "incarnation": "i", "agent_pid": 1, "sequence": sequence, "sent_at": NOW}
     device = DeviceStatus(device=0, uuid="GPU-0", notes=["hot"], faults={"xid-31": 1})
-    rest = {"interval_s": 0.25, "workers": [status, WorkerStatus(worker="n0/1")], "devices": [device]}
+    reading = DeviceReading(
+        device=0, uuid="GPU-0", name="NVIDIA H200", workers=["n0/0"], memory_bytes=150_754_820_096, driver="580.1",
+        temperature_c=36, utilisation_percent=98, memory_used_bytes=12_000_000_000,
+    )  # fmt: skip
+    workers = [status, WorkerStatus(worker="n0/1")]
+    rest = {"interval_s": 0.25, "workers": workers, "devices": [device], "device_readings": [reading]}
     return Heartbeat.model_validate({**ordinary, **rest, **fields})
 
 
