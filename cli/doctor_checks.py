@@ -8,7 +8,7 @@ from enum import StrEnum
 from statistics import median
 from typing import NamedTuple
 
-from cli.doctor_facts import RANK_PACKAGES, Facts, Peer
+from cli.doctor_facts import RANK_PACKAGES, DeviceFacts, Facts, Peer
 
 STATE_COPIES = 8
 """In-memory copies take this many times the state of a node's workers (docs/deploy.md, "Data")."""
@@ -76,6 +76,7 @@ def findings(facts: Facts) -> list[Finding]:
         *peers(facts.peers),
         *versions(facts),
         devices(facts),
+        *each_device(facts.devices.each),
         *storage(facts),
         rights(facts),
     ]
@@ -270,6 +271,26 @@ def devices(facts: Facts) -> Finding:
     if facts.workers < len(found.names):
         return Finding("devices", Verdict.WARNING, what, f"set UNICRON_WORKERS_PER_NODE to {len(found.names)}")
     return Finding("devices", Verdict.OK, what)
+
+
+def each_device(found: Iterable[DeviceFacts]) -> Iterator[Finding]:
+    """Judge each device by what its counters say."""
+    for device in found:
+        parts = [
+            device.name or "no name",
+            "" if device.memory_bytes is None else _size(device.memory_bytes),
+            "" if device.temperature_c is None else f"{device.temperature_c} C",
+            "" if device.utilisation_percent is None else f"{device.utilisation_percent}% busy",
+            "" if device.memory_used_bytes is None else f"{_size(device.memory_used_bytes)} used",
+        ]
+        what = ", ".join(part for part in [*parts, *device.faults, *device.notes] if part)
+        check = f"device {device.entry}"
+        if device.faults:
+            yield Finding(check, Verdict.FAILED, what, "reset the device (nvidia-smi --gpu-reset), or hide it")
+        elif device.notes:
+            yield Finding(check, Verdict.WARNING, what, "look at cooling and power, and at nvidia-smi -q")
+        else:
+            yield Finding(check, Verdict.OK, what)
 
 
 def storage(facts: Facts) -> Iterator[Finding]:

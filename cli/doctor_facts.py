@@ -36,12 +36,29 @@ class Peer(Model):
     versions: dict[str, str] = Field(default_factory=dict)
 
 
+class DeviceFacts(Model):
+    """A GPU. ``entry``: as ``CUDA_VISIBLE_DEVICES`` lists it. ``faults``, ``notes``: what its counters say."""
+
+    entry: str
+    name: str
+    memory_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    temperature_c: int | None = None
+    utilisation_percent: int | None = None
+    faults: list[str] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list)
+
+
 class Devices(Model):
-    """GPUs, by the driver's names. ``problem``: why it names none though there is a driver. ``driver``: its version."""
+    """GPUs, by the driver's names. ``problem``: why it names none though there is a driver. ``driver``: its version.
+
+    ``each``: what there is to say of each.
+    """
 
     names: list[str] = Field(default_factory=list)
     driver: str = ""
     problem: str = ""
+    each: list[DeviceFacts] = Field(default_factory=list)
 
 
 class Storage(Model):

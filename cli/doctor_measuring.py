@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from cli import doctor_peers
-from cli.doctor_facts import RANK_PACKAGES, Devices, Facts, Nats, Storage
+from cli.doctor_facts import RANK_PACKAGES, DeviceFacts, Devices, Facts, Nats, Storage
 from services.agent import address, hardware
+from services.agent.device_health import DeviceHealth, lasting_faults
 from services.agent.rank_users import RankUsers
 from services.agent.visible_devices import CPU, VISIBLE_VARIABLE
 from shared.bus import Bus
+from shared.device_faults import device_fault
 from shared.errors import UnicronError
 from shared.joining import credential_of, joined
 from shared.names import is_name
@@ -98,8 +100,22 @@ def _devices(settings: Settings) -> Devices:
     """Return the devices that the node's agent would use; none if it is to use none."""
     if settings.hardware == CPU:
         return Devices()
-    found = hardware.devices(os.environ.get(VISIBLE_VARIABLE))
-    return Devices(names=list(found.names), driver=found.driver, problem=found.problem)
+    visible = os.environ.get(VISIBLE_VARIABLE)
+    found = hardware.devices(visible)
+    each = [
+        DeviceFacts(
+            entry=entry,
+            name=device.name,
+            memory_bytes=device.memory_bytes,
+            memory_used_bytes=reading.memory_used_bytes,
+            temperature_c=reading.temperature_c,
+            utilisation_percent=reading.utilisation_percent,
+            faults=[device_fault(fault).meaning for fault in sorted(lasting_faults(reading))],
+            notes=DeviceHealth(reading).notes(),
+        )
+        for entry, device, reading in hardware.readings(visible)
+    ]
+    return Devices(names=list(found.names), driver=found.driver, problem=found.problem, each=each)
 
 
 def versions() -> dict[str, str]:

@@ -9,6 +9,14 @@ import typer
 from cli.options import Format, Output, Server
 from cli.output import clock, print_json, print_table
 
+DEVICE_COLUMNS = ("TEMP", "BUSY", "MEMORY", "DRIVER")
+"""What there is of devices alone, at the end of the table."""
+
+COLUMNS = ("NODE", "STATE", "WORKER", "DEVICE", "DOES", "TASK", "RANK", "LAST HEARTBEAT", *DEVICE_COLUMNS)
+
+LEAST = ("DRIVER", "LAST HEARTBEAT", "RANK", "MEMORY", "BUSY", "TEMP")
+"""Columns in the order in which they are left out where lines are short."""
+
 Detector = Annotated[bool, typer.Option("--detector", help="The limits by which the detector judges them now.")]
 
 
@@ -24,23 +32,55 @@ def nodes(server: Server = None, detector: Detector = False, output: Output = Fo
     if output is Format.JSON:
         print_json(page)
         return
-    rows = []
-    for node in page["items"]:
-        heartbeat = clock(node["last_heartbeat_at"])
-        for worker in node["workers"]:
-            rank = None if worker["rank"] is None else f"rank {worker['rank']}"
-            does = (
-                worker["state"] if worker["slowdown"] == 1.0 else f"{worker['state']}, {worker['slowdown']:.3g}x slow"
-            )
-            rows.append((node["name"], node["state"], worker["worker"], does, worker["task"], rank, heartbeat))
-    columns = ("NODE", "STATE", "WORKER", "DOES", "TASK", "RANK", "LAST HEARTBEAT")
-    print_table(columns, rows, empty="no nodes", least=("LAST HEARTBEAT", "RANK"), wide=output is Format.WIDE)
-    for node in page["items"]:
+    _show_nodes(page["items"], wide=output is Format.WIDE)
+
+
+def _show_nodes(nodes: list[dict[str, Any]], *, wide: bool) -> None:
+    rows = [_row(node, worker) for node in nodes for worker in node["workers"]]
+    columns = list(COLUMNS)
+    if not any(node.get("devices") for node in nodes):
+        # Columns that no CPU fills.
+        rows = [row[: -len(DEVICE_COLUMNS)] for row in rows]
+        columns = columns[: -len(DEVICE_COLUMNS)]
+    print_table(columns, rows, empty="no nodes", least=LEAST, wide=wide)
+    for node in nodes:
         if node["reason"]:
             print(f"{node['name']} is {node['state']}: {node['reason']}")
         for device in node.get("devices", []):
             faults = [f"{fault} {count} times" for fault, count in device["faults"].items()]
-            print(f"{node['name']}, device {device['device']}: {', '.join([*faults, *device['notes']])}")
+            if said := [*faults, *device["notes"]]:
+                print(f"{node['name']}, device {device['device']}: {', '.join(said)}")
+
+
+def _row(node: dict[str, Any], worker: dict[str, Any]) -> tuple[object, ...]:
+    """Return what the table says of a worker. An older server says nothing of devices."""
+    rank = None if worker["rank"] is None else f"rank {worker['rank']}"
+    slow = worker["slowdown"]
+    does = worker["state"] if slow == 1.0 else f"{worker['state']}, {slow:.3g}x slow"
+    device: dict[str, Any] = next((one for one in node.get("devices", []) if one["device"] == worker.get("device")), {})
+    celsius, percent = device.get("temperature_c"), device.get("utilisation_percent")
+    return (
+        node["name"],
+        node["state"],
+        worker["worker"],
+        device.get("name") or node.get("hardware"),
+        does,
+        worker["task"],
+        rank,
+        clock(node["last_heartbeat_at"]),
+        None if celsius is None else f"{celsius} C",
+        None if percent is None else f"{percent}%",
+        memory(device.get("memory_used_bytes"), device.get("memory_bytes")),
+        device.get("driver"),
+    )
+
+
+def memory(used_bytes: int | None, all_bytes: int | None) -> str | None:
+    """Return the memory of a device that is used, of all that it has, in GB."""
+    if all_bytes is None:
+        return None
+    used = "" if used_bytes is None else f"{used_bytes / 1e9:.1f} of "
+    return f"{used}{all_bytes / 1e9:.1f} GB"
 
 
 def _show_limits(page: dict[str, Any], output: Format) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cli.doctor_checks import STATE_COPIES, Finding, Verdict, findings
-from cli.doctor_facts import Devices, Facts, Nats, Peer, Storage
+from cli.doctor_facts import DeviceFacts, Devices, Facts, Nats, Peer, Storage
 from cli.doctor_measuring import measure
 from cli.doctor_peers import Listener
 from cli.doctor_peers import measure as measure_peer
@@ -23,6 +23,7 @@ from shared.errors import InvalidInput
 from shared.identities import node_identity
 from shared.nats_server import NatsServer
 from shared.settings import Settings, read_settings
+from tests.agent.recorded_nvml import COMPILER, RecordedNvml
 from tests.cli.conftest import Outcome, end
 
 OK, WARNING, FAILED = Verdict
@@ -149,6 +150,50 @@ def test_what_is_no_fault_is_said(changes: dict[str, object], check: str, words:
     found = judged(**changes)[check]
     assert (found.verdict, found.advice) == (OK, "")
     assert words in found.finding
+
+
+ONE = DeviceFacts(
+    entry="2",
+    name="NVIDIA H200",
+    memory_bytes=150_754_820_096,
+    memory_used_bytes=603_979_776,
+    temperature_c=36,
+    utilisation_percent=0,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "words"),
+    [
+        ({}, OK, "NVIDIA H200, 150.8 GB, 36 C, 0% busy, 604.0 MB used"),
+        ({"notes": ["slowed down by the hardware: too hot"]}, WARNING, "604.0 MB used, slowed down by the hardware"),
+        ({"faults": ["the device is lost"]}, FAILED, "the device is lost"),
+        ({"memory_bytes": None, "memory_used_bytes": None, "utilisation_percent": None}, OK, "NVIDIA H200, 36 C"),
+    ],
+)
+def test_each_device_is_described(changes: dict[str, object], verdict: Verdict, words: str) -> None:
+    device = ONE.model_copy(update=changes)
+    found = judged(devices=GOOD.devices.model_copy(update={"each": [device]}))["device 2"]
+    assert found.verdict is verdict
+    assert words in found.finding
+    assert bool(found.advice) == (verdict is not OK)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="there is no C compiler for the stand-in library")
+async def test_the_driver_is_asked_for_the_devices_that_the_agent_may_use(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    nvml = RecordedNvml(tmp_path / "nvml", devices=2)
+    nvml.answer(device__1__temperature="92", device__1__remap_failure="1")
+    with nvml.loaded():
+        alone = settings.model_copy(update={"nats_credential": None, "workers_per_node": 1})
+        found = {one.check: one for one in findings(await measure(alone, [], None))}
+        assert found["devices"].finding == "1 (NVIDIA H100 80GB HBM3), driver 550.54.15; 1 workers"
+        assert found["device 1"].verdict is FAILED
+        assert "85.5 GB, 92 C, 97% busy, 61.2 GB used, " in found["device 1"].finding
+        on_cpu = await measure(alone.model_copy(update={"hardware": "cpu"}), [], None)
+        assert {one.check: one for one in findings(on_cpu)}["devices"].finding == "no GPU: 1 CPU workers"
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ import io
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 from cli.events import line, records
 from shared.agent_restart import AGENT_RESTART, AgentRestartResult
@@ -21,7 +22,7 @@ from shared.injection import FAULTS, FaultResult
 from shared.log.journal import Journal
 from shared.self_test import SELF_TEST, SelfTestResult
 from shared.settings import Settings
-from shared.signals import HEARTBEATS, DeviceStatus
+from shared.signals import HEARTBEATS, DeviceReading, DeviceStatus
 from tests.api.kit import Server, Story, serving, until
 from tests.cli.conftest import NOWHERE, Unicron, call_unicron, end, start_unicron
 from tests.versions.kit import heartbeat
@@ -82,15 +83,24 @@ async def test_text_and_json_of_every_verb(healed: Server) -> None:
 
 async def test_nodes_says_what_their_devices_report(healed: Server, bus: Bus) -> None:
     device = DeviceStatus(device=3, notes=["92 C, slows down at 90 C"], faults={"xid-31": 2})
-    beat = heartbeat(node="n1", workers=[], devices=[device])
+    ordinary: dict[str, Any] = {"name": "NVIDIA H200", "driver": "580.1", "memory_bytes": 150_754_820_096}
+    cold = DeviceReading(device=2, workers=["n1/0"], temperature_c=36, utilisation_percent=0, **ordinary)
+    hot = DeviceReading(device=3, workers=["n1/1"], temperature_c=92, memory_used_bytes=12_345_678_900, **ordinary)
+    beat = heartbeat(node="n1", workers=[], devices=[device], device_readings=[cold, hot])
     await bus.publish(f"{HEARTBEATS}.n1", beat.model_dump_json().encode())
 
     async def heard() -> bool:
         return bool((await healed.http.get("/v1/nodes/n1")).json()["devices"])
 
     await until(heard)
-    shown = await call_unicron("nodes", server=healed.url)
-    assert shown.out.splitlines()[-1] == "n1, device 3: xid-31 2 times, 92 C, slows down at 90 C"
+    shown = await call_unicron("nodes", "-o", "wide", server=healed.url)
+    heading, *workers, said = (line.split("  ") for line in shown.out.splitlines())
+    assert said == ["n1, device 3: xid-31 2 times, 92 C, slows down at 90 C"]
+    assert [part.strip() for part in heading if part][-4:] == ["TEMP", "BUSY", "MEMORY", "DRIVER"]
+    rows = {row[2]: row for row in ([part.strip() for part in line if part.strip()] for line in workers)}
+    assert rows["n0/0"][3:4] + rows["n0/0"][-4:] == ["cpu", "-", "-", "-", "-"]
+    assert rows["n1/0"][3:4] + rows["n1/0"][-4:] == ["NVIDIA H200", "36 C", "0%", "150.8 GB", "580.1"]
+    assert rows["n1/1"][-4:] == ["92 C", "-", "12.3 of 150.8 GB", "580.1"]
 
 
 async def test_the_cost_of_a_window_by_node_and_by_day_is_a_table_and_csv(healed: Server) -> None:

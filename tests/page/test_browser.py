@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import yaml
 
+from shared.bus import Bus
 from shared.events import ErrorDetected
 from shared.settings import Settings
 from shared.severities import ErrorKind, Method, Severity
+from shared.signals import HEARTBEATS, DeviceReading, DeviceStatus
 from shared.tokens import Scope
-from tests.api.kit import Server, bearer
+from tests.api.kit import Server, bearer, until
 from tests.page.kit import PHONE, SCHEMES, browsing, event_types
+from tests.versions.kit import heartbeat
 
 pytestmark = pytest.mark.page
 
@@ -131,6 +134,35 @@ async def test_nodes_are_in_the_order_of_their_numbers(cluster: Server) -> None:
         await browser.shows("#nodes", "n3")
         names = await browser.page.locator("#nodes h3").all_inner_texts()
         assert names == ["n0", "n1", "n2", "n3", "n10"]
+
+
+async def test_what_each_worker_is_and_how_its_device_is(cluster: Server, bus: Bus) -> None:
+    about: dict[str, Any] = {"name": "NVIDIA H200", "driver": "580.1", "memory_bytes": 150_754_820_096}
+    cold = DeviceReading(
+        device=0, workers=["n1/0"], temperature_c=36, utilisation_percent=98, memory_used_bytes=12_345_678_900, **about
+    )
+    hot = DeviceReading(device=1, workers=["n1/1"], temperature_c=92, **about)
+    said = DeviceStatus(device=1, notes=["92 C, slows down at 90 C"], faults={"xid-31": 2})
+    beat = heartbeat(node="n1", workers=[], devices=[said], device_readings=[cold, hot])
+    await bus.publish(f"{HEARTBEATS}.n1", beat.model_dump_json().encode())
+
+    async def heard() -> bool:
+        return bool((await cluster.http.get("/v1/nodes/n1")).json()["devices"])
+
+    await until(heard)
+    async with browsing(cluster) as browser:
+        await browser.open()
+        await browser.shows("#nodes", "NVIDIA H200, 151 GB; driver 580.1")
+        devices = await browser.page.locator("#nodes .devices li").all_inner_texts()
+        assert devices == [
+            "0: 36 °C, 98 % busy, 12.3 GB used",
+            "1: 92 °C, xid-31 2 times, 92 C, slows down at 90 C",
+        ]
+        assert await browser.page.locator("#nodes .devices li.said").count() == 1
+        workers = await browser.page.locator("#nodes .workers li").all_inner_texts()
+        assert any("n1/1 (device 1): " in text for text in workers)
+        assert any("n0/0 (cpu): " in text for text in workers)
+        browser.check()
 
 
 async def test_a_node_is_drained_with_a_reason(cluster: Server) -> None:

@@ -5,7 +5,7 @@ import { post } from "./api.js";
 import { colour, letter } from "./colours.js";
 import { byId, element, keyed, setText, showActions } from "./dom.js";
 import { mayOperate } from "./rights.js";
-import { count } from "./text.js";
+import { count, si } from "./text.js";
 
 const MARKS = {
   ready: "●", cordoned: "◐", draining: "◑", drained: "○", isolated: "⊘", lost: "✕", left: "–", unreachable: "?",
@@ -23,8 +23,8 @@ export function showNodes({ items, more }) {
     key: (node) => node.name,
     make: makeNode,
     update: fillNode,
-    shown: ({ state, reason, workers }) =>
-      [state, reason, workers, workers.map(({ task }) => task && letter(task)), mayOperate()],
+    shown: ({ state, reason, hardware, workers, devices }) =>
+      [state, reason, hardware, devices, workers, workers.map(({ task }) => task && letter(task)), mayOperate()],
   });
   const trouble = shown.filter(isAway).length;
   const busy = shown.flatMap((node) => node.workers).filter((worker) => worker.task !== null).length;
@@ -43,22 +43,49 @@ function makeNode(node) {
   const name = node.name;
   return element("li", { class: "node" },
     element("h3", {}, name), element("p"), element("ul", { class: "workers", "aria-label": `workers of ${name}` }),
+    element("p", { class: "quiet" }), element("ul", { class: "devices", "aria-label": `devices of ${name}` }),
     element("p", { class: "node-actions" }));
 }
 
 function fillNode(item, node) {
-  const [, state, workers, actions] = item.children;
+  const [, state, workers, kinds, devices, actions] = item.children;
   item.className = isAway(node) ? "node trouble" : "node";
   state.textContent = `${MARKS[node.state] ?? "?"} ${node.state}${node.reason ? `: ${node.reason}` : ""}`;
-  workers.replaceChildren(...node.workers.map(workerItem));
+  workers.replaceChildren(...node.workers.map((worker) => workerItem(worker, node)));
+  kinds.textContent = kindsOf(node);
+  devices.replaceChildren(...node.devices.map(deviceItem));
   const found = RETURNS.has(node.state) ? [returnAction] : node.state === "ready" ? [drainAction] : [];
   showActions(actions, mayOperate() ? found.map((make) => make(node.name)) : []);
 }
 
-function workerItem(worker) {
+/** Return what the workers of a node are: the products of their devices, or the kind of workers without one. */
+function kindsOf({ hardware, devices }) {
+  const named = devices.filter(({ name }) => name !== "");
+  if (!named.length) return hardware;
+  const kinds = [...new Set(named.map(({ name, memory_bytes }) => `${name}, ${si(memory_bytes, "B")}`))];
+  const drivers = [...new Set(named.map(({ driver }) => driver))].filter((driver) => driver !== "");
+  return [...kinds, ...drivers.map((driver) => `driver ${driver}`)].join("; ");
+}
+
+/** Return how a device is: a healthy one as well, so that a hot or an idle one is seen beside it. */
+function deviceItem(device) {
+  const { temperature_c, utilisation_percent, memory_used_bytes, faults, notes } = device;
+  const now = [
+    temperature_c === null ? null : `${temperature_c} °C`,
+    utilisation_percent === null ? null : `${utilisation_percent} % busy`,
+    memory_used_bytes === null ? null : `${si(memory_used_bytes, "B")} used`,
+  ].filter((part) => part !== null);
+  const said = [...Object.entries(faults).map(([fault, times]) => `${fault} ${count(times, "time")}`), ...notes];
+  return element("li", { class: said.length ? "said" : null, title: `${device.workers.join(", ")} ${device.uuid}`.trim() },
+    `${device.device}: ${[...now, ...said].join(", ") || "nothing is known"}`);
+}
+
+function workerItem(worker, node) {
   const slow = worker.slowdown > 1;
   const use = worker.task === null ? "no task" : `task ${worker.task}, rank ${worker.rank}`;
-  const text = `${worker.worker}: ${use}, ${worker.state}${slow ? `, ${worker.slowdown.toFixed(2)} times slower` : ""}`;
+  const device = node.devices.find((one) => one.device === worker.device);
+  const on = device ? `device ${device.device}` : node.hardware;
+  const text = `${worker.worker} (${on}): ${use}, ${worker.state}${slow ? `, ${worker.slowdown.toFixed(2)} times slower` : ""}`;
   const mark = worker.task === null ? EMPTY[worker.state] ?? "·" : letter(worker.task);
   const classes = ["worker", worker.task === null ? "" : colour(worker.task), slow ? "slow" : ""].join(" ").trim();
   return element("li", { class: classes, title: text },
