@@ -47,14 +47,12 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from unicron import environment, self_check
+from unicron import environment, preloading, self_check
 from unicron import output as process_output
 from unicron.fork_requests import error_detail, read_request
 from unicron.processes import become, belongs_to, end_with_parent, kill_group, peer, redirect, write_stacks
 
-for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    # Set before torch and numpy are imported: their thread pools do not survive a fork.
-    os.environ.setdefault(_variable, "1")
+preloading.keep_quiet(os.environ)
 
 # Otherwise torch.cuda.is_available() initialises CUDA, and no child could use it.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
@@ -381,11 +379,11 @@ def main() -> int:
     agents = socket.socket(fileno=options.fd)
     agents.set_inheritable(False)
     agents.setblocking(True)
-    if not options.no_preload:
-        preload()
-    threads = len(os.listdir("/proc/self/task"))
-    if threads > 1:
-        print(f"unicron.forkserver: {threads} threads after preloading; forked processes may deadlock", file=sys.stderr)
+    with preloading.ThreadWatch() as threads:
+        if not options.no_preload:
+            preload()
+    if found := preloading.warning(threads.started()):
+        print(f"unicron.forkserver: {found}", file=sys.stderr, flush=True)
     # Ctrl-C reaches the program that the user started, which ends this server.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return ForkServer(agents, options.parent).run()
