@@ -49,8 +49,8 @@ class Seen:
     shown: dict[str, Record]
 
 
-def trains(run_dir: Path, corpus: Path, devices: int, options: Sequence[str] = (), **variables: str) -> Seen:
-    """Start a stack on a machine with these devices, and train a short task to its end."""
+def trains(run_dir: Path, corpus: Path, devices: int, options: Sequence[str] = (), least: int = 1) -> Seen:
+    """Start a stack on a machine with these devices, and train a short task on at least so many workers to its end."""
     folder = run_dir.parent
     nvml = RecordedNvml(folder / "nvml", devices=devices)
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
@@ -61,7 +61,7 @@ def trains(run_dir: Path, corpus: Path, devices: int, options: Sequence[str] = (
             stderr=said,
             text=True,
             start_new_session=True,
-            env=environment | nvml.environment | variables,
+            env=environment | nvml.environment,
         )
     try:
         assert process.stdout is not None
@@ -73,10 +73,16 @@ def trains(run_dir: Path, corpus: Path, devices: int, options: Sequence[str] = (
         script.write_text(SHOWS)
         env = {"SHOWN": str(folder / "shown"), "CUDA_VISIBLE_DEVICES": "0"}
         with Client(url) as client:
-            client.submit(small_task("short", corpus, steps=6, script=str(script), env=env))
+            numbers = {"min": least, "max": 4}
+            client.submit(small_task("short", corpus, steps=6, script=str(script), env=env, workers=numbers))
             task = client.until_state("short", "succeeded")
             assert task["result"]["steps"] == 6
-            nodes = client.items("/v1/nodes")
+
+            def known() -> list[Record] | None:
+                found = client.items("/v1/nodes")
+                return found if all(bool(node["devices"]) == (node["hardware"] != "cpu") for node in found) else None
+
+            nodes = client.until("the nodes have said what their devices are", known)
         assert "n0" in cli("nodes", server=url)
     finally:
         stop(process, run_dir)
@@ -93,6 +99,16 @@ def test_one_device_is_one_worker(run_dir: Path, corpus: Path) -> None:
     assert seen.said == "trains on 1 device: NVIDIA H100 80GB HBM3\n"
     assert workers(seen) == {"n0": 1}
     assert {name: rank["visible"] for name, rank in seen.shown.items()} == {"n0-0": "0"}
+
+
+def test_nodes_of_one_machine_share_its_devices_out(run_dir: Path, corpus: Path) -> None:
+    seen = trains(run_dir, corpus, 5, ["--nodes", "2"], least=4)
+    assert seen.said == "trains on 4 devices: NVIDIA H100 80GB HBM3, 1 left over\n"
+    assert workers(seen) == {"n0": 2, "n1": 2}
+    shown = {name: rank["visible"] for name, rank in seen.shown.items()}
+    assert shown == {"n0-0": "0", "n0-1": "1", "n1-0": "2", "n1-1": "3"}
+    devices = {node["name"]: {one["device"]: one["workers"] for one in node["devices"]} for node in seen.nodes}
+    assert devices == {"n0": {0: ["n0/0"], 1: ["n0/1"]}, "n1": {2: ["n1/0"], 3: ["n1/1"]}}
 
 
 def test_more_workers_than_devices_train_on_the_cpu_all_of_them(run_dir: Path, corpus: Path) -> None:
