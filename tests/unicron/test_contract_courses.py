@@ -96,12 +96,15 @@ class Task:
         self.members = [f"w{rank}" for rank in range(course.layout.size)]
         self._spare = course.layout.size
         self.faulted_at_s = 0.0
+        self.more_faults = ""
+        """As ``UNICRON_FAIL_AT`` has them, of the workers that begin."""
         self._seen: dict[str, int] = {}
         """``_sightings`` of each member before the present generation."""
 
     async def begin(self) -> None:
         first = list(self.members)
-        await self._fork(first, ",".join(self._fail_at(number) for number in range(len(self.course.faults))))
+        faults = [self._fail_at(number) for number in range(len(self.course.faults))]
+        await self._fork(first, ",".join(filter(None, [*faults, self.more_faults])))
         await self._configure(dict.fromkeys(first, "initial"))
 
     def _fail_at(self, number: int) -> str:
@@ -340,6 +343,31 @@ async def test_a_few_courses(course: Course, tmp_path: Path, spec_file: SpecFile
 @pytest.mark.parametrize("course", [course for course in every_course() if course not in SHORT], ids=str)
 async def test_every_course(course: Course, tmp_path: Path, spec_file: SpecFile, shared_memory: Path) -> None:
     await follow(course, tmp_path, spec_file, shared_memory)
+
+
+@pytest.mark.parametrize("layout", [TP, PP], ids=str)
+async def test_a_rank_of_a_whole_replica_leaves_before_its_peer(
+    layout: TaskLayout, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
+) -> None:
+    """One leaves between two steps. The other is in the second one's passes, and waits for what will never come.
+
+    Its own abort of what it has with other replicas must not wait for that, too.
+    """
+    floor = (("UNICRON_FINISH_FLOOR_S", "1"),)  # it is left to itself until its replica counts as stuck
+    course = Course(layout, (Fault("update", "kill"),), "silent", variables=floor)
+    first, second = ("w2", "w3") if layout is TP else ("w0", "w2")
+    async with agent(tmp_path / "run") as a:
+        spec = spec_file(**fields_of(course) | {"checkpoint": {"every": STEP}})
+        task = Task(a, spec, course, shared_memory)
+        task.more_faults = f"{second[1:]}:{STEP}:checkpoint:communication"
+        await task.begin()
+        await a.until(lambda: a.of(Raised, second))
+        await a.in_step([first], STEP + 1, "begun")
+        await a.until(lambda: "w1" in a.exits)
+        await task.hold([worker for worker in task.members if worker != "w1"])
+        await task.go_on(["w1"], STEP - 1)
+        assert set(task.members) == {first, second}
+        await check(task, spec_file)
 
 
 @pytest.mark.parametrize("kind", ["kill", "sleep"])

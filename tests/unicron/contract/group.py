@@ -17,6 +17,7 @@ from tests.unicron.contract.bootstrap import meet
 from tests.unicron.contract.communicator import Communicator, everything
 from tests.unicron.contract.guard import Guard, end_process
 from tests.unicron.contract.operations import (
+    NEVER,
     all_gather,
     all_gather_single,
     all_reduce,
@@ -94,9 +95,10 @@ class Process:
     def abort(self, groups: Sequence[ContractGroup]) -> None:
         """End all that is under way on the communicators of some groups, all at once; it takes a while.
 
-        Once: on a communicator that is aborted it does nothing (NCCLUtils.cpp, ``NCCLComm::abort``). It frees memory of
-        the device, which waits for what is under way on the other communicators: those that hang as well must be
-        aborted together, or the abort waits for ever (nccl#1013, pytorch#119797).
+        Once: on a communicator that is aborted it does nothing (NCCLUtils.cpp, ``NCCLComm::abort``). It frees pinned
+        memory (nccl: src/init.cc, ``commFree``: ``cudaFreeHost``), which waits for what is under way on the device, that
+        of other communicators, too. What hangs there must be aborted meanwhile or together with this, or the abort
+        waits for ever (nccl#1013, pytorch#119797).
         """
         with self.guard.during("abort", ", ".join(map(repr, groups))):
             communicators = [one for group in groups for one in group.begin_abort()]
@@ -201,6 +203,7 @@ class ContractGroup(_ProcessGroup):  # type: ignore[misc]
                 meet(store, rank, size)
                 time.sleep(process.about(process.settings.make_s))
                 gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, CONNECT_LIMIT)
+                gloo._set_default_timeout(NEVER)
             except dist.DistStoreError:
                 raise
             except (RuntimeError, OSError) as error:
