@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +19,7 @@ from tests.unicron.conftest import MODEL, SpecFile, largest_difference
 from tests.unicron.contract import settings
 from tests.unicron.contract.watchdog import WATCHDOG_SAW
 from tests.unicron.harness import PATIENCE_S, Agent, agent, reference_of
+from tests.unicron.test_recovery import every_step
 from tests.unicron.test_snapshots import Nodes
 from tests.unicron.zygote import WRITES_AT_ONCE
 from unicron.environment import BUCKET_BYTES
@@ -428,3 +431,63 @@ async def test_a_member_is_lost_before_it_comes(
         finished = await a.finished(2)
         reference = await reference_of(a, spec)
         assert largest_difference(finished.parameters_path, reference.parameters_path) == 0.0
+
+
+@pytest.mark.parametrize("kind", ["kill", "sleep"])
+async def test_a_survivor_is_lost_while_the_others_make_communicators(
+    kind: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
+) -> None:
+    course = Course(DP3, (Fault("2", "kill"),), "silent")
+    async with agent(tmp_path / "run") as a:
+        task = Task(a, spec_file(**fields_of(course)), course, shared_memory)
+        await task.begin()
+        await task.happens(0, ["w1"], ["w0", "w2"])
+        await task.hold(["w0", "w2"])
+        # A stopped process is told nothing, so it does not come to where the other waits for it.
+        a.kill("w2", signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+        generation = await task._configure({"w0": "live", "w2": "live"}, stage="interrupted")
+        task.members = ["w0", "w2"]
+        await a.until(lambda: a.of(Progress, "w0", generation))
+        await task.hold(["w0"])
+        await task.lose(["w2"])
+        task.members, task.layout = ["w0"], TaskLayout(1, 1, 1)
+        await task.resume(await task._configure({"w0": "live"}, stage="interrupted"))
+        await check(task, spec_file)
+
+
+async def hold_again_and_again(course: Course, folder: Path, spec_file: SpecFile, memory: Path, times: int) -> None:
+    """Hold all at any moment: in a step, while communicators are made, while the ranks agree."""
+    rng = random.Random(str(course))
+    async with agent(folder / "run") as a:
+        task = Task(a, spec_file(**fields_of(course) | {"steps": 200}), course, memory)
+        # Whatever the time between configuring and holding is, the task does not come to its end.
+        task.more_faults = every_step("0", 150, 200)
+        await task.begin()
+        await a.resumed(1)
+        for _ in range(times):
+            await task.hold(task.members)
+            await task._configure(dict.fromkeys(task.members, "live"), stage="interrupted")
+            await asyncio.sleep(rng.uniform(0.0, 0.4))
+        a.go_on(task.members)
+        await a.until(lambda: len(a.of(Resumed, generation=a.generation)) == len(task.members) or a.exits)
+        task._check_alive(task.members)
+        assert len({message.step for message in a.of(Resumed, generation=a.generation)}) == 1
+        assert not [m for m in a.errors() if m.kind != "communication"]
+
+
+@pytest.mark.parametrize("course", [Course(DP3, ()), Course(TP, (), "silent")], ids=str)
+async def test_a_hold_at_any_moment_is_answered(
+    course: Course, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
+) -> None:
+    await hold_again_and_again(course, tmp_path, spec_file, shared_memory, 4)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("layout", [DP2, DP3, TP, PP], ids=str)
+@pytest.mark.parametrize("mode", ["sockets", "silent"])
+async def test_many_holds_at_any_moment_are_answered(
+    layout: TaskLayout, mode: str, seed: int, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
+) -> None:
+    course = Course(layout, (), mode, variables=((settings.SEED, str(seed)),))
+    await hold_again_and_again(course, tmp_path, spec_file, shared_memory, 20)

@@ -96,9 +96,9 @@ class Process:
         """End all that is under way on the communicators of some groups, all at once; it takes a while.
 
         Once: on a communicator that is aborted it does nothing (NCCLUtils.cpp, ``NCCLComm::abort``). It frees pinned
-        memory (nccl: src/init.cc, ``commFree``: ``cudaFreeHost``), which waits for what is under way on the device, that
-        of other communicators, too. What hangs there must be aborted meanwhile or together with this, or the abort
-        waits for ever (nccl#1013, pytorch#119797).
+        memory (nccl: src/init.cc, ``commFree``: ``cudaFreeHost``), which waits for all that is under way on the device,
+        on other communicators, too. What hangs there must be aborted together with this, or the abort waits for ever
+        (nccl#1013, pytorch#119797).
         """
         with self.guard.during("abort", ", ".join(map(repr, groups))):
             communicators = [one for group in groups for one in group.begin_abort()]
