@@ -44,6 +44,9 @@ NAME = "contract"
 WHOLE = "collectives"
 """The key of the communicator of all ranks of a group."""
 
+LOOPBACK = "lo"
+"""The interface of all ranks of a test."""
+
 CONNECT_LIMIT = timedelta(seconds=30)
 """Of gloo, to connect ranks that are all there."""
 
@@ -68,10 +71,26 @@ class Process:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.guard = Guard()
+        # One for all communicators, made before any: gloo ends the process when somebody shuts its listening socket,
+        # which nobody has a reason for that is there before a generation begins.
+        self._device = dist.ProcessGroupGloo.create_device(interface=LOOPBACK)
         self._random = settings.random()
         self._lock = threading.Lock()
         self._first: Watchdog | None = None
         """That of the first group that the process has made, ever: only its monitor dumps (``checkDumpSignal``)."""
+
+    def connect(self, store: dist.Store, rank: int, size: int) -> Any:
+        """Return gloo's backend for ranks that are all there.
+
+        Raises:
+            RuntimeError: one of them is not, after all.
+        """
+        gloo: Any = dist.ProcessGroupGloo
+        options = gloo._Options()
+        options._devices, options._timeout, options._threads = [self._device], CONNECT_LIMIT, 1
+        made = gloo(store, rank, size, options)
+        made._set_default_timeout(NEVER)
+        return made
 
     def about(self, duration_s: float) -> float:
         """Return a duration, give or take a half."""
@@ -202,8 +221,7 @@ class ContractGroup(_ProcessGroup):  # type: ignore[misc]
             try:
                 meet(store, rank, size)
                 time.sleep(process.about(process.settings.make_s))
-                gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, CONNECT_LIMIT)
-                gloo._set_default_timeout(NEVER)
+                gloo = process.connect(dist.PrefixStore("gloo/", store), rank, size)
             except dist.DistStoreError:
                 raise
             except (RuntimeError, OSError) as error:
