@@ -195,6 +195,7 @@ class Step:
         mark = link.mark()
         if state.gather is not None:
             state.gather.settle_once(partial(link.counts, mark, shared=True))
+            link.wait_in_passes(for_others=state.gather.pending)
         in_progress = state.step_in_progress
         before = in_progress.remaining()
         state.commit(dict(zip(micro_batches, found, strict=False)), dict(zip(micro_batches, ids, strict=True)), chunk)
@@ -256,6 +257,8 @@ class Step:
     def _begin_passes(self) -> None:
         """Begin to measure the rank's own compute time."""
         self._to_compute, self._gather_waited_s = len(self.remaining()), self._waited_s()
+        gather = self._host.rank_state.gather
+        self._host.link.wait_in_passes(for_others=gather is not None and gather.pending)
         self._timer.begin(alone=self._host.end_of_step.alone)
 
     def _end_passes(self) -> None:

@@ -218,9 +218,11 @@ async def test_a_rank_lost_before_its_parameters_are_sent_takes_the_others_one_s
 def test_what_was_gathered_does_not_count_once_the_generation_is_held(held: bool) -> None:
     """On a device an aborted gather ends without an error, also where the hold spares the replica's own groups."""
     settled: list[bool] = []
-    nothing: dict[str, Any] = dict.fromkeys(("mark", "finish_micro_batch", "progress"), lambda *_, **__: None)
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("mark", "finish_micro_batch", "progress", "wait_in_passes"), lambda *_, **__: None
+    )
     state = SimpleNamespace(
-        gather=SimpleNamespace(settle_once=lambda has_ended: settled.append(has_ended())),
+        gather=SimpleNamespace(settle_once=lambda has_ended: settled.append(has_ended()), pending=False),
         step_in_progress=SimpleNamespace(remaining=lambda: [0]),
         commit=lambda *_: None,
     )

@@ -155,13 +155,23 @@ class Breaker:
                     self._aborting = False
                     self._changed.notify_all()
 
+    def _parts(self, *, spared: bool) -> list[Breakable]:
+        """Return what to break off.
+
+        An abort waits for the device, and with it for the replica's collectives. Were these spared, and then found to be
+        stuck, nothing would be left to end them. So what is aborted is aborted together, once the passes have ended.
+        """
+        if not spared:
+            return [self.method.shared, self.method.replica]
+        return [] if self.method.backend is not None and self.method.backend.aborts else [self.method.shared]
+
     def _run(self) -> NoReturn:
         while True:
             with self._changed:
                 while not (self._may_block and self._is_held()):
                     self._changed.wait()
                 spared = self._spares()
-                parts = [self.method.shared] if spared else [self.method.shared, self.method.replica]
+                parts = self._parts(spared=spared)
                 self._wait_for_abort()
                 groups = self._begin(parts)
                 now_s = time.monotonic()

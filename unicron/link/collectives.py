@@ -88,6 +88,10 @@ class Collectives(ABC):
                 self._sparing.begin_passes(time.monotonic())
             self._breaker.enter()
 
+    def wait_in_passes(self, *, for_others: bool) -> None:
+        """Note whether the passes wait for collectives with other replicas, where these are done on a device."""
+        self._sparing.waits_for_others = for_others and self.aborts_without_error
+
     def finish_micro_batch(self) -> None:
         """Note that a micro-batch is finished."""
         # Without the lock, which costs more than this does: a hold meanwhile sets the same time to much the same value.

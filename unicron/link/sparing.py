@@ -35,6 +35,8 @@ class Sparing:
         self._broken = False
         self._lost: set[str] = set()
         self._computes = False
+        self.waits_for_others = False
+        """Whether the passes wait for collectives with other replicas, on a device: for gathered parameters."""
         self.finished = False
         """Whether this rank has left behind its last micro-batch, in a hold that spares its replica: its peers may
         still compute."""
@@ -98,4 +100,4 @@ class Sparing:
         """Return whether the replica's own groups stay as they are although the generation is held."""
         if self._lost and now_s - self._progress_s > self.limit_s:
             self.break_off()  # for good: what is broken off does not come back
-        return self._computes and bool(self._lost) and not self._broken
+        return self._computes and bool(self._lost) and not self._broken and not self.waits_for_others
