@@ -13,6 +13,7 @@
 #   make test-torch            what depends on torch's version, with the oldest that pyproject.toml admits
 #   make test-parity           every fault in every layout, each followed by every change: up to half an hour
 #   make mutants               mutants of the pure cores against their tests: about an hour
+#   make test-gpu                what holds on CUDA devices, of which one is enough: up to eight minutes; PARTS="stack overhead"
 #   make test-no-false-alarm   five minutes under load without one error event
 #   make audit                 bandit over the code, pip-audit over constraints.txt; needs the network
 #   make notices               writes THIRD-PARTY-NOTICES.md
@@ -35,7 +36,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: install demo test test-e2e mutants test-cluster test-containers test-page screenshots test-slurm test-slow test-torch test-parity test-no-false-alarm fuzz check audit notices requirements openapi format clean
+.PHONY: install demo test test-e2e mutants test-cluster test-containers test-page screenshots test-slurm test-slow test-torch test-parity test-gpu test-no-false-alarm fuzz check audit notices requirements openapi format clean
 
 install: $(STAMP)
 
@@ -108,6 +109,13 @@ test-torch: $(OLDEST_STAMP)
 
 test-parity: install
 	$(PYTEST) -n 2 --dist worksteal -m parity
+
+# PARTS: some of courses, stack, overhead, kills. GPU_PYTHON: an interpreter that has torch for CUDA and what
+# `make install` installs beside it; the project itself need not be installed.
+GPU_PYTHON ?= $(BIN)/python
+PARTS ?= courses stack overhead kills
+test-gpu:
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(GPU_PYTHON) -m benchmarks.devices --part $(PARTS)
 
 test-no-false-alarm: install
 	$(PYTEST) -m soak

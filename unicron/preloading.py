@@ -30,8 +30,8 @@ QUIET = {
     # as the compiler is imported, which Megatron's decorators do. With this both begin with the first compilation, in
     # the child that needs them.
     "TORCH_WARM_POOL": "0",
-    # As torch 2.11's compiler is imported it asks whether there is a device, to choose how it times kernels. The driver's
-    # library (NVML), once asked, has a thread. With this it asks when it first times one, in the child.
+    # As torch 2.11's compiler is imported it asks whether there is a device, to choose how it times kernels; the
+    # driver's library (NVML) has a thread from then on. With this it asks when it times a kernel, in the child.
     "TORCHINDUCTOR_USE_EXPERIMENTAL_BENCHMARKER": "0",
     # Arrow's allocator, which pandas loads, has a thread that gives memory back; calls of Arrow do that as well.
     "JE_ARROW_MALLOC_CONF": "background_thread:false",

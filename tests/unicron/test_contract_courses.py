@@ -51,6 +51,10 @@ LIVES_S = 30 * SCALE
 CONTRACT = BEATS | {settings.MAKE_S: "0.02", settings.ABORT_S: "0.05", settings.NOTICE_S: "0.1"}
 
 
+NCCL = "nccl"
+"""The mode of a course that runs on devices (``tests.unicron.test_gpu``), not on the contract backend."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """What happens to whom. All victims are in the same step."""
@@ -122,8 +126,9 @@ class Task:
         name = self._node(worker)
         node = {"UNICRON_NODE": name, "UNICRON_DOMAIN": name, "UNICRON_MEMORY": str(self._memory / name / "a")}
         faults = {"UNICRON_FAIL_AT": fail_at} if fail_at else {}
-        own = {BUCKET_BYTES: "20000", settings.MODE: self.course.mode, **dict(self.course.variables)}
-        return CONTRACT | own | WRITES_AT_ONCE | (node if self.course.sharded else {}) | faults
+        own = {BUCKET_BYTES: "20000", **dict(self.course.variables)}
+        contract = {} if self.course.mode == NCCL else CONTRACT | {settings.MODE: self.course.mode}
+        return contract | own | WRITES_AT_ONCE | (node if self.course.sharded else {}) | faults
 
     def _node(self, worker: str) -> str:
         """Return a worker's node: its own, but for what is left of a replica; copies there must not be lost with it."""

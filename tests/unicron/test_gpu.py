@@ -14,6 +14,7 @@ from services.agent import hardware
 from services.agent.visible_devices import VISIBLE_VARIABLE
 from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import ON_ONE_DEVICE, Agent, agent
+from tests.unicron.test_contract_courses import DP2, DP3, NCCL, PP, TP, Course, Fault, follow
 from unicron import device
 from unicron.protocol import Finished, Progress, Raised, Resumed
 
@@ -27,6 +28,24 @@ several = pytest.mark.skipif(
 )
 
 TOLERANCE = 1e-5
+
+COURSES = (
+    Course(DP2, (Fault("2", "kill"),), NCCL),
+    Course(TP, (Fault("reduce", "kill"),), NCCL),
+    Course(DP2, (Fault("update", "kill"),), NCCL, sharded=True),
+    Course(DP3, (Fault("2", "exception", (1, 2)),), NCCL),
+    Course(PP, (Fault("2", "sleep"),), NCCL),
+    Course(DP3, (Fault("2", "kill"), Fault("reduce", "sleep", (2,))), NCCL),
+    Course(DP3, (Fault("reduce", "sleep"),), NCCL, sharded=True),
+    Course(TP, (Fault("update", "exception"),), NCCL),
+    Course(PP, (Fault("reduce", "kill"),), NCCL, returns=True),
+    Course(DP2, (Fault("reduce", "exception"),), NCCL, returns=True),
+    Course(PP, (Fault("update", "kill"),), NCCL),
+    Course(TP, (Fault("2", "sleep"),), NCCL, returns=True),
+    Course(TP, (Fault("2", "kill", (3,)),), NCCL, sharded=True),
+    Course(DP3, (Fault("update", "sleep"), Fault("2", "kill", (2,))), NCCL),
+)
+"""The most telling first. Each point meets each kind and each layout."""
 
 
 async def begin(a: Agent, spec: Path, workers: Sequence[str], env: dict[str, str]) -> None:
@@ -83,6 +102,16 @@ def test_a_pinned_buffer_is_copied_to_without_the_processor() -> None:
         assert bool((memory == 7).all())
     finally:
         device.unpin(memory)
+
+
+@several
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("course", COURSES, ids=str)
+async def test_survivors_finish_the_step(
+    course: Course, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
+) -> None:
+    """The courses of the contract backend, on NCCL."""
+    await follow(course, tmp_path, spec_file, shared_memory)
 
 
 @several

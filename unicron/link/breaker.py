@@ -158,8 +158,8 @@ class Breaker:
     def _parts(self, *, spared: bool) -> list[Breakable]:
         """Return what to break off.
 
-        An abort waits for the device, and with it for the replica's collectives. Were these spared, and then found to be
-        stuck, nothing would be left to end them. So what is aborted is aborted together, once the passes have ended.
+        An abort waits for the device, and with it for the replica's collectives. Were these spared and then found to
+        be stuck, nothing would be left to end them. So all is aborted together, once the passes have ended.
         """
         if not spared:
             return [self.method.shared, self.method.replica]
