@@ -415,14 +415,14 @@ def waits_for_a_peer(rank: Rank) -> None:
         except dist.DistBackendError as error:
             failed.append(error)
 
-    is_waiting, is_from_root = threading.Event(), bootstrap._is_from_root
+    is_waiting, is_let_in = threading.Event(), bootstrap._is_let_in
 
     def announce(*arguments: Any) -> bool:
         is_waiting.set()
-        return is_from_root(*arguments)
+        return is_let_in(*arguments)
 
     replaced: Any = bootstrap
-    replaced._is_from_root = announce
+    replaced._is_let_in = announce
     making = threading.Thread(target=make)
     making.start()
     is_waiting.wait()

@@ -8,6 +8,8 @@ a device. A rank uses it where its environment says so (``settings.MODE``); ``te
     work            one collective, and its outcome
     operations      what each collective reads, writes and has gloo do
     communicator    collectives in the order of their issue, on a thread
+    bootstrap       how the ranks of a communicator meet
+    hiding          the sockets that only gloo has
     watchdog        torch's threads that look for dead peers
     group           torch's process group, with communicators made when they are needed
     backend         what the product asks (``unicron.backend``)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.unicron.contract import communicator
+from tests.unicron.contract import communicator, hiding
 from tests.unicron.contract.group import NAME, ContractGroup, Process
 from tests.unicron.contract.settings import Settings
 from unicron import backend
@@ -77,6 +77,7 @@ def _create(process: Process, store: dist.Store, rank: int, size: int, timeout: 
 
 def install(settings: Settings) -> Contract:
     """Have this process use the contract backend."""
+    hiding.install()
     process = Process(settings)
     dist.Backend.register_backend(NAME, partial(_create, process), devices=["cpu"])
     distributed: Any = dist

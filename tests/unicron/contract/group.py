@@ -16,6 +16,7 @@ import torch.distributed as dist
 from tests.unicron.contract.bootstrap import meet
 from tests.unicron.contract.communicator import Communicator, everything
 from tests.unicron.contract.guard import Guard, end_process
+from tests.unicron.contract.hiding import hidden
 from tests.unicron.contract.operations import (
     NEVER,
     all_gather,
@@ -47,8 +48,8 @@ WHOLE = "collectives"
 LOOPBACK = "lo"
 """The interface of all ranks of a test."""
 
-CONNECT_LIMIT = timedelta(seconds=30)
-"""Of gloo, to connect ranks that are all there."""
+CONNECT_LIMIT = timedelta(seconds=5)
+"""Of gloo, to connect ranks that are all there. It takes milliseconds."""
 
 Options = Any
 """Torch's, of each collective: pybind classes without types."""
@@ -71,8 +72,8 @@ class Process:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.guard = Guard()
-        # One for all communicators, made before any: gloo ends the process when somebody shuts its listening socket,
-        # which nobody has a reason for that is there before a generation begins.
+        # One for all communicators, made before any, and so before any generation: gloo ends the process if somebody
+        # shuts its listening socket.
         self._device = dist.ProcessGroupGloo.create_device(interface=LOOPBACK)
         self._random = settings.random()
         self._lock = threading.Lock()
@@ -217,11 +218,12 @@ class ContractGroup(_ProcessGroup):  # type: ignore[misc]
         process = self._process
         with process.guard.during("make", f"{key} of {self!r}"):
             before = sockets.connected()
-            store = dist.PrefixStore(f"{key}/", self._store)
+            store: Any = dist.PrefixStore(f"{key}/", self._store)
             try:
                 meet(store, rank, size)
                 time.sleep(process.about(process.settings.make_s))
-                gloo = process.connect(dist.PrefixStore("gloo/", store), rank, size)
+                with hidden():
+                    gloo = process.connect(dist.PrefixStore("gloo/", store.clone()), rank, size)
             except dist.DistStoreError:
                 raise
             except (RuntimeError, OSError) as error:
