@@ -42,6 +42,12 @@ from unicron.protocol import (
 PATIENCE_S = float(os.environ.get("UNICRON_TEST_PATIENCE_S", "60"))
 """How long to wait for what must come: far longer than it takes, also on a busy machine."""
 
+LOG_CHARACTERS = 6000
+"""How much of the end of each log a failed test shows."""
+
+STACKS_S = 0.5
+"""How long processes may take to write their stacks, once a test has failed."""
+
 LATE_S = float(os.environ.get("UNICRON_TEST_LATE_S", "0"))
 """0, or for how long nothing may have been heard before the test goes on after each wait: the test is then as late as a
 stalled machine makes it, and fails if a task must not have gone on meanwhile."""
@@ -123,13 +129,21 @@ class Agent:
                 async with asyncio.timeout(timeout_s):
                     await self._changed.wait_for(condition)
         except TimeoutError:
+            await self._write_stacks()
             reported = "\n".join(f"{t:.3f} {w} {m}" for t, w, m in self.messages[-40:])
-            logs = "\n".join(f"{path.name}: {path.read_text()[-3000:]}" for path in self.folder.glob("*.log"))
+            logs = "\n".join(f"{path.name}: {path.read_text()[-LOG_CHARACTERS:]}" for path in self.folder.glob("*.log"))
             raise AssertionError(f"waited {timeout_s} s\n{reported}\n{self.events}\n{logs}") from None
         answer = condition()
         if LATE_S:
             await self._until_quiet()
         return answer
+
+    async def _write_stacks(self) -> None:
+        """Have the processes write to their logs what their threads are at."""
+        for worker in self.pids.keys() - self.exits.keys():
+            with contextlib.suppress(ProcessLookupError):
+                self.kill(worker, signal.SIGUSR2)
+        await asyncio.sleep(STACKS_S)
 
     async def _until_quiet(self) -> None:
         heard = -1

@@ -288,7 +288,7 @@ def test_a_wait_in_slices_breaks_a_rule(tmp_path: Path) -> None:
 def does_beside_an_abort(rank: Rank) -> None:
     dist.barrier()
     other = dist.new_group([0])
-    aborting = threading.Thread(target=rank.backend.abort, args=([everyone()],), name="aborting")
+    aborting = threading.Thread(target=rank.backend.abort, args=([everyone(), other],), name="aborting")
     aborting.start()
     poll(lambda: only_communicator()._state is State.ABORTING)
     match os.environ["ACTION"]:
@@ -311,15 +311,33 @@ def test_nothing_may_happen_beside_an_abort(action: str, tmp_path: Path) -> None
     assert "in abort" in end.rule
 
 
+def works_in_other_groups(rank: Rank) -> None:
+    """What is not aborted can be used meanwhile, and communicators be made."""
+    dist.barrier()
+    other = dist.new_group([0])
+    aborting = threading.Thread(target=rank.backend.abort, args=([everyone()],), daemon=True)
+    aborting.start()
+    poll(lambda: only_communicator()._state is State.ABORTING)
+    total = torch.ones(1)
+    dist.all_reduce(total, group=other)
+    assert total.item() == 1.0
+    assert aborting.is_alive()
+
+
+def test_other_groups_may_be_used_beside_an_abort(tmp_path: Path) -> None:
+    assert run(works_in_other_groups, 1, tmp_path, SILENT | {settings.ABORT_S: "2"}) == [ENDED]
+
+
 def aborts_beside_a_making(rank: Rank) -> None:
     dist.barrier()
     if rank.number == 1:
         rank.signals.wait(["never"])
-    making = threading.Thread(target=rank.backend.connect, args=(dist.new_group([0, 1]),), daemon=True)
+    group = dist.new_group([0, 1])
+    making = threading.Thread(target=rank.backend.connect, args=(group,), daemon=True)
     listening = sockets.listening()
     making.start()
     poll(lambda: len(sockets.listening() - listening) == 2)  # the root's, and the rank's own
-    rank.backend.abort([everyone()])
+    rank.backend.abort([everyone(), group])
 
 
 def test_no_abort_may_happen_beside_a_making(tmp_path: Path) -> None:

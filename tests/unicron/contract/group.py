@@ -120,7 +120,7 @@ class Process:
         on other communicators, too. What hangs there must be aborted together with this, or the abort waits for ever
         (nccl#1013, pytorch#119797).
         """
-        with self.guard.during("abort", ", ".join(map(repr, groups))):
+        with self.guard.during("abort", groups):
             communicators = [one for group in groups for one in group.begin_abort()]
             time.sleep(self.about(self.settings.abort_s) / 2)
             for one in communicators:
@@ -213,10 +213,10 @@ class ContractGroup(_ProcessGroup):  # type: ignore[misc]
         found = self._communicators.get(key)
         if found is not None:
             return found
-        if self.watchdog.is_stopped:
-            end_process("a communicator is made in a group that is aborted or destroyed", repr(self))
         process = self._process
-        with process.guard.during("make", f"{key} of {self!r}"):
+        with process.guard.during("make", [self], key):
+            if self.watchdog.is_stopped:
+                end_process("a communicator is made in a group that is aborted or destroyed", repr(self))
             before = sockets.connected()
             store: Any = dist.PrefixStore(f"{key}/", self._store)
             try:
@@ -250,7 +250,7 @@ class ContractGroup(_ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Wait for what is under way, then for the watchdog, and destroy (ProcessGroupNCCL.cpp, ``shutdown``)."""
-        with self._process.guard.during("destroy", repr(self)):
+        with self._process.guard.during("destroy", [self]):
             for one in self._communicators.values():
                 if one.is_open:
                     works = one.pending()
@@ -272,7 +272,7 @@ class ContractGroup(_ProcessGroup):  # type: ignore[misc]
         if self._coalescing is not None:
             self._coalescing.append((operation, peer))
             return None
-        with self._process.guard.during("issue", f"{operation.name} of {self!r}"):
+        with self._process.guard.during("issue", [self], operation.name):
             if peer is None or self._is_eager:
                 self._sequence += peer is None
                 communicator = self._communicator(WHOLE, self._rank, self._size)

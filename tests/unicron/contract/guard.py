@@ -7,9 +7,9 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 EXIT_BROKEN_RULE = 86
 """Exit code of a process that broke a rule. On a device it would have crashed, hung or trained on garbage."""
@@ -26,7 +26,23 @@ class Running:
 
     thread: int
     action: Action
-    what: str
+    groups: Sequence[Any]
+
+    def excludes(self, other: Running) -> bool:
+        """Return whether one of the two is an abort that breaks a rule beside the other.
+
+        Torch locks the map of a group's communicators, and each communicator, on its own. A collective uses the
+        communicator outside of both locks, and the making of one changes the map without (ProcessGroupNCCL.cpp,
+        ``collective``, ``initNCCLComm``, ``abortComms``): so neither may happen in a group that is being aborted. A
+        survivor's process on a device crashed with a corrupted heap where one thread aborted and the other left the
+        same groups and made new ones. A destruction and a second abort would wait for the locks, for as long as an
+        abort takes: it is to be waited for before.
+        """
+        if self.thread == other.thread or "abort" not in (self.action, other.action):
+            return False
+        if {self.action, other.action} & {"issue", "make"}:
+            return any(one is another for one in self.groups for another in other.groups)
+        return True
 
 
 class Guard:
@@ -37,18 +53,20 @@ class Guard:
         self._running: list[Running] = []
 
     @contextlib.contextmanager
-    def during(self, action: Action, what: str) -> Iterator[None]:
-        """Be in an action; end the process if it meets an abort of another thread, or is one and meets an action.
+    def during(self, action: Action, groups: Sequence[Any], what: str = "") -> Iterator[None]:
+        """Be in an action; end the process if that breaks a rule.
 
-        Torch locks the map of a group's communicators, and each communicator, on its own; NCCL locks nothing
-        (nccl.h: one thread per communicator). A survivor's process on a device crashed with a corrupted heap where one
-        thread aborted and the other left the same groups and made new ones.
+        Args:
+            action: which.
+            groups: of which process groups.
+            what: a collective or a communicator, for the report.
         """
-        mine = Running(threading.get_ident(), action, what)
+        mine = Running(threading.get_ident(), action, groups)
         with self._lock:
             for other in reversed(self._running):
-                if other.thread != mine.thread and "abort" in (other.action, action):
-                    end_process(f"{action} while another thread is in {other.action}", f"{what}; {other.what}", other)
+                if mine.excludes(other):
+                    detail = f"{what} {list(groups)}; {list(other.groups)}"
+                    end_process(f"{action} while another thread is in {other.action}", detail, other)
             self._running.append(mine)
         try:
             yield
