@@ -47,7 +47,14 @@ def test_the_end_of_a_process() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "name"), [(0, "exit 0"), (1, "exit 1"), (-9, "SIGKILL"), (-100, "signal 100")]
+    ("code", "name"),
+    [
+        (0, "exit 0"),
+        (1, "exit 1"),
+        (-9, "SIGKILL"),
+        (-100, "signal 100"),
+        (77, "exit 77: its communicators could not be aborted in time"),
+    ],
 )  # Linux has no signal 100
 def test_the_name_of_an_exit(code: int, name: str) -> None:
     assert exit_name(code) == name

@@ -39,7 +39,7 @@ ABORT_LIMIT_S = 10.0
 may wait for as long as the time-out of the group."""
 
 EXIT_ABORT = 77
-"""Exit code of a process of which an abort of communicators did not end (EX_NOPERM of sysexits.h is not in use)."""
+"""Exit code of a process whose communicators could not be aborted in time; the detector says so in the incident."""
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 """Addresses of a store on this machine that no other machine can reach."""
