@@ -226,7 +226,7 @@ class Step:
         self._gather_rest()
         # One after the other where a fault is to come after a number of buckets, and no more may be reduced.
         in_flight = 1 if faults.fails_between_buckets(number) else IN_FLIGHT
-        state.read_losses()
+        state.finite.read_losses(in_progress)
         state.launch_rest(link.wait, Hooks(self._before_rest, link.has_ended, self._report_buckets), in_flight)
         agreement = host.end_of_step.agree(
             in_progress,
@@ -312,8 +312,8 @@ class Step:
                 host.link.leave()
                 raise WrongLoop(f"step {self.number} ended without step.reduce()")
             try:
-                if host.rank_state.gathers_in_update:
-                    host.link.synchronize()
+                if host.rank_state.is_distributed and host.rank_state.gather is None:
+                    host.link.synchronize()  # the optimizer's step has gathered what other ranks have updated
                 if host.rank_state.gather is not None:
                     host.faults.reached(self.number, "gather")
                     host.rank_state.gather.launch()

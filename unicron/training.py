@@ -236,7 +236,6 @@ class Training:
             if not self._writer.unusable:
                 raise
             raise InvalidSpec(f"{err}; {self._writer.unusable}") from err
-        self.rank_state.check_updates(self.link.check_update)
         if self.configure.generation > 1:  # the steps up to here may have failed: see finite_checks
             self.rank_state.finite.each_until = max(self.rank_state.applied, self.configure.fault_step) + 1
         total = partial(end_of_step.total, wait=self.link.wait)

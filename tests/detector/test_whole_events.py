@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.detector.faults import exit_name
+from services.detector.exits import exit_name
 from shared.events import TaskFailed
 from shared.severities import ErrorKind, Method, Severity
 from tests.detector.kit import START, Cluster, at, grow_plan, lose, only_error, restart_plan, timed

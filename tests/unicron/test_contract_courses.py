@@ -56,7 +56,7 @@ NCCL = "nccl"
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class CourseFault:
     """What happens to whom. All victims are in the same step."""
 
     at: str
@@ -75,7 +75,7 @@ class Course:
     """A task, from its start through some faults to its end."""
 
     layout: TaskLayout
-    faults: tuple[Fault, ...]
+    faults: tuple[CourseFault, ...]
     mode: str = "sockets"
     """How a peer's death shows (``Settings.mode``)."""
     sharded: bool = False
@@ -308,33 +308,33 @@ POINTS = ("2", "reduce", "update")
 KINDS = ("kill", "exception", "sleep")
 
 SHORT = (
-    Course(DP2, (Fault("2", "kill"),), "silent"),
-    Course(DP2, (Fault("reduce", "sleep"),)),
-    Course(DP3, (Fault("update", "exception"), Fault("reduce", "kill", (2,)))),
-    Course(TP, (Fault("2", "sleep"),), "silent"),
-    Course(PP, (Fault("reduce", "kill"),)),
-    Course(DP2, (Fault("update", "kill"),), "silent", sharded=True),
-    Course(DP3, (Fault("2", "exception", (1, 2)),)),
-    Course(DP3, (Fault("reduce", "sleep"),), sharded=True),
+    Course(DP2, (CourseFault("2", "kill"),), "silent"),
+    Course(DP2, (CourseFault("reduce", "sleep"),)),
+    Course(DP3, (CourseFault("update", "exception"), CourseFault("reduce", "kill", (2,)))),
+    Course(TP, (CourseFault("2", "sleep"),), "silent"),
+    Course(PP, (CourseFault("reduce", "kill"),)),
+    Course(DP2, (CourseFault("update", "kill"),), "silent", sharded=True),
+    Course(DP3, (CourseFault("2", "exception", (1, 2)),)),
+    Course(DP3, (CourseFault("reduce", "sleep"),), sharded=True),
 )
 """Every point meets every kind, and every layout and optimizer occurs."""
 
 
 def every_course() -> list[Course]:
     courses = [
-        *(Course(layout, (Fault(at, kind),)) for layout in (DP2, DP3, TP, PP) for at in POINTS for kind in KINDS),
+        *(Course(layout, (CourseFault(at, kind),)) for layout in (DP2, DP3, TP, PP) for at in POINTS for kind in KINDS),
         *(
-            Course(layout, (Fault(at, kind, (layout.size - 1,)),), sharded=True)
+            Course(layout, (CourseFault(at, kind, (layout.size - 1,)),), sharded=True)
             for layout in (DP2, DP3, TP, PP)
             for at in POINTS
             for kind in ("kill", "sleep")
         ),
-        *(Course(DP3, (Fault("2", one), Fault(at, other, (2,)))) for one, other, at in TWICE),
-        *(Course(DP3, (Fault(at, kind, (1, 2)),)) for at in POINTS for kind in KINDS),
-        *(Course(layout, (Fault(at, "kill"),), returns=True) for layout in (DP2, TP, PP) for at in POINTS),
-        Course(DP3, (Fault("2", "sleep"), Fault("reduce", "kill", (2,))), sharded=True),
-        Course(DP3, (Fault("reduce", "kill"),), variables=((settings.LAG_S, "0.05"),)),
-        Course(TP, (Fault("2", "kill"),), variables=((settings.LAG_S, "0.05"),)),
+        *(Course(DP3, (CourseFault("2", one), CourseFault(at, other, (2,)))) for one, other, at in TWICE),
+        *(Course(DP3, (CourseFault(at, kind, (1, 2)),)) for at in POINTS for kind in KINDS),
+        *(Course(layout, (CourseFault(at, "kill"),), returns=True) for layout in (DP2, TP, PP) for at in POINTS),
+        Course(DP3, (CourseFault("2", "sleep"), CourseFault("reduce", "kill", (2,))), sharded=True),
+        Course(DP3, (CourseFault("reduce", "kill"),), variables=((settings.LAG_S, "0.05"),)),
+        Course(TP, (CourseFault("2", "kill"),), variables=((settings.LAG_S, "0.05"),)),
     ]
     return [replace(course, mode=mode) for mode in ("sockets", "silent") for course in courses]
 
@@ -362,7 +362,7 @@ async def test_a_rank_of_a_whole_replica_leaves_before_its_peer(
     Its own abort of what it has with other replicas must not wait for that, too.
     """
     floor = (("UNICRON_FINISH_FLOOR_S", "1"),)  # it is left to itself until its replica counts as stuck
-    course = Course(layout, (Fault("update", "kill"),), "silent", variables=floor)
+    course = Course(layout, (CourseFault("update", "kill"),), "silent", variables=floor)
     first, second = ("w2", "w3") if layout is TP else ("w0", "w2")
     async with agent(tmp_path / "run") as a:
         spec = spec_file(**fields_of(course) | {"checkpoint": {"every": STEP}})
@@ -383,7 +383,7 @@ async def test_a_newcomer_is_lost_while_state_moves(
     kind: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
     """The others are in the collective that moves state, or in one that follows it."""
-    course = Course(DP2, (Fault("2", "kill"),))
+    course = Course(DP2, (CourseFault("2", "kill"),))
     async with agent(tmp_path / "run") as a:
         task = Task(a, spec_file(**fields_of(course)), course, shared_memory)
         await task.begin()
@@ -442,7 +442,7 @@ async def test_a_member_is_lost_before_it_comes(
 async def test_a_survivor_is_lost_while_the_others_make_communicators(
     kind: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
-    course = Course(DP3, (Fault("2", "kill"),), "silent")
+    course = Course(DP3, (CourseFault("2", "kill"),), "silent")
     async with agent(tmp_path / "run") as a:
         task = Task(a, spec_file(**fields_of(course)), course, shared_memory)
         await task.begin()

@@ -14,7 +14,7 @@ from services.agent import hardware
 from services.agent.visible_devices import VISIBLE_VARIABLE
 from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import ON_ONE_DEVICE, Agent, agent
-from tests.unicron.test_contract_courses import DP2, DP3, NCCL, PP, TP, Course, Fault, follow
+from tests.unicron.test_contract_courses import DP2, DP3, NCCL, PP, TP, Course, CourseFault, follow
 from unicron import device
 from unicron.protocol import Finished, Progress, Raised, Resumed
 
@@ -30,20 +30,20 @@ several = pytest.mark.skipif(
 TOLERANCE = 1e-5
 
 COURSES = (
-    Course(DP2, (Fault("2", "kill"),), NCCL),
-    Course(TP, (Fault("reduce", "kill"),), NCCL),
-    Course(DP2, (Fault("update", "kill"),), NCCL, sharded=True),
-    Course(DP3, (Fault("2", "exception", (1, 2)),), NCCL),
-    Course(PP, (Fault("2", "sleep"),), NCCL),
-    Course(DP3, (Fault("2", "kill"), Fault("reduce", "sleep", (2,))), NCCL),
-    Course(DP3, (Fault("reduce", "sleep"),), NCCL, sharded=True),
-    Course(TP, (Fault("update", "exception"),), NCCL),
-    Course(PP, (Fault("reduce", "kill"),), NCCL, returns=True),
-    Course(DP2, (Fault("reduce", "exception"),), NCCL, returns=True),
-    Course(PP, (Fault("update", "kill"),), NCCL),
-    Course(TP, (Fault("2", "sleep"),), NCCL, returns=True),
-    Course(TP, (Fault("2", "kill", (3,)),), NCCL, sharded=True),
-    Course(DP3, (Fault("update", "sleep"), Fault("2", "kill", (2,))), NCCL),
+    Course(DP2, (CourseFault("2", "kill"),), NCCL),
+    Course(TP, (CourseFault("reduce", "kill"),), NCCL),
+    Course(DP2, (CourseFault("update", "kill"),), NCCL, sharded=True),
+    Course(DP3, (CourseFault("2", "exception", (1, 2)),), NCCL),
+    Course(PP, (CourseFault("2", "sleep"),), NCCL),
+    Course(DP3, (CourseFault("2", "kill"), CourseFault("reduce", "sleep", (2,))), NCCL),
+    Course(DP3, (CourseFault("reduce", "sleep"),), NCCL, sharded=True),
+    Course(TP, (CourseFault("update", "exception"),), NCCL),
+    Course(PP, (CourseFault("reduce", "kill"),), NCCL, returns=True),
+    Course(DP2, (CourseFault("reduce", "exception"),), NCCL, returns=True),
+    Course(PP, (CourseFault("update", "kill"),), NCCL),
+    Course(TP, (CourseFault("2", "sleep"),), NCCL, returns=True),
+    Course(TP, (CourseFault("2", "kill", (3,)),), NCCL, sharded=True),
+    Course(DP3, (CourseFault("update", "sleep"), CourseFault("2", "kill", (2,))), NCCL),
 )
 """The most telling first. Each point meets each kind and each layout."""
 

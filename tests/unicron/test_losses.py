@@ -65,7 +65,7 @@ def test_a_loss_that_is_not_finite_is_found_when_the_losses_are_read_and_names_i
     for k, loss in enumerate((1.0, float("nan"))):
         state.commit({k: noted(torch.tensor(loss))}, {k: [k]})
     with pytest.raises(NonFiniteValue, match="micro-batch 1 of step 1") as raised:
-        state.read_losses()
+        state.finite.read_losses(state.step_in_progress)
     assert raised.value.micro_batch == 1
 
 
@@ -80,5 +80,5 @@ def test_a_step_has_its_losses_as_numbers_once_they_are_read() -> None:
     state = rank_state()
     for k in (0, 1):
         state.commit({k: noted(torch.tensor(k + 1.0))}, {k: [k]})
-    state.read_losses()
+    state.finite.read_losses(state.step_in_progress)
     assert state.step_in_progress.losses == {0: 1.0, 1: 2.0}

@@ -181,6 +181,7 @@ class Joiner:
             source, rank_state = "initial", self._initial(configure, rank_state, micro_batches, link)
         # Only now: what this rank had in another layout was needed until every member had all that it needs.
         self.rank_state = rank_state
+        rank_state.check_updates(link.check_update)
         resumption = None
         if agreed is not None and any(report.partial == rank_state.applied + 1 for report in reports):
             resumption = _resume(configure, rank_state, link, reports, micro_batches)

@@ -21,6 +21,7 @@ from unicron.errors import NonFiniteValue
 from unicron.gradients.accumulators import Accumulator
 from unicron.gradients.buffers import GradientBuffers
 from unicron.gradients.fixed_point import FixedPointAccumulator
+from unicron.losses import read
 
 NAMED_MICRO_BATCHES = 16
 """How many micro-batches a message lists where one of several has failed: as many as can be read."""
@@ -45,16 +46,30 @@ class FiniteChecks:
         """Forget what was checked: the sums are zero."""
         self._checked.clear()
 
-    def losses(self, partial: PartialStep, losses: dict[int, Any]) -> None:
-        """Check the losses of micro-batches whose gradients are in the buffers; those that are tensors only later.
+    def read_losses(self, partial: PartialStep) -> None:
+        """Read the losses that are tensors, all at once; the passes of the step are done.
 
         Raises:
             NonFiniteValue: one is not finite.
         """
+        found = read({k: loss for k, loss in partial.losses.items() if isinstance(loss, torch.Tensor)})
+        partial.losses.update(self.losses(partial, found))
+
+    def losses(self, partial: PartialStep, losses: dict[int, Any]) -> dict[int, Any]:
+        """Check the losses of micro-batches whose gradients are in the buffers; those that are tensors only later.
+
+        Returns:
+            The losses; as numbers in a step that is checked micro-batch by micro-batch.
+
+        Raises:
+            NonFiniteValue: one is not finite.
+        """
+        losses = read(losses) if partial.step <= self.each_until else losses
         for k, loss in losses.items():
             if isinstance(loss, float) and not math.isfinite(loss):
                 text = f"loss {loss} in micro-batch {k} of step {partial.step}"
                 raise self._error(text, self._spoilt_buffers(), [k])
+        return losses
 
     def refused(self, partial: PartialStep, error: NonFiniteValue, added: set[int]) -> NonFiniteValue:
         """Return the error for micro-batches that the accumulator has refused to add."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from unicron.accounting import EMPTY_DIGEST, KeptGradients, PartialStep, chain_digest
@@ -20,7 +19,6 @@ from unicron.gradients.buffers import GradientBuffers
 from unicron.gradients.overlap import Hooks
 from unicron.gradients.precision import Precision
 from unicron.link.waiting import Wait
-from unicron.losses import read
 from unicron.megatron.model import model_chunks
 from unicron.megatron.optimizer import is_distributed, torch_optimizers
 from unicron.megatron.parallel import Place
@@ -80,8 +78,7 @@ class RankState:
         """What reduces the gradients beside the backward passes; None: they are reduced afterwards."""
         self.gather = ParameterGather.of(model)
         """What gathers parameters beside the next forward pass; None: the optimizer's step does."""
-        self._update_has_collectives = model_parallel or self.is_distributed
-        """Whether an update has collectives of its own: norms of gradients, parameters of a divided optimizer."""
+        self._update_has_collectives = model_parallel or self.is_distributed  # norms, a divided optimizer's parameters
         self._update = Update(optimizer)
         if self.gather is not None:
             for one in torch_optimizers(optimizer):
@@ -229,18 +226,6 @@ class RankState:
         self._buffers.release()
         self.accumulator.rewind()
 
-    def read_losses(self) -> None:
-        """Read the losses that are tensors, all at once; the passes of the step are done.
-
-        Raises:
-            NonFiniteValue: one is not finite.
-        """
-        partial = self.step_in_progress
-        unread = {k: loss for k, loss in partial.losses.items() if isinstance(loss, torch.Tensor)}
-        found = read(unread)
-        self.finite.losses(partial, found)
-        partial.losses.update(found)
-
     def commit(self, losses: dict[int, Any], samples: dict[int, list[int]], chunk: int | None = None) -> None:
         """Count micro-batches as done: their gradients (already scaled by 1/M) are in the buffers.
 
@@ -257,9 +242,7 @@ class RankState:
         """
         partial = self.step_in_progress
         self._buffers.check()
-        if partial.step <= self.finite.each_until:
-            losses = read(losses)
-        self.finite.losses(partial, losses)
+        losses = self.finite.losses(partial, losses)
         for number in range(self._chunks) if chunk is None else (chunk,):
             for k in self._commit_chunk(partial, set(samples), number):
                 partial.samples[k] = samples[k]
@@ -329,15 +312,9 @@ class RankState:
         reduction.reduce(self.accumulator, partial.reduced, group, wait, done=reduced, **options)
         self.accumulator.finish(lambda total, ranks: wait(dist.all_reduce(total, group=ranks, async_op=True)))
 
-    @property
-    def gathers_in_update(self) -> bool:
-        """Whether the optimizer's step gathers the parameters that other ranks have updated."""
-        return self.is_distributed and self.gather is None
-
     def check_updates(self, check: Callable[[], None]) -> None:
         """Have each update begin only if ``check`` raises nothing, where an update has collectives of its own."""
-        if self._update_has_collectives:
-            self._update.check = check
+        self._update.check = check if self._update_has_collectives else self._update.check
 
     def check_before_step(self) -> None:
         """Check that no update has been applied outside of a step.

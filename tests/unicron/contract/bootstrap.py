@@ -79,8 +79,8 @@ def _root(listener: socket.socket, number: int, size: int) -> None:
             with connection, contextlib.suppress(ConnectionError):
                 introduction = _receive(connection, _INTRODUCTION.size)
                 if len(introduction) == _INTRODUCTION.size:
-                    told, rank, port = _INTRODUCTION.unpack(introduction)
-                    if told == number:
+                    given, rank, port = _INTRODUCTION.unpack(introduction)
+                    if given == number:
                         ports[rank] = port
         ranks = [connections.enter_context(socket.create_connection((ADDRESS, port))) for port in ports.values()]
         for one in ranks:
