@@ -160,9 +160,19 @@ class Healing:
             "survivors": len(before) - 1,
             "step_s": round(step_s, 3),
             "beyond_a_step_s": None if resume_s is None else round(resume_s - step_s, 3),
+            "phases_s": await self._phases_s(new[0]["plans"]),
         }
         self.rows.append(row)
         self._report.line("fault", **row)
+
+    async def _phases_s(self, plans: Sequence[str]) -> dict[str, float]:
+        """Return how long the phases of the first plan's stages took on the slowest rank."""
+        found: dict[str, float] = {}
+        for plan in plans[:1]:
+            for milestone in (await self._client.get(f"/v1/plans/{plan}"))["milestones"]:
+                for name, value_s in milestone["durations_s"].items():
+                    found.setdefault(f"{milestone['phase']}: {name}", round(value_s, 3))
+        return found
 
     async def _pids(self) -> dict[str, int]:
         task = await self._client.task(self._task)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from unicron import backend
 from unicron.accounting import PartialStep
 from unicron.gradients.exchange import Exchange, ExchangeInPlace
 from unicron.gradients.overlap import OverlappedReduction
@@ -161,7 +162,7 @@ class ShardReduction(OverlappedReduction):
 
 def _send(bucket: OwnRange, shard: torch.Tensor, group: Any) -> _Sent:
     """Begin to sum up a bucket over the ranks of a group."""
-    if dist.get_backend(group) != "gloo":
+    if backend.current().scatters:
         return _Sent(reduce_scatter_single(shard, bucket.whole, group=group, async_op=True), shard, None)
     # Gloo has no reduce-scatter. Torch's copies the bucket and sums up the copies on all ranks, twice the traffic; and
     # of its ``Work`` nobody can ask whether it has ended.
