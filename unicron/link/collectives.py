@@ -135,8 +135,8 @@ class Collectives(ABC):
             self._breaker.leave()
             self._sparing.end_passes()
             replica = failed and self._sparing.has_peers and not self._sparing.finished
-            # On a device what comes next would wait behind collectives that never end.
-            shared = failed and self.aborts_without_error and self.is_held()
+            # On a device what comes next would wait behind collectives that never end; an abort of some of them, too.
+            shared = failed and self.aborts_without_error and (replica or self.is_held())
         if (replica or shared) and self.supervised:
             self._breaker.break_off(shared=shared, replica=replica or (shared and not self._sparing.finished))
         if shared and self._backend is not None:
@@ -287,8 +287,10 @@ class Collectives(ABC):
             works: the collectives, of groups of several replicas. Those that do not end in ``STUCK_S`` are
                 ``abandoned``.
         """
-        if self.supervised and (works or self.aborts_without_error):
-            self._breaker.break_off(shared=True)
+        # Whoever leaves a generation that is not held has peers that may still wait for what this process has sent.
+        aborts = self.aborts_without_error and self.is_held()
+        if self.supervised and (works or aborts):
+            self._breaker.break_off(shared=True, replica=aborts and not self._sparing.finished)
             limit_s = time.monotonic() + STUCK_S
             # Their results are worth nothing, so neither are their errors, which a wait would raise.
             while time.monotonic() < limit_s and not all(work.is_completed() for work in works):

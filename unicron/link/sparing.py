@@ -49,7 +49,7 @@ class Sparing:
         """Begin a generation with these workers, in the order of ranks. Its groups are not made yet."""
         self._members = list(workers)
         self._replica = frozenset()
-        self._lost, self._broken, self._computes = set(), False, False
+        self._lost, self._broken, self._computes, self.finished = set(), False, False, False
 
     def set_replica(self, ranks: Collection[int]) -> None:
         """Set the ranks of this rank's replica, once the groups are made."""
