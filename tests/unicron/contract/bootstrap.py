@@ -29,18 +29,18 @@ _NUMBER = struct.Struct("=Q")
 _READY = b"1"
 
 
-def meet(store: dist.Store, rank: int, size: int) -> None:
-    """Return once all ranks are here.
+def meet(store: dist.Store, rank: int, size: int) -> int:
+    """Return a number that no other ranks have, once all ranks are here.
 
     Raises:
         RuntimeError: the store does not have the root's address in time (torch: ``broadcastUniqueNCCLID``).
         OSError: a socket was shut, or nobody listens at the root's address.
     """
+    number = secrets.randbits(64)
     if size == 1:
-        return
+        return number
     if rank == 0:
         root = socket.create_server((ADDRESS, 0), backlog=size)
-        number = secrets.randbits(64)
         threading.Thread(target=_root, args=(root, number, size), name="contract root", daemon=True).start()
         store.set("0", f"{root.getsockname()[1]} {number}")
     port, number = map(int, store.get("0").split())
@@ -49,6 +49,7 @@ def meet(store: dist.Store, rank: int, size: int) -> None:
             connection.sendall(_INTRODUCTION.pack(number, rank, listener.getsockname()[1]))
         while not _is_let_in(listener, number):
             pass
+    return number
 
 
 def _is_let_in(listener: socket.socket, number: int) -> bool:

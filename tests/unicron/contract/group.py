@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -80,16 +82,29 @@ class Process:
         self._first: Watchdog | None = None
         """That of the first group that the process has made, ever: only its monitor dumps (``checkDumpSignal``)."""
 
-    def connect(self, store: dist.Store, rank: int, size: int) -> Any:
+    def connect(self, number: int, rank: int, size: int) -> Any:
         """Return gloo's backend for ranks that are all there.
 
+        Args:
+            number: that no other ranks have.
+            rank: this one.
+            size: how many there are.
+
         Raises:
-            RuntimeError: one of them is not, after all.
+            RuntimeError: one of them is not there, after all.
         """
+        # A file: the connection to the store may be shut, and to make another one takes torch a reverse look-up of the
+        # address in the domain name system, at times seconds.
+        path = Path(tempfile.gettempdir()) / f"unicron-test-contract-{number:x}"
+        store = dist.FileStore(str(path), size)
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
         options._devices, options._timeout, options._threads = [self._device], CONNECT_LIMIT, 1
         made = gloo(store, rank, size, options)
+        if size > 1:
+            made.barrier(dist.BarrierOptions()).wait(CONNECT_LIMIT)
+        if rank == 0:
+            path.unlink(missing_ok=True)  # ranks end without destructors, which would do it
         made._set_default_timeout(NEVER)
         return made
 
@@ -218,12 +233,12 @@ class ContractGroup(_ProcessGroup):  # type: ignore[misc]
             if self.watchdog.is_stopped:
                 end_process("a communicator is made in a group that is aborted or destroyed", repr(self))
             before = sockets.connected()
-            store: Any = dist.PrefixStore(f"{key}/", self._store)
+            store = dist.PrefixStore(f"{key}/", self._store)
             try:
-                meet(store, rank, size)
+                number = meet(store, rank, size)
                 time.sleep(process.about(process.settings.make_s))
                 with hidden():
-                    gloo = process.connect(dist.PrefixStore("gloo/", store.clone()), rank, size)
+                    gloo = process.connect(number, rank, size)
             except dist.DistStoreError:
                 raise
             except (RuntimeError, OSError) as error:
