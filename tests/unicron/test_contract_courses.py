@@ -460,6 +460,24 @@ async def test_a_survivor_is_lost_while_the_others_make_communicators(
         await check(task, spec_file)
 
 
+async def test_a_hold_comes_while_the_generation_before_is_left(
+    tmp_path: Path, spec_file: SpecFile, shared_memory: Path
+) -> None:
+    """After a drain the communicators of a replica are intact. One thread aborts them, whoever it is."""
+    course = Course(TP, (), "silent", variables=((settings.ABORT_S, "1"),))
+    async with agent(tmp_path / "run") as a:
+        task = Task(a, spec_file(**fields_of(course)), course, shared_memory)
+        task.more_faults = "0:2:0:hang"
+        await task.begin()
+        await a.stopped("w0")
+        await a.drain(task.members)
+        generation = await task._configure(dict.fromkeys(task.members, "live"))
+        await a.until(lambda: all(a.of(Progress, worker, generation) for worker in task.members))
+        await task.hold(task.members)
+        await task.resume(await task._configure(dict.fromkeys(task.members, "live"), stage="interrupted"))
+        await check(task, spec_file)
+
+
 async def hold_again_and_again(course: Course, folder: Path, spec_file: SpecFile, memory: Path, times: int) -> None:
     """Hold all at any moment: in a step, while communicators are made, while the ranks agree."""
     rng = random.Random(str(course))
