@@ -17,7 +17,7 @@ import pytest
 from tests.parity.courses import TaskLayout
 from tests.unicron.conftest import MODEL, SpecFile, largest_difference
 from tests.unicron.contract import settings
-from tests.unicron.contract.watchdog import WATCHDOG_SAW
+from tests.unicron.contract.watchdog import WAITS_FOR_WATCHDOG, WATCHDOG_SAW
 from tests.unicron.harness import PATIENCE_S, Agent, agent, reference_of
 from tests.unicron.test_recovery import every_step
 from tests.unicron.test_snapshots import Nodes
@@ -287,6 +287,7 @@ async def check(task: Task, spec_file: SpecFile) -> None:
     a, course = task.agent, task.course
     finished = await a.finished(len(task.members))
     for worker in task.members:
+        assert WAITS_FOR_WATCHDOG not in a.output(worker)
         if worker in [f"w{rank}" for rank in range(course.layout.size)] and course.mode == "sockets":
             assert a.exits[worker][0] - task.faulted_at_s >= LIVES_S
     reference = await failure_free(a, spec_file, course)

@@ -26,6 +26,9 @@ DUMP_SLEEPS = 4
 WATCHDOG_SAW = "failure detected by watchdog"
 """Torch's words."""
 
+WAITS_FOR_WATCHDOG = "a destruction waits for the watchdog, which sleeps"
+"""Said of what takes a minute on a device, and less here."""
+
 DESYNC = "TORCH_NCCL_DESYNC_DEBUG"
 DEBUG = "TORCH_DISTRIBUTED_DEBUG"
 
@@ -169,6 +172,8 @@ class Watchdog:
 
     def join(self) -> None:
         """Wait for the watchdog's thread."""
+        if self.works.locked() and self._torch.dump_s:
+            self._say(WAITS_FOR_WATCHDOG)
         for thread in self._threads:
             thread.join()
 
