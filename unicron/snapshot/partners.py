@@ -40,6 +40,20 @@ def partners(places: Sequence[tuple[str, str]]) -> list[int | None]:
     return found
 
 
+def is_replicated(places: Sequence[tuple[str, str]], shards: Sequence[tuple[int, int]]) -> bool:
+    """Return whether each shard of the model is in two failure domains (on two nodes, where there is one domain).
+
+    Args:
+        places: (node, failure domain) of each rank.
+        shards: which shard each rank has.
+    """
+    by_domain = len({domain for _, domain in places}) > 1
+    where: dict[tuple[int, int], set[str]] = {}
+    for (node, domain), shard in zip(places, shards, strict=True):
+        where.setdefault(shard, set()).add(domain if by_domain else node)
+    return all(len(found) > 1 for found in where.values())
+
+
 def copied_shares(locations: Sequence[Location], group: Sequence[int], rank: int) -> list[int] | None:
     """Return the shares that a rank copies of what its data-parallel group has in common: its own and its partners'.
 
