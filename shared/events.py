@@ -88,10 +88,12 @@ class TaskSubmitted(TaskEvent):
     """A task was accepted. ``checkpoint``, ``step``: the published checkpoint that the task resumes from, if any.
 
     ``actor``: who submitted it, ``uid/<uid>`` or ``token/<name>``; empty: before actors were recorded.
+
+    Since version 2 ``checkpoint.memory_every`` may be ``auto``, and is by default.
     """
 
     type: Literal["task.submitted"] = "task.submitted"
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     spec: TaskSpec
     checkpoint: str = ""
     step: int = 0
@@ -320,7 +322,7 @@ def _upcast(data: Any) -> Any:
 
 Event = Annotated[
     ClusterConfigured
-    | TaskSubmitted
+    | Annotated[TaskSubmitted, BeforeValidator(_upcast)]
     | TaskStopRequested
     | TaskStopRefused
     | TaskStarving

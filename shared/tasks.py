@@ -134,14 +134,19 @@ class Checkpoint(Model):
     ``url``: in its place, an fsspec URL of an object store (``s3://bucket/prefix``), for this task alone. ``every``:
     steps between two of them; 0: only at a stop. ``keep``: how many of them to leave, at least the newest and the one
     before it, which stands in if that is damaged. ``memory_every``: steps between copies in the memory of the nodes; 0
-    none.
+    none; ``auto``: as often as they are worth, at no more than one percent of the time.
     """
 
     directory: str | None = None
     url: Annotated[str, Field(max_length=1024, pattern=CHECKPOINT_URL)] | None = None
     every: Annotated[int, Field(ge=0, le=1_000_000)] = 50
     keep: Annotated[int, Field(ge=2, le=1_000_000)] = 2
-    memory_every: Annotated[int, Field(ge=0, le=1_000_000)] = 1
+    memory_every: Annotated[int, Field(ge=0, le=1_000_000)] | Literal["auto"] = "auto"
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether there are copies in the memory of the nodes."""
+        return self.memory_every != 0
 
 
 class Parallel(Model):

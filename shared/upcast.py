@@ -25,8 +25,18 @@ def _state_moved_1(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "code": known_code(detail.partition(":")[0]) if failed else None}
 
 
+def _task_submitted_1(data: dict[str, Any]) -> dict[str, Any]:
+    """In version 2 a specification may say ``auto`` for ``checkpoint.memory_every``, the default; it was 1 before."""
+    spec = data.get("spec")
+    place = spec.get("checkpoint", {}) if isinstance(spec, dict) else None
+    if not isinstance(spec, dict) or not isinstance(place, dict):
+        return data
+    return {**data, "spec": {**spec, "checkpoint": {"memory_every": 1, **place}}}
+
+
 STEPS: Mapping[tuple[str, int], Step] = {
     ("state.moved", 1): _state_moved_1,
+    ("task.submitted", 1): _task_submitted_1,
 }
 """The step that takes an event type from a schema version to the next."""
 

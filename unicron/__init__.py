@@ -23,7 +23,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from unicron.errors import (
     CommunicationFailed,
@@ -97,7 +97,7 @@ def attach(
     checkpoint_every: int | None = None,
     checkpoint_directory: str | None = None,
     checkpoint_keep: int | None = None,
-    memory_every: int | None = None,
+    memory_every: int | Literal["auto"] | None = None,
     exact: bool | None = None,
     deterministic_sums: bool | None = None,
     state: Mapping[str, Any] | None = None,
@@ -118,7 +118,8 @@ def attach(
         checkpoint_directory: where checkpoints are written: a directory or an fsspec URL; empty: the folder that the
             agent names.
         checkpoint_keep: how many published checkpoints are kept; at least 2.
-        memory_every: steps between snapshots; 0: none. Without an agent there are no snapshots.
+        memory_every: steps between snapshots; 0: none; ``auto``: as often as they are worth, at no more than one
+            percent of the time. Without an agent there are no snapshots.
         exact: whether gradients are added up so that the result is the same to the last bit whatever fails and however
             many replicas there are; 16 bytes for each parameter, and micro-batches are committed one at a time.
         deterministic_sums: whether gradients are added up in float64, with which the result is the same in practice; 8

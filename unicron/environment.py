@@ -63,6 +63,10 @@ PROGRESS_INTERVAL_S = "UNICRON_PROGRESS_INTERVAL_S"
 RANK_NICE = "UNICRON_RANK_NICE"
 """How much less of a busy core ranks get than everything else (see nice(2))."""
 
+MTBF_NODE_S = "UNICRON_MTBF_NODE_S"
+"""Mean time between losses of one node, from which the interval between snapshots follows
+(``unicron.snapshot.interval``). The node agent sets it to its own setting of that name."""
+
 FAIL_AT = "UNICRON_FAIL_AT"
 """Injected faults; the form is described in ``unicron.faults``."""
 
@@ -100,6 +104,8 @@ DEFAULTS: dict[str, float] = {
     # that waits for a peer has said so before the peer may be taken for hanging (0.5 s, ``hang_floor_s``).
     PROGRESS_INTERVAL_S: 0.125,
     RANK_NICE: 0,
+    # The prior of the planner (``mtbf_node_s``).
+    MTBF_NODE_S: 20 * 86_400.0,
 }
 """Values of the numeric variables where the environment does not set them."""
 

@@ -98,6 +98,10 @@ class Progress(Message):
     """Own compute time of the step (``unicron.compute_time``), for phase ``ended``; None: not measured."""
     micro_batches: int | None = None
     """How many micro-batches that was for."""
+    memory_every: int | None = None
+    """Steps between two snapshots at present, for phase ``ended``; 0: none are taken."""
+    replicated: bool | None = None
+    """Whether ranks in other failure domains have each part of the state too, for phase ``ended``."""
 
 
 PHASES = ("begun", "compute", "reduce", "update", "ended", "checkpoint", "setup", "waiting", "aside")

@@ -45,6 +45,9 @@ class StepHost(Protocol):
     def statuses(self) -> tuple[int, ...]:
         """Return what this rank reports at the end of a step."""
 
+    def copies(self) -> tuple[int, bool | None]:
+        """Return the steps between two snapshots, and whether other failure domains have the same state, if known."""
+
     def agreed(self, statuses: list[int]) -> None:
         """Act on the worst of what all ranks reported. The state may change once this returns."""
 
@@ -326,6 +329,7 @@ class Step:
             state.complete_step()
             self.completed = True
             duration_s = time.monotonic() - self.began_s
+            memory_every, replicated = host.copies()
             host.link.progress(
                 self.number,
                 "ended",
@@ -333,6 +337,8 @@ class Step:
                 duration_s=duration_s,
                 compute_s=self._timer.result_s(),
                 micro_batches=self._computed,
+                memory_every=memory_every,
+                replicated=replicated,
             )
             return False
         self.left = True

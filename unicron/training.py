@@ -27,6 +27,7 @@ from unicron.link import reporting, torchrun
 from unicron.link.agent_link import DRAIN, NOTHING, STOP, STOP_UNSAVED, AgentLink
 from unicron.protocol import Checkpointed, CheckpointFailed, Configure, Stopped
 from unicron.result import write_result
+from unicron.snapshot.interval import Every
 from unicron.snapshot.snapshots import Snapshots
 from unicron.state.rank_state import RankState
 from unicron.state.user_state import UserState
@@ -51,7 +52,7 @@ class Training:
         checkpoint_every: int = 0,
         checkpoint_directory: str = "",
         checkpoint_keep: int = 2,
-        memory_every: int = 0,
+        memory_every: Every = 0,
         precision: Precision = Precision.FLOAT32,
         state: Mapping[str, Any] | None = None,
         interleave: int = 1,
@@ -67,7 +68,8 @@ class Training:
             checkpoint_every: steps between checkpoints; 0: only when stopped.
             checkpoint_directory: where they go; empty: the generation's own directory.
             checkpoint_keep: how many of them to leave; at least 2.
-            memory_every: steps between snapshots, where an agent says where they go; 0: none.
+            memory_every: steps between snapshots, where an agent says where they go; 0: none; ``auto``: as often as
+                they are worth (``unicron.snapshot.interval``).
             precision: of the sums of gradients.
             state: the user's state, as ``unicron.attach`` takes it.
             interleave: model chunks of each rank, where there are several pipeline stages.
@@ -81,7 +83,7 @@ class Training:
         self.checkpoint_every = checkpoint_every
         self.faults = FaultInjector()
         link.on_inject = self.faults.request
-        self.snapshots = Snapshots(memory_every, link.wait)
+        self.snapshots = Snapshots(memory_every, link.wait, checkpoint_every)
         self._checkpoint_directory = checkpoint_directory
         self._writer = Writer(checkpoint_keep)
         self._checkpoint_due = False
@@ -190,7 +192,7 @@ class Training:
         # Nor is the one that a stop could not write tried again at the same boundary.
         if self._checkpoint_due and not stopping and self._writer.idle and not self._attempt(self._begin_checkpoint):
             return False
-        self.snapshots.take(self.rank_state, self.user.record)
+        self.snapshots.take(self.rank_state, self.user.record, checkpointing=not self._writer.idle)
         return True
 
     def _gather_parameters(self) -> None:
@@ -315,17 +317,22 @@ class Training:
         """Return what this rank reports at the end of a step: the statuses of its checkpoint and of its snapshot.
 
         And whether a checkpoint is due: only the ranks that were there when a fault interrupted a checkpoint know that.
+        And what is to become of the interval between snapshots.
         """
-        return self._writer.status, self.snapshots.status, int(self._checkpoint_due)
+        return self._writer.status, self.snapshots.status, int(self._checkpoint_due), self.snapshots.wish
+
+    def copies(self) -> tuple[int, bool | None]:
+        """Return the steps between two snapshots, and whether other failure domains have the same state, if known."""
+        return self.snapshots.steps, self.snapshots.replicated
 
     def agreed(self, statuses: list[int]) -> None:
         """Act on the worst of what all ranks reported. The state may change once this returns."""
         if self._checks_user:
             self.user.check_unchanged()
-        checkpoint, snapshot, due = statuses
+        checkpoint, snapshot, due, wish = statuses
         self._writer.agreed(checkpoint, self._outcomes())
         self.snapshots.wait_copied()
-        if reason := self.snapshots.agreed(snapshot):
+        if reason := self.snapshots.agreed(snapshot, wish):
             reason = f"no more in-memory copies in this generation: {reason}"
             self._outcomes().failed(self.rank_state.applied, reason)
         self._checkpoint_due = bool(due)

@@ -22,7 +22,7 @@ class RankEnvironment:
     """What all ranks of the node have in common.
 
     Args:
-        settings: ``node``, ``domain``, ``orphan_grace_s``.
+        settings: ``node``, ``domain``, ``orphan_grace_s``, ``mtbf_node_s``.
         address: the node's.
         found: the node's workers and their devices.
         socket: name of the socket on which ranks connect, in Linux's abstract namespace.
@@ -70,6 +70,7 @@ class RankEnvironment:
             environment.DOMAIN: self._settings.domain,
             environment.HOST: self._address.store_ip,
             environment.ORPHAN_GRACE_S: str(self._settings.orphan_grace_s),
+            environment.MTBF_NODE_S: str(self._settings.mtbf_node_s),
         }
 
     def _user(self, task: str) -> dict[str, str]:

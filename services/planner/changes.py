@@ -100,7 +100,7 @@ def _covers(task: Task, staying: Collection[str]) -> bool:
 
 def _is_copied(task: Task, staying: Set[str]) -> bool:
     """Return whether snapshots in memory have, in all likelihood, what the staying workers lack of the state."""
-    return task.spec.checkpoint.memory_every > 0 and any(
+    return task.spec.checkpoint.in_memory and any(
         worker in task.ranks for worker in task.live_owners if worker in staying
     )
 

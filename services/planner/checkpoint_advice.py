@@ -56,4 +56,4 @@ def _copies(task: Task, nodes: int) -> int:
     """Return the copies of each part of the state on other nodes: another replica, or a snapshot in memory."""
     replicas = task.layout.data if task.layout is not None else 1
     replicated = replicas > 1 and not task.spec.parallel.distributed_optimizer
-    return 1 if nodes > 1 and (replicated or task.spec.checkpoint.memory_every > 0) else 0
+    return 1 if nodes > 1 and (replicated or task.spec.checkpoint.in_memory) else 0

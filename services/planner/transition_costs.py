@@ -91,7 +91,7 @@ def is_live(state: State, task: Task) -> bool:
 
 def _has_copies(state: State, task: Task) -> bool:
     """Return whether snapshots in memory have what a lost worker had, and decisions count on that."""
-    return task.spec.checkpoint.memory_every > 0 and state.parameter("memory_copies") > 0.0
+    return task.spec.checkpoint.in_memory and state.parameter("memory_copies") > 0.0
 
 
 def kind_of_change(change: TaskChange) -> TransitionKind | None:

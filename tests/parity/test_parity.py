@@ -67,7 +67,7 @@ def write_spec(folder: Path, course: Course, text: Path) -> Path:
         "data": str(text),
         "dropout": 0.1,
         "optimizer": {"name": "adam"} if course.exact else {"name": "sgd", "lr": 0.1},
-        "checkpoint": {"every": 2},
+        "checkpoint": {"every": 2, "memory_every": 1},
         "parallel": parallel | settings.get("parallel", {}),
         "bf16": settings.get("bf16", False),
         "exact": course.exact,

@@ -8,6 +8,7 @@ from shared.severities import ErrorKind
 from tests.planner.kit import change_of, running, sources, workers
 
 COPIED = {"every": 5, "memory_every": 1}
+COPIED_BY_THEMSELVES = {"every": 5, "memory_every": "auto"}
 NOT_COPIED = {"every": 5, "memory_every": 0}
 
 
@@ -41,7 +42,9 @@ def test_whole_replicas_finish_the_step_and_the_rest_of_a_broken_one_stands_by()
     assert last.survivors == [a, c]
 
 
-@pytest.mark.parametrize(("checkpoint", "source"), [(COPIED, "live"), (NOT_COPIED, "checkpoint")])
+@pytest.mark.parametrize(
+    ("checkpoint", "source"), [(COPIED, "live"), (COPIED_BY_THEMSELVES, "live"), (NOT_COPIED, "checkpoint")]
+)
 def test_all_replicas_retry_and_a_divided_optimizer_needs_all_its_parts(
     checkpoint: dict[str, int], source: str
 ) -> None:

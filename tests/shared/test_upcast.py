@@ -13,14 +13,14 @@ import sqlalchemy
 
 from shared.codes import FailureCode
 from shared.errors import Conflict
-from shared.events import EVENT, EVENT_CLASSES, StateMoved
+from shared.events import EVENT, EVENT_CLASSES, StateMoved, TaskSubmitted
 from shared.log.log import FIRST_HASH, EventLog, row_hash
 from shared.log.relay import decode, encode
 from shared.log.scan import utc_text
 from shared.log.schema import TABLE
 from shared.model import canonical_json
 from shared.upcast import STEPS, upcast
-from tests.shared.samples import EPOCH, event_id, node_joined
+from tests.shared.samples import EPOCH, event_id, node_joined, spec
 
 RELEASED_TEXT = "released: hold: an earlier plan released n2/0"
 
@@ -28,6 +28,10 @@ RELEASED_TEXT = "released: hold: an earlier plan released n2/0"
 def moved(**fields: Any) -> StateMoved:
     required = {"event_id": event_id(1), "occurred_at": EPOCH, "started_at": EPOCH, "plan": "p", "task": "a"}
     return StateMoved.model_validate({**required, "generation": 2, "phase": "failed", **fields})
+
+
+def submitted() -> TaskSubmitted:
+    return TaskSubmitted(event_id=event_id(1), occurred_at=EPOCH, task="a", spec=spec("a"))
 
 
 def version_1(event: StateMoved) -> dict[str, Any]:
@@ -113,7 +117,28 @@ def test_every_event_type_is_upcast_from_every_earlier_version() -> None:
     kinds = [kind.model_fields for kind in EVENT_CLASSES]
     newest = {fields["type"].default: fields["schema_version"].default for fields in kinds}
     assert set(STEPS) == {(kind, version) for kind in newest for version in range(1, newest[kind])}
-    assert {kind for kind in newest if newest[kind] > 1} == {"state.moved"}, "plan events keep their bytes"
+    changed = {kind for kind in newest if newest[kind] > 1}
+    assert changed == {"state.moved", "task.submitted"}, "plan events keep their bytes"
+
+
+@pytest.mark.parametrize("checkpoint", [None, {}, {"every": 5}, {"memory_every": 0}, {"memory_every": 7}])
+def test_an_old_submission_that_says_nothing_of_copies_means_one_after_every_step(
+    checkpoint: dict[str, int] | None,
+) -> None:
+    data: dict[str, Any] = json.loads(submitted().canonical())
+    data["schema_version"] = 1
+    data["spec"].pop("checkpoint")
+    if checkpoint is not None:
+        data["spec"]["checkpoint"] = checkpoint
+    event = EVENT.validate_python(data)
+    assert isinstance(event, TaskSubmitted)
+    assert event.spec.checkpoint.memory_every == (checkpoint or {}).get("memory_every", 1)
+
+
+def test_a_new_submission_that_says_nothing_of_copies_means_auto() -> None:
+    event = EVENT.validate_json(submitted().canonical())
+    assert isinstance(event, TaskSubmitted)
+    assert (event.schema_version, event.spec.checkpoint.memory_every) == (2, "auto")
 
 
 def test_an_old_log_is_read_and_its_chain_holds(url: str, opened: EventLog) -> None:

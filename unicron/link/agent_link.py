@@ -135,6 +135,8 @@ class AgentLink(Collectives):
         buckets: int | None = None,
         compute_s: float | None = None,
         micro_batches: int | None = None,
+        memory_every: int | None = None,
+        replicated: bool | None = None,
     ) -> None:
         """Report what this rank is doing; the arguments are the fields of ``unicron.protocol.Progress``.
 
@@ -154,6 +156,8 @@ class AgentLink(Collectives):
                     buckets=buckets,
                     compute_s=compute_s,
                     micro_batches=micro_batches,
+                    memory_every=memory_every,
+                    replicated=replicated,
                 )
             )
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -27,10 +28,11 @@ import torch.distributed as dist
 from unicron import environment
 from unicron.link.waiting import Wait
 from unicron.megatron.optimizer import torch_optimizers
-from unicron.megatron.parallel import data_group
+from unicron.megatron.parallel import data_group, model_coordinate
 from unicron.snapshot import files
 from unicron.snapshot.files import SnapshotMeta
-from unicron.snapshot.partners import Location, copied_shares, partners
+from unicron.snapshot.interval import KEEP, Every, Interval, StepTimes, best_exponent, loss_mtbf_s
+from unicron.snapshot.partners import Location, copied_shares, is_replicated, partners
 from unicron.snapshot.taker import SnapshotTaker
 from unicron.snapshot.transport import Receiver, Sender
 from unicron.state import transfer
@@ -52,15 +54,29 @@ STORED, STORING, FAILED = 0, 1, 2
 class Snapshots:
     """This rank's snapshots, over all generations."""
 
-    def __init__(self, every: int, wait: Wait) -> None:
+    def __init__(self, every: Every, wait: Wait, checkpoint_every: int = 0) -> None:
         """Prepare; does nothing where ``UNICRON_MEMORY`` is not set, or with ``every`` 0.
 
         Args:
-            every: steps between snapshots.
+            every: steps between snapshots, or ``auto``.
             wait: waits for a collective.
+            checkpoint_every: steps between persistent checkpoints; 0: there are none.
         """
         folder = environment.text(environment.MEMORY)
-        self.every = every if folder else 0
+        self.every: Every = every if folder else 0
+        self._checkpoint_every = checkpoint_every
+        self.replicated: bool | None = None
+        """Whether ranks in other failure domains have each part of this generation's state, beside the snapshots; None:
+        not known, where no snapshots are taken."""
+        self._interval, self._times = Interval(), StepTimes()
+        self._adjusts = False
+        """Whether the next agreement changes the interval: once for each snapshot."""
+        self._nodes = 1
+        self._boundary_s = 0.0
+        """When the newest boundary was reached, on the monotonic clock; 0: none in this generation."""
+        self._disturbed = False
+        """Whether a checkpoint was being written behind that boundary."""
+        self._size_bytes = 0
         self.stored = -1
         """The step of the newest snapshot that all ranks have stored, in this process's life; -1: none."""
         self._folder = Path(folder)
@@ -84,7 +100,14 @@ class Snapshots:
     @property
     def enabled(self) -> bool:
         """Whether snapshots are taken and used."""
-        return self.every > 0
+        return self.every != 0
+
+    @property
+    def steps(self) -> int:
+        """Steps between two snapshots at present; 0: none are taken."""
+        if not self.enabled or self._given_up:
+            return 0
+        return self.every if isinstance(self.every, int) else self._interval.steps
 
     # Taking.
 
@@ -114,12 +137,20 @@ class Snapshots:
         self._generation, self._cleaned, self._given_up = generation, False, False
         self._listen()
         rank = dist.get_rank()
-        locations: list[Location] = transfer.gather(self._location(), self._wait)
+        # The longest interval that a member knows goes on: what a snapshot costs was measured in its generation.
+        own = (self._location(), model_coordinate(), self._interval.exponent)
+        gathered: list[tuple[Location, tuple[int, int], int]] = transfer.gather(own, self._wait)
+        locations = [location for location, _, _ in gathered]
+        places = [(one.node, one.domain) for one in locations]
+        self._interval.enter(exponent for _, _, exponent in gathered)
+        self._times, self._boundary_s, self._adjusts = StepTimes(), 0.0, False
+        self._nodes = len({node for node, _ in places})
+        self.replicated = not rank_state.is_distributed and is_replicated(places, [shard for _, shard, _ in gathered])
         group = dist.get_process_group_ranks(data_group())
         shares = None if rank_state.is_distributed else copied_shares(locations, group, rank)
         self._replicas = len(group)
         self._shares = [group.index(rank)] if shares is None else shares
-        partner = partners([(one.node, one.domain) for one in locations])[rank]
+        partner = partners(places)[rank]
         if shares is None and partner is not None:
             self._connect(locations[partner])
 
@@ -144,16 +175,41 @@ class Snapshots:
         except OSError as err:
             self._give_up(err)
 
-    def take(self, rank_state: RankState, record: Record | None = None) -> None:
+    def take(self, rank_state: RankState, record: Record | None = None, *, checkpointing: bool = False) -> None:
         """Begin to copy the state after a step, if a snapshot is due: all ranks decide the same.
 
         Args:
             rank_state: the rank's.
             record: the user's state after the same step, if there is any.
+            checkpointing: whether a checkpoint is being written, the same on all ranks.
         """
-        due = self.enabled and rank_state.applied % self.every == 0
-        if not due or self._given_up or self._stored is not None:
+        if not self.enabled or self._given_up:
             return
+        self._time_step(checkpointing)
+        if self._is_due(rank_state.applied, checkpointing) and self._stored is None:
+            self._begin(rank_state, record)
+
+    def _is_due(self, applied: int, checkpointing: bool) -> bool:
+        """Return whether a snapshot is due after a step. With ``auto`` it stays due until it is begun."""
+        if isinstance(self.every, int):
+            return applied % self.every == 0
+        return self._interval.is_due(applied, checkpointing=checkpointing)
+
+    def _time_step(self, checkpointing: bool) -> None:
+        """Time the step that has ended at this boundary, from the boundary before."""
+        if self.every != "auto":
+            return
+        now_s = time.monotonic()
+        if self._boundary_s:
+            self._times.add(now_s - self._boundary_s, disturbed=self._disturbed)
+            if self._stored is None:
+                self._times.end_copy()
+        self._boundary_s, self._disturbed = now_s, checkpointing
+
+    def _begin(self, rank_state: RankState, record: Record | None) -> None:
+        """Begin to copy the state."""
+        self._interval.begin_copy()
+        self._times.begin_copy()
         try:
             taker = self._ready_taker(rank_state, record)
         except (OSError, RuntimeError) as err:  # no room; or a tensor of which there is no flat view
@@ -181,6 +237,7 @@ class Snapshots:
                 chunks=tuple((tuple(chunk), chunk.bytes) for chunk in part),
             )
             self._taker = SnapshotTaker(self._folder, meta, part, self._sender)
+            self._size_bytes = meta.payload_bytes
         elif self._addresses != addresses:
             self._taker.replace_sources(self._part(rank_state, record))
         self._addresses = addresses
@@ -221,8 +278,33 @@ class Snapshots:
             return STORING
         return STORED if self._stored.exception() is None else FAILED
 
-    def agreed(self, status: int) -> str:
-        """Act on the worst status of all ranks; return why this rank has given up since the last call, if it has."""
+    @property
+    def wish(self) -> int:
+        """What this rank wants the interval to become (``unicron.snapshot.interval``)."""
+        if not self._adjusts:
+            return KEEP
+        best, cost_s, step_s = None, self._times.cost_s(self._size_bytes), self._times.step_s()
+        if cost_s is not None and step_s is not None:
+            replicated = bool(self.replicated)
+            node_mtbf_s = environment.number(environment.MTBF_NODE_S)
+            best = best_exponent(
+                cost_s=cost_s,
+                step_s=step_s,
+                mtbf_s=loss_mtbf_s(node_mtbf_s, self._nodes, replicated=replicated),
+                checkpoint_every=self._checkpoint_every,
+                replicated=replicated,
+            )
+        return self._interval.wish(best=best, checkpoint_every=self._checkpoint_every)
+
+    def agreed(self, status: int, wish: int = KEEP) -> str:
+        """Act on the worst status and the largest wish of all ranks.
+
+        Returns:
+            Why this rank has given up since the last call, if it has.
+        """
+        if self._adjusts:
+            self._interval.apply(wish)
+            self._adjusts = False
         if status == FAILED and not self._given_up:
             cause = self._stored.exception() if self._stored is not None and self._stored.done() else None
             self._give_up(cause)
@@ -230,6 +312,8 @@ class Snapshots:
         if self._stored is None or status != STORED:
             return reason
         self._stored, self.stored = None, self._step
+        # The times of its last step are known at the boundary that follows. The generation's first one tells nothing.
+        self._adjusts = self.every == "auto" and self._cleaned
         if self._taker is not None:
             self._taker.switch()
         if not self._cleaned:

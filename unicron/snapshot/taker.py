@@ -18,6 +18,10 @@ from unicron.state.chunks import StateChunk
 PORTION_BYTES = 1 << 19
 """Bytes that are copied, then hashed, at a time; a larger tensor is one portion. They fit a second-level cache."""
 
+LOWEST = 0
+"""The lowest priority of a CUDA stream (``torch.cuda.Stream``): where training and copying compete, training comes
+first."""
+
 
 def portions(meta: SnapshotMeta) -> Iterator[tuple[int, int, int]]:
     """Yield for each portion its first chunk, the chunk after its last, and the offset in the payload at its end."""
@@ -51,7 +55,7 @@ class SnapshotTaker:
         self._sender = sender
         self._next = 0
         cuda = any(source.is_cuda for source in self._sources)
-        self._stream: Any = torch.cuda.Stream() if cuda else None  # type: ignore[no-untyped-call]
+        self._stream: Any = torch.cuda.Stream(priority=LOWEST) if cuda else None  # type: ignore[no-untyped-call]
         memories = [torch.frombuffer(slot.payload, dtype=torch.uint8) for slot in self._slots]
         self._pinned = [memory for memory in memories if cuda and device.pin(memory)]
         self._targets = [self._views(memory) for memory in memories]

@@ -15,6 +15,7 @@ from typing import Any
 from unicron import environment
 from unicron.errors import InvalidSpec
 from unicron.gradients.precision import Precision
+from unicron.snapshot.interval import Every
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +48,8 @@ class Spec:
     checkpoint_every: int
     checkpoint_keep: int
     """How many published checkpoints are kept."""
-    memory_every: int
-    """Steps between snapshots; 0: none."""
+    memory_every: Every
+    """Steps between snapshots; 0: none; ``auto``: as often as they are worth (``unicron.snapshot.interval``)."""
     tensor: int
     pipeline: int
     interleave: int
@@ -135,7 +136,7 @@ def parse(data: Mapping[str, Any]) -> Spec:
             checkpoint_directory=str(checkpoint.get("url") or checkpoint.get("directory") or ""),
             checkpoint_every=int(checkpoint.get("every", 50)),
             checkpoint_keep=int(checkpoint.get("keep", 2)),
-            memory_every=int(checkpoint.get("memory_every", 1)),
+            memory_every=_every(checkpoint.get("memory_every", "auto")),
             tensor=sizes["tensor"],
             pipeline=sizes["pipeline"],
             interleave=int(parallel.get("interleave", 1)),
@@ -152,6 +153,10 @@ def parse(data: Mapping[str, Any]) -> Spec:
         )
     except (KeyError, TypeError, ValueError) as err:
         raise InvalidSpec(f"task specification: {type(err).__name__}: {err}") from err
+
+
+def _every(value: Any) -> Every:
+    return "auto" if value == "auto" else int(value)
 
 
 def of_environment() -> Spec | None:
