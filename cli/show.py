@@ -21,6 +21,17 @@ def _failure(failure: dict[str, Any] | None) -> str | None:
     return f"step {failure['step']}, {clock(failure['at'])}, {failure['worker']}: {failure['reason']}"
 
 
+def _copies(shown: dict[str, Any]) -> str | None:
+    """Return how often the state is copied to memory, in words: what a fault can cost at most, and when nothing."""
+    every = shown["memory_every"]
+    if every is None:
+        return None
+    chosen = " (auto)" if shown["spec"]["checkpoint"]["memory_every"] == "auto" else ""
+    text = f"every {every} steps{chosen}" if every > 1 else f"every step{chosen}" if every else "none"
+    replicated = "; another replica, in another failure domain, has the state too"
+    return f"{text}{replicated}" if shown["replicated"] else text
+
+
 def show(
     task: TaskName,
     attempts: Annotated[
@@ -67,6 +78,7 @@ def show(
             ("waf_flop_per_s", shown["waf_flop_per_s"]),
             ("checkpoint", shown["checkpoint"]),
             ("saved_step", shown["saved_step"]),
+            ("copies_in_memory", _copies(shown)),
             ("checkpoint_failure", _failure(shown["checkpoint_failure"])),
             ("stop_refused", shown["stop_refused"] and shown["stop_refused"]["reason"]),
             *(("notable", text) for text in notable(shown)),

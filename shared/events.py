@@ -129,6 +129,8 @@ class TaskProgressed(TaskEvent):
     """A summary of the steps done. Appended when the rate has changed, and at intervals.
 
     ``step``: updates applied. ``step_s``: median duration of recent steps of this generation; 0 if none was timed yet.
+    ``memory_every``: steps between two copies in memory at present; 0: none are taken. ``replicated``: whether ranks in
+    other failure domains have each part of the state too. Both None where rank 0 has not said so.
     """
 
     type: Literal["task.progressed"] = "task.progressed"
@@ -138,6 +140,8 @@ class TaskProgressed(TaskEvent):
     workers: int
     step_s: float
     loss: float | None = None
+    memory_every: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    replicated: bool | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class TaskCheckpointed(TaskEvent):

@@ -240,7 +240,9 @@ class WorkerStatus(Model):
     of this generation. ``process_state``: the kernel's letter for the process (R, S, D, T, Z; proc(5)), evidence of a
     hang. ``steps``: steps of this generation that have ended of late; those of overlapping heartbeats are the same.
     ``gaps_s``: phase -> the longest time without progress that has ended since the heartbeat before, without the
-    time in which the main thread lacked a CPU; of phases within a step and of ``ended`` alone.
+    time in which the main thread lacked a CPU; of phases within a step and of ``ended`` alone. ``memory_every``: steps
+    between the rank's snapshots at present; 0: none. ``replicated``: whether ranks in other failure domains have each
+    part of the state too. Both None where the rank has not said so.
 
     Of a newer agent, a state that this version does not know is read as ``waiting``, which no rule takes for a hang,
     and a phase as None, which has the limit of a slow region.
@@ -263,6 +265,8 @@ class WorkerStatus(Model):
     step_s: Seconds | None = None
     steps_timed: Integer = 0
     loss: float | None = None
+    memory_every: Integer | None = None
+    replicated: bool | None = None
     process_state: str | None = None
     steps: list[Annotated[StepReport, BeforeValidator(_known_fields)]] = Field(default_factory=list)
 

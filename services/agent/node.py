@@ -284,6 +284,7 @@ class Node:
         elif message.phase == "ended":
             process.step = message.step
             process.loss = message.loss if message.loss is not None else process.loss
+            process.memory_every, process.replicated = message.memory_every, message.replicated
             if message.duration_s is not None and 0.0 <= message.duration_s <= MAX_SECONDS:
                 process.step_s = message.duration_s
                 process.steps_timed += 1
@@ -376,6 +377,8 @@ def _status(process: Process, at_s: float, process_state: str | None, schedule: 
         step_s=process.step_s,
         steps_timed=process.steps_timed,
         loss=process.loss,
+        memory_every=process.memory_every,
+        replicated=process.replicated,
         process_state=process_state,
         steps=process.recent.reported(at_s),
     )

@@ -48,6 +48,8 @@ class Process:
         step_s: the duration of its last step.
         steps_timed: the completed steps of this generation.
         loss: the mean loss of its last step.
+        memory_every: the steps between its snapshots, with its last step.
+        replicated: whether ranks in other failure domains have each part of its task's state.
         recent: its newest steps, of this generation; a successor of the agent begins without any.
         exit_code: None while the process lives; a signal's number is negative.
         resumed: what the process reported when it resumed in this generation.
@@ -79,6 +81,8 @@ class Process:
     step_s: float | None = None
     steps_timed: int = 0
     loss: float | None = None
+    memory_every: int | None = None
+    replicated: bool | None = None
     recent: Annotated[StepWindow, Field(exclude=True)] = field(default_factory=StepWindow)
     exit_code: int | None = None
     resumed: protocol.Resumed | None = None

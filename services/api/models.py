@@ -95,6 +95,9 @@ class Task(BaseModel):
     ``checkpoint``, ``saved_step``: the newest checkpoint. ``checkpoint_failure``: the newest that could not be written,
     until one is written. ``stop_refused``: the answer to the newest request to stop, if that was refused.
 
+    ``memory_every``: steps between two copies in memory, as rank 0 has reported; 0: none are taken. ``replicated``:
+    whether ranks in other failure domains have each part of the state too. Both None before they are known.
+
     ``anomalies``: those that last. ``slow_workers``: worker -> slowdown, of its ranks that are slower than their peers.
     ``attempt``: number of this submission of the name. ``deleted_at``: since when it is not listed.
     """
@@ -118,6 +121,8 @@ class Task(BaseModel):
     plan: str | None
     checkpoint: str | None
     saved_step: int
+    memory_every: int | None
+    replicated: bool | None
     checkpoint_failure: CheckpointFailure | None
     stop_refused: StopRefusal | None
     anomalies: list[Anomaly]

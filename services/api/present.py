@@ -65,6 +65,8 @@ def task(view: TaskView, live: LiveState) -> Task:
         plan=view.plan or None,
         checkpoint=view.checkpoint or None,
         saved_step=view.checkpoint_step,
+        memory_every=None if ended else view.memory_every,
+        replicated=None if ended else view.replicated,
         checkpoint_failure=_checkpoint_failure(view),
         stop_refused=StopRefusal(**view.stop_refused.model_dump()) if view.stop_refused is not None else None,
         anomalies=[] if ended else [Anomaly(**one.model_dump(exclude={"generation"})) for one in view.anomalies],

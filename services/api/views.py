@@ -50,7 +50,7 @@ class TaskView(Value):
     the answer to the newest request to stop, if that was refused. ``lose_steps``: whether the task is to stop also
     without a checkpoint; ``at_once``: in the midst of a step. ``anomalies``: those that last. ``slow``: slow workers
     and their slowdowns, as measured in this task. ``step_s``: the newest measured step time in seconds; 0 until one was
-    measured.
+    measured. ``memory_every``, ``replicated``: as in the newest ``task.progressed`` that has them.
 
     ``rates``: the newest measured rates. ``modelled``: FLOP/s by the throughput model at the counts of workers that
     plans gave the task. ``demand``, ``progress``, ``shortfalls``: keys of the spans that last (``SpanView``).
@@ -89,6 +89,8 @@ class TaskView(Value):
     pausing: bool = False
     queued_reason: str = ""
     step_s: float = 0.0
+    memory_every: int | None = None
+    replicated: bool | None = None
     start_s: float = 0.0
     rates: list[RateSample] = Field(default_factory=list)
     modelled: dict[int, float] = Field(default_factory=dict)

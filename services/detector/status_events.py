@@ -113,7 +113,7 @@ def of_rank(state: DetectorState, status: WorkerStatus, interval_s: float, now: 
         task.timed = status.steps_timed
         task.durations_s.append(status.step_s)
         task.gaps.note_step(status.steps_timed, status.step_s)
-    return task_progressed(task, status.loss, now) if progress.is_due(task, status.step, interval_s, now) else None
+    return task_progressed(task, status, now) if progress.is_due(task, status.step, interval_s, now) else None
 
 
 def before_fault(state: DetectorState, error: ErrorDetected, now: datetime) -> list[TaskProgressed]:
@@ -124,8 +124,14 @@ def before_fault(state: DetectorState, error: ErrorDetected, now: datetime) -> l
     return [task_progressed(task, None, now) for task in tasks if progress.is_unrecorded(task)]
 
 
-def task_progressed(task: MonitoredTask, loss: float | None, now: datetime) -> TaskProgressed:
-    """Return the summary of a task's recent steps. At least one step must have been timed."""
+def task_progressed(task: MonitoredTask, status: WorkerStatus | None, now: datetime) -> TaskProgressed:
+    """Return the summary of a task's recent steps. At least one step must have been timed.
+
+    Args:
+        task: the task.
+        status: of its rank 0, if that is what the summary is made for.
+        now: the time.
+    """
     return TaskProgressed(
         event_id=derived_id(f"{task.name}/{task.generation}/{task.step}", SERVICE, "progressed"),
         occurred_at=now,
@@ -134,7 +140,9 @@ def task_progressed(task: MonitoredTask, loss: float | None, now: datetime) -> T
         step=task.step,
         workers=len(task.members),
         step_s=statistics.median(task.durations_s),
-        loss=loss,
+        loss=status.loss if status is not None else None,
+        memory_every=status.memory_every if status is not None else None,
+        replicated=status.replicated if status is not None else None,
     )
 
 

@@ -69,6 +69,21 @@ def test_the_step_counts_updates_applied() -> None:
     assert (status.progress_age_s, status.process_state, status.phase) == (1.5, "S", "begun")
 
 
+def test_how_often_the_state_is_copied_is_what_the_last_step_said() -> None:
+    made, process = configured()
+
+    def reported() -> tuple[int | None, bool | None]:
+        status = made.status(at_s=3.5, process_states={7: "S"}, schedules={})[1]
+        return status.memory_every, status.replicated
+
+    assert reported() == (None, None)
+    receive(made, process, progress(5, "ended", duration_s=0.5, memory_every=8, replicated=True))
+    receive(made, process, progress(6, "begun"))
+    assert reported() == (8, True)
+    receive(made, process, progress(6, "ended", duration_s=0.5, memory_every=0, replicated=False))
+    assert reported() == (0, False)
+
+
 def test_parts_of_joining_are_reported_apart_from_micro_batches() -> None:
     made, process = configured()
 

@@ -226,10 +226,11 @@ class Story:
         fields = {"started_at": self.time(), **fields}
         return self.add(StateMoved, plan=plan, task=task, phase=phase, generation=generation, **fields)
 
-    def progress(self, task: str, step: int, step_s: float, *, generation: int = 1, workers: int = 4) -> Recorded:
-        return self.add(
-            TaskProgressed, task=task, generation=generation, step=step, workers=workers, step_s=step_s, loss=2.5
-        )
+    def progress(
+        self, task: str, step: int, step_s: float, *, generation: int = 1, workers: int = 4, **fields: Any
+    ) -> Recorded:
+        about = {"task": task, "generation": generation, "step": step, "workers": workers}
+        return self.add(TaskProgressed, **about, step_s=step_s, loss=2.5, **fields)
 
     def error(self, incident: str, occurred: float, **fields: Any) -> Recorded:
         fields = {

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cli.options import moment
 from shared.errors import InvalidInput, TimedOut
-from shared.events import ErrorDetected, PlanDecided, TaskFinished, TaskStopped
+from shared.events import ErrorDetected, PlanDecided, TaskFinished, TaskProgressed, TaskStopped
 from shared.output_times import line_of
 from shared.plans import Response, Trigger
 from shared.severities import ErrorKind, Method, Severity
@@ -205,6 +205,32 @@ async def test_show_says_all_that_change_sets_and_what_became_of_the_name(healed
     assert "0 to 96" in rows[1]
     as_json = await call_unicron("show", "gpt", "--attempts", "-o", "json", server=healed.url)
     assert [one["number"] for one in json.loads(as_json.out)["items"]] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("every", "replicated", "text"),
+    [
+        (8, False, "every 8 steps (auto)"),
+        (8, True, "every 8 steps (auto); another replica, in another failure domain, has the state too"),
+        (1, False, "every step (auto)"),
+        (0, False, "none"),
+    ],
+)
+async def test_show_says_how_often_the_state_is_copied_to_memory(
+    healed: Server, every: int, replicated: bool, text: str
+) -> None:
+    async def copies() -> list[str]:
+        lines = (await call_unicron("show", "gpt", server=healed.url)).out.splitlines()
+        return [line.partition(" ")[2].strip() for line in lines if line.startswith("copies_in_memory")]
+
+    assert await copies() == ["-"]
+    about = {"task": "gpt", "generation": 3, "step": 96, "workers": 4, "step_s": 1.0}
+    reported = await healed.append(TaskProgressed, **about, memory_every=every, replicated=replicated)
+    await healed.append(TaskProgressed, **about | {"step": 97})  # that of a fault, which says nothing of copies
+    await healed.projected(reported.position + 1)
+    assert await copies() == [text]
+    shown = json.loads((await call_unicron("show", "gpt", "-o", "json", server=healed.url)).out)
+    assert (shown["memory_every"], shown["replicated"]) == (every, replicated)
 
 
 async def test_waiting_for_a_state(healed: Server) -> None:

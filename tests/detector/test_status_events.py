@@ -90,9 +90,14 @@ def test_progress_is_summarised_when_a_rate_is_known_and_then_at_intervals() -> 
     events = []
     for step in range(1, 61):
         now = step * 0.25
-        decision = cluster.beat("n0", now, step=step, step_s=0.2 if step % 3 else 0.4, steps_timed=step, loss=2.0)
+        copies = {"memory_every": 8, "replicated": True} if step > 10 else {}
+        decision = cluster.beat(
+            "n0", now, step=step, step_s=0.2 if step % 3 else 0.4, steps_timed=step, loss=2.0, **copies
+        )
         events += [(now, e) for e in decision.events]
     assert all(isinstance(e, TaskProgressed) for _, e in events)
     assert [now for now, _ in events] == [0.5, 5.5, 10.5]
     assert events[-1][1].step_s == 0.2
     assert (events[-1][1].workers, events[-1][1].loss) == (3, 2.0)
+    assert (events[-1][1].memory_every, events[-1][1].replicated) == (8, True)
+    assert "memory_every" not in events[0][1].canonical(), "what no rank has said stays out of the log"

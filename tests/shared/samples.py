@@ -190,6 +190,8 @@ events: st.SearchStrategy[Event] = st.one_of(
         workers=_counts,
         step_s=_finite,
         loss=st.none() | _finite,
+        memory_every=st.none() | _counts,
+        replicated=st.none() | st.booleans(),
     ),
     st.builds(
         TaskFailed,

@@ -63,6 +63,8 @@ def progressed(views: Views, event: TaskProgressed) -> None:
         step_s=event.step_s if event.step_s >= SHORTEST_STEP_S else task.step_s,
         rates=with_sample(task, event.workers, event.step_s),
         loss=task.loss if event.loss is None else event.loss,
+        memory_every=task.memory_every if event.memory_every is None else event.memory_every,
+        replicated=task.replicated if event.replicated is None else event.replicated,
     )
 
 
