@@ -146,6 +146,8 @@ def _progressed(state: State, event: TaskProgressed, at: datetime) -> State:
     changes = formed_stage(task, event.generation)
     changes["step"] = event.step
     layout = task.trained.get(event.generation)
+    if event.memory_every is not None:
+        changes["memory_every"] = event.memory_every
     if event.step_s > 0.0:
         changes["step_s"] = event.step_s
         # The table has what a task achieves without slow workers; the slowdown is taken from it apart.

@@ -142,6 +142,7 @@ class Task(Value):
         queued: why the task has no workers; empty if it has some.
         wait: its wait for workers, and its turn after that.
         step: the newest reported step; ``step_s``: the time of one step.
+        memory_every: reported steps between two copies in memory; None: not known.
         checkpoint: path of the newest checkpoint, of step ``checkpoint_step``.
         pool: the kind of workers it is to run on, where that is not the kind of its members (``pools.py``).
         layout: the layout of its newest stage; None before the first.
@@ -173,6 +174,7 @@ class Task(Value):
     wait: Wait | None = None
     step: int = 0
     step_s: float = 0.0
+    memory_every: int | None = None
     checkpoint: str = ""
     checkpoint_step: int = 0
     pool: str = ""

@@ -16,6 +16,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from services.planner.changes import keeps_state
 from services.planner.closed_nodes import draining_members
 from services.planner.slow_workers import taken_members
 from services.planner.state import State, Task, TransitionKind, node_of
@@ -68,8 +69,9 @@ def transition_cost(state: State, task: Task, table: ThroughputTable | None = No
         return TransitionCost(on_grid(restore_s + lost_s), to_s, 0, 0.0)
     reloading, reload_s = (table or table_of(state, task)).reloading, on_grid(restore_s + lost_s)
     to_s |= dict.fromkeys(reloading, reload_s)
-    survivors_s = on_grid(_estimate_s(state, task, "survivors"))
-    newcomers_s = on_grid(_estimate_s(state, task, "newcomers"))
+    behind_s = _behind_s(task)
+    survivors_s = on_grid(_estimate_s(state, task, "survivors") + behind_s)
+    newcomers_s = on_grid(_estimate_s(state, task, "newcomers") + behind_s)
     leaving = {*task.lost, *draining_members(state, task), *taken_members(state, task)}
     staying = len(task.members) - (len(leaving.intersection(task.members)) if leaving else 0)
     added_s = max(0.0, newcomers_s - survivors_s)
@@ -92,6 +94,17 @@ def is_live(state: State, task: Task) -> bool:
 def _has_copies(state: State, task: Task) -> bool:
     """Return whether snapshots in memory have what a lost worker had, and decisions count on that."""
     return task.spec.checkpoint.in_memory and state.parameter("memory_copies") > 0.0
+
+
+def _behind_s(task: Task) -> float:
+    """Return the time of the steps that are computed again, in the mean, where copies complete a live state, seconds.
+
+    The copies are half an interval older than the step that a fault has met, and all go back to them. Nothing is lost
+    where those that stay have the whole state, or where every step is copied.
+    """
+    if not task.memory_every or not (task.broken or task.lost) or keeps_state(task, task.live_owners):
+        return 0.0
+    return (task.memory_every - 1) / 2.0 * task.step_s
 
 
 def kind_of_change(change: TaskChange) -> TransitionKind | None:

@@ -229,7 +229,9 @@ class World:
             TaskCheckpointed(**self.base(), task=name, generation=generation, step=step, path=f"checkpoint-{step}")
         )
 
-    def progress(self, name: str, step: int, step_s: float, generation: int | None = None) -> None:
+    def progress(
+        self, name: str, step: int, step_s: float, generation: int | None = None, memory_every: int | None = None
+    ) -> None:
         task = self.task(name)
         self.log(
             TaskProgressed(
@@ -239,6 +241,7 @@ class World:
                 step=step,
                 workers=len(task.members),
                 step_s=step_s,
+                memory_every=memory_every,
             )
         )
 

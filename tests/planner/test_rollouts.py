@@ -14,6 +14,7 @@ from services.planner.lookahead import LookAhead
 from services.planner.replay import Replayer
 from services.planner.rollouts import is_sure
 from services.planner.state import node_of
+from services.planner.transition_costs import on_grid, transition_cost
 from shared.events import FaultInjected, NodeJoined, PlanDecided
 from shared.planning.solver import evaluate
 from shared.plans import Problem, TaskProblem
@@ -323,6 +324,25 @@ def test_a_replica_over_several_workers_moves_by_memory_where_it_has_copies() ->
     # 95 steps since the checkpoint, 3 s each, and its state from slow storage.
     assert transition_s() > 95 * 3.0
     assert transition_s(memory_copies=True) <= 2.0
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_a_fault_costs_half_the_interval_between_copies_where_only_they_complete_the_state(divided: bool) -> None:
+    def transition_s(memory_every: int | None) -> float:
+        w = World(transition_prior_s=2.0, memory_copies=True)
+        for node in ("n0", "n1"):
+            w.join(node, workers=2)
+        parallel = {"tensor": 2, "distributed_optimizer": divided}
+        w.complete(w.submit("a", steps=ENDLESS, parallel=parallel, workers={"min": 2}))
+        w.progress("a", 100, 3.0, memory_every=memory_every)
+        assert w.task().memory_every == memory_every
+        before = transition_cost(w.state, w.task()).transition_s
+        assert before <= 2.0, "nothing is lost where a healthy task moves"
+        return w.solved(w.lose("n1")).tasks[0].transition_s
+
+    assert transition_s(None) == transition_s(1) <= 2.0
+    # Copies lie every 21 steps of 3 s; the other replica has all of a state that is not divided.
+    assert transition_s(21) == (on_grid(2.0 + 30.0) if divided else transition_s(1))
 
 
 def test_joins_are_valued_too() -> None:

@@ -12,8 +12,8 @@ from tests.planner.kit import World, running
 
 PRINTED = [
     "spec", "life", "generation", "members", "holders", "occupied", "lost", "broken", "plan", "planned_at", "change",
-    "stands_since", "stood_s", "queued", "wait", "step", "step_s", "checkpoint", "checkpoint_step", "pool", "layout",
-    "held", "ranks", "trained", "measured", "lose_steps", "at_once", "shares",
+    "stands_since", "stood_s", "queued", "wait", "step", "step_s", "memory_every", "checkpoint",
+    "checkpoint_step", "pool", "layout", "held", "ranks", "trained", "measured", "lose_steps", "at_once", "shares",
 ]  # fmt: skip
 
 
