@@ -49,13 +49,17 @@ async def test_killed_rank_of_a_tensor_parallel_task(
 async def test_killed_rank_that_held_a_part_alone(
     name: str, parallel: dict[str, object], workers: int, stack: Stack, client: Client, corpus: Path, tmp_path: Path
 ) -> None:
-    """Its part of the state comes from memory, whose copies are of about the same step; the others' processes stay."""
+    """Its part of the state comes from memory, whose copies are by default not of every step; the others stay."""
 
     def course() -> None:
         spec = small_task(name, corpus, checkpoint={"every": 0}, workers={"min": workers, "max": workers})
         pace = Pace(tmp_path, 0.03)
         client.submit(pace.of(spec | {"parallel": parallel}))
-        before = client.until_step(name, 12)
+        client.until_step(name, 12)
+        before = client.until(
+            "the interval between copies is known", lambda: (t := client.task(name))["memory_every"] and t
+        )
+        assert (before["memory_every"] >= 2, before["replicated"]) == (True, False)
         victim = rank(before, 1)
         os.kill(victim["pid"], signal.SIGKILL)
         incident = client.until_restored("process-exit", task=name)
