@@ -184,8 +184,9 @@ async def test_heartbeats_show_live_state(healed: Server, bus: Bus) -> None:
     assert [node["name"] for node in nodes] == ["n0", "n1"]
     # When it arrived: the node's own clock, by which it was sent in 2025, is wrong.
     assert began_at <= datetime.fromisoformat(nodes[0]["last_heartbeat_at"]) <= utc_now()
-    assert nodes[0]["workers"][0] == {"worker": "n0/0", "task": "gpt", "rank": 0, "state": "training", "slowdown": 1.0}
-    assert nodes[1]["workers"][1] == {"worker": "n1/1", "task": "gpt", "rank": 3, "state": "unknown", "slowdown": 1.0}
+    own = {"slowdown": 1.0, "device": None}
+    assert nodes[0]["workers"][0] == {"worker": "n0/0", "task": "gpt", "rank": 0, "state": "training", **own}
+    assert nodes[1]["workers"][1] == {"worker": "n1/1", "task": "gpt", "rank": 3, "state": "unknown", **own}
     assert (nodes[1]["state"], nodes[1]["agent_pid"], nodes[1]["last_heartbeat_at"]) == ("ready", 100, None)
 
 
