@@ -62,9 +62,14 @@ class CourseFault:
     at: str
     """The fault point, see ``unicron.faults``."""
     kind: str
-    """``kill``, ``exception`` or ``sleep``; where the optimizer is divided not ``exception``."""
+    """``kill``, ``exception``, ``sleep`` or ``communication``; where the optimizer is divided not ``exception``."""
     victims: tuple[int, ...] = (1,)
     """Their ranks in the first generation."""
+
+    @property
+    def loses_nobody(self) -> bool:
+        """Whether the victims leave the generation and go on in the next one, with all others."""
+        return self.kind == "communication"
 
     def __str__(self) -> str:
         return f"{self.kind}-at-{self.at}" + (f"-of-{len(self.victims)}" if len(self.victims) > 1 else "")
@@ -116,7 +121,8 @@ class Task:
 
     def _fail_at(self, number: int) -> str:
         fault = self.course.faults[number]
-        kind = "sleep" if self.course.sharded else fault.kind  # the test kills, once copies are whole
+        # What a divided optimizer loses is in copies: the test kills, once they are whole.
+        kind = "sleep" if self.course.sharded and not fault.loses_nobody else fault.kind
         return ",".join(f"{rank}:{STEP + BETWEEN * number}:{fault.at}:{kind}" for rank in fault.victims)
 
     async def _fork(self, workers: Sequence[str], fail_at: str = "") -> None:
@@ -159,26 +165,29 @@ class Task:
         victims = [f"w{rank}" for rank in fault.victims]
         broken = {worker for victim in victims for worker in self.replica(victim)}
         await self.happens(number, victims, [worker for worker in self.members if worker not in broken])
-        survivors = [worker for worker in self.members if worker not in victims]
-        await self.hold(survivors)
-        await self.lose(victims)
-        await self.go_on(victims, fault_step=step - 1)
+        lost = [] if fault.loses_nobody else victims
+        await self.hold([worker for worker in self.members if worker not in lost])
+        await self.lose(lost)
+        await self.go_on(lost, fault_step=step - 1)
 
     async def happens(self, number: int, victims: Sequence[str], intact: Sequence[str]) -> None:
         """Wait until the victims are lost or hang, and the whole replicas are where they need them."""
         a, fault, step = self.agent, self.course.faults[number], STEP + BETWEEN * number
-        if fault.kind == "sleep" or self.course.sharded:
+        if fault.loses_nobody:
+            await a.until(lambda: all(a.of(Raised, victim, a.generation) for victim in victims))
+        if fault.kind in ("sleep", "communication") or self.course.sharded:
             # Clipping to a norm is a collective of the optimizer where that is divided.
             behind = "update" if self.course.sharded else "ended"
             await a.in_step(intact, step, behind if fault.at == "update" else "reduce")
-        if self.course.sharded:
+        if self.course.sharded and not fault.loses_nobody:
             await self._copied(step - 1)
         if fault.kind == "kill" and self.course.sharded:
             await self.lose(victims)
-        if fault.kind != "sleep":
+        is_death = fault.kind in ("kill", "exception")
+        if is_death:
             await a.until(lambda: all(victim in a.exits for victim in victims))
         self.faulted_at_s = asyncio.get_running_loop().time()
-        if fault.kind != "sleep" and self.course.mode == "sockets":
+        if is_death and self.course.mode == "sockets":
             await self.noticed()
 
     async def noticed(self) -> None:
@@ -242,8 +251,8 @@ class Task:
         generation = await self._configure(
             sources,
             stage="boundary" if self.course.returns else "interrupted",
-            complete=not self.course.sharded,
-            fault_step=fault_step if self.course.sharded else 0,
+            complete=not (self.course.sharded and lost),
+            fault_step=fault_step if self.course.sharded and lost else 0,
         )
         await self.resume(generation)
         assert {worker: a.pids[worker] for worker in pids} == pids
@@ -307,6 +316,8 @@ async def follow(course: Course, folder: Path, spec_file: SpecFile, memory: Path
 
 POINTS = ("2", "reduce", "update")
 KINDS = ("kill", "exception", "sleep")
+RETRIED = ("2", "1.forward", "1.backward", "reduce", "reduce:1", "update")
+LAGS = ((settings.LAG_S, "0.05"),)
 
 SHORT = (
     Course(DP2, (CourseFault("2", "kill"),), "silent"),
@@ -317,8 +328,11 @@ SHORT = (
     Course(DP2, (CourseFault("update", "kill"),), "silent", sharded=True),
     Course(DP3, (CourseFault("2", "exception", (1, 2)),)),
     Course(DP3, (CourseFault("reduce", "sleep"),), sharded=True),
+    Course(DP2, (CourseFault("reduce:1", "kill"),)),
+    Course(TP, (CourseFault("1.backward", "communication"),), "silent", variables=LAGS),
+    Course(PP, (CourseFault("reduce:1", "communication"),)),
 )
-"""Every point meets every kind, and every layout and optimizer occurs."""
+"""Every point of ``POINTS`` meets every kind of ``KINDS``, and every layout and optimizer occurs."""
 
 
 def every_course() -> list[Course]:
@@ -334,8 +348,15 @@ def every_course() -> list[Course]:
         *(Course(DP3, (CourseFault(at, kind, (1, 2)),)) for at in POINTS for kind in KINDS),
         *(Course(layout, (CourseFault(at, "kill"),), returns=True) for layout in (DP2, TP, PP) for at in POINTS),
         Course(DP3, (CourseFault("2", "sleep"), CourseFault("reduce", "kill", (2,))), sharded=True),
-        Course(DP3, (CourseFault("reduce", "kill"),), variables=((settings.LAG_S, "0.05"),)),
-        Course(TP, (CourseFault("2", "kill"),), variables=((settings.LAG_S, "0.05"),)),
+        *(Course(layout, (CourseFault("reduce:1", "kill"),)) for layout in (DP3, TP, PP)),
+        *(Course(layout, (CourseFault(at, "communication"),)) for layout in (DP2, TP, PP) for at in RETRIED),
+        *(
+            Course(layout, (CourseFault(at, "communication"),), sharded=True)
+            for layout in (DP2, TP, PP)
+            for at in ("1.backward", "launch:1", "update", "gather")
+        ),
+        *(Course(layout, (CourseFault(at, "kill"),), variables=LAGS) for layout in (DP3, TP) for at in POINTS),
+        *(Course(layout, (CourseFault("1.backward", "communication"),), variables=LAGS) for layout in (TP, PP)),
     ]
     return [replace(course, mode=mode) for mode in ("sockets", "silent") for course in courses]
 
