@@ -48,7 +48,7 @@ SCALE = 0.02
 BEATS = {settings.TIME_SCALE: str(SCALE), "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "10"}
 LIVES_S = 30 * SCALE
 """How long a survivor lives at least, of three heartbeats of torch's monitor."""
-CONTRACT = BEATS | {settings.MAKE_S: "0.02", settings.ABORT_S: "0.05", settings.NOTICE_S: "0.1"}
+CONTRACT = BEATS | {settings.MAKE_S: "0.02", settings.ABORT_S: "0.3", settings.NOTICE_S: "0.1"}
 
 
 NCCL = "nccl"
