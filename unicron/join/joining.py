@@ -23,6 +23,7 @@ from unicron.join import agreement, groups, user_state
 from unicron.join.agreement import Report
 from unicron.join.reports import gather_reports
 from unicron.link.agent_link import AgentLink
+from unicron.link.breaker import BreakMethod
 from unicron.megatron import supported
 from unicron.megatron.construction import without_collectives
 from unicron.megatron.group_references import groups_by_role, replace_groups
@@ -217,6 +218,8 @@ class Joiner:
         Returns:
             The generation's store.
         """
+        # What is left is aborted here: a hold of the new generation must not have it aborted once more meanwhile.
+        link.set_break_method(BreakMethod())
         groups.leave(link.abandoned)
         link.abandoned = []
         store = groups.make(configure, link, interleave=self._interleave)

@@ -92,8 +92,9 @@ class Breaker:
         threading.Thread(target=self._run, name="unicron-breaker", daemon=True).start()
 
     def set_method(self, method: BreakMethod) -> None:
-        """Set how collectives are broken off from here on."""
+        """Set how collectives are broken off from here on, once an abort that has begun has ended."""
         with self._changed:
+            self._wait_for_abort()
             self.method = method
             self._to_abort = [part for part in (method.shared, method.replica) if part.groups]
 
