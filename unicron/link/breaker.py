@@ -36,8 +36,8 @@ class Breakable:
 
     has_socket: Callable[[int], bool] = lambda inode: False
     """Whether the socket of an inode carries their collectives."""
-    interrupt: Callable[[], None] = lambda: None
-    """Ends what has no socket that could be shut. Called without a lock, repeatedly."""
+    interrupt: Callable[[], None] | None = None
+    """Ends what has no socket that could be shut. Called without a lock, repeatedly; may take a moment."""
     groups: Sequence[Any] = ()
     """Process groups whose communicators are to be aborted."""
 
@@ -76,8 +76,8 @@ class Breaker:
         """
         self._changed, self._is_held, self._spares, self._before_abort = changed, is_held, spares, before_abort
         self._may_block = False
-        self._aborting = False
-        """Whether a thread aborts communicators at present."""
+        self._ending = False
+        """Whether a thread aborts communicators at present, or ends what has no socket."""
         self._to_abort: list[Breakable] = []
         """Those parts of the method whose communicators are intact."""
         self.method = BreakMethod()
@@ -94,7 +94,7 @@ class Breaker:
     def set_method(self, method: BreakMethod) -> None:
         """Set how collectives are broken off from here on, once an abort that has begun has ended."""
         with self._changed:
-            self._wait_for_abort()
+            self._wait_for_end()
             self.method = method
             self._to_abort = [part for part in (method.shared, method.replica) if part.groups]
 
@@ -107,11 +107,11 @@ class Breaker:
     def leave(self) -> None:
         """Note that the training thread does not wait for its peers any more; no socket is shut after this.
 
-        It waits until an abort that has begun has ended.
+        It waits until what a thread has begun to end has ended: it may otherwise meet the next generation.
         """
         with self._changed:
             self._may_block = False
-            self._wait_for_abort()
+            self._wait_for_end()
 
     def break_off(self, *, shared: bool = False, replica: bool = False) -> None:
         """Break groups off, in the calling thread, and return once that is done.
@@ -124,13 +124,13 @@ class Breaker:
             part for part, is_chosen in ((self.method.shared, shared), (self.method.replica, replica)) if is_chosen
         ]
         with self._changed:
-            self._wait_for_abort()
+            self._wait_for_end()
             groups = self._begin(chosen)
         self._end(chosen, groups)
 
-    def _wait_for_abort(self) -> None:
-        """Wait until nothing is aborted. Without a limit: an abort that does not end ends the process."""
-        self._changed.wait_for(lambda: not self._aborting)
+    def _wait_for_end(self) -> None:
+        """Wait until no thread ends anything. Without a limit: an abort that does not end ends the process."""
+        self._changed.wait_for(lambda: not self._ending)
 
     def _begin(self, parts: Sequence[Breakable]) -> list[Any]:
         """Shut sockets; return the groups that ``_end`` is to abort. Called with the lock."""
@@ -141,20 +141,23 @@ class Breaker:
                 self._before_abort(part)
                 self._to_abort.remove(part)
                 groups += part.groups
-        self._aborting = bool(groups)
+        self._ending = bool(groups) or any(part.interrupt is not None for part in parts)
         return groups
 
     def _end(self, parts: Sequence[Breakable], groups: list[Any]) -> None:
         """End what has no socket. Without the lock, which the other threads need meanwhile."""
-        for part in parts:
-            part.interrupt()
-        if groups:
-            try:
+        if not self._ending:
+            return
+        try:
+            for part in parts:
+                if part.interrupt is not None:
+                    part.interrupt()
+            if groups:
                 self.method.abort(groups)
-            finally:
-                with self._changed:
-                    self._aborting = False
-                    self._changed.notify_all()
+        finally:
+            with self._changed:
+                self._ending = False
+                self._changed.notify_all()
 
     def _parts(self, *, spared: bool) -> list[Breakable]:
         """Return what to break off.
@@ -173,7 +176,7 @@ class Breaker:
                     self._changed.wait()
                 spared = self._spares()
                 parts = self._parts(spared=spared)
-                self._wait_for_abort()
+                self._wait_for_end()
                 groups = self._begin(parts)
                 now_s = time.monotonic()
                 self.broken_at_s = self.broken_at_s or now_s
