@@ -43,7 +43,7 @@ from shared.request_events import TaskDeleted as TaskDeleted
 from shared.request_events import TaskStopRequested as TaskStopRequested
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec
-from shared.upcast import upcast
+from shared.upcast import upcast_given
 from shared.worker_runs import short_members, short_workers
 
 
@@ -88,8 +88,6 @@ class TaskSubmitted(TaskEvent):
     """A task was accepted. ``checkpoint``, ``step``: the published checkpoint that the task resumes from, if any.
 
     ``actor``: who submitted it, ``uid/<uid>`` or ``token/<name>``; empty: before actors were recorded.
-
-    Since version 2 ``checkpoint.memory_every`` may be ``auto``, and is by default.
     """
 
     type: Literal["task.submitted"] = "task.submitted"
@@ -129,8 +127,8 @@ class TaskProgressed(TaskEvent):
     """A summary of the steps done. Appended when the rate has changed, and at intervals.
 
     ``step``: updates applied. ``step_s``: median duration of recent steps of this generation; 0 if none was timed yet.
-    ``memory_every``: steps between two copies in memory at present; 0: none are taken. ``replicated``: whether ranks in
-    other failure domains have each part of the state too. Both None where rank 0 has not said so.
+    ``memory_every``: steps between two copies in memory; 0: none. ``replicated``: whether other failure domains have
+    the state too. Both None where rank 0 has not said so.
     """
 
     type: Literal["task.progressed"] = "task.progressed"
@@ -320,13 +318,9 @@ class StateMoved(ClusterEvent):
     detail: str = ""
 
 
-def _upcast(data: Any) -> Any:
-    return upcast(data) if isinstance(data, dict) else data
-
-
 Event = Annotated[
     ClusterConfigured
-    | Annotated[TaskSubmitted, BeforeValidator(_upcast)]
+    | Annotated[TaskSubmitted, BeforeValidator(upcast_given)]
     | TaskStopRequested
     | TaskStopRefused
     | TaskStarving
@@ -353,7 +347,7 @@ Event = Annotated[
     | IncidentAcknowledged
     | ErrorDetected
     | PlanDecided
-    | Annotated[StateMoved, BeforeValidator(_upcast)],
+    | Annotated[StateMoved, BeforeValidator(upcast_given)],
     Field(discriminator="type"),
 ]
 EVENT: TypeAdapter[Event] = TypeAdapter(Event)

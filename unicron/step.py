@@ -21,6 +21,7 @@ from unicron.megatron.model import model_chunks
 from unicron.megatron.optimizer import torch_optimizers
 from unicron.megatron.parallel import data_group
 from unicron.megatron.schedule import fill
+from unicron.snapshot.snapshots import Snapshots
 from unicron.state.rank_state import RankState
 
 BUCKET_REPORTS = 8
@@ -37,6 +38,8 @@ class StepHost(Protocol):
     """What the ranks agreed to do at the next boundary; the step sets it."""
     end_of_step: EndOfStep
     """The agreements at the end of this generation's steps."""
+    snapshots: Snapshots
+    """This rank's snapshots."""
 
     @property
     def rank_state(self) -> RankState:
@@ -44,9 +47,6 @@ class StepHost(Protocol):
 
     def statuses(self) -> tuple[int, ...]:
         """Return what this rank reports at the end of a step."""
-
-    def copies(self) -> tuple[int, bool | None]:
-        """Return the steps between two snapshots, and whether other failure domains have the same state, if known."""
 
     def agreed(self, statuses: list[int]) -> None:
         """Act on the worst of what all ranks reported. The state may change once this returns."""
@@ -329,7 +329,7 @@ class Step:
             state.complete_step()
             self.completed = True
             duration_s = time.monotonic() - self.began_s
-            memory_every, replicated = host.copies()
+            memory_every, replicated = host.snapshots.steps, host.snapshots.replicated
             host.link.progress(
                 self.number,
                 "ended",

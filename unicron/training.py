@@ -27,7 +27,6 @@ from unicron.link import reporting, torchrun
 from unicron.link.agent_link import DRAIN, NOTHING, STOP, STOP_UNSAVED, AgentLink
 from unicron.protocol import Checkpointed, CheckpointFailed, Configure, Stopped
 from unicron.result import write_result
-from unicron.snapshot.interval import Every
 from unicron.snapshot.snapshots import Snapshots
 from unicron.state.rank_state import RankState
 from unicron.state.user_state import UserState
@@ -52,7 +51,7 @@ class Training:
         checkpoint_every: int = 0,
         checkpoint_directory: str = "",
         checkpoint_keep: int = 2,
-        memory_every: Every = 0,
+        memory_every: int | Literal["auto"] = 0,
         precision: Precision = Precision.FLOAT32,
         state: Mapping[str, Any] | None = None,
         interleave: int = 1,
@@ -68,8 +67,7 @@ class Training:
             checkpoint_every: steps between checkpoints; 0: only when stopped.
             checkpoint_directory: where they go; empty: the generation's own directory.
             checkpoint_keep: how many of them to leave; at least 2.
-            memory_every: steps between snapshots, where an agent says where they go; 0: none; ``auto``: as often as
-                they are worth (``unicron.snapshot.interval``).
+            memory_every: steps between snapshots, where an agent says where they go; 0: none; or ``auto``.
             precision: of the sums of gradients.
             state: the user's state, as ``unicron.attach`` takes it.
             interleave: model chunks of each rank, where there are several pipeline stages.
@@ -316,14 +314,9 @@ class Training:
     def statuses(self) -> tuple[int, ...]:
         """Return what this rank reports at the end of a step: the statuses of its checkpoint and of its snapshot.
 
-        And whether a checkpoint is due: only the ranks that were there when a fault interrupted a checkpoint know that.
-        And what is to become of the interval between snapshots.
+        And whether a checkpoint is due, which a rank that came after an interrupted one does not know; and its wish.
         """
         return self._writer.status, self.snapshots.status, int(self._checkpoint_due), self.snapshots.wish
-
-    def copies(self) -> tuple[int, bool | None]:
-        """Return the steps between two snapshots, and whether other failure domains have the same state, if known."""
-        return self.snapshots.steps, self.snapshots.replicated
 
     def agreed(self, statuses: list[int]) -> None:
         """Act on the worst of what all ranks reported. The state may change once this returns."""

@@ -46,6 +46,8 @@ POLL_S = 0.01
 SCALE = 0.02
 """Of torch's times: its watchdog's minute is a second here."""
 BEATS = {settings.TIME_SCALE: str(SCALE), "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "10"}
+STEPS_BEHIND = 12
+"""Steps behind the last fault: they take longer than ``LIVES_S``, in which a survivor shows that nothing ends it."""
 LIVES_S = 30 * SCALE
 """How long a survivor lives at least, of three heartbeats of torch's monitor."""
 CONTRACT = BEATS | {settings.MAKE_S: "0.02", settings.ABORT_S: "0.3", settings.NOTICE_S: "0.1"}
@@ -270,7 +272,7 @@ class Task:
 
 
 def fields_of(course: Course) -> dict[str, Any]:
-    steps = STEP + BETWEEN * len(course.faults) + 1
+    steps = STEP + BETWEEN * len(course.faults) + STEPS_BEHIND
     model = MODEL | {"layers": course.layout.pipeline}
     return {"steps": steps, "model": model, **(SHARDED if course.sharded else {})}
 

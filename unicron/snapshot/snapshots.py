@@ -14,8 +14,6 @@ snapshots on their nodes, in any layout (``agree``).
 
 from __future__ import annotations
 
-import hashlib
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -27,11 +25,11 @@ import torch.distributed as dist
 
 from unicron import environment
 from unicron.link.waiting import Wait
-from unicron.megatron.optimizer import torch_optimizers
 from unicron.megatron.parallel import data_group, model_coordinate
 from unicron.snapshot import files
 from unicron.snapshot.files import SnapshotMeta
 from unicron.snapshot.interval import KEEP, Every, Interval, StepTimes, best_exponent, loss_mtbf_s
+from unicron.snapshot.origin import addresses_of, identity
 from unicron.snapshot.partners import Location, copied_shares, is_replicated, partners
 from unicron.snapshot.taker import SnapshotTaker
 from unicron.snapshot.transport import Receiver, Sender
@@ -81,7 +79,7 @@ class Snapshots:
         """The step of the newest snapshot that all ranks have stored, in this process's life; -1: none."""
         self._folder = Path(folder)
         self._wait = wait
-        self._identity = _identity()
+        self._identity = identity()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="unicron-memory")
         self._receiver: Receiver | None = None
         self._sender: Sender | None = None
@@ -224,7 +222,7 @@ class Snapshots:
 
     def _ready_taker(self, rank_state: RankState, record: Record | None) -> SnapshotTaker:
         """Return the generation's taker, with the tensors in which the state is now as its sources."""
-        addresses = _addresses(rank_state, record)
+        addresses = addresses_of(rank_state, record)
         if record is not None:
             self._fill_document(record.content)
         if self._taker is None:
@@ -397,16 +395,3 @@ class Snapshots:
             available.append(AvailableState(snapshot.step, digest, values))
             self._users.append(AvailableState(snapshot.step, digest, users))
         return available
-
-
-def _addresses(rank_state: RankState, record: Record | None) -> list[int]:
-    """Return the addresses of tensors that an optimizer, or the user, may replace by new ones."""
-    states = (state for one in torch_optimizers(rank_state.optimizer) for state in one.state.values())
-    found = [value.data_ptr() for state in states for value in state.values() if isinstance(value, torch.Tensor)]
-    return found if record is None else [*found, *(value.data_ptr() for value in record.chunks.values())]
-
-
-def _identity() -> str:
-    """Return a digest of the task's specification, in which tasks of the same name differ."""
-    path = os.environ.get(environment.SPEC, "")
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path and Path(path).is_file() else ""
