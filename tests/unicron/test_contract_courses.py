@@ -321,20 +321,21 @@ KINDS = ("kill", "exception", "sleep")
 RETRIED = ("2", "1.forward", "1.backward", "reduce", "reduce:1", "update")
 LAGS = ((settings.LAG_S, "0.05"),)
 
+KILL_OR_SLEEP = pytest.mark.parametrize("kind", ["kill", pytest.param("sleep", marks=pytest.mark.parity)])
+
 SHORT = (
-    Course(DP2, (CourseFault("2", "kill"),), "silent"),
-    Course(DP2, (CourseFault("reduce", "sleep"),)),
+    Course(DP3, (CourseFault("2", "kill"), CourseFault("update", "sleep", (2,))), "silent"),
     Course(DP3, (CourseFault("update", "exception"), CourseFault("reduce", "kill", (2,)))),
-    Course(TP, (CourseFault("2", "sleep"),), "silent"),
-    Course(PP, (CourseFault("reduce", "kill"),)),
-    Course(DP2, (CourseFault("update", "kill"),), "silent", sharded=True),
     Course(DP3, (CourseFault("2", "exception", (1, 2)),)),
+    Course(TP, (CourseFault("2", "sleep"),), "silent"),
+    Course(PP, (CourseFault("reduce", "exception"),)),
+    Course(DP2, (CourseFault("update", "kill"),), "silent", sharded=True),
     Course(DP3, (CourseFault("reduce", "sleep"),), sharded=True),
     Course(DP2, (CourseFault("reduce:1", "kill"),)),
     Course(TP, (CourseFault("1.backward", "communication"),), "silent", variables=LAGS),
     Course(PP, (CourseFault("reduce:1", "communication"),)),
 )
-"""Every point of ``POINTS`` meets every kind of ``KINDS``, and every layout and optimizer occurs."""
+"""Every point of ``POINTS`` meets every kind of ``KINDS``, and every layout, mode and optimizer occurs."""
 
 
 def every_course() -> list[Course]:
@@ -363,7 +364,13 @@ def every_course() -> list[Course]:
     return [replace(course, mode=mode) for mode in ("sockets", "silent") for course in courses]
 
 
-TWICE = (("kill", "kill", "reduce"), ("sleep", "exception", "2"), ("exception", "sleep", "update"))
+TWICE = (
+    ("kill", "kill", "reduce"),
+    ("sleep", "exception", "2"),
+    ("exception", "sleep", "update"),
+    ("kill", "sleep", "update"),
+)
+"""Kinds of two faults, and the second one's point."""
 
 
 @pytest.mark.parametrize("course", SHORT, ids=str)
@@ -377,7 +384,7 @@ async def test_every_course(course: Course, tmp_path: Path, spec_file: SpecFile,
     await follow(course, tmp_path, spec_file, shared_memory)
 
 
-@pytest.mark.parametrize("layout", [TP, PP], ids=str)
+@pytest.mark.parametrize("layout", [TP, pytest.param(PP, marks=pytest.mark.parity)], ids=str)
 async def test_a_rank_of_a_whole_replica_leaves_before_its_peer(
     layout: TaskLayout, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
@@ -402,7 +409,7 @@ async def test_a_rank_of_a_whole_replica_leaves_before_its_peer(
         await check(task, spec_file)
 
 
-@pytest.mark.parametrize("kind", ["kill", "sleep"])
+@KILL_OR_SLEEP
 async def test_a_newcomer_is_lost_while_state_moves(
     kind: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
@@ -429,7 +436,7 @@ async def test_a_newcomer_is_lost_while_state_moves(
         await check(task, spec_file)
 
 
-@pytest.mark.parametrize("mode", ["sockets", "silent"])
+@pytest.mark.parametrize("mode", [pytest.param("sockets", marks=pytest.mark.parity), "silent"])
 async def test_a_member_is_lost_before_it_comes(
     mode: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
@@ -462,7 +469,7 @@ async def test_a_member_is_lost_before_it_comes(
         assert largest_difference(finished.parameters_path, reference.parameters_path) == 0.0
 
 
-@pytest.mark.parametrize("kind", ["kill", "sleep"])
+@KILL_OR_SLEEP
 async def test_a_survivor_is_lost_while_the_others_make_communicators(
     kind: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
@@ -488,7 +495,7 @@ async def test_a_hold_comes_while_the_generation_before_is_left(
     tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
     """After a drain the communicators of a replica are intact. One thread aborts them, whoever it is."""
-    course = Course(TP, (), "silent", variables=((settings.ABORT_S, "1"),))
+    course = Course(TP, (), "silent", variables=((settings.ABORT_S, "0.6"),))
     async with agent(tmp_path / "run") as a:
         task = Task(a, spec_file(**fields_of(course)), course, shared_memory)
         task.more_faults = "0:2:0:hang"
@@ -522,11 +529,8 @@ async def hold_again_and_again(course: Course, folder: Path, spec_file: SpecFile
         assert not [m for m in a.errors() if m.kind != "communication"]
 
 
-@pytest.mark.parametrize("course", [Course(DP3, ()), Course(TP, (), "silent")], ids=str)
-async def test_a_hold_at_any_moment_is_answered(
-    course: Course, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
-) -> None:
-    await hold_again_and_again(course, tmp_path, spec_file, shared_memory, 4)
+async def test_a_hold_at_any_moment_is_answered(tmp_path: Path, spec_file: SpecFile, shared_memory: Path) -> None:
+    await hold_again_and_again(Course(TP, (), "silent"), tmp_path, spec_file, shared_memory, 4)
 
 
 @pytest.mark.parity
