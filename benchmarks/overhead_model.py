@@ -230,12 +230,12 @@ def our_step(work: Workload, run: unicron.Run, step: unicron.Step) -> None:
             ks = step.all_micro_batches()
 
             def done(i: int, loss: torch.Tensor | None, chunk: int | None = None) -> None:
-                step.commit(ks[i], None if loss is None else float(loss), ids(ks[i]), chunk)
+                step.commit(ks[i], loss, ids(ks[i]), chunk)
 
             compute(work, run.model, [batch(work, step.number, k) for k in ks], done)
         else:
             for k in step.micro_batches():
                 (loss,) = compute(work, run.model, [batch(work, step.number, k)])
-                step.commit(k, float(loss), ids(k))
+                step.commit(k, loss, ids(k))
         step.reduce()
         run.optimizer.step()
