@@ -50,7 +50,9 @@ STEPS_BEHIND = 12
 """Steps behind the last fault: they take longer than ``LIVES_S``, in which a survivor shows that nothing ends it."""
 LIVES_S = 30 * SCALE
 """How long a survivor lives at least, of three heartbeats of torch's monitor."""
-CONTRACT = BEATS | {settings.MAKE_S: "0.02", settings.ABORT_S: "0.3", settings.NOTICE_S: "0.1"}
+STUCK = {"UNICRON_FINISH_FLOOR_S": "3"}
+"""How long a spared rank waits for one of its replica that has left: nothing else ends a collective of NCCL then."""
+CONTRACT = BEATS | STUCK | {settings.MAKE_S: "0.02", settings.ABORT_S: "0.3", settings.NOTICE_S: "0.1"}
 
 
 NCCL = "nccl"
