@@ -21,8 +21,11 @@ CONNECT_TIMEOUT_S = 0.2
 """For connecting to a listening socket of this same process, not over a network."""
 
 
-def _tcp_sockets(*, listening: bool) -> Iterator[tuple[int, socket.socket]]:
-    """Yield inode and duplicate of each TCP socket of this process that listens, or of each that does not."""
+def _sockets() -> Iterator[tuple[int, socket.socket]]:
+    """Yield inode and duplicate of each socket of this process.
+
+    The duplicate keeps the inode in use, so no other socket can get the same one meanwhile.
+    """
     for name in os.listdir("/proc/self/fd"):
         try:
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
@@ -30,16 +33,16 @@ def _tcp_sockets(*, listening: bool) -> Iterator[tuple[int, socket.socket]]:
             duplicate = os.dup(int(name))
         except OSError:
             continue  # closed since the folder was read
-        with contextlib.closing(socket.socket(fileno=duplicate)) as connection:
-            try:
-                if connection.family not in (socket.AF_INET, socket.AF_INET6):
-                    continue
-                if bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) != listening:
-                    continue
-                # The duplicate keeps the inode in use, so no other socket can get the same one meanwhile.
-                yield os.fstat(duplicate).st_ino, connection
-            except OSError:
-                continue
+        with contextlib.closing(socket.socket(fileno=duplicate)) as one:
+            yield os.fstat(duplicate).st_ino, one
+
+
+def _tcp_sockets(*, listening: bool) -> Iterator[tuple[int, socket.socket]]:
+    """Yield inode and duplicate of each TCP socket of this process that listens, or of each that does not."""
+    for inode, one in _sockets():
+        if one.family in (socket.AF_INET, socket.AF_INET6):
+            if bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) == listening:
+                yield inode, one
 
 
 def connected() -> frozenset[int]:
@@ -89,18 +92,11 @@ def knock() -> None:
 def _nccl_datagram_sockets() -> list[bytes]:
     """Return the addresses of this process's Unix sockets over which NCCL's ranks hand each other descriptors."""
     found = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                continue
-            duplicate = os.dup(int(name))
-        except OSError:
-            continue  # closed since the folder was read
-        with contextlib.closing(socket.socket(fileno=duplicate)) as one:
-            with contextlib.suppress(OSError):
-                address = one.getsockname() if one.family == socket.AF_UNIX and one.type == socket.SOCK_DGRAM else b""
-                if isinstance(address, bytes) and NCCL_SOCKET in address:
-                    found.append(address)
+    for _, one in _sockets():
+        if (one.family, one.type) == (socket.AF_UNIX, socket.SOCK_DGRAM):
+            address = one.getsockname()  # bytes, where it is not in the file system
+            if isinstance(address, bytes) and NCCL_SOCKET in address:
+                found.append(address)
     return found
 
 
