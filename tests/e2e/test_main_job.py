@@ -217,7 +217,8 @@ async def test_own_loop_while_services_die(stack: Stack, client: Client, corpus:
         return False
 
     def submit(name: str) -> None:
-        client.submit(pace.of(small_task(name, corpus, steps=100, batch={"global": 6, "micro": 1})))
+        # At its pace this takes longer than services need to start again, also on a busy machine.
+        client.submit(pace.of(small_task(name, corpus, steps=400, batch={"global": 6, "micro": 1})))
 
     def course() -> None:
         submit("own")
