@@ -180,13 +180,13 @@ import shared, cli, services
 assert shared.MINE and cli.MINE and services.MINE
 
 torch.manual_seed(0)
-data, target = torch.randn(600, 4), torch.randn(600, 1)
+data, target = torch.randn(2400, 4), torch.randn(2400, 1)
 
 def build(tensor, pipeline):
     model = torch.nn.Linear(4, 1)
     return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
-run = unicron.attach(steps=100, micro_batches=6, build=build)
+run = unicron.attach(steps=400, micro_batches=6, build=build)
 for step in run.steps():
     with step:
         for k in step.micro_batches():
