@@ -17,6 +17,7 @@ import pytest
 from tests.parity.courses import TaskLayout
 from tests.unicron.conftest import MODEL, SpecFile, largest_difference
 from tests.unicron.contract import settings
+from tests.unicron.contract.group import OF_ONE_RANK
 from tests.unicron.contract.watchdog import WAITS_FOR_WATCHDOG, WATCHDOG_SAW
 from tests.unicron.harness import PATIENCE_S, Agent, agent, reference_of
 from tests.unicron.test_recovery import every_step
@@ -301,6 +302,7 @@ async def check(task: Task, spec_file: SpecFile) -> None:
     finished = await a.finished(len(task.members))
     for worker in task.members:
         assert WAITS_FOR_WATCHDOG not in a.output(worker)
+        assert OF_ONE_RANK not in a.output(worker)
         if worker in [f"w{rank}" for rank in range(course.layout.size)] and course.mode == "sockets":
             assert a.exits[worker][0] - task.faulted_at_s >= LIVES_S
     reference = await failure_free(a, spec_file, course)

@@ -27,6 +27,9 @@ class Group:
         self.entered, self.may_end = threading.Event(), threading.Event()
         self.may_end.set()
 
+    def size(self) -> int:
+        return 2
+
     def allreduce(self) -> int:
         self.entered.set()
         assert self.may_end.wait(LIMIT_S)

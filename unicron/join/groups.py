@@ -232,7 +232,7 @@ def _method(shared: frozenset[int], own: frozenset[int], replica: frozenset[int]
             replica=Breakable(has_socket=own.__contains__),
             backend=chosen,
         )
-    issuing.guard(_of_several())
+    issuing.guard(_all())
     inside = {group: frozenset(dist.get_process_group_ranks(group)) <= replica for group in _of_several()}
     return BreakMethod(
         shared=Breakable(groups=[group for group, is_inside in inside.items() if not is_inside]),
@@ -242,9 +242,14 @@ def _method(shared: frozenset[int], own: frozenset[int], replica: frozenset[int]
     )
 
 
+def _all() -> list[dist.ProcessGroup]:
+    """Return this rank's groups."""
+    return list(dist.distributed_c10d._world.pg_names)
+
+
 def _of_several() -> list[dist.ProcessGroup]:
     """Return this rank's groups of several ranks: none waits for peers in the others."""
-    return [group for group in list(dist.distributed_c10d._world.pg_names) if group.size() > 1]
+    return [group for group in _all() if group.size() > 1]
 
 
 _aborted: list[dist.ProcessGroup] = []
@@ -309,6 +314,9 @@ def leave(unfinished: Sequence[Any] = ()) -> None:
     if chosen.aborts and dist.is_initialized():
         _abort([group for group in _of_several() if group not in _aborted])
         chosen.synchronize()  # buffers of kernels that have not ended may not be freed or overwritten
+        # What a script has done in groups of one rank has ended by now. To destroy a communicator takes long, and an
+        # abort does not.
+        _abort([group for group in _all() if group not in _aborted])
     _aborted.clear()
     issuing.forget()
     _abandoned[:] = [(left, works) for left, works in _abandoned if not all(work.is_completed() for work in works)]

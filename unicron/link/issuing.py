@@ -3,7 +3,8 @@
 Torch hands a communicator to the backend without a lock. A thread that issues a collective while another one aborts its
 communicator uses what is being freed. Megatron, torch and scripts issue collectives in many places, and backward passes
 do so on threads of their own; all of them go through methods of the process group. These are replaced by ones that wait
-while an abort runs, and refuse a group that was aborted.
+while an abort runs, and refuse a group that was aborted. What a group of one rank does needs no communicator
+(``unicron.link.one_rank``).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from unicron.errors import CommunicationFailed
+from unicron.link import one_rank
 
 METHODS = (
     "_allgather_base",
@@ -60,12 +62,16 @@ def guard(groups: Iterable[Any]) -> None:
         for name in METHODS:
             method = getattr(kind, name, None)
             if method is not None and not hasattr(method, "__wrapped__"):
-                setattr(kind, name, _guarded(method))
+                setattr(kind, name, _guarded(name, method))
 
 
-def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+def _guarded(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def issue(group: Any, *arguments: Any, **options: Any) -> Any:
+        if group.size() == 1:
+            done = one_rank.perform(name, arguments, options)
+            if done is not None:
+                return done
         with _issuing:
             if id(group) in _aborted:
                 raise CommunicationFailed("the group's communicator was aborted: the generation is held")

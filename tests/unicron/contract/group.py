@@ -137,15 +137,18 @@ class Process:
         """
         with self.guard.during("abort", groups):
             communicators = [one for group in groups for one in group.begin_abort()]
-            time.sleep(self.about(self.settings.abort_s) / 2)
+            takes_s = self.about(self.settings.abort_s) if communicators else 0.0
+            time.sleep(takes_s / 2)
             for one in communicators:
                 one.end_abort()
             for one in set(everything) - set(communicators):
                 one.wait_for(one.pending(), or_abort=True)
-            time.sleep(self.about(self.settings.abort_s) / 2)
+            time.sleep(takes_s / 2)
             for group in groups:
                 group.watchdog.retire_monitor()
 
+
+OF_ONE_RANK = "a communicator of one rank is made"
 
 # Torch's stubs have other signatures than its own Python classes of the kind (torch.testing).
 _ProcessGroup: Any = dist.ProcessGroup
@@ -229,6 +232,8 @@ class ContractGroup(_ProcessGroup):  # type: ignore[misc]
         if found is not None:
             return found
         process = self._process
+        if size == 1:
+            print(OF_ONE_RANK, flush=True)
         with process.guard.during("make", [self], key):
             if self.watchdog.is_stopped:
                 end_process("a communicator is made in a group that is aborted or destroyed", repr(self))
