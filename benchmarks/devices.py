@@ -10,7 +10,8 @@ they talk over loopback sockets. So this shows how NCCL behaves at a fault, and 
     stack      three ranks under the whole system: kill, exception, hangs, a lost node; then the parameters, compared
                with those of a run without a fault, and ten kills in a row. Bound: the interrupted step is done within
                0.6 s and a step after detection, survivors keep their processes, nothing is computed again, each fault
-               is one incident
+               is one incident. Beside it what bare communicators cost (benchmarks/devices_communicators.py): beyond
+               those and a step there may be 0.3 s
     overhead   alone on the device: steps of stock Megatron and of this library in turns, 0.35 billion parameters, bf16,
                8 micro-batches of 4 x 1,024 tokens. Bounds: 1.01 of the time, 1.02 of the memory
     kills      30 kills in a row
@@ -36,6 +37,7 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks import devices_step
+from benchmarks.devices_communicators import initialisation_s, shared_device
 from benchmarks.report import Report, run
 from cli.processes import run_module
 from cli.stack import Stack
@@ -65,13 +67,11 @@ STACK_STEPS = 1000
 RESUME_S = 0.6
 """Required: from detection until the interrupted step is done, beside one step."""
 
+OWN_S = 0.3
+"""Required: the part of it that is more than bare processes need to make a communicator and use it once."""
+
 HEAL_S = 60.0
 """Longest wait for one fault to be healed."""
-
-
-def shared_device(name: str) -> dict[str, str]:
-    """Return the environment in which several ranks may share one device."""
-    return {"NCCL_HOSTID": name, "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 
 
 class DeviceStack(Stack):
@@ -196,6 +196,7 @@ async def stack_part(report: Report, entries: Sequence[str], kills: int, faults:
         folder = Path(name)
         corpus = folder / "corpus.txt"
         await run_module("unicron.trainer.corpus", str(corpus))
+        bare_s = await asyncio.to_thread(initialisation_s, report, entries)
         async with DeviceStack(folder / "run", entries) as stack, WaitingClient(stack.url) as client:
             await client.submit(spec("faulty", corpus, workers=RANKS, steps=steps, bf16=bf16))
             await client.until_step("faulty", 3, HEAL_S)
@@ -206,7 +207,7 @@ async def stack_part(report: Report, entries: Sequence[str], kills: int, faults:
                 await healing.fault("kill", rank=1)
             if faults:
                 await healing.node_lost(stack, "n2")
-            judge(report, healing.rows)
+            judge(report, healing.rows, bare_s)
             if not faults:
                 return
             faulty = await client.until_ended("faulty", 4 * HEAL_S)
@@ -227,8 +228,8 @@ def largest_difference(left: Path, right: Path) -> float:
     return largest
 
 
-def judge(report: Report, rows: Sequence[Record]) -> None:
-    """Report the bounds of the faults that were healed."""
+def judge(report: Report, rows: Sequence[Record], bare_s: float) -> None:
+    """Report the bounds of the faults that were healed; ``bare_s`` is what ``initialisation_s`` has measured."""
     beyond = [row["beyond_a_step_s"] for row in rows if row["fault"] != "node lost"]
     known = [value for value in beyond if value is not None]
     slowest = max(known) if len(known) == len(beyond) and known else None
@@ -237,6 +238,12 @@ def judge(report: Report, rows: Sequence[Record]) -> None:
         slowest,
         RESUME_S,
         median=statistics.median(known) if known else None,
+    )
+    report.at_most(
+        "of that, beside what bare communicators cost (s)",
+        None if slowest is None else slowest - bare_s,
+        OWN_S,
+        bare_s=bare_s,
     )
     report.equal("survivors that kept their processes", sum(row["survivors_kept"] for row in rows),
                  sum(row["survivors"] for row in rows))  # fmt: skip
