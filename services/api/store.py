@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, event, select, text
 from sqlalchemy import create_engine as sqlalchemy_engine
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 
 from services.api.batches import Batch, upsert
 from services.api.findings import Observe, found_in, ignored
@@ -27,7 +27,7 @@ from services.api.views import SCHEMA_VERSION
 from shared.events import Recorded
 from shared.log.driver_errors import database_errors
 from shared.log.engines import close_engine
-from shared.log.schema import with_timeouts
+from shared.log.schema import sqlite_path, with_timeouts
 
 _BUSY_TIMEOUT_MS = 10_000
 """How long SQLite waits for another process's lock; the fold's transactions take milliseconds."""
@@ -49,7 +49,10 @@ class Store:
         self._sqlite = url.startswith("sqlite")
         self._engine: Engine
         if self._sqlite:
-            self._engine = sqlalchemy_engine(url, connect_args={"check_same_thread": False})
+            path = sqlite_path(url)
+            # Not the text: a part of a path that looks like a query or an escape would be read as one.
+            place = URL.create("sqlite", database=str(path)) if path is not None else make_url(url)
+            self._engine = sqlalchemy_engine(place, connect_args={"check_same_thread": False})
             event.listen(self._engine, "connect", _set_pragmas)
         else:
             self._engine = sqlalchemy_engine(with_timeouts(make_url(url)), pool_pre_ping=True)

@@ -43,6 +43,18 @@ def store(url: str) -> Iterator[Store]:
     store.close()
 
 
+@pytest.mark.parametrize("name", ["a%20b", "a?b=c", "a#b", "a'b", 'a"b', "ü b", "[1]{x}*", "a&b;c+d", "a:b@c", "%s%%"])
+def test_a_folder_of_any_name(name: str, tmp_path: Path, story: Story) -> None:
+    around = tmp_path / "around"
+    folder = around / name / "run"
+    folder.mkdir(parents=True)
+    store = Store(f"sqlite:///{folder / 'projections.db'}")
+    store.fold(story.running().records)
+    store.close()
+    assert (folder / "projections.db").is_file()
+    assert list(around.iterdir()) == [around / name]
+
+
 def test_the_tables_hold_what_the_pure_fold_gives(store: Store, story: Story) -> None:
     story.running().process_exit().process_restored()
     story.at(120).add(TaskChanged, task="gpt", weight=3.0, min_workers=1)
