@@ -56,10 +56,14 @@ class ControlPlane:
         """Start the services; return when all of them work.
 
         Raises:
-            Conflict: the run directory or the port is in use.
+            Conflict: the run directory is in use.
+            Unavailable: the port is in use.
             UnicronError: a service was refused; of the kind that its exit status says.
         """
+        from shared.http_server import check_free
+
         self.run_directory.acquire()
+        check_free(self._settings.host, self._settings.port)
         await self._children.start()
         port = (self.run_directory.path / "services" / "api.port").read_text().strip()
         # An api that is started again must listen where its clients know it.

@@ -147,6 +147,11 @@ def _run(arguments: list[str], *, as_json: bool) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         raise
+    except OSError as err:
+        if err.filename is None:
+            raise
+        report(_unusable(err), as_json=as_json)
+        return InvalidInput.exit_code
     except SystemExit as err:
         if isinstance(err.__context__, BrokenPipeError):  # Typer's answer to it is a failure
             raise err.__context__ from None
@@ -154,6 +159,12 @@ def _run(arguments: list[str], *, as_json: bool) -> int:
     except Exception as err:
         return _usage(err, as_json=as_json)
     return code if isinstance(code, int) else 0
+
+
+def _unusable(error: OSError) -> InvalidInput:
+    """Return the error of a path that cannot be used: the command has it from the user, or from a setting."""
+    path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes | os.PathLike) else error.filename
+    return InvalidInput(f"{path} cannot be used: {error.strerror or error}")
 
 
 def _broken_pipe() -> int:

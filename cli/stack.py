@@ -82,7 +82,8 @@ class Stack:
         self._port = port
         self._workers_per_node = workers_per_node
         self._extra = dict(environment or {})
-        self._memory_dir = read_settings().memory_dir
+        settings = read_settings()
+        self._memory_dir, self._host = settings.memory_dir, settings.host
         self.nats = NatsServer(self.run_dir / "nats", tls=("127.0.0.1",) if tls else ())
         self._children = Children(self._pause_s)
         self.url = ""
@@ -104,10 +105,13 @@ class Stack:
         """Start everything and wait until tasks can be submitted.
 
         Raises:
-            Conflict: the run directory or the port is in use.
-            Unavailable: a part did not start.
+            Conflict: the run directory is in use.
+            Unavailable: the port is in use, or a part did not start.
         """
+        from shared.http_server import check_free
+
         self.run_directory.acquire()
+        check_free(self._host, self._port)
         self.nats.keys.make(more=[node_identity(node) for node in self.node_names])
         await self.nats.start()
         for name, module in SERVICES.items():

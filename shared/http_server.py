@@ -33,6 +33,15 @@ class HttpServer(uvicorn.Server):
         yield
 
 
+def check_free(host: str, port: int) -> None:
+    """Check that ``listen`` would succeed now: for whoever starts much before a server listens.
+
+    Raises:
+        Unavailable: the address is in use, or is none of this machine.
+    """
+    listen(host, port).close()
+
+
 def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket. Its connections send each part of an answer at once.
 

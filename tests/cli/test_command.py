@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from cli.main import VERBS, load, main, wants_json
 from cli.plain_parameters import ABSENT, PlainFirst
 from shared.errors import UnicronError
 from tests.cli.conftest import call_unicron, run_unicron
+from tests.cli.test_simulate import TRACE
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 
@@ -168,3 +170,42 @@ def test_plain_values_are_what_typer_makes_of_them(verb: str) -> None:
             plain = first.plain(value)
             if plain is not ABSENT:
                 assert plain == parameter.get_runtime_param().coerce(value, parameter, context)
+
+
+def small_simulation(folder: Path) -> tuple[str, ...]:
+    """Return the verb with a short trace, and nothing that it would write."""
+    trace = folder / "small.csv"
+    trace.write_text(TRACE)
+    return ("simulate", "--trace", str(trace), "--jobs", "1")
+
+
+@pytest.mark.parametrize("option", ["--output-file", "--log", "--plots"])
+def test_a_path_that_cannot_be_used_is_one_sentence(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    below = tmp_path / "file" / "below"
+    assert main([*small_simulation(tmp_path), option, str(below)]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert str(tmp_path / "file") in said
+
+
+@pytest.mark.parametrize("verb", ["up", "demo"])
+def test_a_run_directory_that_cannot_be_made_is_one_sentence(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    run_dir = tmp_path / "file" / "run"
+    assert main([verb, "--run-dir", str(run_dir)]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert (str(run_dir) in said, said.endswith("Not a directory")) == (True, True)
+
+
+def test_a_port_that_is_taken_is_said_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["up", "--run-dir", str(tmp_path / "run"), "--port", str(port)]) == 5
+    assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "nats").exists()

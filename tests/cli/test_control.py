@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -231,6 +232,15 @@ async def test_a_second_one_is_refused(nats: OpenServer, tmp_path: Path) -> None
         assert "is in use by the process with pid" in second.lines.read_text()
         running.process.send_signal(signal.SIGTERM)
         assert await running.ended() == 0
+
+
+async def test_a_port_that_is_taken_is_said_before_anything_starts(nats: OpenServer, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        async with control(nats, tmp_path, "--port", str(port)) as running:
+            assert await running.ended() == 5
+    assert f"cannot listen on 127.0.0.1:{port}" in running.lines.read_text()
+    assert not (tmp_path / "run" / "log.db").exists()
 
 
 def test_each_service_serves_its_metrics_at_a_port_of_its_own() -> None:
