@@ -92,12 +92,13 @@ def redirect(output: int) -> None:
 
 
 def write_stacks(path: str | None) -> None:
-    """Have the Python stacks of all threads written on SIGUSR2, and before a fatal signal ends the process.
+    """Have the main thread's Python stack written on SIGUSR2, and those of all before a fatal signal ends the process.
 
-    Fatal signals are SIGSEGV, SIGBUS, SIGABRT, SIGFPE and SIGILL. Both handlers are C code that takes no lock and no
-    memory, so they also work where Python hangs with the GIL taken, and in a process whose heap is damaged. From Python
-    3.14 on the second one writes native frames as well. Torch's own handler does before that, but allocates memory: a
-    process with a damaged heap never ended in it (torch 2.13, measured).
+    The stacks of other threads are not read on SIGUSR2: that ends the process if one of them runs
+    (``unicron.link.stacks``). Fatal signals are SIGSEGV, SIGBUS, SIGABRT, SIGFPE and SIGILL. Both handlers are C code
+    that takes no lock and no memory, so they also work where Python hangs with the GIL taken, and in a process whose
+    heap is damaged. From Python 3.14 on the second one writes native frames as well. Torch's own handler does before
+    that, but allocates memory: a process with a damaged heap never ended in it (torch 2.13, measured).
 
     Args:
         path: the file to write to; None, or one that cannot be written: standard error. To be opened before the process
@@ -108,5 +109,5 @@ def write_stacks(path: str | None) -> None:
         with contextlib.suppress(OSError):
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
             descriptor = os.open(path, flags, 0o600)
-    faulthandler.register(signal.SIGUSR2, file=descriptor, all_threads=True)
+    faulthandler.register(signal.SIGUSR2, file=descriptor, all_threads=False)
     faulthandler.enable(file=descriptor, all_threads=True)

@@ -1,4 +1,4 @@
-"""Messages of ``unicron.protocol`` by which an agent asks a rank what its collectives wait for.
+"""Messages of ``unicron.protocol`` by which an agent asks a rank what its threads do and its collectives wait for.
 
 An agent or a rank of an older version does not know them, and drops them.
 """
@@ -13,7 +13,7 @@ from unicron.message_fields import Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskGroups(Message):
-    """Report what torch's flight recorder has of the process groups.
+    """Report the stacks of the threads, and what torch's flight recorder has of the process groups.
 
     The thread of the connection answers, which needs the GIL.
     """
@@ -32,3 +32,5 @@ class Groups(Message):
     request: int
     groups: list[list[Any]] = field(default_factory=list)
     """``unicron.link.flight_record.groups``."""
+    stacks: str = ""
+    """``unicron.link.stacks.of_other_threads``; empty: this version of the library does not say."""

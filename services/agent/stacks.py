@@ -1,9 +1,9 @@
 """What the node's ranks do, on request (``shared/stacks.py``): their stacks, and what their collectives wait for.
 
-A rank writes its stacks on SIGUSR2, by a handler that needs no GIL, to a file that the agent empties before and reads
-after. What torch's flight recorder has is asked for over the rank's socket; a thread of the rank answers unless the GIL
-is taken. A stopped process can do neither: that it is stopped is the report. Nobody waits longer than the request
-says, and a rank that is slow is reported without what it has not said.
+A thread of the rank says over its socket what its other threads do, and what torch's flight recorder has, unless the
+GIL is taken. If it does not answer, the rank's main thread writes its stack on SIGUSR2, by a handler that needs no GIL,
+to a file that the agent empties before and reads after. A stopped process can do neither: that it is stopped is the
+report. Nobody waits longer than the request says, and a rank that is slow is reported without what it has not said.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ LOOK_S = 0.01
 STOPPED = ("T", "t")
 """The kernel's letters for a stopped process (proc(5))."""
 
+ANSWER_SHARE = 0.5
+"""The part of a request's time after which a rank that has not answered is sent the signal. Chosen: a thread answers
+within milliseconds, and so does the handler."""
+
 READ_BYTES = 16 * STACK_CHARACTERS
 """Most that is read of a file of stacks: a process with a hundred threads, of which the current one may come last."""
 
@@ -61,7 +65,7 @@ class Stacks:
         self._node, self._file, self._send, self._signal, self._dropped = node, file, send, signal_, dropped
         self._one_request = asyncio.Lock()
         self._requests = 0
-        self._asked: dict[tuple[str, int], asyncio.Future[list[GroupRecord] | None]] = {}
+        self._asked: dict[tuple[str, int], asyncio.Future[protocol.Groups | None]] = {}
         """Process id and number of the request -> what the rank answers."""
 
     async def serve(self, data: bytes) -> bytes:
@@ -78,7 +82,7 @@ class Stacks:
         """Take what a rank says of its collectives; what is not asked for any more is dropped."""
         asked = self._asked.pop((process.id, message.request), None)
         if asked is not None and not asked.done():
-            asked.set_result(_records(message.groups))
+            asked.set_result(message)
 
     async def _reports(self, request: StacksRequest) -> dict[str, RankReport]:
         # A process that has not attached is not asked: its peers do not wait for it in a collective yet.
@@ -97,12 +101,17 @@ class Stacks:
         report = RankReport(rank=process.rank, state=state, waits_in=waits_in(pid)[:200])
         if state in STOPPED:
             return report.model_copy(update={"detail": "stopped by a signal: it can write no stack"})
-        stack, groups = await asyncio.gather(self._stack(process, timeout_s), self._groups(process, timeout_s))
+        answering = asyncio.create_task(self._answer(process, timeout_s))
+        await asyncio.wait([answering], timeout=ANSWER_SHARE * timeout_s)
+        stack = "" if _said(answering) else await self._stack(process, (1.0 - ANSWER_SHARE) * timeout_s)
+        answer = await answering
+        stack = answer.stacks if answer is not None and answer.stacks else stack
         detail = "" if stack else f"it wrote no stack within {timeout_s:.2g} s"
-        return report.model_copy(update={"stack": stack, "groups": groups, "detail": detail})
+        groups = _records(answer.groups) if answer is not None else None
+        return report.model_copy(update={"stack": stack[:STACK_CHARACTERS], "groups": groups, "detail": detail})
 
     async def _stack(self, process: Process, timeout_s: float) -> str:
-        """Have a rank write its stacks; return them once the file grows no more."""
+        """Have a rank's main thread write its stack; return it once the file grows no more."""
         path = self._file(process.task, process.worker)
         if not handles(process.pid or 0, signal.SIGUSR2):
             return ""  # a script has taken the handler away: the signal would end the process
@@ -119,9 +128,10 @@ class Stacks:
                     await asyncio.sleep(LOOK_S)
         return stack_text.of_request(read(path))
 
-    async def _groups(self, process: Process, timeout_s: float) -> list[GroupRecord] | None:
+    async def _answer(self, process: Process, timeout_s: float) -> protocol.Groups | None:
+        """Ask a rank; return what it says, None if it does not answer."""
         key = process.id, self._requests
-        answer: asyncio.Future[list[GroupRecord] | None] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[protocol.Groups | None] = asyncio.get_running_loop().create_future()
         self._asked[key] = answer
         self._send(process, protocol.AskGroups(request=self._requests))
         try:
@@ -131,6 +141,12 @@ class Stacks:
             return None
         finally:
             self._asked.pop(key, None)
+
+
+def _said(answering: asyncio.Task[protocol.Groups | None]) -> bool:
+    """Return whether a rank has answered, with its stacks."""
+    answer = answering.result() if answering.done() else None
+    return answer is not None and answer.stacks != ""
 
 
 def read(path: Path) -> str:

@@ -30,15 +30,15 @@ async def test_ranks_report_their_stacks_and_a_stopped_one_that_it_cannot(
         reply = await ask(bus)
         assert sorted(reply.workers) == ["n0/0", "n0/1"]
         runs, stopped = reply.workers["n0/0"], reply.workers["n0/1"]
-        assert runs.stack.startswith("Current thread")
-        assert runs.stack.count("Current thread") == 1
+        assert runs.stack.startswith("Stack (most recent call first)")
+        assert runs.stack.count("most recent call first") == 1
         assert "tests/agent/stand_in.py" in runs.stack
         assert (runs.rank, runs.groups) == (0, None)  # this rank has no collectives, and does not know the question
         assert (stopped.rank, stopped.state, stopped.stack) == (1, "T", "")
         assert "stopped" in stopped.detail
     os.kill(pids["n0/1"], signal.SIGCONT)
     assert (await ask(bus, generation=2)).workers == {}
-    assert "Current thread" not in (agent._files.output("gpt", "n0/0", 1)).read_text()
+    assert "most recent call first" not in (agent._files.output("gpt", "n0/0", 1)).read_text()
 
 
 async def test_a_rank_that_native_code_ends_leaves_its_stack(agent: Agent, driver: Driver, ear: Ear) -> None:

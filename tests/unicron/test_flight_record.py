@@ -67,8 +67,11 @@ async def test_the_rank_that_others_wait_for_is_missing_from_their_collective(
         async with asyncio.timeout(60):
             for number in range(1, 600):
                 found = missing(await reports(a, number))
-                if found and found[0]["entered"] == [0, 2]:
+                first = {worker: a.of(Groups, worker)[-1].stacks.split("\n\n")[0] for worker in workers}
+                if found and found[0]["entered"] == [0, 2] and "sleep.py" in first["w1"].splitlines()[1]:
                     break
         assert found[0]["missing"] == [1]
         assert found[0]["unknown"] == []
         assert found[0]["collective"].startswith("gloo:")
+        assert all(stack.startswith("Current thread") for stack in first.values())
+        assert all("in late\n" in stack for stack in first.values())

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from unicron import environment
-from unicron.link import flight_record
+from unicron.link import flight_record, stacks
 from unicron.link.collectives import Collectives
 from unicron.link.connection import AgentConnection
 from unicron.protocol import (
@@ -252,7 +252,14 @@ class AgentLink(Collectives):
     def _receive(self, message: Message) -> None:
         """Note what the agent sends; messages about older generations are ignored."""
         if isinstance(message, AskGroups):
-            self.send(Groups(generation=self._generation, request=message.request, groups=flight_record.groups()))
+            self.send(
+                Groups(
+                    generation=self._generation,
+                    request=message.request,
+                    groups=flight_record.groups(),
+                    stacks=stacks.of_other_threads(),
+                )
+            )
             return
         with self._changed:
             match message:
