@@ -32,6 +32,8 @@ STEP = 3
 """Of the first fault."""
 BETWEEN = 2
 """Steps, from one fault to the next."""
+AHEAD = 3
+"""Micro-batches by which hosts are ahead of their devices at least, where they are."""
 TOLERANCE = 1e-6
 """Of parameters after a few steps, where float32 numbers are added up in another order."""
 SHARDED: dict[str, Any] = {
@@ -42,6 +44,8 @@ SHARDED: dict[str, Any] = {
 }
 """The distributed optimizer with both overlaps, and copies in memory of the step before each fault. Adam with its usual
 epsilon makes whole steps of the rounding where a gradient is zero."""
+BUCKET = "20000"
+"""Bytes: of such buckets the model has several."""
 POLL_S = 0.01
 """Between two looks at a file."""
 SCALE = 0.02
@@ -92,12 +96,17 @@ class Course:
     """Whether the distributed optimizer divides the state, with both overlaps."""
     returns: bool = False
     """Whether a new process takes each lost one's place; otherwise its replica is left out."""
+    ahead: bool = False
+    """Whether those that wait for a victim learn of it late: on their devices nothing ends any more, and the hosts go
+    on to the end of the passes and count micro-batches that use what never came. The fault's point is in the passes, or
+    it is ``gather``, which the next step's passes wait for; all parameters are those without a fault, bit for bit."""
     variables: tuple[tuple[str, str], ...] = ()
     """Of the ranks' environment, beside ``CONTRACT``."""
 
     def __str__(self) -> str:
+        flags = [*("ahead" for _ in range(self.ahead)), *("returns" for _ in range(self.returns))]
         parts = [str(self.layout), *("sharded" for _ in range(self.sharded)), *map(str, self.faults), self.mode]
-        return "-".join([*parts, *("returns" for _ in range(self.returns)), *(v for _, v in self.variables)])
+        return "-".join([*parts, *flags, *(v for _, v in self.variables)])
 
 
 DP2, DP3 = TaskLayout(1, 1, 2), TaskLayout(1, 1, 3)
@@ -137,9 +146,14 @@ class Task:
         name = self._node(worker)
         node = {"UNICRON_NODE": name, "UNICRON_DOMAIN": name, "UNICRON_MEMORY": str(self._memory / name / "a")}
         faults = {"UNICRON_FAIL_AT": fail_at} if fail_at else {}
-        own = {BUCKET_BYTES: "20000", **dict(self.course.variables)}
+        own = {BUCKET_BYTES: BUCKET, **dict(self.course.variables)}
         contract = {} if self.course.mode == NCCL else CONTRACT | {settings.MODE: self.course.mode}
-        return contract | own | WRITES_AT_ONCE | (node if self.course.sharded else {}) | faults
+        ahead = {settings.AHEAD: str(self._stands_still(worker))} if self.course.ahead else {}
+        return contract | own | WRITES_AT_ONCE | (node if self.course.sharded else {}) | ahead | faults
+
+    def _stands_still(self, worker: str) -> Path:
+        """Return the file that says that a worker's device stands still."""
+        return self.agent.folder / f"{worker}.stands-still"
 
     def _node(self, worker: str) -> str:
         """Return a worker's node: its own, but for what is left of a replica; copies there must not be lost with it."""
@@ -170,6 +184,10 @@ class Task:
         victims = [f"w{rank}" for rank in fault.victims]
         broken = {worker for victim in victims for worker in self.replica(victim)}
         await self.happens(number, victims, [worker for worker in self.members if worker not in broken])
+        if self.course.ahead:
+            others = [worker for worker in self.members if worker not in victims]
+            waits = fault.at == "gather"
+            await self.get_ahead(others if waits else [w for w in others if w in broken], step + waits)
         lost = [] if fault.loses_nobody else victims
         await self.hold([worker for worker in self.members if worker not in lost])
         await self.lose(lost)
@@ -195,6 +213,20 @@ class Task:
         if is_death and self.course.mode == "sockets":
             await self.noticed()
 
+    async def get_ahead(self, workers: Sequence[str], step: int) -> None:
+        """Have the hosts of workers go on while their devices wait: until they look at the losses of a step."""
+        a = self.agent
+        before = {worker: self._counted(worker, step) for worker in workers}
+        for worker in workers:
+            self._stands_still(worker).touch()
+        await a.in_step(workers, step, "reduce")
+        for worker in workers:
+            assert self._counted(worker, step) - before[worker] >= AHEAD
+
+    def _counted(self, worker: str, step: int) -> int:
+        """Return how many micro-batches of a step a worker has reported."""
+        return self.agent.phases(worker).count((step, "compute"))
+
     async def noticed(self) -> None:
         """Wait until a survivor's watchdog has seen that a peer is dead: detection and plan take longer than that."""
 
@@ -218,6 +250,8 @@ class Task:
         await a.until(lambda: all(a.of(Held, w, generation) for w in survivors) or any(w in a.exits for w in survivors))
         self._check_alive(survivors)
         self._seen = {worker: self._sightings(worker) for worker in survivors}
+        for worker in self.members:
+            self._stands_still(worker).unlink(missing_ok=True)
 
     def _check_alive(self, workers: Sequence[str]) -> None:
         for worker in workers:
@@ -275,25 +309,33 @@ class Task:
 
 
 def fields_of(course: Course) -> dict[str, Any]:
-    steps = STEP + BETWEEN * len(course.faults) + STEPS_BEHIND
+    steps = STEP + BETWEEN * len(course.faults) + (0 if course.ahead else STEPS_BEHIND)
     model = MODEL | {"layers": course.layout.pipeline}
-    return {"steps": steps, "model": model, **(SHARDED if course.sharded else {})}
+    # In exact mode the host looks at each micro-batch, so it is not ahead.
+    sums = {"exact": False, "deterministic_sums": True} if course.ahead else {}
+    return {"steps": steps, "model": model, **(SHARDED if course.sharded else sums)}
 
 
 async def failure_free(a: Agent, spec_file: SpecFile, course: Course) -> Finished:
-    """Train without a fault, on gloo: one replica, one pipeline stage, an optimizer that is not divided."""
-    fields = fields_of(course)
-    fields.pop("parallel", None)
+    """Train without a fault, on gloo: one replica, one pipeline stage, an optimizer that is not divided.
+
+    Of a course whose sums are not exact, but whose every bit counts: in a layout that adds up in the same order.
+    """
+    fields, tensor = fields_of(course), course.layout.tensor
+    pipeline = course.layout.pipeline if course.ahead else 1
+    replicas = course.layout.replicas if course.ahead and course.sharded else 1
+    if replicas == 1:
+        fields.pop("parallel", None)
     fields["checkpoint"] = {"every": 0}
     spec = spec_file(**fields)
-    tensor = course.layout.tensor
-    if tensor == 1:
+    size = tensor * pipeline * replicas
+    if size == 1:
         return await reference_of(a, spec)
     a.messages.clear()
-    workers = [f"reference{rank}" for rank in range(tensor)]
-    await asyncio.gather(*(a.fork(worker, spec) for worker in workers))
-    await a.configure(dict.fromkeys(workers, "initial"), tensor=tensor)
-    return await a.finished(tensor)
+    workers = [f"reference{rank}" for rank in range(size)]
+    await asyncio.gather(*(a.fork(worker, spec, {BUCKET_BYTES: BUCKET}) for worker in workers))
+    await a.configure(dict.fromkeys(workers, "initial"), tensor=tensor, pipeline=pipeline)
+    return await a.finished(size)
 
 
 async def check(task: Task, spec_file: SpecFile) -> None:
@@ -308,7 +350,7 @@ async def check(task: Task, spec_file: SpecFile) -> None:
     reference = await failure_free(a, spec_file, course)
     assert (finished.step, finished.samples_sha256) == (reference.step, reference.samples_sha256)
     difference = largest_difference(finished.parameters_path, reference.parameters_path)
-    assert difference <= (TOLERANCE if course.sharded else 0.0)
+    assert difference <= (TOLERANCE if course.sharded and not course.ahead else 0.0)
 
 
 async def follow(course: Course, folder: Path, spec_file: SpecFile, memory: Path) -> None:
@@ -338,6 +380,9 @@ SHORT = (
     Course(DP2, (CourseFault("reduce:1", "kill"),)),
     Course(TP, (CourseFault("1.backward", "communication"),), "silent", variables=LAGS),
     Course(PP, (CourseFault("reduce:1", "communication"),)),
+    Course(TP, (CourseFault("2", "kill"),), "silent", returns=True, ahead=True),
+    Course(PP, (CourseFault("1", "kill"),), "silent", returns=True, ahead=True),
+    Course(DP2, (CourseFault("gather", "communication"),), "silent", sharded=True, ahead=True),
 )
 """Every point of ``POINTS`` meets every kind of ``KINDS``, and every layout, mode and optimizer occurs."""
 
@@ -364,6 +409,15 @@ def every_course() -> list[Course]:
         ),
         *(Course(layout, (CourseFault(at, "kill"),), variables=LAGS) for layout in (DP3, TP) for at in POINTS),
         *(Course(layout, (CourseFault("1.backward", "communication"),), variables=LAGS) for layout in (TP, PP)),
+        *(
+            Course(layout, (CourseFault(at, kind),), returns=kind != "communication", ahead=True)
+            for layout, at in ((TP, "2"), (PP, "1"))
+            for kind in ("kill", "sleep", "communication")
+        ),
+        *(
+            Course(layout, (CourseFault("gather", "communication"),), sharded=True, ahead=True)
+            for layout in (DP2, DP3, TP, PP)
+        ),
     ]
     return [replace(course, mode=mode) for mode in ("sockets", "silent") for course in courses]
 

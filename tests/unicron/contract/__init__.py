@@ -6,6 +6,7 @@ a device. A rank uses it where its environment says so (``settings.MODE``); ``te
     settings        the environment
     guard           what may not happen at once, and how a broken rule ends the process
     work            one collective, and its outcome
+    stream          what the device does behind the host's back
     operations      what each collective reads, writes and has gloo do
     communicator    collectives in the order of their issue, on a thread
     bootstrap       how the ranks of a communicator meet

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.unicron.contract import communicator, hiding
+from tests.unicron.contract import communicator, hiding, stream
 from tests.unicron.contract.group import NAME, ContractGroup, Process
 from tests.unicron.contract.settings import Settings
 from unicron import backend
@@ -20,10 +20,11 @@ _CPU = torch.device("cpu")
 
 
 class ContractMark(backend.Mark):
-    """What the stream has come to. What it waits for, ``Work.wait`` has waited for, so only the lag is left."""
+    """What the calling thread's stream has come to: what it waits for while the host has gone on, and the lag."""
 
     def __init__(self, lag_s: float) -> None:
         self._reached_s = time.monotonic() + lag_s
+        self._waited_for = stream.waited_for()
 
     @property
     def left_s(self) -> float:
@@ -31,7 +32,7 @@ class ContractMark(backend.Mark):
         return max(0.0, self._reached_s - time.monotonic())
 
     def is_reached(self) -> bool:
-        return not self.left_s
+        return not self.left_s and all(work.has_ended for work in self._waited_for)
 
 
 class Contract(backend.Backend):
@@ -63,6 +64,7 @@ class Contract(backend.Backend):
         self.synchronize_stream()
 
     def synchronize_stream(self) -> None:
+        stream.synchronize()
         time.sleep(self._newest.left_s)
 
 
@@ -78,6 +80,7 @@ def _create(process: Process, store: dist.Store, rank: int, size: int, timeout: 
 def install(settings: Settings) -> Contract:
     """Have this process use the contract backend."""
     hiding.install()
+    stream.install()
     process = Process(settings)
     dist.Backend.register_backend(NAME, partial(_create, process), devices=["cpu"])
     distributed: Any = dist

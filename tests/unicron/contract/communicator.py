@@ -15,10 +15,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.unicron.contract import stream
 from tests.unicron.contract.guard import end_process
 from tests.unicron.contract.settings import Settings
 from tests.unicron.contract.work import ContractWork, Operation, Outcome, spoil
 from unicron import sockets
+
+POLL_S = 0.01
+"""Between two looks at whether the device stands still: a file tells nobody."""
 
 
 class State(enum.Enum):
@@ -46,7 +50,8 @@ class Communicator:
         self.name = name
         self._settings = settings
         self._inodes = inodes
-        self._changed = threading.Condition()
+        self._has_peers = gloo.size() > 1
+        self._changed = stream.changed
         self._queue: deque[ContractWork] = deque()
         self._pending: deque[ContractWork] = deque()
         """Those of the queue, and the one that is being done."""
@@ -70,7 +75,7 @@ class Communicator:
 
     def _next(self) -> tuple[ContractWork, Operation]:
         with self._changed:
-            while not self._queue and self._state is State.OPEN:
+            while self._state is State.OPEN and not (self._queue and self._queue[0].may_begin):
                 self._changed.wait()
             if self._state is not State.OPEN:
                 raise _Gone
@@ -85,20 +90,32 @@ class Communicator:
             if self._state is not State.OPEN:
                 raise _Gone
             # What a collective writes is undefined from here until it is waited for.
-            spoil(operation.writes)
+            self._write(work, operation)
         try:
             results = operation.perform(gloo, read)
         except Exception as error:
             self._break(operation, error)
             raise _Gone from None
         with self._changed:
+            while work.is_stuck and self._state is State.OPEN:
+                self._changed.wait()
             if self._state is not State.OPEN:
                 raise _Gone
-            for tensor, result in zip(operation.writes, results, strict=True):
-                tensor.data.copy_(result.view(tensor.shape))
+            self._write(work, operation, results)
             work.settle(Outcome.ENDED)
             self._pending.remove(work)
             self._changed.notify_all()
+
+    @staticmethod
+    def _write(work: ContractWork, operation: Operation, results: Sequence[torch.Tensor] | None = None) -> None:
+        """Write results, or garbage. Where the host has gone on it is garbage already, and may be written anew."""
+        if work.is_left_behind:
+            return
+        if results is None:
+            spoil(operation.writes)
+            return
+        for tensor, result in zip(operation.writes, results, strict=True):
+            tensor.data.copy_(result.view(tensor.shape))
 
     def _break(self, operation: Operation, error: Exception) -> None:
         """Note that gloo has found a connection broken.
@@ -147,10 +164,24 @@ class Communicator:
             or_abort: whether the beginning of an abort does, too.
         """
         with self._changed:
-            while any(work.outcome is Outcome.PENDING for work in works):
+            while not all(work.has_ended for work in works):
                 if or_abort and self._state is not State.OPEN:
                     return
                 self._changed.wait()
+
+    def order(self, work: ContractWork) -> None:
+        """Have the calling thread's stream wait for a collective; the thread does, too, unless the device stands still.
+
+        Args:
+            work: issued here.
+        """
+        with self._changed:
+            while not work.has_ended:
+                # A collective of one rank waits for no peer, only for what is before it on the device.
+                if self._settings.stands_still() and not (work.is_due and not self._has_peers):
+                    work.leave_behind()
+                    return
+                self._changed.wait(POLL_S if self._settings.ahead else None)
 
     @property
     def is_open(self) -> bool:
@@ -211,7 +242,7 @@ class Communicator:
     def _drop_pending(self) -> None:
         for work in self._pending:
             if work.operation is not None:
-                spoil(work.operation.writes)
+                self._write(work, work.operation)
             work.settle(Outcome.ABORTED)
         self._pending.clear()
         self._queue.clear()

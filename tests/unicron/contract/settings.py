@@ -17,6 +17,7 @@ NOTICE_S = "UNICRON_TEST_CONTRACT_NOTICE_S"
 TIME_SCALE = "UNICRON_TEST_CONTRACT_TIME_SCALE"
 SEED = "UNICRON_TEST_CONTRACT_SEED"
 LAG_S = "UNICRON_TEST_CONTRACT_LAG_S"
+AHEAD = "UNICRON_TEST_CONTRACT_AHEAD"
 DESTROY_MEETS = "UNICRON_TEST_CONTRACT_DESTROY_MEETS"
 """The attributes of ``Settings`` with these names."""
 
@@ -47,6 +48,10 @@ class Settings:
     """For how long the device is behind the host: a mark is reached that much later. As a CUDA event is, it is reached
     once the stream has come to it, whether or not what the stream has waited for was aborted; what was issued and not
     waited for is on streams of its own."""
+    ahead: str = ""
+    """A file. While it is there the device stands still, as where a collective waits for a peer that does not come: the
+    host goes on behind what it waits for, which only an abort ends from then on (``tests.unicron.contract.stream``).
+    Whoever makes the file sees to it that the abort comes. Empty: there is none."""
     destroy_meets: bool = False
     """Whether the destroying of a communicator that was not aborted waits for all its ranks to do the same: NCCL from
     2.31.2 on, for the ranks of a node (``commDestroySync``)."""
@@ -71,8 +76,13 @@ class Settings:
             time_scale=float(variables.get(TIME_SCALE, cls.time_scale)),
             seed=int(variables.get(SEED, cls.seed)),
             lag_s=float(variables.get(LAG_S, cls.lag_s)),
+            ahead=variables.get(AHEAD, cls.ahead),
             destroy_meets=variables.get(DESTROY_MEETS, "") == "1",
         )
+
+    def stands_still(self) -> bool:
+        """Return whether the device stands still."""
+        return bool(self.ahead) and os.path.exists(self.ahead)
 
     def random(self) -> Random:
         """Return this process's source of jitter: another one in each worker, the same in each run."""

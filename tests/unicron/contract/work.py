@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from tests.unicron.contract import stream
 from tests.unicron.contract.guard import end_process
 
 if TYPE_CHECKING:
@@ -66,19 +67,47 @@ class ContractWork(dist.Work):
         self._number, self._name = operation.number, operation.name
         self._communicator = communicator
         self.outcome = Outcome.PENDING
+        self.is_left_behind = False
+        """Whether a stream waits for it, and the host has gone on: its result will be garbage."""
+        self.is_stuck = False
+        """Whether it is the one that the device stands still at: nothing but an abort of its communicator ends it."""
+        self._before: Sequence[ContractWork] = stream.waited_for()
+        """What the stream waited for when it was issued, while the host had gone on: it begins behind that."""
         self._has_error = False
         """Whether somebody has asked for it and there was an error (ProcessGroupNCCL.cpp, ``checkAndSetException``)."""
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self.outcome is not Outcome.PENDING
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the device has come to it; with the lock."""
+        return all(work.has_ended for work in self._before)
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether the device does it now; with the lock."""
+        return self.is_due and not self.is_stuck
+
+    def leave_behind(self) -> None:
+        """Have the calling thread's stream wait for it, and leave what an abort will leave; with the lock."""
+        assert self.operation is not None
+        self.is_left_behind, self.is_stuck = True, self.is_due
+        spoil(self.operation.writes)
+        stream.add(self)
+
     def settle(self, outcome: Outcome) -> None:
         """Note how it has ended; for the communicator, with its lock."""
-        self.outcome, self.operation = outcome, None
+        self.outcome, self.operation, self._before = outcome, None, ()
 
     def wait(self, timeout: timedelta = UNLIMITED) -> bool:
-        """Wait until the collective has ended or was aborted.
+        """Wait until the collective has ended or was aborted, or the device stands still.
 
-        On a device the stream waits, and the host once it looks at a result. There is no error after an abort, which
-        ends kernels (ProcessGroupNCCL.cpp, ``WorkNCCL::wait``); but if ``is_completed`` has met an error before, it
-        aborts the communicator in the calling thread and throws.
+        On a device the stream waits, and the host once it looks at a result (``tests.unicron.contract.stream``). There
+        is no error after an abort, which ends kernels (ProcessGroupNCCL.cpp, ``WorkNCCL::wait``); but if
+        ``is_completed`` has met an error before, it aborts the communicator in the calling thread and throws.
 
         Raises:
             DistBackendError: ``is_completed`` has met an error.
@@ -88,7 +117,7 @@ class ContractWork(dist.Work):
         if self._has_error:
             self._communicator.abort_at_once()
             raise dist.DistBackendError(f"NCCL communicator encountered error set by ProcessGroupNCCL ({self._name})")
-        self._communicator.wait_for([self])
+        self._communicator.order(self)
         return True
 
     def synchronize(self) -> None:
@@ -100,9 +129,9 @@ class ContractWork(dist.Work):
         ProcessGroupNCCL.cpp, ``WorkNCCL::isCompleted``: it asks the communicator for errors unless that is aborted, and
         waits for its lock while it is being aborted; what it then finds is an error (``NCCLComm::abort`` sets one).
         """
-        if self.outcome is Outcome.PENDING and self._communicator.is_found_broken():
+        if not self.has_ended and self._communicator.is_found_broken():
             self._has_error = True
-        return self._has_error or self.outcome is not Outcome.PENDING
+        return self._has_error or self.has_ended
 
     def is_success(self) -> bool:
         return self.is_completed() and not self._has_error
