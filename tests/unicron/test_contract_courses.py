@@ -366,6 +366,7 @@ POINTS = ("2", "reduce", "update")
 KINDS = ("kill", "exception", "sleep")
 RETRIED = ("2", "1.forward", "1.backward", "reduce", "reduce:1", "update")
 LAGS = ((settings.LAG_S, "0.05"),)
+MEETS = ((settings.DESTROY_MEETS, "1"),)
 
 KILL_OR_SLEEP = pytest.mark.parametrize("kind", ["kill", pytest.param("sleep", marks=pytest.mark.parity)])
 
@@ -448,10 +449,11 @@ async def test_a_rank_of_a_whole_replica_leaves_before_its_peer(
 ) -> None:
     """One leaves between two steps. The other is in the second one's passes, and waits for what will never come.
 
-    Its own abort of what it has with other replicas must not wait for that, too.
+    Its own abort of what it has with other replicas must not wait for that, too. What it aborts in its replica the
+    first one has to abort as well: a destruction may wait for it.
     """
-    floor = (("UNICRON_FINISH_FLOOR_S", "1"),)  # it is left to itself until its replica counts as stuck
-    course = Course(layout, (CourseFault("update", "kill"),), "silent", variables=floor)
+    floor = ("UNICRON_FINISH_FLOOR_S", "1")  # it is left to itself until its replica counts as stuck
+    course = Course(layout, (CourseFault("update", "kill"),), "silent", variables=(floor, *MEETS))
     first, second = ("w2", "w3") if layout is TP else ("w0", "w2")
     async with agent(tmp_path / "run") as a:
         spec = spec_file(**fields_of(course) | {"checkpoint": {"every": STEP}})
@@ -564,6 +566,21 @@ async def test_a_hold_comes_while_the_generation_before_is_left(
         await a.until(lambda: all(a.of(Progress, worker, generation) for worker in task.members))
         await task.hold(task.members)
         await task.resume(await task._configure(dict.fromkeys(task.members, "live"), stage="interrupted"))
+        await check(task, spec_file)
+
+
+async def test_a_member_is_lost_behind_a_drain(tmp_path: Path, spec_file: SpecFile, shared_memory: Path) -> None:
+    """What the others had with it is intact. A destruction may wait for it; an abort does not."""
+    course = Course(DP2, (), "silent", variables=MEETS)
+    async with agent(tmp_path / "run") as a:
+        task = Task(a, spec_file(**fields_of(course)), course, shared_memory)
+        task.more_faults = "0:2:0:hang"
+        await task.begin()
+        await a.stopped("w0")
+        await a.drain(task.members)
+        await task.lose(["w1"])
+        task.members, task.layout = ["w0"], TaskLayout(1, 1, 1)
+        await task.resume(await task._configure({"w0": "live"}))
         await check(task, spec_file)
 
 
