@@ -35,7 +35,12 @@ def read_inputs(file: Path) -> Inputs:
 
 def print_comparison(found: Comparison) -> None:
     """Print a comparison as tables, measurements and model apart."""
-    print(f"{found.plans} plans, in place of {found.differing} of them another one is decided\n")
+    print(f"{found.plans} plans, in place of {found.differing} of them another one is decided")
+    if found.differing:
+        compared = f"{found.differing_s:.1f} of {found.seconds:.1f} s"
+        print(f"compared: {compared}, each of those plans until the next recorded one;")
+        print("--what-if KEY=VALUE simulates the whole history")
+    print()
     shown = found.differences[:_MOST_ROWS]
     if shown:
         columns = ("POSITION", "PLAN", "TRIGGER", "SECONDS", "WAF", "WHAT IF", "WORKERS")

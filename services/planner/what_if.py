@@ -100,6 +100,8 @@ class Comparison(Model):
         differing: those in whose place another one is decided.
         decided_anew: plans of another decider. They are compared with what this program decides of the recorded inputs.
         skipped: events of which a newer version wrote something that was left out.
+        seconds: from the first recorded plan to the end of the log.
+        differing_s: the part of it in which a plan is in force in whose place another one is decided.
         currency: of money.
         measured: what the log has.
         model: what the other plans would have given.
@@ -112,6 +114,8 @@ class Comparison(Model):
     differing: int
     decided_anew: int
     skipped: int
+    seconds: float
+    differing_s: float
     currency: str
     measured: Measured
     model: Modelled
@@ -183,6 +187,7 @@ class _Pass:
         self._plain = Fold(policies=policies) if anew else None
         self._recorded, self._what_if = _Side(), _Side()
         self._at: datetime | None = None
+        self._first_plan: datetime | None = None
         self._open: tuple[datetime, PlanDifference] | None = None
         """The newest plan, if it differs, and since when."""
         self._differences: list[PlanDifference] = []
@@ -206,6 +211,8 @@ class _Pass:
             differing=len(self._differences),
             decided_anew=self._anew,
             skipped=self._skipped,
+            seconds=self._passed(self._first_plan).total_seconds(),
+            differing_s=sum(difference.seconds for difference in self._differences),
             currency=self._currency,
             measured=Measured(worker_s=recorded.total_worker_s(), money=recorded.money),
             model=Modelled(worker_s=what_if.total_worker_s(), money=what_if.money, waf_flop=self._waf_flop()),
@@ -246,16 +253,21 @@ class _Pass:
 
     def _advance(self, at: datetime) -> None:
         """Let time pass with the plans as they are. ``recorded_at`` of a log that is right never falls."""
-        passed = max(timedelta(), at - self._at) if self._at is not None else timedelta()
+        before, self._at = self._at, at
+        passed = self._passed(before)
         self._recorded.advance(passed)
         self._what_if.advance(passed)
-        self._at = at
+
+    def _passed(self, since: datetime | None) -> timedelta:
+        """Return the time from a moment, if there was one, to the present of the log."""
+        return timedelta() if since is None or self._at is None else max(timedelta(), self._at - since)
 
     def _compare(
         self, record: Recorded, changed: Recorded, position: int, plan: PlanDecided, answer: Sequence[Event]
     ) -> None:
         """Decide a cause again, and compare with the recorded answer, which has a plan."""
         at = record.recorded_at
+        self._first_plan = self._first_plan or at
         self._plans += 1
         self._close(at)
         if plan.decider != DECIDER and self._plain is not None:

@@ -106,6 +106,13 @@ def test_a_weight_moves_workers(world: World) -> None:
     gains = sum((d.what_if_waf_flop_per_s - d.recorded_waf_flop_per_s) * d.seconds for d in found.differences)
     assert found.model.waf_flop == pytest.approx(gains)
     assert found.model.waf_flop > 0.0
+    causes = [
+        by_position[at].recorded_at for at, each in sorted(by_position.items()) if isinstance(each.event, PlanDecided)
+    ]
+    whole = (world.records[-1].recorded_at - causes[0]).total_seconds()
+    assert found.seconds == pytest.approx(whole, abs=0.1)  # a plan is recorded right behind its cause
+    assert found.differing_s == pytest.approx(sum(difference.seconds for difference in found.differences))
+    assert 0.0 < found.differing_s <= found.seconds
 
 
 def test_worker_seconds_and_money_are_those_of_an_independent_count(world: World) -> None:
