@@ -81,6 +81,8 @@ class Gateway:
     own_files: OwnFiles = field(init=False)
     """Files of tasks on this machine."""
     sessions: BrowserSessions = field(init=False)
+    writable: asyncio.Task[None] | None = None
+    """The newest check of whether the log can be written. It may wait long: there is never a second one beside it."""
     tail: Tail = field(init=False)
     """What streams of events send; the event loop's, as ``feed``."""
 

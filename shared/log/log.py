@@ -16,6 +16,7 @@ together the appends that share one; ``relay`` and ``journal`` bring the records
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from pathlib import Path
@@ -36,7 +37,7 @@ from shared.log.group import GroupCommit
 from shared.log.guards import lacking_guards
 from shared.log.reading import BATCH, every_row, page
 from shared.log.scan import Row, Scan, record_of, utc_text
-from shared.log.schema import TABLE, Database, StoredRow, checkpoint
+from shared.log.schema import TABLE, Database, StoredRow, checkpoint, sqlite_path
 from shared.log.unreadable import Skipped, unreadable
 from shared.log.writing import Append, draft, transaction, write
 from shared.model import Clock, utc_now
@@ -120,6 +121,21 @@ class EventLog:
         if append.error is not None:
             raise append.error
         return append.rows
+
+    def check_writable(self) -> None:
+        """Check that events could be appended now: take the writer's lock and give it back, and look for space.
+
+        Waits for another writer for as long as an append does.
+
+        Raises:
+            Unavailable: they could not.
+            AccessDenied: the database refuses.
+        """
+        with database_errors(self._what), transaction(self._database):
+            pass
+        path = sqlite_path(self.url)
+        if path is not None and shutil.disk_usage(path.parent).free == 0:
+            raise Unavailable(f"{self._what}: its disk is full")
 
     def append_history(self, history: Sequence[tuple[datetime, Sequence[Event]]]) -> None:
         """Append events of a simulated history, with the times at which they are recorded there, in one transaction.

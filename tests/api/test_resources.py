@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
+import sqlite3
+import time
 from collections.abc import AsyncIterator
+from contextlib import closing
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
@@ -232,6 +237,33 @@ async def test_readiness_names_what_is_missing(api: Server, bus: Bus) -> None:
     await api.projected(recorded.position)
     response = await api.http.get("/readyz")
     assert (response.status_code, response.json()["ready"]) == (200, True)
+
+
+async def log_check(api: Server) -> tuple[bool, str]:
+    response = await api.http.get("/readyz")
+    (check,) = (check for check in response.json()["checks"] if check["name"] == "log")
+    return check["ok"], check["detail"]
+
+
+async def test_readiness_says_that_the_log_cannot_be_written(api: Server, settings: Settings) -> None:
+    assert (await log_check(api))[0]
+    with closing(sqlite3.connect(settings.run_dir / "log.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for _ in range(2):  # the second finds the first check still waiting
+            began_s = time.monotonic()
+            assert await log_check(api) == (False, "it could not be written within 2 s")
+            assert time.monotonic() - began_s < 10
+
+    async def writable() -> bool:
+        return (await log_check(api))[0]
+
+    await until(writable)
+
+
+async def test_readiness_says_that_the_disk_is_full(api: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    ok, detail = await log_check(api)
+    assert (ok, detail.endswith("its disk is full")) == (False, True)
 
 
 async def test_output_is_streamed_until_the_task_ends(healed: Server, settings: Settings) -> None:

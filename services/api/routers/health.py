@@ -60,14 +60,27 @@ async def readyz(response: Response, api: Api) -> Readiness:
 
 
 async def _log(api: Gateway) -> Check:
+    log = api.journal.log
+    if api.writable is None or api.writable.done():
+        api.writable = asyncio.create_task(asyncio.to_thread(log.check_writable))
+        api.writable.add_done_callback(_forget_error)
+    what = "read"
     try:
         async with asyncio.timeout(_LOG_TIMEOUT_S):
-            position = await asyncio.to_thread(api.journal.log.last_position)
+            position = await asyncio.to_thread(log.last_position)
+            what = "written"
+            await asyncio.shield(api.writable)
     except UnicronError as err:
         return Check(name="log", ok=False, detail=err.detail)
     except TimeoutError:
-        return Check(name="log", ok=False, detail=f"no answer within {_LOG_TIMEOUT_S:g} s")
+        return Check(name="log", ok=False, detail=f"it could not be {what} within {_LOG_TIMEOUT_S:g} s")
     return Check(name="log", ok=True, detail=f"position {position}, projected {api.feed.position}")
+
+
+def _forget_error(checked: asyncio.Task[None]) -> None:
+    """Take note of an error for which no request waits any more: otherwise asyncio reports it as never retrieved."""
+    if not checked.cancelled():
+        checked.exception()
 
 
 async def _nodes(api: Gateway) -> Check:
