@@ -114,6 +114,22 @@ def test_the_newest_steps_and_the_protected_stay(
         assert set(archive.published(paths[written[0]])) == {paths[pair] for pair in left}
 
 
+@pytest.mark.parametrize("damage", ["manifest", "cut", "gone"])
+def test_a_damaged_checkpoint_takes_no_place_of_a_whole_one(damage: str, tmp_path: Path) -> None:
+    oldest, old, damaged, newest = [write(f"{tmp_path}/generation-1/checkpoints/step-{step}") for step in (1, 2, 3, 4)]
+    match damage:
+        case "manifest":
+            Path(damaged, archive.MANIFEST).write_text("{")
+        case "cut":
+            Path(damaged, "file-0").write_bytes(b"")
+        case "gone":
+            Path(damaged, "file-0").unlink()
+    assert archive.retire(newest, 2, []) == [oldest]
+    assert archive.published(newest) == [newest, damaged, old]
+    later = write(f"{tmp_path}/generation-1/checkpoints/step-5")
+    assert archive.retire(later, 2, []) == [damaged, old]
+
+
 def test_unfinished_checkpoints_of_older_generations_are_deleted(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         write(f"{tmp_path}/generation-{number}/checkpoints/step-5", publish=False)

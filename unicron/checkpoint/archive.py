@@ -173,6 +173,20 @@ def published(location: str) -> list[str]:
     return sorted((p for p in found if step(p) >= 0), key=lambda p: (step(p), generation(p)), reverse=True)
 
 
+def looks_whole(location: str) -> bool:
+    """Return whether a checkpoint's manifest can be read and its files have their sizes; contents are not read.
+
+    Raises:
+        OSError: its place cannot be read.
+    """
+    try:
+        manifest = read(location)
+    except DamagedCheckpoint:
+        return False
+    found = storage.sizes(location)
+    return all(found.get(name) == file.bytes for name, file in manifest.files.items())
+
+
 def retire(location: str, keep: int, protected: Iterable[str]) -> list[str]:
     """Delete the old published checkpoints of a task; return the deleted ones.
 
@@ -181,13 +195,18 @@ def retire(location: str, keep: int, protected: Iterable[str]) -> list[str]:
 
     Args:
         location: a checkpoint of the task.
-        keep: how many steps stay: the newest ones, at least 2. A step that a later generation wrote again is one step.
+        keep: how many steps stay: the newest ones, at least 2. A step that a later generation wrote again is one step,
+            and one of which nothing looks whole does not count.
         protected: checkpoints that stay too: the one that the generation started from.
     """
     spared = {storage.canonical(p) for p in protected}
     present = published(location)
-    steps = sorted({step(p) for p in present}, reverse=True)[: max(2, keep)]
-    retired = [p for p in present if step(p) not in steps and storage.canonical(p) not in spared]
+    whole: set[int] = set()
+    for newest in present:
+        if len(whole) < max(2, keep) and step(newest) not in whole and looks_whole(newest):
+            whole.add(step(newest))
+    oldest = min(whole, default=0) if len(whole) == max(2, keep) else 0
+    retired = [p for p in present if step(p) < oldest and storage.canonical(p) not in spared]
     for old in retired:
         # The manifest first: a folder without a manifest does not count, so a half-deleted checkpoint is never read.
         storage.delete(f"{old}/{MANIFEST}")

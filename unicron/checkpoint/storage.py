@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import posixpath
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
@@ -129,6 +130,16 @@ def checksum(location: str) -> tuple[int, str]:
             size += len(chunk)
             hasher.update(chunk)
     return size, hasher.hexdigest()
+
+
+def sizes(location: str) -> dict[str, int]:
+    """Return the files in a folder: name -> bytes. Empty: there is no such folder."""
+    fs, path = opened(location)
+    try:
+        listed = fs.ls(path, detail=True)
+    except FileNotFoundError:
+        return {}
+    return {posixpath.basename(file["name"]): int(file["size"]) for file in listed if file["type"] == "file"}
 
 
 def matching(pattern: str) -> list[str]:
