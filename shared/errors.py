@@ -24,6 +24,7 @@
         NoReceiver          nobody listens for a request            503, exit 5
         AccessDenied        the database or the bus refuses         503, exit 5
         TimedOut            waited in vain for a condition          503, exit 8
+        AnswerLost          a request is out, and no answer came    503, exit 5
       Corrupt               a log or a plan that fails its checks   500, exit 6
 
 ``code`` is stable: scripts and problem+json documents name it. The failures of commands and plans have codes of their
@@ -218,6 +219,12 @@ class TimedOut(Unavailable):
 
     code = "timed-out"
     exit_code = 8
+
+
+class AnswerLost(Unavailable):
+    """A request that changes something was sent, and no answer came: it may be recorded. The client raises it."""
+
+    code = "answer-lost"
 
 
 class Corrupt(UnicronError):

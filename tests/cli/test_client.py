@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TypeVar
 
+import httpx
 import pytest
 import yaml
 
 from services.api.models import EventRecord, Incident, Stopping, Task
 from shared import tasks
-from shared.errors import Conflict, InvalidInput, NotFound, Unauthenticated, Unavailable, Undecodable
+from shared.errors import AnswerLost, Conflict, InvalidInput, NotFound, Unauthenticated, Unavailable, Undecodable
 from shared.events import TaskFailed, TaskFinished
 from shared.tasks import TaskSpec, TaskState, parse_spec
 from tests.api.kit import Server, until
@@ -54,6 +58,53 @@ async def test_a_specification_is_a_file_a_mapping_or_a_model(
     newest = await ask(api, lambda client: [*client.tasks([TaskState.PENDING], newest_first=True)])
     assert [task.name for task in newest] == ["c", "b", "a"]
     assert await ask(api, lambda client: [*client.tasks(["failed"])]) == []
+
+
+@contextlib.contextmanager
+def losing_answers(url: str, *, forwards: bool) -> Iterator[str]:
+    """Serve an address behind which answers to POST are lost: passed on to a server, or not."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            answer = httpx.get(url + self.path)
+            self.send_response(answer.status_code)
+            self.send_header("Content-Length", str(len(answer.content)))
+            self.end_headers()
+            self.wfile.write(answer.content)
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if forwards:
+                headers = {"Content-Type": self.headers["Content-Type"]}
+                httpx.post(url + self.path, content=body, headers=headers).raise_for_status()
+            self.close_connection = True
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as lossy:
+        serving = threading.Thread(target=lossy.serve_forever)
+        serving.start()
+        yield f"http://127.0.0.1:{lossy.server_port}"
+        lossy.shutdown()
+        serving.join()
+
+
+@pytest.mark.parametrize("forwards", [True, False])
+async def test_a_lost_answer_says_what_the_server_has(forwards: bool, api: Server) -> None:
+    def submit() -> str:
+        with losing_answers(api.url, forwards=forwards) as url, Client(url) as client:
+            with pytest.raises(AnswerLost) as lost:
+                client.submit(api.spec("gpt"))
+            with pytest.raises(AnswerLost, match="may be recorded"):
+                client.post("/v1/tasks/gpt/stop", {})
+        return lost.value.detail
+
+    said = await asyncio.to_thread(submit)
+    there = "the server has a task gpt, pending, submitted at 20" in said
+    assert ("may be recorded" in said, there, said.endswith("has no task gpt")) == (True, forwards, not forwards)
 
 
 async def test_a_key_submits_once(api: Server) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from shared.errors import AnswerLost, NotFound, UnicronError
 from unicron.client.answers import Record, moment, order, server_sent, task_path, typed
 from unicron.client.operations import Operations
 from unicron.client.output import MissingOutput, OutputLine, output
@@ -55,6 +56,7 @@ class Client(Operations):
         Raises:
             InvalidInput: a field is wrong, or a node cannot use a file.
             Conflict: the name is in use, or the key was used for something else.
+            AnswerLost: it may be recorded; the error says what the server has.
         """
         from services.api.models import Task
         from unicron.client.specifications import as_body, specification
@@ -64,8 +66,21 @@ class Client(Operations):
     def submission(self, body: Record, key: str | None = None) -> Submission:
         """Submit a task, given as JSON; return it as JSON, and whether this call has submitted it."""
         headers = {} if key is None else {"Idempotency-Key": key}
-        answer = self.answer("POST", "/v1/tasks", body, headers=headers)
+        try:
+            answer = self.answer("POST", "/v1/tasks", body, headers=headers)
+        except AnswerLost as err:
+            raise AnswerLost(f"{err.detail}: {self._recorded(str(body.get('name', '')))}") from err
         return Submission(answer.content, new=answer.status == 201)
+
+    def _recorded(self, name: str) -> str:
+        """Say what the server has of a task whose submission got no answer."""
+        try:
+            task = self.get(task_path(name))
+        except NotFound:
+            return f"the server has no task {name}"
+        except UnicronError:
+            return f"whether there is a task {name} cannot be asked now"
+        return f"the server has a task {name}, {task['state']}, submitted at {task['submitted_at']}"
 
     def task(self, name: str) -> Task:
         """Return a task.

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from shared.endpoints import DEFAULT_SERVER
-from shared.errors import Conflict, InvalidInput, NotFound, Unavailable, UnicronError
+from shared.errors import AnswerLost, Conflict, InvalidInput, NotFound, Unavailable, UnicronError
 
 TIMEOUT_S = 20.0
 """An answer takes milliseconds; a submission waits up to 5 s for nodes, and on a busy disk 10 s for the projections."""
@@ -68,9 +68,15 @@ def credentials(url: httpx.URL, token: str | None = None) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def transport_errors(server: str) -> Iterator[None]:
-    """Raise what goes wrong on the way to the server as ``Unavailable``."""
+    """Raise what goes wrong on the way to the server as ``Unavailable``, or ``AnswerLost`` if it may have got there."""
     try:
         yield
+    except (httpx.ReadTimeout, httpx.ReadError, httpx.RemoteProtocolError) as err:
+        if err.request.method == "GET":
+            raise Unavailable(f"{server} does not answer: {type(err).__name__}") from err
+        raise AnswerLost(
+            f"{server} did not answer ({type(err).__name__}): the request may be recorded; look before it is sent again"
+        ) from err
     except httpx.TimeoutException as err:
         raise Unavailable(f"{server} does not answer: {type(err).__name__}") from err
     except httpx.TransportError as err:
