@@ -1,7 +1,8 @@
-"""Fixtures of all tests: a real nats-server, a real log, each test's own."""
+"""Fixtures of all tests: a real nats-server, a real log, each test's own; a PostgreSQL server where one can be had."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from shared.log.journal import Journal
 from shared.log.log import EventLog
 from shared.settings import Settings
 from tests.nats_server import OpenServer
+from tests.postgres import PostgresServer, empty_schema, find_binaries
+
+GIVEN_URL = "UNICRON_TEST_POSTGRES_URL"
 
 # An example that a machine stalls is not wrong.
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -53,3 +57,22 @@ async def journal(log: EventLog, bus: Bus) -> AsyncIterator[Journal]:
     """The log with its relay running."""
     async with Journal(log, bus) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """URL of a server: the one given in the environment, or an own one on a Unix socket; skips without either."""
+    if url := os.environ.get(GIVEN_URL):
+        yield url
+        return
+    if find_binaries() is None:
+        pytest.skip(f"no PostgreSQL: {GIVEN_URL} is not set and no server binaries are installed")
+    with PostgresServer() as server:
+        yield server.url
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str) -> Iterator[str]:
+    """URL of an empty schema."""
+    with empty_schema(postgres_server) as url:
+        yield url

@@ -11,12 +11,15 @@ import signal
 import subprocess
 import tempfile
 import time
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import psutil
 import psycopg
+from sqlalchemy.engine import make_url
 
 from shared.parent import die_with_parent
 
@@ -126,6 +129,22 @@ class PostgresServer:
     def _run(self, program: str, *arguments: str) -> None:
         command = [str(self._binaries / program), *arguments]
         subprocess.run(command, check=True, capture_output=True, cwd=self.folder, **self._who)
+
+
+@contextlib.contextmanager
+def empty_schema(postgres_server: str) -> Iterator[str]:
+    """Give the URL of an empty schema of a server, which is dropped afterwards."""
+    schema = f"test_{uuid.uuid4().hex}"
+    dsn = make_url(postgres_server).set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {schema}".encode())
+    yield (
+        make_url(postgres_server)
+        .update_query_dict({"options": f"-csearch_path={schema}"})
+        .render_as_string(hide_password=False)
+    )
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"DROP SCHEMA {schema} CASCADE".encode())
 
 
 def _unprivileged() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from pydantic import BaseModel
-from sqlalchemy import Index
+from sqlalchemy import BigInteger, Index, Integer
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import registry
 from sqlmodel import Field, SQLModel
@@ -34,6 +34,10 @@ class Tables(SQLModel, registry=registry()):
     """Base of the tables: metadata of their own, so that dropping them never touches another part's tables."""
 
 
+_POSITION = BigInteger().with_variant(Integer, "sqlite")
+"""Type of a position, as in the log: of 64 bits, and the cursors that lists are asked for are of the same range."""
+
+
 class Row(Tables):
     """A document under its key. ``position`` orders lists; ``state`` filters them.
 
@@ -42,7 +46,7 @@ class Row(Tables):
     """
 
     key: str = Field(primary_key=True)
-    position: int
+    position: int = Field(sa_type=_POSITION)
     state: str = ""
     shown: str = ""
     document: str
@@ -53,7 +57,7 @@ class Link(Tables):
 
     key: str = Field(primary_key=True)
     task: str = Field(primary_key=True)
-    position: int
+    position: int = Field(sa_type=_POSITION)
     state: str
 
 
@@ -194,7 +198,7 @@ class PositionRow(Tables, table=True):
 
     id: int = Field(primary_key=True)
     schema_version: int
-    position: int
+    position: int = Field(sa_type=_POSITION)
     head: str
     """Hash of the record at ``position``: shows whether this is still the same log."""
     settled_s: float

@@ -15,9 +15,6 @@ from services.planner.replay import Replayer
 from shared.errors import AccessDenied, InvalidInput, Unavailable
 from shared.log.log import EventLog
 from tests.logs.kit import read_rows, restore
-from tests.shared.conftest import postgres_server, postgres_url
-
-__all__ = ["postgres_server", "postgres_url"]
 
 GOLDEN = Path(__file__).parents[1] / "logs" / "drained-node-1.jsonl"
 
