@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from tests.cluster.control import until
 from tests.cluster.machine import Machine
 
 BUCKET = "checkpoints"
+
+SECRET = {"AWS_SECRET_ACCESS_KEY": "test"}
+"""Variable of its clients that nobody else may see."""
 
 PORT = 5000
 """Of moto's server, unless it is given another one."""
@@ -24,7 +28,7 @@ class ObjectStore:
         machine: where it runs; it is on.
 
     Attributes:
-        variables: environment variables of its clients.
+        variables: environment variables of its clients that anybody may see; ``secrets`` has the other one.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -32,14 +36,23 @@ class ObjectStore:
         self.variables: Mapping[str, str] = {
             "AWS_ENDPOINT_URL": f"http://{machine.address}:{PORT}",
             "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
             "AWS_DEFAULT_REGION": "us-east-1",
         }
         machine.start([sys.executable, "-m", "moto.server", "-H", "0.0.0.0", "-p", str(PORT)], output="s3.log")
         until("the S3 server has a bucket", self._has_bucket, START_S)
 
+    def secrets(self, folder: Path) -> dict[str, str]:
+        """Return the secrets of a task's specification; their files, which all machines see, are in a folder."""
+        places = {}
+        for name, value in SECRET.items():
+            path = folder / name
+            path.touch(0o600)
+            path.write_text(f"{value}\n")
+            places[name] = f"file:{path}"
+        return places
+
     def _has_bucket(self) -> bool:
         script = f"import s3fs; fs = s3fs.S3FileSystem(); fs.exists({BUCKET!r}) or fs.mkdir({BUCKET!r})"
-        settings = [f"{name}={value}" for name, value in self.variables.items()]
+        settings = [f"{name}={value}" for name, value in {**self.variables, **SECRET}.items()]
         client = ["env", *settings, sys.executable, "-c", script]
         return self._machine.wait(self._machine.start(client, output="s3-client.log"), START_S) == 0

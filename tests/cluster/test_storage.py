@@ -71,7 +71,9 @@ def test_checkpoints_in_an_object_store(bed: Bed, recorded: Recorded, corpus: Pa
     client, url = bed.client, f"s3://{BUCKET}/stored"
     place = {"every": 4, "url": url, "memory_every": 0}
     spec = small_task("stored", corpus, model=MODEL, steps=STEPS, exact=True, checkpoint=place)
-    spec["env"] |= ObjectStore(bed.machines[CONTROL]).variables
+    store = ObjectStore(bed.machines[CONTROL])
+    spec["env"] |= store.variables
+    spec["secrets"] = store.secrets(tmp_path)
     pace = Pace(tmp_path, BATCH_S)
     with ThreadPoolExecutor() as pool:
         expected = pool.submit(reference, {**spec, "checkpoint": {"every": 0}}, tmp_path / "reference")
