@@ -42,9 +42,10 @@ _NOT_THE_NEXT = (10070, 10071, 10164)
 """JetStream's error codes for an expected last message id, or last sequence, that is not the stream's."""
 
 STUCK_S = 20.0
-"""A stream that has not taken the same row for this time, while the server answers, is rebuilt. nats-server (2.12)
-stores nothing in a stream of which one write has failed, also once the disk has room again, and then answers no
-publication. A slow server has several tries (``shared.bus.JETSTREAM_TIMEOUT_S`` each)."""
+"""A stream that has not taken the same row for this time, while the server answers, is rebuilt. nats-server (2.12 to
+2.15) stores nothing in a stream of which one write has failed, also once the disk has room again: it does not answer
+the publication of the next message, and refuses all behind it for the one that it lacks. A slow server has several
+tries (``shared.bus.JETSTREAM_TIMEOUT_S`` each)."""
 
 COMPARE_INTERVAL_S = 10.0
 """How long the stream counts as equal to the table, once compared, while neither the table nor the connection has
@@ -227,10 +228,25 @@ class Relay:
         return await self._bus.jetstream.update_stream(info.config.evolve(num_replicas=self._replicas))
 
     async def _send(self, sequence: int) -> int:
-        """Publish every row after ``sequence``; return the stream's last sequence."""
+        """Publish every row after ``sequence``; return the stream's last sequence.
+
+        Raises:
+            Unavailable: the stream takes no row behind its last one, though the server answers.
+        """
         while rows := await asyncio.to_thread(self._log.page, after=sequence, limit=_BATCH):
-            # If not: another relay was faster, or an acknowledgement was lost; go on at the stream's end.
-            sequence = int(rows[-1].position) if await self._publish(rows) else await self._sequence()
+            if await self._publish(rows):
+                sequence = int(rows[-1].position)
+                continue
+            # Another relay was faster, or an acknowledgement was lost: go on at the stream's end.
+            reached = await self._sequence()
+            if reached == sequence:
+                # A stream that stores nothing refuses the rows behind the next one at once, time and again. Of the next
+                # one it says nothing, which counts (``STUCK_S``) once it is published alone.
+                await self._publish(rows[:1])
+                reached = await self._sequence()
+                if reached == sequence:
+                    raise Unavailable(f"relay: stream {STREAM} takes no message behind sequence {sequence}")
+            sequence = reached
         return sequence
 
     async def _publish_fresh(self, rows: Sequence[StoredRow]) -> bool:

@@ -12,7 +12,7 @@ import nats.errors
 import nats.js.errors
 import pytest
 from nats.js import JetStreamContext
-from nats.js.api import Header, RawStreamMsg, StreamConfig
+from nats.js.api import DiscardPolicy, Header, RawStreamMsg, StreamConfig
 
 from shared.bus import Bus
 from shared.errors import Unavailable
@@ -164,29 +164,59 @@ async def test_relayed_messages_survive_a_kill_of_the_server(log: EventLog, bus:
     await assert_equal(bus, log)
 
 
+@pytest.mark.parametrize("lacking", [1, 2, 50])
 async def test_a_stream_that_stores_nothing_any_more_is_rebuilt(
-    log: EventLog, bus: Bus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    log: EventLog, bus: Bus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lacking: int
 ) -> None:
-    """So is that of a real server whose disk was full (``tests/cluster/test_full_disks.py``)."""
+    """So is that of a real server whose disk was full (``tests/cluster/test_full_disks.py``).
+
+    It does not answer the publication of the next message, and refuses all behind it, since it lacks that one.
+    """
     relay = Relay(log, bus)
     log.append([node_joined(1)])
     assert await relay.run() == 1
     stuck = (await bus.jetstream.stream_info(STREAM)).created
-    publish = JetStreamContext.publish
+    publish, publish_last = Bus.publish, JetStreamContext.publish
 
-    async def publish_unless_stuck(context: JetStreamContext, *arguments: Any, **options: Any) -> Any:
-        if (await context.stream_info(STREAM)).created == stuck:
+    async def is_stored(context: JetStreamContext, headers: dict[str, str]) -> bool:
+        info = await context.stream_info(STREAM)
+        return info.created != stuck or headers[Header.EXPECTED_LAST_SEQUENCE] != str(info.state.last_seq)
+
+    async def publish_unless_stuck(own_bus: Bus, subject: str, data: bytes, headers: dict[str, str]) -> None:
+        if await is_stored(own_bus.jetstream, headers):
+            await publish(own_bus, subject, data, headers)
+
+    async def publish_last_unless_stuck(context: JetStreamContext, *arguments: Any, **options: Any) -> Any:
+        if not await is_stored(context, options["headers"]):
             raise nats.errors.TimeoutError
-        return await publish(context, *arguments, **options)
+        return await publish_last(context, *arguments, **options)
 
-    monkeypatch.setattr(JetStreamContext, "publish", publish_unless_stuck)
-    log.append([node_joined(2)])
-    for _ in range(2):  # a slow server is no reason
+    monkeypatch.setattr(Bus, "publish", publish_unless_stuck)
+    monkeypatch.setattr(JetStreamContext, "publish", publish_last_unless_stuck)
+    rows = log.append_rows([node_joined(number) for number in range(2, 2 + lacking)])
+    async with asyncio.timeout(20):
+        for fresh in (rows, ()):  # a slow server is no reason
+            with pytest.raises(Unavailable):
+                await relay.run(fresh)
+        monkeypatch.setattr(relays, "STUCK_S", 0.0)
+        assert await relay.run() == 1 + lacking
+    assert "stores nothing (it has not taken position 2 for 0 s): deleted and rebuilt" in caplog.text
+    await assert_equal(bus, log)
+
+
+async def test_a_stream_that_takes_no_more_is_left_and_goes_on_later(log: EventLog, bus: Bus) -> None:
+    """Whoever relays is told, in place of publishing the same rows without end."""
+    full = StreamConfig(name=STREAM, subjects=[f"{SUBJECT}.>"], max_msgs=1, discard=DiscardPolicy.NEW)
+    await bus.jetstream.add_stream(full)
+    log.append([node_joined(1)])
+    relay = Relay(log, bus)
+    assert await relay.run() == 1
+    log.append([node_joined(2), node_joined(3)])
+    async with asyncio.timeout(20):
         with pytest.raises(Unavailable):
             await relay.run()
-    monkeypatch.setattr(relays, "STUCK_S", 0.0)
-    assert await relay.run() == 2
-    assert "stores nothing (it has not taken position 2 for 0 s): deleted and rebuilt" in caplog.text
+        await bus.jetstream.update_stream(full.evolve(max_msgs=-1))
+        assert await relay.run() == 3
     await assert_equal(bus, log)
 
 
