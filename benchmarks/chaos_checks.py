@@ -80,7 +80,7 @@ class Checks:
             }
             self._report.line("incident", **line)
             name = f"incident {incident['id'][:8]} ({incident['kind']} of {incident['worker'] or incident['node']})"
-            self.expect(f"{name} is closed", incident["restored_at"] is not None)
+            self.expect(f"{name} is closed", incident["closed_at"] is not None)
             if incident["restored_at"] is not None:
                 limit_s = SLOW_S + FURTHER_FAULT_S * further(incident, injected)
                 self._report.at_most(f"{name} is healed (s)", line["restored_s"], limit_s)
@@ -122,7 +122,7 @@ class Checks:
 def further(incident: Record, injected: list[Injected]) -> int:
     """Return how many faults struck while an incident was being healed."""
     start = datetime.fromisoformat(incident["detected_at"]).timestamp()
-    end = datetime.fromisoformat(incident["restored_at"] or incident["detected_at"]).timestamp()
+    end = datetime.fromisoformat(incident["closed_at"] or incident["detected_at"]).timestamp()
     return sum(start < fault.at < end for fault in injected)
 
 

@@ -138,11 +138,18 @@ def _print_text(costs: dict[str, Any], by: Dimension | None, *, wide: bool) -> N
     print_table((*columns, currency, f"FAILURES {currency}"), rows, empty="no tasks", least=least, wide=wide)
     print()
     incidents = [
-        (row["incident"], row["kind"], row["severity"], *(row[part] for part in _PARTS), row["failure_money"])
+        (
+            row["incident"],
+            row["kind"],
+            row["severity"],
+            *(row[part] for part in _PARTS),
+            row["failure_money"],
+            list(row["failed_tasks"]),
+        )
         for row in costs["incidents"]
     ]
     print_table(
-        ("INCIDENT", "WHAT", "SEV", *_PART_COLUMNS, f"FAILURES {currency}"),
+        ("INCIDENT", "WHAT", "SEV", *_PART_COLUMNS, f"FAILURES {currency}", "FAILED TASKS"),
         incidents,
         empty="no incidents",
         ids=("INCIDENT",),

@@ -74,6 +74,7 @@ def _nodes(nodes: list[dict[str, Any]]) -> Text:
 def _incidents(incidents: list[dict[str, Any]]) -> Text:
     text = Text()
     for i in incidents:
-        state = "restored" if i["restored_at"] else "resumed" if i["resumed_at"] else "being handled"
+        times = {"restored": "restored_at", "over": "closed_at", "resumed": "resumed_at"}
+        state = next((word for word, name in times.items() if i[name]), "being handled")
         text.append(f"{i['severity']} {i['kind']} on {i['worker'] or i['node']}: {state}\n", style="yellow")
     return text

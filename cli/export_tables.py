@@ -134,6 +134,8 @@ INCIDENTS = (
         for answer in ("plain-restart", "wait-for-the-node", "only-failed-task-shrinks")
         for amount in ("worker_s", "lost_flop")
     ),
+    _time("closed_at"),
+    Column("failed_tasks", "text", lambda one: _joined(list(one.get("failed_tasks", {})))),
 )
 
 TASKS = (

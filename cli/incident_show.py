@@ -43,6 +43,9 @@ def show(
 
 def _print(shown: dict[str, Any], page: dict[str, Any], *, wide: bool) -> None:
     print(f"{printable(page['headline'])}\n")
+    for line in page["todo"]:
+        print(f"what to do: {printable(line)}")
+    print()
     _print_facts(shown, page["currency"])
     print()
     phases = [(phase["name"], _seconds(phase["duration_s"]), phase["meaning"]) for phase in page["phases"]]
@@ -62,12 +65,13 @@ def _print(shown: dict[str, Any], page: dict[str, Any], *, wide: bool) -> None:
 def _print_facts(shown: dict[str, Any], currency: str) -> None:
     """Print what the log says of the incident, and its cost as measured."""
     names = ("id", "kind", "severity", "method", "worker", "node", "task", "tasks", "rank", "step")
-    times = ("occurred_at", "detected_at", "planned_at", "resumed_at", "restored_at")
+    times = ("occurred_at", "detected_at", "planned_at", "resumed_at", "restored_at", "closed_at")
     answer = ("response", "plans", "state_source", "steps_recomputed")
     money = [(f"cost.{name}", shown["cost"][name]) for name in _COSTS]
     print_fields(
         [
             *((name, shown[name]) for name in names),
+            ("state", state_of(shown)),
             *((name, clock(shown[name])) for name in times),
             *((name, shown[name]) for name in answer),
             *money,
@@ -75,6 +79,18 @@ def _print_facts(shown: dict[str, Any], currency: str) -> None:
             *incident_evidence.fields(shown["evidence"]),
         ]
     )
+
+
+def state_of(shown: dict[str, Any]) -> str:
+    """Return whether an incident is open, how late it is then, and which tasks did not survive it."""
+    if shown["failed_tasks"]:
+        how = f"{', '.join(shown['failed_tasks'])} failed"
+        return how if shown["closed_at"] else f"open: {how}"
+    if shown["closed_at"]:
+        return "closed" if shown["restored_at"] else "closed, not healed"
+    if shown["stuck_s"] is None:
+        return "open"
+    return f"open: stuck, {shown['stuck_s']:.0f} s longer than usual (median {shown['usual_s']:.3g} s)"
 
 
 def print_observations(shown: dict[str, Any], *, wide: bool) -> None:

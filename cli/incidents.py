@@ -14,7 +14,7 @@ import typer.core
 
 from cli.completion import incident_ids
 from cli.ids import id_path
-from cli.incident_show import show
+from cli.incident_show import show, state_of
 from cli.options import Format, IncidentId, Output, Server, Since, moment
 from cli.output import clock, print_json, print_table, printable, seconds_between
 from shared.errors import InvalidInput
@@ -45,12 +45,12 @@ class Phase(StrEnum):
 
 _SHOW = "show"
 
-_WIDE = ("STATE", "ACKNOWLEDGED BY", "NOTES")
+_WIDE = ("ACKNOWLEDGED BY", "NOTES")
 """Columns of ``-o wide`` alone."""
 
 _COLUMNS = (
     "INCIDENT", "AT (UTC)", "WHAT", "SEV", "FOUND BY", "WHERE", "TASKS", "DETECT S", "RESUME S", "RESTORE S",
-    "LOST STEPS", "STATE FROM", "RESPONSE", *_WIDE,
+    "LOST STEPS", "STATE FROM", "RESPONSE", *_WIDE, "STATE",
 )  # fmt: skip
 
 app = typer.Typer(cls=_Incidents, add_completion=False, subcommand_metavar="[INCIDENT | COMMAND [ARGS]...]")
@@ -62,7 +62,7 @@ def incidents(
     context: typer.Context,
     task: Annotated[str | None, typer.Option(help="Only those that touched this task.")] = None,
     state: Annotated[
-        Phase | None, typer.Option(help="Only these; closed: all is back at planned strength.", show_choices=True)
+        Phase | None, typer.Option(help="Only these; closed: nothing is left to do.", show_choices=True)
     ] = None,
     since: Since = None,
     last: Annotated[int | None, typer.Option(min=0, help="Only the newest so many.")] = None,
@@ -75,7 +75,7 @@ def incidents(
     have cost.
 
     DETECT: seconds from the fault to its detection. RESUME and RESTORE: seconds from the detection to the end of the
-    interrupted step, and to planned strength.
+    interrupted step, and to planned strength; a fault from which a task did not recover has none.
     """
     if context.invoked_subcommand is not None:
         for option, value in (("--task", task), ("--state", state), ("--since", since), ("--last", last)):
@@ -96,7 +96,7 @@ def incidents(
         print_json(page)
         return
     wide = output is Format.WIDE
-    columns = _COLUMNS if wide else _COLUMNS[: -len(_WIDE)]
+    columns = [name for name in _COLUMNS if wide or name not in _WIDE]
     rows = [
         (
             found["id"],
@@ -112,10 +112,9 @@ def incidents(
             found["steps_recomputed"],
             found["state_source"],
             found["response"],
-            "closed" if found["restored_at"] else "open",
-            found["acknowledged"] and found["acknowledged"]["by"],
-            len(found["notes"]),
-        )[: len(columns)]
+            *((found["acknowledged"] and found["acknowledged"]["by"], len(found["notes"])) if wide else ()),
+            state_of(found),
+        )
         for found in page["items"]
     ]
     # The id is what other verbs ask for; the rest is on the incident's own page, too.

@@ -52,7 +52,8 @@ AGENT = "agent-"
 class Health(Model):
     """The reply to a health request.
 
-    ``ready``: the service works. ``detail``: why it does not. ``counters``: numbers by name.
+    ``ready``: the service works. ``detail``: why it does not. ``counters``: numbers by name. ``handled``: position of
+    the log up to which the service has handled it; None: it follows no log.
     """
 
     name: str = ""
@@ -60,6 +61,7 @@ class Health(Model):
     ready: bool = False
     detail: str = ""
     counters: dict[str, Integer] = Field(default_factory=dict)
+    handled: Integer | None = None
 
 
 HEALTH_REPLY: TypeAdapter[Health] = TypeAdapter(Health)
@@ -126,7 +128,14 @@ class Context:
     async def health(self, _: bytes = b"") -> bytes:
         """Return the reply to a health request: JSON of ``Health``."""
         detail = self.outages.detail or ("" if self.is_ready else "starting")
-        health = Health(name=self.name, pid=os.getpid(), ready=not detail, detail=detail, counters=self.counters)
+        health = Health(
+            name=self.name,
+            pid=os.getpid(),
+            ready=not detail,
+            detail=detail,
+            counters=self.counters,
+            handled=self.opened.handled if self.opened is not None else None,
+        )
         return health.model_dump_json().encode()
 
     def _metrics(self) -> Iterator[Metric]:

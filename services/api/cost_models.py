@@ -70,12 +70,13 @@ class TaskCost(BaseModel):
 
 
 class IncidentCostRow(IncidentCost):
-    """An incident in the cost report."""
+    """An incident in the cost report. ``failed_tasks``: those that did not survive it, and why."""
 
     incident: str
     kind: ErrorKind
     severity: Severity
     tasks: list[str]
+    failed_tasks: dict[str, str]
 
 
 class CostTotals(IncidentCost):

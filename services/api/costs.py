@@ -125,6 +125,7 @@ def report(account: Account, cluster: ClusterView, *, period: Period | None = No
                 kind=incident.kind,
                 severity=incident.severity,
                 tasks=incident.tasks,
+                failed_tasks=incident.failed_tasks,
                 **incident_cost(sums[INCIDENT].get(incident.id), price).model_dump(),
             )
             for incident in account.incidents

@@ -134,7 +134,7 @@ class IncidentNotices:
         """Send the ends of incidents that are over; return what was sent then."""
         for name in sent.open:
             view = await _incident(api, name)
-            if view is not None and view.restored_at is not None:
+            if view is not None and view.closed_at is not None:
                 await self._deliver(api, webhook, name, "incident.closed")
                 sent = Sent(position=sent.position, open=[one for one in sent.open if one != name])
                 await self._save(sent)
@@ -168,7 +168,7 @@ def delivery(kind: Kind, incident: str, data: dict[str, Any], now: datetime) -> 
 def facts_of(view: IncidentView) -> dict[str, Any]:
     """Return what a notice says of an incident besides its cost. ``cause``: the kind of the error."""
     names = {"id", "position", "severity", "task", "tasks", "node", "worker", "plans"}
-    names |= {"occurred_at", "detected_at", "restored_at"}
+    names |= {"occurred_at", "detected_at", "restored_at", "closed_at", "failed_tasks"}
     facts = view.model_dump(mode="json", include=names)
     return {"incident": facts.pop("id"), "cause": view.kind.value, **facts}
 

@@ -1,10 +1,51 @@
-"""Parts of the views of incidents: what users have said of them."""
+"""Parts of the views of incidents: what users have said of them, and how long incidents of a kind usually take."""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Mapping
 from datetime import datetime
 
 from shared.model import Model
+from shared.severities import ErrorKind
+
+REMEMBERED = 15
+"""Incidents of a kind whose times are remembered, the newest: enough that one that took long is no median."""
+
+TIMES_USUAL = 2.0
+"""An open incident is stuck once it has taken so many times as long as the median of its kind: half as long again is
+what a busy machine makes of it."""
+
+LEAST_LATE_S = 5.0
+"""And no earlier than so much later than the median: that of a retry in place is below a second."""
+
+Usual = dict[str, dict[str, float]]
+"""Kind -> incident -> seconds from the fault until its tasks were back at planned strength."""
+
+
+def with_duration(usual: Usual, kind: ErrorKind, incident: str, seconds: float) -> Usual:
+    """Return the times with that of an incident that is over; the oldest of its kind leaves."""
+    known = {name: value for name, value in usual.get(kind.value, {}).items() if name != incident}
+    newest = [*known.items(), (incident, seconds)][-REMEMBERED:]
+    return {**usual, kind.value: dict(newest)}
+
+
+def median_s(usual: Mapping[str, Mapping[str, float]], kind: ErrorKind) -> float | None:
+    """Return how long an incident of a kind usually takes, in seconds; None: none has been healed yet."""
+    times = usual.get(kind.value)
+    return statistics.median(times.values()) if times else None
+
+
+def stuck_s(usual_s: float | None, age_s: float) -> float | None:
+    """Return how much longer than usual an open incident takes, in seconds; None: it is not stuck.
+
+    Args:
+        usual_s: how long one of its kind usually takes; None: not known.
+        age_s: seconds since the fault.
+    """
+    if usual_s is None or age_s < max(TIMES_USUAL * usual_s, usual_s + LEAST_LATE_S):
+        return None
+    return age_s - usual_s
 
 
 class Note(Model):

@@ -199,6 +199,7 @@ class IncidentFacts(BaseModel):
     planned_at: Time | None
     resumed_at: Time | None
     restored_at: Time | None
+    closed_at: Time | None
     response: str | None
     plans: list[str]
     state_source: str | None
@@ -213,14 +214,20 @@ class IncidentFacts(BaseModel):
 
 
 class IncidentAmounts(BaseModel):
-    """What an incident costs (``Incident``)."""
+    """What an incident costs, and how late it is (``Incident``)."""
 
     cost: IncidentCost
     counterfactuals: list[Counterfactual]
+    usual_s: float | None = None
+    stuck_s: float | None = None
 
 
 class Incident(IncidentAmounts, IncidentFacts):
     """A fault. ``resumed_at``: end of the interrupted step; ``restored_at``: return to planned strength.
+
+    ``closed_at``: when nothing was left to do. A fault from which a task did not recover has that time alone, and
+    ``failed_tasks`` says why. ``usual_s``: of an open one, the median time of healed ones of its kind; null: there is
+    none. ``stuck_s``: by how much longer an open one takes; null: it is not stuck.
 
     ``task``: of a fault of one task; null for a node's. ``tasks``: all that the fault hit or its plans changed.
     ``counterfactuals``: models of other answers. ``observations``: what ranks and methods saw of it, if more than one
@@ -351,7 +358,7 @@ class Stopping(BaseModel):
 
 
 class Check(BaseModel):
-    """One condition of readiness.
+    """One condition of readiness. ``lag``: events of the log that the part has not handled; null: none follow from it.
 
     ``counters``: numbers by name, of a service; of all agents (check ``nodes``); of the api itself (check ``bus``).
     """
@@ -359,6 +366,7 @@ class Check(BaseModel):
     name: str
     ok: bool
     detail: str = Field(default="")
+    lag: int | None = None
     counters: dict[str, int] = Field(default_factory=dict)
 
 

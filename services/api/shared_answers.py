@@ -20,7 +20,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.api.feed import Feed
 
-SHARED = frozenset({"/v1/tasks", "/v1/nodes", "/v1/incidents", "/v1/slow-workers", "/v1/plans", "/v1/costs", "/v1/waf"})
+SHARED = frozenset({
+    "/v1/tasks", "/v1/nodes", "/v1/incidents", "/v1/slow-workers", "/v1/plans", "/v1/costs", "/v1/waf", "/v1/status",
+})  # fmt: skip
 """Paths whose answers to a GET depend on nothing but the query: everybody who may read may read all."""
 
 PAUSE_S = 0.5

@@ -335,7 +335,7 @@ INCIDENTS = Kind(
     IncidentRow,
     IncidentView,
     "incident",
-    lambda v: "closed" if v.restored_at else "open",
+    lambda v: "closed" if v.closed_at else "open",
     lambda v: sorted({*v.tasks}),
     ("closed", "open"),
     IncidentTask,

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from services.api.incident_parts import Acknowledgement as Acknowledgement
 from services.api.incident_parts import Note as Note
+from services.api.incident_parts import Usual
 from services.api.observed_views import OpenAnomaly, SlowdownView, SlowWorker
 from services.api.other_answers import OtherAnswers
 from services.api.task_parts import AttemptView, Weighting, weighted_steps
@@ -135,7 +136,8 @@ class IncidentView(Value):
     ``tasks``: those that it hit (``task`` alone, or all on a lost or isolated node), and those that the plans changed.
     ``shortfalls``: keys of the spans in which tasks have fewer workers because of it (``SpanView``);
     ``past_shortfalls``: of those that have ended. ``failed_tasks``: tasks that failed because of it, and why.
-    ``observations``, ``omitted``, ``root_cause``: of ``incident.observed``.
+    ``observations``, ``omitted``, ``root_cause``: of ``incident.observed``. ``closed_at``: when nothing was left to do;
+    ``restored_at``: the same, where every task that it hit trains again.
     """
 
     id: str
@@ -153,6 +155,7 @@ class IncidentView(Value):
     planned_at: datetime | None = None
     resumed_at: datetime | None = None
     restored_at: datetime | None = None
+    closed_at: datetime | None = None
     response: str = ""
     state_source: str = ""
     steps_recomputed: int = 0
@@ -333,8 +336,9 @@ class SpanView(Value):
     """A time in which something holds of a node or a task. ``end``: None while it lasts.
 
     ``workers``: all of the node; or those that the task has lost to the incident. ``hardware``: their kind; the kind
-    that the task wants, empty for any. ``incident``: that took the node or the workers. ``before``: workers that the
-    task had. ``weight``, ``flop_per_worker_s``: of the task, and its weighted FLOP/s of one worker.
+    that the task wants, empty for any. ``incident``: that took the node or the workers. ``before``, ``after``: numbers
+    of workers that the task had, and has instead: some of those lost may have been replaced. ``weight``,
+    ``flop_per_worker_s``: of the task, and its weighted FLOP/s of one worker.
 
     ``detected_at``: of an away node, when the incident was detected.
 
@@ -354,6 +358,7 @@ class SpanView(Value):
     workers: list[str] = Field(default_factory=list)
     hardware: str = ""
     before: int = 0
+    after: int = 0
     weight: float = 1.0
     flop_per_worker_s: float = 0.0
     first_step: int = 0
@@ -366,6 +371,7 @@ class ClusterView(Value):
     """Parameters of the cluster from which costs are computed.
 
     ``away``: names of the nodes that are allocated and away. ``healthy``: key of the healthy line's span that lasts.
+    ``usual``: how long the newest incidents took that were healed, by kind.
     """
 
     name: str = "cluster"
@@ -374,6 +380,7 @@ class ClusterView(Value):
     currency: str = "USD"
     away: list[str] = Field(default_factory=list)
     healthy: str = ""
+    usual: Usual = Field(default_factory=dict)
 
 
 @dataclass

@@ -148,9 +148,11 @@ def test_the_page_begins_with_what_an_operator_asks_first(
 
 def test_an_incident_that_goes_on_says_so(demo: dict[ErrorKind, tuple[PostMortem, list[Recorded]]]) -> None:
     made, _ = demo[ErrorKind.HANG]
-    lasting = made.incident.model_copy(update={"restored_at": None})
-    open_ = made.model_copy(update={"closed": False, "standing": standing(lasting, [])})
-    assert headline(lasting, [], None).endswith("; not at planned strength yet")
+    lasting = made.incident.model_copy(update={"restored_at": None, "closed_at": None})
+    now = lasting.occurred_at + timedelta(seconds=90)
+    open_ = made.model_copy(update={"closed": False, "standing": standing(lasting, [], now)})
+    open_for = "open for 90.00 s (none of its kind was healed before)"
+    assert headline(lasting, [], None, now).endswith(f"; not at planned strength yet: {open_for}")
     parsed = ParsedPage()
     parsed.feed(page.html(open_))
     assert "Not over" in parsed.sections["short"]
@@ -281,7 +283,7 @@ def test_a_lost_node_leaves_a_task_with_fewer_workers(
     assert any(f"{short.task} went on with 2 of 4 workers" in line for line in made.standing)
     joined = next(moment for moment in made.timeline if moment.what == "node n1 joined again")
     assert records[(joined.position or 0) - 1].event.type == "node.joined"
-    lasting = standing(made.incident, [Shortfall(**{**short.model_dump(), "until": None})])
+    lasting = standing(made.incident, [Shortfall(**{**short.model_dump(), "until": None})], made.as_of)
     assert lasting[1].endswith("and still has fewer than before.")
 
 
@@ -297,7 +299,7 @@ def test_a_lost_node_leaves_a_task_with_fewer_workers(
 def test_what_to_do_about_a_lost_node_depends_on_its_present_state(
     demo: dict[ErrorKind, tuple[PostMortem, list[Recorded]]], node: NodeState, said: str
 ) -> None:
-    assert todo(demo[ErrorKind.NODE_LOST][0].incident, node) == [said]
+    assert todo(demo[ErrorKind.NODE_LOST][0].incident, node, []) == [said]
 
 
 def test_a_task_that_failed_is_no_success(story: Story, tmp_path: Path) -> None:

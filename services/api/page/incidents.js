@@ -26,9 +26,9 @@ export function showIncidents(incidents, { open, newest }, currency) {
   setText(byId("more-incidents"), moreText(open.more || newest.more, shown.length, "incident", "unicron incidents"));
 }
 
-/** Return whether the tasks of an incident are not yet back at planned strength. */
+/** Return whether there is still something to do about an incident. */
 export function isOpen(incident) {
-  return incident.restored_at === null;
+  return incident.closed_at === null;
 }
 
 function makeIncident(incident) {
@@ -60,9 +60,8 @@ function fillIncident(row, incident, currency) {
 }
 
 /** Return what happened how long after the fault. */
-function timesOf({ occurred_at, detected_at, resumed_at, restored_at, failed_tasks }) {
-  const end = Object.keys(failed_tasks).length ? "plan carried out" : "planned strength";
-  const after = [["detected", detected_at], ["training again", resumed_at], [end, restored_at]];
+function timesOf({ occurred_at, detected_at, resumed_at, restored_at }) {
+  const after = [["detected", detected_at], ["training again", resumed_at], ["planned strength", restored_at]];
   return after.filter(([, at]) => at !== null).map(([what, at]) => `${what} ${duration(secondsBetween(occurred_at, at))}`);
 }
 
@@ -99,7 +98,10 @@ function noteAction(id) {
 }
 
 function stateOf(incident) {
-  const parts = [isOpen(incident) ? "▲\u00a0open" : "●\u00a0closed"];
+  const { closed_at, restored_at, stuck_s, usual_s, failed_tasks } = incident;
+  const healed = restored_at !== null || Object.keys(failed_tasks).length > 0;
+  const parts = [closed_at === null ? "▲\u00a0open" : healed ? "●\u00a0closed" : "▲\u00a0closed, not healed"];
+  if (stuck_s !== null) parts.push(`stuck, ${duration(stuck_s)} longer than usual (median ${duration(usual_s)})`);
   for (const task of Object.keys(incident.failed_tasks)) parts.push(`▲\u00a0${task} failed`);
   if (incident.acknowledged) parts.push(`acknowledged by ${incident.acknowledged.by}`);
   return parts.join(", ");

@@ -10,7 +10,8 @@ from services.api import present
 from services.api.accounts import Accounts
 from services.api.costs import incident_cost
 from services.api.counterfactuals import counterfactuals
-from services.api.models import Incident
+from services.api.incident_parts import median_s, stuck_s
+from services.api.models import Incident, IncidentFacts
 from services.api.postmortem import evidence, timeline, words
 from services.api.postmortem.alike import EXAMINED, alike
 from services.api.postmortem.course import course
@@ -42,6 +43,14 @@ class Known:
     position: int
 
 
+def lateness(cluster: ClusterView, incident: IncidentFacts, now: datetime) -> tuple[float | None, float | None]:
+    """Return how long an open incident should take, and how late it is, in seconds; None: as of ``IncidentAmounts``."""
+    if incident.closed_at is not None:
+        return None, None
+    usual_s = median_s(cluster.usual, incident.kind)
+    return usual_s, stuck_s(usual_s, (now - incident.occurred_at).total_seconds())
+
+
 def known(views: ViewReader, name: str, cluster: ClusterView, now: datetime) -> Known:
     """Return what the projections know of an incident.
 
@@ -52,7 +61,9 @@ def known(views: ViewReader, name: str, cluster: ClusterView, now: datetime) -> 
     amounts = Accounts(views, now).incidents([name])
     cost = incident_cost(amounts.get(name), cluster.price_per_worker_hour)
     others = counterfactuals(view.other_answers, cost, views.next_solved, now)
-    shown = Incident(**present.incident_facts(view).model_dump(), cost=cost, counterfactuals=others)
+    facts = present.incident_facts(view)
+    usual, late = lateness(cluster, facts, now)
+    shown = Incident(**facts.model_dump(), cost=cost, counterfactuals=others, usual_s=usual, stuck_s=late)
     keys = [*view.past_shortfalls, *view.shortfalls]
     spans = sorted(views.several(SPANS, keys).values(), key=lambda span: (span.start, span.position))
     node = views.get(NODES, view.node) if view.node is not None else None
@@ -61,14 +72,23 @@ def known(views: ViewReader, name: str, cluster: ClusterView, now: datetime) -> 
         incident=shown,
         answers=answers(views, view.plans, view.position),
         earlier=views.newest(INCIDENTS, before=view.position, limit=EXAMINED),
-        short=shortfalls(spans, view.restored_at),
+        short=shortfalls(spans, view.closed_at),
         node=None if node is None else node.state,
         position=views.position(),
     )
 
 
-def post_mortem(found: Known, log: EventLog, cluster: ClusterView, now: datetime) -> PostMortem:
-    """Return the post-mortem. ``found``: what the projections know; ``log``: is read.
+def post_mortem(
+    found: Known, log: EventLog, cluster: ClusterView, now: datetime, away: Sequence[str] = ()
+) -> PostMortem:
+    """Return the post-mortem.
+
+    Args:
+        found: what the projections know.
+        log: is read.
+        cluster: of the projections.
+        now: the present.
+        away: parts of the control plane that do not work, in words, where the incident is open.
 
     Raises:
         Unavailable: the log does not answer.
@@ -79,7 +99,7 @@ def post_mortem(found: Known, log: EventLog, cluster: ClusterView, now: datetime
     short = [_proved(one, records) for one in found.short]
     return PostMortem(
         incident=incident,
-        headline=headline(incident, short, timeline.back_at(records)),
+        headline=headline(incident, short, timeline.back_at(records), now),
         kind_words=words.KINDS[incident.kind],
         severity_words=words.SEVERITIES[incident.severity],
         injected=injected(
@@ -97,9 +117,9 @@ def post_mortem(found: Known, log: EventLog, cluster: ClusterView, now: datetime
         failed=timeline.failed_workers(records),
         detected=view.position,
         last=max((record.position for record in records), default=view.position),
-        closed=incident.restored_at is not None,
-        standing=standing(incident, short),
-        todo=todo(incident, found.node),
+        closed=incident.closed_at is not None,
+        standing=standing(incident, short, now),
+        todo=todo(incident, found.node, short, away),
         shortfalls=short,
         timeline=timeline.timeline(incident.occurred_at, records),
         phases=timeline.phases(incident, records),
@@ -117,7 +137,7 @@ def _records(found: Known, log: EventLog, left_out: list[str]) -> list[Recorded]
     """Return the records of the incident's course, with those that ended a shortfall."""
     incident = found.incident
     ends_of_shortfalls = {one.until for one in found.short if one.until is not None}
-    ends = None if incident.restored_at is None else max(ends_of_shortfalls | {incident.restored_at})
+    ends = None if incident.closed_at is None else max(ends_of_shortfalls | {incident.closed_at})
     records = course(
         log,
         found.view.position,

@@ -144,7 +144,7 @@ class DecidedPlan(BaseModel):
 class Shortfall(BaseModel):
     """A time in which a task has fewer workers because of the incident.
 
-    ``workers``, ``before``: that it has at its beginning, and had before. ``until``: None: it lasts. ``position``: of
+    ``workers``, ``before``: that it went on with, and had before. ``until``: None: it lasts. ``position``: of
     the record in the log with which it ended.
     """
 

@@ -14,31 +14,29 @@ from services.api.views import NodeState, SpanView
 from shared.severities import ErrorKind, Severity
 
 
-def shortfalls(spans: Sequence[SpanView], restored_at: datetime | None) -> list[Shortfall]:
+def shortfalls(spans: Sequence[SpanView], closed_at: datetime | None) -> list[Shortfall]:
     """Return the times in which tasks have fewer workers; spans of one task that meet are one. Positions are left out.
 
     Args:
         spans: of the incident, in the order in which they began.
-        restored_at: when all tasks were back at planned strength; what had ended by then did not last.
+        closed_at: when nothing was left to do; what had ended by then did not last.
     """
     found: dict[str, Shortfall] = {}
     for span in spans:
-        known = found.get(span.task)
-        if known is not None:
-            found[span.task] = known.model_copy(update={"until": span.end})
-            continue
-        left = span.before - len(span.workers)
-        found[span.task] = Shortfall(task=span.task, workers=left, before=span.before, since=span.start, until=span.end)
-    return [one for one in found.values() if one.until is None or restored_at is None or one.until > restored_at]
+        since = Shortfall(task=span.task, workers=span.after, before=span.before, since=span.start, until=span.end)
+        known = found.get(span.task, since)
+        found[span.task] = known.model_copy(update={"workers": span.after, "until": span.end})
+    return [one for one in found.values() if one.until is None or closed_at is None or one.until > closed_at]
 
 
-def headline(incident: Incident, short: Sequence[Shortfall], back_at: datetime | None) -> str:
+def headline(incident: Incident, short: Sequence[Shortfall], back_at: datetime | None, now: datetime) -> str:
     """Return what happened, in one sentence.
 
     Args:
         incident: it.
         short: times in which tasks have fewer workers because of it.
         back_at: when its node, if it was lost or isolated, came back.
+        now: the present.
     """
     where = incident.worker or incident.node or incident.task or "the cluster"
     cause = incident.root_cause
@@ -47,19 +45,30 @@ def headline(incident: Incident, short: Sequence[Shortfall], back_at: datetime |
         what += f", caused by {cause.kind.value} of {cause.worker or cause.node}"
     if incident.tasks:
         what += f"; it hit or changed {', '.join(incident.tasks)}"
-    what = f"{incident.severity.value}: {what}; {_outcome(incident, short)}"
+    what = f"{incident.severity.value}: {what}; {_outcome(incident, short, now)}"
     return what if back_at is None else f"{what}; {incident.node} was back after {_after(incident, back_at)}"
 
 
-def _outcome(incident: Incident, short: Sequence[Shortfall]) -> str:
+def _outcome(incident: Incident, short: Sequence[Shortfall], now: datetime) -> str:
     if incident.failed_tasks:
         return f"{' and '.join(incident.failed_tasks)} failed"
+    if incident.closed_at is None:
+        return f"not at planned strength yet: {_open_for(incident, now)}"
     if incident.restored_at is None:
-        return "not at planned strength yet"
+        waiting = [one.task for one in short if one.workers == 0]
+        return f"{' and '.join(waiting)} waits for workers" if waiting else "not all tasks that it hit train again"
     after = _after(incident, incident.restored_at)
     if not short:
         return f"at full strength again {after} after the fault"
     return f"training again {after} after the fault, {', '.join(map(_fewer, short))}"
+
+
+def _open_for(incident: Incident, now: datetime) -> str:
+    """Return for how long an incident has been open, beside how long one of its kind usually is."""
+    if incident.stuck_s is not None:
+        return f"stuck, {seconds(incident.stuck_s)} longer than usual (median {seconds(incident.usual_s)})"
+    usual = "none of its kind was healed before" if incident.usual_s is None else f"usually {seconds(incident.usual_s)}"
+    return f"open for {_after(incident, now)} ({usual})"
 
 
 def _fewer(one: Shortfall) -> str:
@@ -70,54 +79,83 @@ def _after(incident: Incident, at: datetime) -> str:
     return seconds(between_s(incident.occurred_at, at))
 
 
-def standing(incident: Incident, short: Sequence[Shortfall]) -> list[str]:
-    """Return how it stands, in sentences. ``short``: times in which tasks have fewer workers because of it."""
+def standing(incident: Incident, short: Sequence[Shortfall], now: datetime) -> list[str]:
+    """Return how it stands, in sentences.
+
+    Args:
+        incident: it.
+        short: times in which tasks have fewer workers because of it.
+        now: the present.
+    """
     found = [f"{task} failed: {reason}." for task, reason in incident.failed_tasks.items()]
-    if incident.restored_at is None:
-        return found or ["Not over: not all tasks train on the workers that their plan gives them."]
-    since = f"since {clock(incident.restored_at)} UTC"
+    if incident.closed_at is None:
+        open_for = _open_for(incident, now)
+        found.append(f"Not over: not all tasks train on the workers that their plan gives them; {open_for}.")
+        return found
+    since = f"since {clock(incident.closed_at)} UTC"
     if found and set(incident.tasks) <= incident.failed_tasks.keys():
         return [*found, f"Its workers are free {since}; no other task was hit."]
+    if not found and incident.restored_at is None:
+        found.append(f"Nothing is being done about it any more {since}, and not all tasks that it hit train again.")
+        return found + [_lacked(one) for one in short]
     others = "all other tasks" if found else "all tasks"
     found.append(f"Over: {others} train on the workers that the plan gives them, {since}.")
     return found + [_lacked(one) for one in short]
 
 
 def _lacked(one: Shortfall) -> str:
+    workers = f"{one.workers} of {one.before} workers"
+    if one.until is None and one.workers == 0:
+        return f"{one.task} waits: it has none of the {one.before} workers that it had before."
     if one.until is None:
-        return f"{one.task} went on with {one.workers} of {one.before} workers, and still has fewer than before."
+        return f"{one.task} went on with {workers}, and still has fewer than before."
     proof = "" if one.position is None else f" (log position {one.position})"
-    return (
-        f"{one.task} went on with {one.workers} of {one.before} workers; what it lacked is a cost of this incident "
-        f"until {clock(one.until)} UTC{proof}."
-    )
+    went_on = f"went on with {workers}" if one.workers else f"waited without any of its {one.before} workers"
+    return f"{one.task} {went_on}; what it lacked is a cost of this incident until {clock(one.until)} UTC{proof}."
 
 
-def todo(incident: Incident, node: NodeState | None) -> list[str]:
-    """Return what there is to do about it, in sentences.
+def todo(incident: Incident, node: NodeState | None, short: Sequence[Shortfall], away: Sequence[str] = ()) -> list[str]:
+    """Return what there is to do about it, in sentences. "Nothing" is said only where nothing is open.
 
     Args:
         incident: it.
         node: the present state of its node; None: it has none, or the node is not known.
+        short: times in which tasks have fewer workers because of it.
+        away: parts of the control plane that do not work, in words.
     """
     found = [
         f"{task}: look at the last error below, mend its cause, then `unicron resume {task}`."
         for task in incident.failed_tasks
     ]
-    general = ADVICE.get(incident.kind)
-    if incident.severity is not Severity.SEV1 or incident.node is None or node is None:
-        return found or ["Nothing." if general is None else f"Nothing now. {general}"]
-    name = incident.node
-    if node is NodeState.LOST:
-        found.append(f"{name} is lost: {ADVICE[ErrorKind.NODE_LOST]}")
-    elif node is NodeState.ISOLATED:
-        advice = general if incident.kind in _MENDED_FIRST else None
-        found.append(f"{name} is isolated: {advice or f'mend its cause, then `unicron return {name}`.'}")
-    elif node is NodeState.LEFT:
-        found.append(f"Nothing: {name} has left since.")
-    else:
-        found.append(f"Nothing: {name} is {node.value} now. If it happens again, look at its machine.")
-    return found
+    found += _while_open(incident, away)
+    lacking = [one.task for one in short if one.until is None]
+    found += [
+        f"{task} has fewer workers than before: `unicron show {task}` says what it waits for." for task in lacking
+    ]
+    name, general = incident.node, ADVICE.get(incident.kind)
+    if incident.severity is Severity.SEV1 and name is not None and node is not None:
+        if node is NodeState.LOST:
+            found.append(f"{name} is lost: {ADVICE[ErrorKind.NODE_LOST]}")
+        elif node is NodeState.ISOLATED:
+            advice = general if incident.kind in _MENDED_FIRST else None
+            found.append(f"{name} is isolated: {advice or f'mend its cause, then `unicron return {name}`.'}")
+        elif not found:
+            state = "has left since" if node is NodeState.LEFT else f"is {node.value} now"
+            again = "" if node is NodeState.LEFT else " If it happens again, look at its machine."
+            found.append(f"Nothing: {name} {state}.{again}")
+        return found
+    return found or ["Nothing." if general is None else f"Nothing now. {general}"]
+
+
+def _while_open(incident: Incident, away: Sequence[str]) -> list[str]:
+    """Return what there is to do about an incident that is not over; nothing for one that is."""
+    if incident.closed_at is not None:
+        return []
+    if away:
+        return [f"The control plane does not work, so nothing heals it: {'; '.join(away)}. Start again what is away."]
+    if incident.stuck_s is not None:
+        return ["It is stuck: `unicron status` says how far each part of the control plane is, its log why."]
+    return ["Wait: it is being healed. `unicron status` says whether every part of the control plane works."]
 
 
 _MENDED_FIRST = (ErrorKind.DEVICE, ErrorKind.BROKEN_LINK)

@@ -125,8 +125,8 @@ def phases(incident: Incident, records: Sequence[Recorded]) -> list[Phase]:
     """Return the parts of the way from the fault to planned strength. ``records``: of the incident's course."""
     detected = next((r.position for r in records if isinstance(r.event, ErrorDetected)), None)
     decided = next((r.position for r in records if isinstance(r.event, PlanDecided)), None)
-    resumed, restored = end_position(records, incident.resumed_at), end_position(records, incident.restored_at)
-    found = [
+    resumed, closed = end_position(records, incident.resumed_at), end_position(records, incident.closed_at)
+    known = [
         Phase(
             name="detection",
             meaning="from the fault until the detector knew it",
@@ -139,6 +139,11 @@ def phases(incident: Incident, records: Sequence[Recorded]) -> list[Phase]:
             duration_s=between_s(incident.detected_at, incident.planned_at),
             position=decided,
         ),
+    ]
+    if incident.closed_at is not None and incident.restored_at is None:
+        return [*known, *_without_recovery(incident, closed)]
+    found = [
+        *known,
         Phase(
             name="interrupted step",
             meaning="until the survivors had done the step that the fault broke",
@@ -149,18 +154,28 @@ def phases(incident: Incident, records: Sequence[Recorded]) -> list[Phase]:
             name="planned strength",
             meaning="until all tasks trained on the workers that the plan gives them",
             duration_s=between_s(incident.resumed_at or incident.planned_at, incident.restored_at),
-            position=restored,
+            position=closed,
         ),
         Phase(
             name="all of it",
             meaning="from the fault to planned strength",
             duration_s=between_s(incident.occurred_at, incident.restored_at),
-            position=restored,
+            position=closed,
         ),
     ]
     if incident.resumed_at is None and incident.restored_at is not None:
         found = [phase for phase in found if phase.name != "interrupted step"]
     return found
+
+
+def _without_recovery(incident: Incident, closed: int | None) -> Iterator[Phase]:
+    """Yield the last phases of an incident from which a task did not recover: no time in them is one of recovery."""
+    for name, meaning, start in (
+        ("end", "until nothing was left to do; not all tasks train again", incident.planned_at or incident.detected_at),
+        ("all of it", "from the fault until nothing was left to do", incident.occurred_at),
+    ):
+        duration_s = between_s(start, incident.closed_at)
+        yield Phase(name=name, meaning=meaning, duration_s=duration_s, position=closed)
 
 
 def end_position(records: Sequence[Recorded], at: datetime | None) -> int | None:

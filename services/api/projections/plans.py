@@ -79,7 +79,7 @@ def _answered_incidents(views: Views, event: PlanDecided) -> list[str]:
 
 def _is_open(views: Views, incident: str) -> bool:
     view = views.incidents.get(incident)
-    return view is not None and view.restored_at is None
+    return view is not None and view.closed_at is None
 
 
 def _take_tasks(views: Views, event: PlanDecided, position: int, at: datetime) -> dict[str, Impact]:

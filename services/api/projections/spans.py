@@ -118,8 +118,11 @@ def follow_task(views: Views, name: str, recorded: Recorded) -> None:
         gone = isinstance(recorded.event, TaskSubmitted) or not wants
         most = task.spec.most_workers  # a user may have lowered it since the fault
         over = [span for span in known if gone or len(task.planned) >= min(span.before, most)]
-        for span in over:
-            _end_shortfall(views, span, at)
+        for span in known:
+            if span in over:
+                _end_shortfall(views, span, at)
+            elif span.after != len(task.planned):
+                views.spans[span.id] = span.model_copy(update={"after": len(task.planned)})
     _follow_demand(views, views.tasks[name], wants and len(task.planned) < task.spec.most_workers, recorded)
 
 
@@ -162,6 +165,7 @@ def begin_shortfall(views: Views, impact: Impact, incident: str, position: int, 
         incident=incident,
         workers=gone,
         before=len(impact.before),
+        after=len(impact.after),
         weight=impact.weight,
         flop_per_worker_s=impact.waf_flop_per_s / len(impact.before),
     )

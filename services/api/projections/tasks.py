@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from services.api.projections import incidents
 from services.api.projections.documents import change_impact, change_task, close_plan
 from services.api.projections.requests import keep_attempt
 from services.api.rates import with_sample
@@ -164,7 +165,5 @@ def ended(views: Views, recorded: Recorded, event: TaskStopped | TaskFinished | 
         close_plan(views, task.plan, event.task, event.occurred_at)
         changes["plan"] = ""
     change_task(views, event.task, **changes)
-    if isinstance(event, TaskFailed) and (incident := views.incidents.get(event.incident)) is not None:
-        failed = {**incident.failed_tasks, event.task: event.reason}
-        response = incident.response or "fail-task"
-        views.incidents[incident.id] = incident.model_copy(update={"response": response, "failed_tasks": failed})
+    if isinstance(event, TaskFailed):
+        incidents.failed(views, event.incident, event.task, event.reason, event.occurred_at)

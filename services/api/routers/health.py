@@ -1,4 +1,4 @@
-"""``/healthz`` and ``/readyz``."""
+"""``/healthz``, ``/readyz`` and ``/v1/status``: whether the parts of the control plane work."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from services.api.gateway import Api, Gateway
 from services.api.models import Check, Readiness
 from services.api.projections.nodes import AGENT_LIVES
 from services.api.readers import ViewReader
+from services.api.routers.parameters import PROBLEMS as READ_PROBLEMS
 from services.api.routers.parameters import problems
 from services.api.tables import NODES
 from services.api.views import NodeState, NodeView
@@ -47,19 +48,46 @@ async def healthz() -> dict[str, str]:
 @router.get("/readyz", responses=_NOT_READY | _PROBLEMS)
 async def readyz(response: Response, api: Api) -> Readiness:
     """Report whether tasks can be taken: log, bus, the other services and at least one node."""
-    checks = await asyncio.gather(_log(api), _nodes(api), *(_service(api, name) for name in SERVICES))
-    counters = api.live.dropped.counters
-    trouble = api.bus.trouble
-    bus = Check(
-        name="bus", ok=not trouble, detail=f"waiting for the bus: {trouble}" if trouble else "", counters=counters
-    )
-    readiness = Readiness(ready=bus.ok and all(check.ok for check in checks), checks=[bus, *checks])
+    readiness = await _readiness(api)
     if not readiness.ready:
         response.status_code = status.HTTP_503_SERVICE_UNAVAILABLE
     return readiness
 
 
-async def _log(api: Gateway) -> Check:
+@router.get("/v1/status", responses=READ_PROBLEMS)
+async def part_status(api: Api) -> Readiness:
+    """Report the same to people, with 200 whatever it is: how each part of the control plane is, and its lag."""
+    return await _readiness(api)
+
+
+async def troubles(api: Gateway) -> list[str]:
+    """Return what does not work, in words; empty: everything does."""
+    return [f"{check.name}: {check.detail}" for check in (await _readiness(api)).checks if not check.ok]
+
+
+async def _readiness(api: Gateway) -> Readiness:
+    services = asyncio.gather(*(_service(api, name) for name in SERVICES))
+    (log, last), nodes, answers = await asyncio.gather(_log(api), _nodes(api), services)
+    trouble = api.bus.trouble
+    bus = Check(
+        name="bus",
+        ok=not trouble,
+        detail=f"waiting for the bus: {trouble}" if trouble else "",
+        counters=api.live.dropped.counters,
+    )
+    own = Check(name="api", ok=True, lag=_lag(last, api.feed.position))
+    known = [check.model_copy(update={"lag": _lag(last, handled)}) for check, handled in answers]
+    checks = [bus, log, nodes, *known, own]
+    return Readiness(ready=all(check.ok for check in checks), checks=checks)
+
+
+def _lag(last: int | None, handled: int | None) -> int | None:
+    """Return how many events up to the last one were not handled; what was handled meanwhile is no lag."""
+    return None if last is None or handled is None else max(last - handled, 0)
+
+
+async def _log(api: Gateway) -> tuple[Check, int | None]:
+    """Return how the log is, and its last position if it answers."""
     log = api.journal.log
     if api.writable is None or api.writable.done():
         api.writable = asyncio.create_task(asyncio.to_thread(log.check_writable))
@@ -71,10 +99,10 @@ async def _log(api: Gateway) -> Check:
             what = "written"
             await asyncio.shield(api.writable)
     except UnicronError as err:
-        return Check(name="log", ok=False, detail=err.detail)
+        return Check(name="log", ok=False, detail=err.detail), None
     except TimeoutError:
-        return Check(name="log", ok=False, detail=f"it could not be {what} within {_LOG_TIMEOUT_S:g} s")
-    return Check(name="log", ok=True, detail=f"position {position}, projected {api.feed.position}")
+        return Check(name="log", ok=False, detail=f"it could not be {what} within {_LOG_TIMEOUT_S:g} s"), None
+    return Check(name="log", ok=True, detail=f"position {position}, projected {api.feed.position}"), position
 
 
 def _forget_error(checked: asyncio.Task[None]) -> None:
@@ -109,16 +137,17 @@ async def _nodes(api: Gateway) -> Check:
     return Check(name="nodes", ok=ready + closed > 0, detail=detail, counters=live.counters())
 
 
-async def _service(api: Gateway, name: str) -> Check:
+async def _service(api: Gateway, name: str) -> tuple[Check, int | None]:
+    """Return how a service is, and up to which position it has handled the log, if it says so."""
     if not api.bus.connected:
-        return Check(name=name, ok=False, detail="not known: the bus is away")
+        return Check(name=name, ok=False, detail="not known: the bus is away"), None
     subject = f"{HEALTH}.{name}"
     try:
         health = decode(HEALTH_REPLY, await api.bus.request(subject, b"", timeout_s=_HEALTH_TIMEOUT_S))
     except Undecodable as err:
         api.live.dropped.note(subject, err)
-        return Check(name=name, ok=False, detail=f"its answer is not readable: {err.detail}")
+        return Check(name=name, ok=False, detail=f"its answer is not readable: {err.detail}"), None
     except UnicronError as err:
-        return Check(name=name, ok=False, detail=err.detail)
+        return Check(name=name, ok=False, detail=err.detail), None
     detail = "" if health.ready else health.detail or "starting"
-    return Check(name=name, ok=health.ready, detail=detail, counters=health.counters)
+    return Check(name=name, ok=health.ready, detail=detail, counters=health.counters), health.handled

@@ -16,13 +16,13 @@ from services.api.costs import incident_cost
 from services.api.counterfactuals import counterfactuals
 from services.api.gateway import Api, Gateway, as_text
 from services.api.last_output import last_output
-from services.api.models import Incident, IncidentAmounts, Page
+from services.api.models import Incident, IncidentAmounts, IncidentFacts, Page
 from services.api.other_answers import OtherAnswers
-from services.api.postmortem.gather import Known, known, post_mortem
+from services.api.postmortem.gather import Known, known, lateness, post_mortem
 from services.api.postmortem.model import PostMortem
 from services.api.readers import ViewReader
 from services.api.request_models import NoteRequest
-from services.api.routers import postmortem_pages
+from services.api.routers import health, postmortem_pages
 from services.api.routers.bodies import described, options
 from services.api.routers.parameters import (
     CHANGE,
@@ -45,19 +45,23 @@ from shared.model import utc_now
 
 router = APIRouter(prefix="/v1/incidents", tags=["incidents"], responses=PROBLEMS)
 
-_COLUMNS = ("shown", "other_answers")
+_COLUMNS = ("shown", "other_answers", "state")
 
 
 def _shown(api: Gateway, views: ViewReader, found: Sequence[Any], now: datetime) -> list[str]:
     """Return the JSON of incidents with their costs, and what other answers would have cost. ``found``: their rows."""
-    accounts, price = Accounts(views, now), api.cluster(views).price_per_worker_hour
+    cluster = api.cluster(views)
+    accounts, price = Accounts(views, now), cluster.price_per_worker_hour
     amounts = accounts.incidents(row.key for row in found)
     items = []
     for row in found:
         cost = incident_cost(amounts.get(row.key), price)
         others = OtherAnswers.model_validate_json(row.other_answers)
         models = counterfactuals(others, cost, views.next_solved, now)
-        changing = IncidentAmounts(cost=cost, counterfactuals=models)
+        usual = late = None
+        if row.state == "open":
+            usual, late = lateness(cluster, IncidentFacts.model_validate_json(row.shown), now)
+        changing = IncidentAmounts(cost=cost, counterfactuals=models, usual_s=usual, stuck_s=late)
         items.append(f"{row.shown[:-1]},{as_text(changing)[1:]}")  # one object of both
     return items
 
@@ -143,7 +147,8 @@ async def postmortem(incident: Id, api: Api, output: postmortem_pages.Output = "
         return known(views, incident, cluster, as_of), cluster
 
     found, cluster = await api.read(read)
-    made = await asyncio.to_thread(post_mortem, found, api.journal.log, cluster, as_of)
+    away = await health.troubles(api) if found.incident.closed_at is None else []
+    made = await asyncio.to_thread(post_mortem, found, api.journal.log, cluster, as_of, away)
     if "last_output" not in made.evidence:
         outputs, missing = await last_output(made.failed, api.own_files, api.node_files)
         made = made.model_copy(update={"outputs": outputs, "left_out": [*made.left_out, *missing]})
