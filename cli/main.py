@@ -23,6 +23,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "demo": ("cli.demo", "Run the demonstration: two tasks, several faults, and the proof that both healed."),
     "submit": ("cli.submit", "Submit a task."),
     "top": ("cli.top", "Watch the cluster: workers, WAF, tasks, open incidents and the last plans; q ends."),
+    "status": (
+        "cli.status",
+        "Show how each part of the control plane is, how far behind the log it is, and the open incidents.",
+    ),
     "ps": ("cli.ps", "List tasks."),
     "show": ("cli.show", "Show a task."),
     "logs": ("cli.logs", "Print what a task's ranks print."),

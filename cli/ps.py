@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cli.options import Format, Output, Server
-from cli.output import print_json, print_table
+from cli.output import print_json, print_table, printable
 
 
 def ps(
@@ -17,14 +17,17 @@ def ps(
 ) -> None:
     """List tasks.
 
-    ETA: how long the task still trains if its steps take as long as of late.
+    ETA: how long the task still trains if its steps take as long as of late. The last line says how the control plane
+    is: while a part of it is away, faults are not healed.
     """
     from cli.client import Client
     from cli.notable import notable
     from cli.remaining_time import eta
+    from cli.status import asked, summary
 
     with Client(server) as client:
         page = client.pages("/v1/tasks", {"state": state or None})
+        control_plane = asked(client) if output is not Format.JSON else None
     if output is Format.JSON:
         print_json(page)
         return
@@ -45,3 +48,4 @@ def ps(
     columns = ("NAME", "STATE", "STEP", "ETA", "WORKERS", "WEIGHT", "LOSS", "WAF FLOP/S", "REASON")
     least = ("WEIGHT", "LOSS", "WAF FLOP/S", "WORKERS")
     print_table(columns, rows, empty="no tasks", least=least, wide=output is Format.WIDE)
+    print(f"\n{printable(summary(control_plane))}")

@@ -9,9 +9,11 @@ from datetime import datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from cli.incident_show import state_of
 from cli.notable import notable
 from cli.output import SHORT_ID, cropped, number, text, too_wide
 from cli.remaining_time import duration, eta
+from cli.status import summary
 from cli.top_look import Look
 
 if TYPE_CHECKING:
@@ -68,9 +70,11 @@ def frame(look: Look, columns: int, lines: int | None, notice: str = "") -> list
     first = Text(f"unicron {look.server}{_GAP}{now:%Y-%m-%d %H:%M:%S} UTC")
     if notice:
         first = Text(notice, "bold red")
-    head = [first, Text(_cluster(look.nodes)), Text(_waf(look, columns))]
+    works = look.status is not None and look.status["ready"]
+    parts = Text(summary(look.status), "" if works else "bold red")
+    head = [first, parts, Text(_cluster(look.nodes)), Text(_waf(look, columns))]
     for line in head:
-        line.plain = cropped(line.plain, columns)
+        line.plain = cropped(" ".join(text(line.plain).split()) if line is parts else line.plain, columns)
     sections = [_tasks(look.tasks), _incidents(look.incidents, now), _plans(look.plans, now)]
     _divide(sections, None if lines is None else max(lines - len(head), 0))
     return [*head, *(line for section in sections for line in _lines(section, columns))][:lines]
@@ -145,10 +149,11 @@ def _incidents(incidents: Sequence[Record], now: datetime) -> _Section:
             one["worker"] or one["node"],
             one["response"],
             one["tasks"],
+            state_of(one),
         )
         for one in incidents
     ]
-    columns = ("OPEN INCIDENT", "AGE", "WHAT", "SEV", "WHERE", "RESPONSE", "TASKS")
+    columns = ("OPEN INCIDENT", "AGE", "WHAT", "SEV", "WHERE", "RESPONSE", "TASKS", "STATE")
     return _Section(columns, list(rows), ("RESPONSE", "SEV"))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cli.status import asked
+
 if TYPE_CHECKING:
     from cli.client import Client
 
@@ -28,7 +30,10 @@ POINTS = 360
 
 @dataclass(frozen=True)
 class Look:
-    """The answers of one look. ``incidents``: the open ones; they and ``plans``: the newest first."""
+    """The answers of one look. ``incidents``: the open ones; they and ``plans``: the newest first.
+
+    ``status``: how the parts of the control plane are; None from a server that does not say it.
+    """
 
     server: str
     nodes: list[Record]
@@ -36,6 +41,7 @@ class Look:
     incidents: list[Record]
     plans: list[Record]
     waf: Record
+    status: Record | None = None
 
 
 def look(client: Client) -> Look:
@@ -50,4 +56,5 @@ def look(client: Client) -> Look:
         incidents=client.get("/v1/incidents", {**newest, "state": "open"})["items"],
         plans=client.get("/v1/plans", newest)["items"],
         waf=client.get("/v1/waf", {"points": POINTS}),
+        status=asked(client),
     )

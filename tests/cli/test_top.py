@@ -11,6 +11,7 @@ import os
 import pty
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,16 @@ def incident(number: int) -> dict[str, Any]:
         "node": "n2",
         "response": "reconfigure",
         "tasks": ["gpt-large"],
+        "failed_tasks": {},
+        "closed_at": None,
+        "restored_at": None,
+        "usual_s": 4.25 if number else None,
+        "stuck_s": 25.75 if number else None,
     }
+
+
+def part(name: str, *, lag: int | None = None, detail: str = "", ok: bool = True) -> dict[str, Any]:
+    return {"name": name, "ok": ok, "detail": detail, "lag": lag, "counters": {}}
 
 
 def plan(number: int) -> dict[str, Any]:
@@ -88,6 +98,7 @@ def seen(tasks: int = 1, incidents: int = 1, plans: int = 2) -> Look:
             "waf_flop_per_s": [0.0] * 60 + [8e15] * 200 + [4e15] * 100,
             "healthy_flop_per_s": [8e15] * 360,
         },
+        status={"ready": True, "checks": [part("log", detail="position 9"), part("detector", lag=0)]},
     )
 
 
@@ -107,7 +118,7 @@ def test_a_frame_fits_any_terminal(columns: int, lines: int, tasks: int, inciden
     assert len(shown) <= lines
     assert [line for line in shown if len(line) > columns] == []
     assert all(line.isprintable() for line in shown)
-    if lines >= 6:
+    if lines >= 7:
         assert any(line.startswith("TASK") for line in shown)
     whole = [line.plain for line in frame(look, columns, None)]
     assert sum(line.startswith("gpt-") for line in whole) == tasks
@@ -119,16 +130,35 @@ def test_what_is_wrong_with_the_connection_is_in_the_first_line() -> None:
     assert frame(seen(), 80, 24, "no answer for 3 s: it is away")[0].plain == "no answer for 3 s: it is away"
 
 
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ([part("detector", lag=0)], "control plane: all parts work; none is behind the log"),
+        (
+            [part("transition", ok=False, detail="no answer within 1 s"), part("planner", lag=312)],
+            "control plane: does not work: transition (no answer within 1 s); behind the log by events: planner 312",
+        ),
+    ],
+)
+def test_the_head_says_how_the_control_plane_is(parts: list[dict[str, Any]], said: str) -> None:
+    look = replace(seen(), status={"ready": all(one["ok"] for one in parts), "checks": parts})
+    assert frame(look, 200, 24)[1].plain == said
+    earlier = replace(seen(), status=None)
+    assert frame(earlier, 80, 24)[1].plain == "control plane: not known, the server is of an earlier version"
+
+
 async def test_one_frame_is_printed_where_the_output_is_no_terminal(healed: Server) -> None:
     shown = await call_unicron("top", server=healed.url)
     assert (shown.code, shown.err) == (0, "")
     head, *rest = shown.out.splitlines()
     assert head.startswith(f"unicron {healed.url}")
-    assert rest[0] == "nodes 2: 2 ready  workers 4: 4 in use, 0 idle, 0 lost"
+    # No other service runs beside this server.
+    assert rest[0].startswith("control plane: does not work: detector (")
+    assert rest[1] == "nodes 2: 2 ready  workers 4: 4 in use, 0 idle, 0 lost"
     assert [line.split()[:5] for line in rest if line.startswith("gpt")] == [["gpt", "running", "95/100", "5s", "2.5"]]
     assert [line.split()[0] for line in rest[-2:]] == ["p1", "start"]
     as_json = await call_unicron("top", "-o", "json", server=healed.url)
-    assert set(json.loads(as_json.out)) == {"server", "nodes", "tasks", "incidents", "plans", "waf"}
+    assert set(json.loads(as_json.out)) == {"server", "nodes", "tasks", "incidents", "plans", "waf", "status"}
 
 
 @pytest.mark.parametrize("ends", ["q", "ctrl-c"])

@@ -35,7 +35,7 @@ VERBS = {
         "Plan p1 answers",
         "plain-restart (model)",
     ),
-    ("ps",): ("gpt", "running", "95/100"),
+    ("ps",): ("gpt", "running", "95/100", "control plane: does not work: detector ("),
     ("show", "gpt"): ("gpt", "running", "95 of 100", "n1/1", "tensor 1, pipeline 1, data 4"),
     ("nodes",): ("n0", "ready", "n1/1", "rank 3"),
     ("cordon", "n1"): ("n1", "cordoned"),

@@ -4,16 +4,31 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from services.api.routers.health import SERVICES
 from shared.bus import Bus
 from shared.log.journal import Journal
+from shared.service import HEALTH, Health
 from shared.settings import Settings
 from tests.api.kit import Server, serving
 from tests.page.kit import write_story
 
 
 @pytest.fixture
-async def cluster(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterator[Server]:
-    """A gateway over the story of the page's tests."""
+async def parts(bus: Bus) -> dict[str, Health]:
+    """What the other services of the control plane answer: that they work, and have handled all events."""
+    answers = {name: Health(ready=True, handled=2**31) for name in SERVICES}
+    for name in SERVICES:
+
+        async def answer(_: bytes, name: str = name) -> bytes:
+            return answers[name].model_dump_json().encode()
+
+        await bus.serve(f"{HEALTH}.{name}", answer)
+    return answers
+
+
+@pytest.fixture
+async def cluster(settings: Settings, bus: Bus, journal: Journal, parts: dict[str, Health]) -> AsyncIterator[Server]:
+    """A gateway over the story of the page's tests, beside services that answer how they are."""
     write_story(settings.run_dir / "log.db")
     async with serving(settings.model_copy(update={"input_dirs": str(settings.run_dir)}), bus, journal) as server:
         yield server

@@ -12,6 +12,7 @@ const problems = new Map(); // source -> text
 let asOf = null; // when what is shown was asked for
 let awake = Date.now(); // since when somebody sees the page: a hidden one asks for nothing
 let ended = false;
+let works = true; // the control plane: what is shown is up to date all the same while a part of it is away
 let wasLate = false;
 let onChange = () => {};
 
@@ -24,6 +25,12 @@ export function whenConnectionChanges(act) {
 export function noteProblem(source, text) {
   if (text === null) problems.delete(source);
   else problems.set(source, text);
+  showConnection();
+}
+
+/** Say whether all parts of the control plane work: nothing is live where nothing is healed. */
+export function noteWorking(all) {
+  works = all;
   showConnection();
 }
 
@@ -53,7 +60,7 @@ function words() {
   if (ended) return "▲ not connected";
   if (problems.size > 0) return `▲ not up to date: ${[...problems.values()][0]}`;
   if (silent()) return `▲ not up to date: ${SILENCE}`;
-  return asOf === null ? "connecting" : "● live";
+  return asOf === null ? "connecting" : works ? "● live" : "△ up to date";
 }
 
 function showConnection() {

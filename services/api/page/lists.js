@@ -18,7 +18,7 @@ const NOTHING = { items: [], more: false };
 
 /** What was answered last. `more`: there is more than was asked for. */
 export const known = {
-  actor: null, nodes: NOTHING, going: NOTHING, failed: NOTHING, finished: NOTHING, open: NOTHING, newest: NOTHING,
+  actor: null, status: null, nodes: NOTHING, going: NOTHING, failed: NOTHING, finished: NOTHING, open: NOTHING, newest: NOTHING,
   plans: NOTHING, slow: NOTHING, costs: null, waf: null, marks: NOTHING,
 };
 
@@ -53,6 +53,9 @@ async function askEnded() {
 export const liveParts = {
   async actor() {
     known.actor = await get("/v1/actor");
+  },
+  async status() {
+    known.status = await get("/v1/status");
   },
   async nodes() {
     const nodes = await listed("/v1/nodes", MOST_NODES);

@@ -6,12 +6,13 @@
 
 import { afterChanges } from "./actions.js";
 import { showNodes } from "./cluster.js";
-import { noteProblem, noteShown, whenConnectionChanges } from "./connection.js";
+import { noteProblem, noteShown, noteWorking, whenConnectionChanges } from "./connection.js";
 import { showCosts } from "./costs.js";
 import { byId } from "./dom.js";
 import { showIncidents } from "./incidents.js";
 import { revealNamed } from "./links.js";
 import { incidents, known, liveParts, marksAreOld, sumParts, tasks } from "./lists.js";
+import { showParts } from "./parts.js";
 import { showPlans } from "./plans.js";
 import { setActor } from "./rights.js";
 import { Rounds } from "./rounds.js";
@@ -88,7 +89,11 @@ function showLists() {
   if (have("incidents")) showIncidents(incidents(), known, currency);
   if (have("slow")) showSlow(known);
   if (have("plans")) showPlans(known.plans);
-  if (have("nodes", "tasks", "ended", "incidents")) showTroubles(known);
+  if (have("status")) {
+    showParts(known.status);
+    noteWorking(known.status.ready);
+  }
+  if (have("status", "nodes", "tasks", "ended", "incidents")) showTroubles(known);
 }
 
 /** Show the chart; the newest incidents are known before those of its whole time are asked for again. */
@@ -145,6 +150,6 @@ setTimeout(() => begun || wantAll(), WAIT_MS);
 setInterval(() => {
   if (!begun) return;
   if (!follows) live.wantAll();
-  want(windowS() <= SHORT_WINDOW_S ? ["tasks", "nodes", "waf"] : ["tasks", "nodes"]);
+  want(windowS() <= SHORT_WINDOW_S ? ["status", "tasks", "nodes", "waf"] : ["status", "tasks", "nodes"]);
 }, LIVE_MS);
 setInterval(() => want(["waf", ...(marksAreOld() ? ["marks"] : []), "costs", "incidents", "slow", "ended"]), SLOW_MS);

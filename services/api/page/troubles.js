@@ -2,6 +2,7 @@
 
 import { isLate } from "./connection.js";
 import { byId, element, keyed, setText } from "./dom.js";
+import { awayParts } from "./parts.js";
 import { count } from "./text.js";
 
 const AWAY = ["lost", "unreachable", "isolated"];
@@ -35,11 +36,14 @@ export function showTitle() {
 }
 
 /** Return the troubles, the gravest first: text with a sign, kind, section of the page, and whether it is grave. */
-function troublesOf({ failed, nodes, open, going }) {
+function troublesOf({ status, failed, nodes, open, going }) {
   const away = AWAY.map((state) => [state, "node", nodes.items.filter((node) => node.state === state).length]);
   const inState = (state) => going.items.filter((task) => task.state === state).length;
   const slow = nodes.items.flatMap(({ workers }) => workers).filter(({ slowdown }) => slowdown > 1).length;
+  const stuck = open.items.filter(({ stuck_s }) => stuck_s !== null).length;
   return [
+    ...awayParts(status).map(({ name }) => ({ section: "", kind: name, text: `▲ ${name} does not work`, grave: true })),
+    trouble("incidents", "stuck", "incident", stuck, { grave: true }),
     trouble("tasks", "failed", "task", failed.items.length, { more: failed.more, grave: true }),
     ...away.map(([state, noun, number]) => trouble("cluster", state, noun, number, { grave: true })),
     trouble("incidents", "open", "open incident", open.items.length, { more: open.more, grave: true, adjective: "" }),
