@@ -235,7 +235,12 @@ class Settings(BaseSettings, EscalationLimits):
     collective_floor_s: Seconds = 2.0
     """Least limit for a collective that all ranks have entered."""
     slow_region_timeout_s: Seconds = 120.0
-    """Limit inside known slow regions (set-up, checkpoint), where no mean step applies."""
+    """Limit inside known slow regions (set-up, checkpoint, work between two steps), where no mean step applies, and of
+    the first step of a task's first processes."""
+    busy_timeout_s: Seconds = 240.0
+    """Hard limit for a rank that is at work outside of collectives, by the processor time of its process or by its
+    device: compiling, tuning kernels, evaluating between two steps. Less than ``resume_timeout_s``, after which its
+    start would be given up; where it is below ``slow_region_timeout_s``, that is the limit."""
     restart_window_s: Seconds = 600.0
     """Time within which equal failures of a task at the same step count towards its ``max_restarts``."""
     progress_interval_s: Seconds = 5.0

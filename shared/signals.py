@@ -235,9 +235,11 @@ class WorkerStatus(Model):
     ``step``: updates applied. ``phase``: one of ``unicron.protocol.PHASES``. ``micro_batch``: the micro-batch finished
     last, in phase ``compute``. ``setup_parts``: the parts of joining a generation that are done, in phase ``setup``.
     ``progress_age_s``: since the rank's last progress. ``starved_s``: the part of ``progress_age_s``, at most, in which
-    the main thread was ready to run and had no CPU. ``hold_age_s``: since the rank was asked to leave its step; None if
-    it was not asked, or has left it. ``step_s``: duration of the last completed step. ``steps_timed``: completed steps
-    of this generation. ``process_state``: the kernel's letter for the process (R, S, D, T, Z; proc(5)), evidence of a
+    the main thread was ready to run and had no CPU. ``idle_s``: the part of ``progress_age_s`` in which neither the
+    process, with its children, nor its device was at work; None: not known. ``steps_done``: completed steps of the
+    process's life, over all generations; None from an agent of an older version. ``hold_age_s``: since the rank was
+    asked to leave its step; None if it was not asked, or has left it. ``step_s``: duration of the last completed step.
+    ``steps_timed``: completed steps of this generation. ``process_state``: the kernel's letter for the process (R, S, D, T, Z; proc(5)), evidence of a
     hang. ``steps``: steps of this generation that have ended of late; those of overlapping heartbeats are the same.
     ``gaps_s``: phase -> the longest time without progress that has ended since the heartbeat before, without the
     time in which the main thread lacked a CPU; of phases within a step and of ``ended`` alone. ``memory_every``: steps
@@ -260,6 +262,8 @@ class WorkerStatus(Model):
     setup_parts: Integer | None = None
     progress_age_s: Seconds | None = None
     starved_s: Seconds = 0.0
+    idle_s: Seconds | None = None
+    steps_done: Integer | None = None
     gaps_s: dict[Label, Seconds] = Field(default_factory=dict, max_length=MAX_PHASES)
     hold_age_s: Seconds | None = None
     step_s: Seconds | None = None

@@ -195,10 +195,10 @@ class Training:
 
     def _gather_parameters(self) -> None:
         """Wait until the parameters that other ranks have updated have arrived on this one."""
-        if self.rank_state.gather is not None:
-            self.rank_state.gather.complete()
+        if (gather := self.rank_state.gather) is not None:
+            gather.complete()
             self.link.synchronize()
-            self.rank_state.gather.settle()
+            gather.settle()
 
     def heartbeat(self) -> None:
         """Report that this rank is at work on something else than a step; see ``Run.heartbeat``."""
@@ -244,6 +244,7 @@ class Training:
         self._checkpoint_due = self._checkpoint_due or not self._writer.idle
         self._writer.enter(self._checkpoint_location(), self.configure.generation, self._joined.checkpoint)
         self.snapshots.enter(self.configure.generation, self.rank_state)
+        self.heartbeat()  # what the script does before its first step is no part of joining
 
     def _prove_target(self) -> None:
         """Find out whether the nodes see the same place for checkpoints, where that is not known.
@@ -272,12 +273,11 @@ class Training:
     def _report_resumed(self, step: Step | None) -> None:
         """Report the first step of a generation to the agent, with the durations of the phases that led to it."""
         joined, state = self._joined, self.rank_state
-        total_s = time.monotonic() - step.began_s if step is not None else 0.0
         message = joined.message(
             self.configure,
             step=state.applied,
             buckets=state.accumulator.buckets,
-            total_s=total_s,
+            total_s=time.monotonic() - step.began_s if step is not None else 0.0,
             computed_s=step.computed_s if step is not None else 0.0,
         )
         self.link.send(message)

@@ -38,6 +38,9 @@ REPEAT_S = 1.0
 """A fault that comes again on the same device within this time is counted, and not signalled: a faulty kernel makes
 thousands of Xids a second, which would keep back the agent's other signals."""
 
+BUSY_PERCENT = 50
+"""Part of the time in which a kernel runs from which a device counts as at work."""
+
 STOP_S = 5.0
 """How long the end of the thread is waited for; a call of a driver that hangs is left alone."""
 
@@ -126,6 +129,11 @@ class DeviceWatch:
             )
             for device in sorted({*faults, *notes})
         ]
+
+    def busy_workers(self) -> set[str]:
+        """Return the workers whose device computed for most of the time before the newest look at it."""
+        used = {index: health.reading.utilisation_percent or 0 for index, health in self.health.items()}
+        return {worker for index in used if used[index] >= BUSY_PERCENT for worker in self.workers_of(index)}
 
     def new_readings(self) -> list[DeviceReading]:
         """Return what heartbeats say of all devices, once after each look at them; empty until the next one."""

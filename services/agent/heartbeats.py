@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from services.agent.address import NodeAddress
 from services.agent.device_watch import DeviceWatch
 from services.agent.node import Node
-from services.agent.proc import process_state, scheduled
+from services.agent.proc import children_cpu_s, scheduled, usage
+from services.agent.process import CHILDREN_AFTER_S, Process
 from services.agent.visible_devices import CPU
 from shared.bus import Bus
 from shared.clock import SteadyClock
@@ -40,6 +41,7 @@ class Heartbeats:
         probe: where the agent answers probes; empty before it listens.
         devices: returns the devices of which there is something to say.
         device_readings: returns what there is of all devices, once after each look at them.
+        busy_workers: returns the workers whose device computes.
         sequence: number of the newest heartbeat; 0: none yet.
         published_at_s: when it was published, by the agent's monotonic clock.
     """
@@ -61,6 +63,7 @@ class Heartbeats:
         self.probe = ""
         self.devices: Callable[[], list[DeviceStatus]] = list
         self.device_readings: Callable[[], list[DeviceReading]] = list
+        self.busy_workers: Callable[[], Set[str]] = frozenset
         self.sequence = 0
         self.published_at_s: float | None = None
         self._due = asyncio.Event()
@@ -69,6 +72,7 @@ class Heartbeats:
     def of_devices(self, kind: str, watch: DeviceWatch) -> None:
         """Report what the node's workers are, and how their devices are."""
         self.hardware, self.devices, self.device_readings = kind, watch.statuses, watch.new_readings
+        self.busy_workers = watch.busy_workers
 
     def note_change(self) -> None:
         """Publish a heartbeat at once if the occupation of a slot differs from the last heartbeat's."""
@@ -126,10 +130,22 @@ class Heartbeats:
 
     def _workers(self) -> list[WorkerStatus]:
         """Return the status of every worker, with what the kernel reports about its process."""
-        pids = [process.pid for process in self._node.processes() if process.pid is not None]
-        states = {pid: state for pid in pids if (state := process_state(pid)) is not None}
-        schedules = {pid: found for pid in pids if (found := scheduled(pid)) is not None}
+        now_s, busy = self._clock.seconds(), self.busy_workers()
+        processes = [process for process in self._node.processes() if process.pid is not None]
+        used = {process.pid or 0: found for process in processes if (found := usage(process.pid or 0)) is not None}
+        for process in processes:
+            if (found := used.get(process.pid or 0)) is not None:
+                cpu_s = found.cpu_s + _children_cpu_s(process, now_s)
+                process.note_work(now_s, cpu_s, device_busy=process.worker in busy)
+        states = {pid: found.state for pid, found in used.items()}
+        schedules = {pid: schedule for pid in used if (schedule := scheduled(pid)) is not None}
         return self._node.status(at_s=self._clock.seconds(), process_states=states, schedules=schedules)
+
+
+def _children_cpu_s(process: Process, now_s: float) -> float:
+    """Return the processor time of a process's children, once it has made no progress for a while."""
+    since_s = process.progress_at_s
+    return children_cpu_s(process.pid or 0) if since_s is not None and now_s - since_s > CHILDREN_AFTER_S else 0.0
 
 
 def occupation(workers: Sequence[WorkerStatus]) -> list[tuple[object, ...]]:

@@ -98,6 +98,7 @@ class Node:
         for process in processes:
             if process.worker in node.slots:
                 process.attached, process.progress_schedule = False, None
+                process.sampled = process.idle_s = None
                 process.progress_at_s = None if process.progress_at_s is None else at_s
                 process.held_at_s = None if process.held_at_s is None else at_s
                 node.slots[process.worker] = process
@@ -288,6 +289,7 @@ class Node:
             if message.duration_s is not None and 0.0 <= message.duration_s <= MAX_SECONDS:
                 process.step_s = message.duration_s
                 process.steps_timed += 1
+                process.steps_done += 1
             process.recent.add(step_report(message), at_s)
 
     def _raised(self, process: Process, message: protocol.Raised, now: datetime) -> Signal:
@@ -361,7 +363,7 @@ def _status(process: Process, at_s: float, process_state: str | None, schedule: 
     age_s = None if process.progress_at_s is None else max(0.0, at_s - process.progress_at_s)
     return WorkerStatus(
         worker=process.worker,
-        state=_slot_state(process),  # type: ignore[arg-type]
+        state=process.slot_state,  # type: ignore[arg-type]
         task=process.task,
         generation=process.generation,
         rank=process.rank,
@@ -373,6 +375,8 @@ def _status(process: Process, at_s: float, process_state: str | None, schedule: 
         progress_age_s=age_s,
         gaps_s=dict(process.gaps_s),
         starved_s=starved_s(process.progress_schedule, schedule, age_s or 0.0, process_state),
+        idle_s=None if process.idle_s is None else min(process.idle_s, age_s or 0.0),
+        steps_done=process.steps_done,
         hold_age_s=None if process.held_at_s is None else max(0.0, at_s - process.held_at_s),
         step_s=process.step_s,
         steps_timed=process.steps_timed,
@@ -382,15 +386,6 @@ def _status(process: Process, at_s: float, process_state: str | None, schedule: 
         process_state=process_state,
         steps=process.recent.reported(at_s),
     )
-
-
-def _slot_state(process: Process) -> str:
-    """Return ``WorkerStatus.state`` of an occupied slot."""
-    if not process.attached:
-        return "starting"
-    if not process.configured:
-        return "ready"
-    return "waiting" if process.resting else "training"
 
 
 def _refuses_to_start(process: Process, message: protocol.Raised) -> bool:

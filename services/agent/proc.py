@@ -15,8 +15,22 @@ _MOST_BYTES = 4096
 """More than ``stat`` and ``schedstat`` have: 52 numbers, and a command of at most 64 characters."""
 
 
-def process_state(pid: int) -> str | None:
-    """Return the kernel's letter for the state of a process; None if the process does not exist.
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+"""``/proc/<pid>/stat`` counts processor time in these."""
+
+
+class Usage(NamedTuple):
+    """What a process does: the kernel's letter for its state, and the processor time that it has used, in seconds.
+
+    The time is that of all its threads, and of the children that have ended and that it has waited for.
+    """
+
+    state: str
+    cpu_s: float
+
+
+def usage(pid: int) -> Usage | None:
+    """Return what a process does; None if the process does not exist.
 
     The letter is the third field of ``/proc/<pid>/stat``: R runs or is ready, S and D sleep, T is stopped, Z has ended.
     """
@@ -25,7 +39,41 @@ def process_state(pid: int) -> str | None:
     except OSError:
         return None
     # The second field is the command in parentheses. A command may contain parentheses, spaces and broken characters.
-    return stat.rpartition(b")")[2].split()[0].decode()
+    fields = stat.rpartition(b")")[2].split()
+    return Usage(fields[0].decode(), sum(int(ticks) for ticks in fields[11:15]) / _TICKS_PER_S)
+
+
+def process_state(pid: int) -> str | None:
+    """Return the kernel's letter for the state of a process; None if the process does not exist."""
+    found = usage(pid)
+    return found.state if found is not None else None
+
+
+def children_cpu_s(pid: int) -> float:
+    """Return the processor time that the living descendants of a process have used, in seconds.
+
+    A compiler that a rank has started, for instance, while the rank itself sleeps. 0 where the kernel does not list
+    children (CONFIG_PROC_CHILDREN).
+    """
+    seconds, left, seen = 0.0, [pid], {pid}
+    while left:
+        for child in _children(left.pop()):
+            if child not in seen and (found := usage(child)) is not None:
+                seconds += found.cpu_s
+                seen.add(child)
+                left.append(child)
+    return seconds
+
+
+def _children(pid: int) -> list[int]:
+    """Return the children of a process, whichever of its threads has started them."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
+    except (OSError, ValueError):  # it has ended meanwhile, or the list was longer than what was read
+        return found
+    return found
 
 
 def _read(path: str) -> bytes:

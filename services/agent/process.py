@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
@@ -17,6 +17,21 @@ from unicron import protocol
 
 _TIMED = frozenset({"begun", "compute", "reduce", "update", "ended"})
 """Phases whose gaps are reported: those within a step, and between two. Others may take any time."""
+
+BUSY = 0.5
+"""Part of a processor from which a process counts as at work: one thread that computes uses a whole one, also where it
+gets half of it; one that waits, with its helpers, uses a few percent."""
+
+CHILDREN_AFTER_S = 1.0
+"""Time without progress after which the processor time of a process's children is asked for: to list them takes a read
+for each thread, which a process that makes progress need not cost."""
+
+
+class WorkSample(NamedTuple):
+    """The processor time that a process had used at a time of the agent's monotonic clock, seconds."""
+
+    at_s: float
+    cpu_s: float
 
 
 @dataclass(slots=True)
@@ -45,6 +60,10 @@ class Process:
         gaps_s: phase of a step -> the longest time without progress that has ended since the newest heartbeat, without
             the time in which the main thread lacked a CPU.
         held_at_s: the time at which the process was asked to leave its step; None if it was not, or has left it.
+        idle_s: the part of the time since its newest progress in which neither the process nor its device was at work;
+            None: nothing has been sampled yet.
+        sampled: its newest sample of processor time.
+        steps_done: the completed steps of its life, over all generations.
         step_s: the duration of its last step.
         steps_timed: the completed steps of this generation.
         loss: the mean loss of its last step.
@@ -78,6 +97,9 @@ class Process:
     progress_schedule: Scheduled | None = None
     gaps_s: dict[str, float] = field(default_factory=dict)
     held_at_s: float | None = None
+    idle_s: float | None = None
+    sampled: Annotated[WorkSample | None, Field(exclude=True)] = None
+    steps_done: int = 0
     step_s: float | None = None
     steps_timed: int = 0
     loss: float | None = None
@@ -102,6 +124,34 @@ class Process:
         gap_s = at_s - self.progress_at_s
         own_s = gap_s - starved_s(self.progress_schedule, schedule, gap_s, None)
         self.gaps_s[self.phase] = min(max(self.gaps_s.get(self.phase, 0.0), own_s), MAX_SECONDS)
+
+    def note_work(self, at_s: float, cpu_s: float, *, device_busy: bool) -> None:
+        """Note how much processor time the process has used by now, which tells for how long it has been idle.
+
+        Args:
+            at_s: the time on the agent's monotonic clock.
+            cpu_s: processor time since its start, with that of its children.
+            device_busy: whether its device computes.
+        """
+        before, self.sampled = self.sampled, WorkSample(at_s, cpu_s)
+        if self.progress_at_s is None:
+            return
+        if before is None or self.idle_s is None:
+            self.idle_s = max(0.0, at_s - self.progress_at_s)  # what it did before the first sample is not known
+            return
+        if self.progress_at_s >= before.at_s:
+            self.idle_s = 0.0
+        if not device_busy and cpu_s - before.cpu_s < BUSY * (at_s - before.at_s):
+            self.idle_s += max(0.0, at_s - max(before.at_s, self.progress_at_s))
+
+    @property
+    def slot_state(self) -> str:
+        """``WorkerStatus.state`` of the slot that it occupies."""
+        if not self.attached:
+            return "starting"
+        if not self.configured:
+            return "ready"
+        return "waiting" if self.resting else "training"
 
     @property
     def alive(self) -> bool:

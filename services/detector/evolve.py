@@ -41,7 +41,6 @@ from shared.events import (
     derived_id,
 )
 from shared.evidence import Evidence
-from shared.plans import Stage
 from shared.severities import ErrorKind, Method, Severity
 from shared.signals import RECONNECT_GRACE_S
 from shared.tasks import DEFAULT_MAX_RESTARTS
@@ -322,7 +321,7 @@ def _moved(state: DetectorState, event: StateMoved) -> None:
         return
     stage = next((s for s in task.change.stages if s.generation == event.generation), None)
     if event.phase in ("resumed", "restored") and stage is not None:
-        _resumed(task, stage, event)
+        task.resume(stage, event)
     if event.phase == "failed":
         task.failed_transition = event
         if task.ended:
@@ -331,23 +330,6 @@ def _moved(state: DetectorState, event: StateMoved) -> None:
         if event.phase == "ended":
             task.members = {}
         task.change = None
-
-
-def _resumed(task: MonitoredTask, stage: Stage, event: StateMoved) -> None:
-    """Enter a stage that trains: its members are the task's, and its steps are timed anew."""
-    task.previous_mean_s = task.mean_step_s() or task.previous_mean_s
-    task.previous_size = len(task.members) or task.previous_size
-    task.generation, task.members = stage.generation, {m.worker: m for m in stage.members}
-    task.layout = stage.layout
-    task.statistics.enter(task.generation, task.layout, task.members)
-    task.has_trained = True
-    task.step = event.step
-    setup_s = sum(event.durations_s.get(name, 0.0) for name in ("rebuild", "agree", "move"))
-    task.setup_s = max(task.setup_s or 0.0, setup_s) or None
-    task.durations_s.clear()
-    task.timed = 0
-    task.progress.enter(stage.layout, stage.members)
-    task.absent_since = {}
 
 
 def _slowed(state: DetectorState, event: WorkerSlowed) -> None:

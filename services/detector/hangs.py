@@ -29,24 +29,39 @@ def of_training(state: DetectorState, task: MonitoredTask, limits: StallLimits, 
     for ranks that compute alone.
     """
     own = _own(state, task)
-    stall = _stopped(state, task, own, limits, now)
+    stall, certain = _stopped(state, task, own, limits, now), True
     if stall is None:
         stall = of_heard(state, task, limits)
+        if stall is None and not task.durations_s:
+            stall, certain = of_heard(state, task, limits, cold=False), False
         waits = stall is None or stall.kind is not ErrorKind.HANG or not _data_parallel_only(task.layout)
         if waits and any(_is_unreachable(state, member) for member in task.members.values()):
             return None
-    return _fault(task, stall, own, now) if stall is not None else None
+    return _judged(task, stall, own, now, certain=certain) if stall is not None else None
 
 
-def of_heard(state: DetectorState, task: MonitoredTask, limits: StallLimits) -> Stall | None:
-    """Return the stall of a task's members, without those on unreachable nodes; None if the others make progress."""
+def of_heard(state: DetectorState, task: MonitoredTask, limits: StallLimits, *, cold: bool = True) -> Stall | None:
+    """Return the stall of a task's members, without those on unreachable nodes; None if the others make progress.
+
+    Args:
+        state: the detector's.
+        task: that trains.
+        limits: thresholds.
+        cold: whether fresh starts have a limit of their own.
+    """
     members = [w for w, member in task.members.items() if not _is_unreachable(state, member)]
     own = {w: s for w, s in _own(state, task).items() if w in members}
-    return _of_step(task, own, limits) if members and len(own) == len(members) else None
+    return _of_step(state, task, own, limits, cold=cold) if members and len(own) == len(members) else None
 
 
 def _of_step(
-    task: MonitoredTask, own: Mapping[str, WorkerStatus], limits: StallLimits, part: float = 1.0
+    state: DetectorState,
+    task: MonitoredTask,
+    own: Mapping[str, WorkerStatus],
+    limits: StallLimits,
+    part: float = 1.0,
+    *,
+    cold: bool = True,
 ) -> Stall | None:
     """Return the stall, after a part of its limit, of members that train: of all, or of those that are heard."""
     return stalls.find(
@@ -58,6 +73,8 @@ def _of_step(
         data_parallel_only=_data_parallel_only(task.layout),
         limits=limits,
         gaps=task.gaps,
+        cold=stalls.cold_limit(task.cold_s, limits) if cold else None,
+        in_collective=_in_collective(state, task),
         whole=len(own) == len(task.members),
         part=part,
     )
@@ -85,10 +102,10 @@ def suspected(
     if max(ages, default=0.0) < part * limits.hang_floor_s:
         return None
     if task.change is None:
-        stall = _of_step(task, own, limits, part) if len(own) == len(task.members) else None
+        stall = _of_step(state, task, own, limits, part) if len(own) == len(task.members) else None
         return (own, stall.stalled_s) if stall is not None else None
     aged = {worker: _aged(status, 1.0 / part) for worker, status in own.items()}
-    stall = _deaf_to_hold(task, aged, limits) or _of_stage(task, aged, limits)
+    stall = _deaf_to_hold(state, task, aged, limits) or _of_stage(state, task, aged, limits)
     return (own, min(ages)) if stall is not None else None
 
 
@@ -96,7 +113,7 @@ def _aged(status: WorkerStatus, factor: float) -> WorkerStatus:
     """Return a status with ages that are ``factor`` times as long: what exceeds a limit then exceeds a part of it."""
     ages = {
         name: value * factor
-        for name in ("progress_age_s", "starved_s", "hold_age_s")
+        for name in ("progress_age_s", "starved_s", "idle_s", "hold_age_s")
         if (value := getattr(status, name)) is not None
     }
     return status.model_copy(update=ages)
@@ -109,7 +126,8 @@ def limit_of(task: MonitoredTask, status: WorkerStatus, limits: StallLimits) -> 
     mean_s, deviation_s = task.mean_step_s(), task.deviation_step_s()
     growth = task.previous_size / max(1, len(task.members))
     own = {status.worker: status}
-    return stalls.limit_of(own, mean_s, deviation_s, task.previous_mean_s, growth, list(own), limits, task.gaps)
+    cold = stalls.cold_limit(task.cold_s, limits)
+    return stalls.limit_of(own, mean_s, deviation_s, task.previous_mean_s, growth, list(own), limits, task.gaps, cold)
 
 
 def _own(state: DetectorState, task: MonitoredTask) -> dict[str, WorkerStatus]:
@@ -139,19 +157,22 @@ def of_moving(state: DetectorState, task: MonitoredTask, limits: StallLimits, no
     """Return the fault of a rank that delays a plan; None if no rank does.
 
     Without the fault, the plan's commands would wait for the rank until they time out, for minutes. Ranks that join for
-    long where nothing is known of how long that may take are a fault that is not certain.
+    long where nothing is known of how long that may take are a fault that is not certain; so are those in a first step
+    that would be long if nothing in it had to be compiled or read anew.
     """
     statuses = _concerned(state, task)
     stall = (
         _stopped(state, task, statuses, limits, now)
-        or _deaf_to_hold(task, statuses, limits)
-        or _of_stage(task, statuses, limits)
+        or _deaf_to_hold(state, task, statuses, limits)
+        or _of_stage(state, task, statuses, limits)
     )
     if stall is not None:
         return _fault(task, stall, statuses, now)
+    if (stall := _of_stage(state, task, statuses, limits, cold=False)) is not None:
+        return _judged(task, stall, statuses, now, certain=False)
     if not any(status.phase == "setup" for status in statuses.values()):
         return None
-    stall = _of_stage(task, statuses, replace(limits, slow_region_timeout_s=stalls.SETUP_FLOOR_S))
+    stall = _of_stage(state, task, statuses, replace(limits, slow_region_timeout_s=stalls.SETUP_FLOOR_S))
     return replace(_fault(task, stall, statuses, now), certain=False) if stall is not None else None
 
 
@@ -170,29 +191,63 @@ def _stopped_limit_s(task: MonitoredTask, limits: StallLimits) -> float:
     return stalls.stopped_limit_s(task.mean_step_s() or task.previous_mean_s, limits, task.gaps)
 
 
-def _deaf_to_hold(task: MonitoredTask, statuses: Mapping[str, WorkerStatus], limits: StallLimits) -> Stall | None:
+def _deaf_to_hold(
+    state: DetectorState, task: MonitoredTask, statuses: Mapping[str, WorkerStatus], limits: StallLimits
+) -> Stall | None:
     """Return the stall of ranks that were asked to leave their step and do not reach the end of a micro-batch."""
     mean_s = task.mean_step_s() or task.previous_mean_s
     if mean_s is None:
         return None
-    step_limit_s = limits.step_limit_s(mean_s, task.deviation_step_s())
-    late: dict[str, tuple[float, float]] = {}  # worker -> for how long it has not heeded the request, and its limit
+    step_limit = HangLimit(limits.step_limit_s(mean_s, task.deviation_step_s()), "mean")
+    waits = _in_collective(state, task)
+    late: dict[str, tuple[float, HangLimit]] = {}  # worker -> for how long it has not heeded the request, and its limit
     for worker, status in statuses.items():
-        if status.phase == "setup" and task.setup_s is not None:
-            limit_s = max(step_limit_s, stalls.setup_limit_s(task.setup_s))  # the rank may be in the user's ``build``
-        elif status.phase in stalls.SLOW_PHASES:
+        if status.phase in ("checkpoint", "waiting") or (status.phase == "setup" and task.setup_s is None):
             continue
-        else:
-            limit_s = step_limit_s
-        if (unheeded_s := stalls.unheeded_hold_s(status)) > limit_s:
-            late[worker] = unheeded_s, limit_s
+        limit, first = _limit_to_leave(task, status, step_limit, limits)
+        works = worker not in waits and stalls.may_work(status, first=first)
+        unheeded_s = stalls.unheeded_hold_s(status)
+        if stalls.exceeds(status, limit, limits, works=works, own_s=unheeded_s):
+            late[worker] = unheeded_s, limit
     if not late:
         return None
-    unheeded_s, limit_s = min(late.values())
-    return Stall(ErrorKind.HANG, tuple(late), unheeded_s, HangLimit(limit_s, "mean"))
+    unheeded_s, limit = min(late.values(), key=lambda found: found[0])
+    return Stall(ErrorKind.HANG, tuple(late), unheeded_s, limit)
 
 
-def _of_stage(task: MonitoredTask, statuses: Mapping[str, WorkerStatus], limits: StallLimits) -> Stall | None:
+def _limit_to_leave(
+    task: MonitoredTask, status: WorkerStatus, step_limit: HangLimit, limits: StallLimits
+) -> tuple[HangLimit, bool]:
+    """Return for how long a rank may take to leave its step, and whether that is the first one of its generation."""
+    first = status.generation != task.generation or not task.durations_s
+    limit = step_limit
+    if status.phase == "setup" and task.setup_s is not None:
+        # The rank may be in the user's ``build``.
+        limit = HangLimit(max(limit.limit_s, stalls.setup_limit_s(task.setup_s)), limit.source)
+    elif status.phase in stalls.BETWEEN_STEPS:
+        limit = stalls.longer(limit, HangLimit(limits.slow_region_timeout_s, "slow-region"))
+    elif first:
+        limit = stalls.longer(limit, stalls.cold_limit(task.cold_s, limits))
+    if stalls.is_fresh(status):
+        limit = stalls.longer(limit, stalls.cold_limit(task.cold_s, limits))
+    return limit, first
+
+
+def _in_collective(state: DetectorState, task: MonitoredTask) -> frozenset[str]:
+    """Return the workers whose newest report, while the task stands still, has a collective that has not ended."""
+    known = state.standstills.get(task.name)
+    reports = known.reports.items() if known is not None else ()
+    return frozenset(worker for worker, report in reports if any(group.waits for group in report.groups or ()))
+
+
+def _of_stage(
+    state: DetectorState,
+    task: MonitoredTask,
+    statuses: Mapping[str, WorkerStatus],
+    limits: StallLimits,
+    *,
+    cold: bool = True,
+) -> Stall | None:
     """Return the stall of ranks that drain, or that begin a stage of the plan, once all of them do."""
     assert task.change is not None
     newest = _newest_generation(statuses)
@@ -219,6 +274,8 @@ def _of_stage(task: MonitoredTask, statuses: Mapping[str, WorkerStatus], limits:
         data_parallel_only=_data_parallel_only(layout),
         limits=limits,
         setup_s=task.setup_s if stage is not None and _from_memory(stage) else None,
+        cold=stalls.cold_limit(task.cold_s, limits) if cold else None,
+        in_collective=_in_collective(state, task),
     )
 
 
@@ -259,6 +316,16 @@ def _fault(task: MonitoredTask, stall: Stall, statuses: Mapping[str, WorkerStatu
         stalled_s=stall.stalled_s,
         in_setup=any(s.phase == "setup" for s in statuses.values()),
     )
+
+
+def _judged(
+    task: MonitoredTask, stall: Stall, statuses: Mapping[str, WorkerStatus], now: datetime, *, certain: bool
+) -> Fault | None:
+    """Return the fault of a stall. Where a fresh start may take longer, it is one only if a link is found broken."""
+    fault = _fault(task, stall, statuses, now)
+    if certain:
+        return fault
+    return replace(fault, certain=False) if fault.by_peers else None
 
 
 def _waits_for_peers(task: MonitoredTask, stall: Stall, statuses: Mapping[str, WorkerStatus]) -> bool:

@@ -101,6 +101,7 @@ class DetectorService:
                 stop_floor_s=settings.stop_floor_s,
                 collective_floor_s=settings.collective_floor_s,
                 slow_region_timeout_s=settings.slow_region_timeout_s,
+                busy_timeout_s=settings.busy_timeout_s,
                 latency_s=settings.heartbeat_interval_s + TICK_S,
             ),
         )

@@ -78,6 +78,8 @@ class MonitoredTask:
             found again.
         checkpoint_failures: kinds of the failures of checkpoints that the log has since the last one that was written.
         setup_s: the longest time that its ranks have taken to join a generation, seconds.
+        cold_s: the longest first step of a generation with processes that were started for it, seconds; None: there was
+            none since the task was submitted.
         durations_s: durations of the recent steps of this generation, seconds.
         timed: how many steps of this generation were timed.
         progress: for how long its ranks went without progress, in each layout.
@@ -119,6 +121,7 @@ class MonitoredTask:
     recorded: dict[str, int] = field(default_factory=dict)
     checkpoint_failures: set[str] = field(default_factory=set)
     setup_s: float | None = None
+    cold_s: float | None = None
     # Telemetry and its summaries
     durations_s: Unlogged[deque[float]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     timed: int = 0
@@ -190,6 +193,25 @@ class MonitoredTask:
     def gaps(self) -> ProgressGaps:
         """For how long its ranks went without progress in the present layout."""
         return self.progress.present
+
+    def resume(self, stage: Stage, event: StateMoved) -> None:
+        """Enter a stage that trains: its members are the task's, and its steps are timed anew."""
+        self.previous_mean_s = self.mean_step_s() or self.previous_mean_s
+        self.previous_size = len(self.members) or self.previous_size
+        self.generation, self.members = stage.generation, {m.worker: m for m in stage.members}
+        self.layout = stage.layout
+        self.statistics.enter(self.generation, self.layout, self.members)
+        self.has_trained = True
+        self.step = event.step
+        setup_s = sum(event.durations_s.get(name, 0.0) for name in ("rebuild", "agree", "move"))
+        self.setup_s = max(self.setup_s or 0.0, setup_s) or None
+        if self.change is not None and not self.members.keys().isdisjoint(self.change.prepare):
+            first_s = sum(event.durations_s.get(name, 0.0) for name in ("redistribute", "first_step"))
+            self.cold_s = max(self.cold_s or 0.0, first_s)
+        self.durations_s.clear()
+        self.timed = 0
+        self.progress.enter(stage.layout, stage.members)
+        self.absent_since = {}
 
     def reweigh(self, weight: float) -> None:
         """Note that a user has changed its weight."""

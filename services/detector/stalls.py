@@ -11,7 +11,7 @@ needed, because the kernel reports the stop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.detector.progress_gaps import GapLimits, HangLimit, ProgressGaps
@@ -34,6 +34,21 @@ FIRST_STEP_FACTOR = 5.0
 """The first step of a generation may take this many times the limit of the others: it allocates buffers, opens sockets
 and fills caches (measured: up to 3 times the mean on a busy machine)."""
 
+COLD_STEPS = 3
+"""Steps of a process in which it has the time of a fresh start: kernels are compiled in the first one, and again in the
+second or third, for shapes that come a second time (torch.compile) or for a graph that is recorded."""
+
+COLD_FACTOR = 5.0
+"""A fresh start may take this many times the longest one of its task so far. Chosen: the caches that made that one
+quick may be cold on another node."""
+
+COLD_FLOOR_S = 30.0
+"""No shorter limit applies to a fresh start: it may read libraries, kernels and data that all earlier ones have found
+in the page cache. A hang in it costs this time once; a start that is taken for one costs a process, or a node."""
+
+BETWEEN_STEPS = frozenset({"ended", "aside"})
+"""Phases in which a script does something of its own: it evaluates, it fetches data, it writes a file."""
+
 DEVIATIONS = 6.0
 """A step that is this many standard deviations longer than the mean does not happen by chance (Chebyshev: less than 3%
 of any distribution, and less than one in 10**8 of a normal one)."""
@@ -55,12 +70,18 @@ class StallLimits:
     stop_floor_s: float
     collective_floor_s: float
     slow_region_timeout_s: float
+    busy_timeout_s: float = 240.0
     latency_s: float = 0.35
 
     @property
     def gaps(self) -> GapLimits:
         """Bounds of the limits that follow from recent times without progress."""
         return GapLimits(self.hang_floor_s, self.slow_region_timeout_s, self.latency_s)
+
+    @property
+    def hard_s(self) -> float:
+        """The hard limit, seconds: for how long a rank that is at work may make no progress."""
+        return max(self.busy_timeout_s, self.slow_region_timeout_s)
 
     def step_limit_s(self, mean_s: float, deviation_s: float = 0.0) -> float:
         """Return for how many seconds a rank may make no progress in a step.
@@ -105,6 +126,8 @@ def find(
     limits: StallLimits,
     setup_s: float | None = None,
     gaps: ProgressGaps | None = None,
+    cold: HangLimit | None = None,
+    in_collective: Collection[str] = (),
     whole: bool = True,
     part: float = 1.0,
 ) -> Stall | None:
@@ -123,6 +146,8 @@ def find(
         limits: thresholds.
         setup_s: the longest time that joining a generation has taken; None if this one cannot be compared with it.
         gaps: recent times without progress of these ranks in this generation; None if they cannot be compared.
+        cold: the limit of fresh starts (``cold_limit``); None: they have none of their own.
+        in_collective: ranks that are known to wait in a collective, so that what they do there is no work.
         whole: whether these are all ranks of the task.
         part: of its limit, which the time without progress is to exceed.
     """
@@ -134,13 +159,82 @@ def find(
     if any(s.phase == "setup" for s in statuses.values()) and setup_s is not None:
         late = _late_in_setup(statuses)
         limit = HangLimit(setup_limit_s(setup_s), "setup")
+        if cold is not None and any(is_fresh(statuses[worker]) for worker in late):
+            limit = longer(limit, cold)
     else:
         late = _late(statuses, data_parallel_only)
-        limit = limit_of(statuses, mean_s, deviation_s, previous_mean_s, growth, late, limits, gaps)
-    if stalled_s <= part * limit.limit_s:
+        limit = limit_of(statuses, mean_s, deviation_s, previous_mean_s, growth, late, limits, gaps, cold)
+    first = cold is not None and mean_s is None
+    workers = {w for w in late if w not in in_collective and may_work(statuses[w], first=first)}
+    blamed = tuple(w for w in late if exceeds(statuses[w], limit, limits, works=w in workers, part=part))
+    if stalled_s <= part * limit.limit_s or (late and not blamed):
         return _alone(statuses, gaps, limits, whole, part) if data_parallel_only and gaps is not None else None
+    if blamed and stalled_s > limits.hard_s > limit.limit_s and workers.issuperset(blamed):
+        limit = HangLimit(limits.hard_s, "hard")
     kind = ErrorKind.HANG if late else ErrorKind.COLLECTIVE_TIMEOUT
-    return Stall(kind=kind, workers=late, stalled_s=stalled_s, limit=limit)
+    return Stall(kind=kind, workers=blamed, stalled_s=stalled_s, limit=limit)
+
+
+def cold_limit(cold_s: float | None, limits: StallLimits) -> HangLimit:
+    """Return for how long a fresh start may make no progress: a process in its first steps, or a first step of a group.
+
+    Args:
+        cold_s: the longest first step of fresh processes of the task so far; None: there was none.
+        limits: thresholds.
+    """
+    if cold_s is None:
+        return HangLimit(limits.slow_region_timeout_s, "cold")
+    return HangLimit(min(max(COLD_FACTOR * cold_s, COLD_FLOOR_S), limits.hard_s), "cold")
+
+
+def longer(limit: HangLimit, other: HangLimit) -> HangLimit:
+    """Return the longer one of two limits."""
+    return other if other.limit_s > limit.limit_s else limit
+
+
+def is_fresh(status: WorkerStatus) -> bool:
+    """Return whether a process is in its first steps; False where its agent does not say."""
+    return status.steps_done is not None and status.steps_done < COLD_STEPS
+
+
+def may_work(status: WorkerStatus, *, first: bool) -> bool:
+    """Return whether what a rank's process or device does may be work, and not the wait for a collective.
+
+    That is so between two steps and while the user's ``build`` runs; inside a step only of a fresh start, since a rank
+    that is warm has a limit of its own, and one that spins would be found no more.
+
+    Args:
+        status: of the rank.
+        first: whether it is in the first step of a generation.
+    """
+    if status.phase == "setup":
+        return status.setup_parts == 1
+    return status.phase in BETWEEN_STEPS or (status.phase in ("begun", "compute") and (first or is_fresh(status)))
+
+
+def exceeds(
+    status: WorkerStatus,
+    limit: HangLimit,
+    limits: StallLimits,
+    *,
+    works: bool,
+    part: float = 1.0,
+    own_s: float | None = None,
+) -> bool:
+    """Return whether a rank has made no progress for longer than its limit.
+
+    Args:
+        status: of the rank.
+        limit: of the rank, if it is idle.
+        limits: thresholds: the hard limit is that of a rank that is at work.
+        works: whether the time in which it was at work does not count.
+        part: of both limits.
+        own_s: for how long it has made none, if not for ``own_age_s``; seconds.
+    """
+    age_s = own_s if own_s is not None else own_age_s(status) or 0.0
+    if works and status.idle_s is not None and age_s <= part * max(limits.hard_s, limit.limit_s):
+        age_s = min(age_s, max(0.0, status.idle_s - status.starved_s))
+    return age_s > part * limit.limit_s
 
 
 def _alone(
@@ -209,6 +303,7 @@ def limit_of(
     late: Sequence[str],
     limits: StallLimits,
     gaps: ProgressGaps | None,
+    cold: HangLimit | None = None,
 ) -> HangLimit:
     """Return for how long ranks may make no progress outside of set-up.
 
@@ -221,7 +316,29 @@ def limit_of(
         late: the ranks to blame, whose own limits count; none: those of all.
         limits: thresholds.
         gaps: see ``find``.
+        cold: see ``find``.
     """
+    slow = HangLimit(limits.slow_region_timeout_s, "slow-region")
+    judged = late or list(statuses)
+    limit = _warm_limit(statuses, mean_s, deviation_s, previous_mean_s, growth, late, limits, gaps)
+    if any(statuses[worker].phase in BETWEEN_STEPS for worker in judged):
+        limit = longer(limit, slow)
+    if cold is not None and (mean_s is None or any(is_fresh(statuses[worker]) for worker in judged)):
+        limit = longer(limit, cold)
+    return limit
+
+
+def _warm_limit(
+    statuses: Mapping[str, WorkerStatus],
+    mean_s: float | None,
+    deviation_s: float,
+    previous_mean_s: float | None,
+    growth: float,
+    late: Sequence[str],
+    limits: StallLimits,
+    gaps: ProgressGaps | None,
+) -> HangLimit:
+    """Return the limit of ranks that are no fresh start, by what is known of their steps; arguments of ``limit_of``."""
     slow = HangLimit(limits.slow_region_timeout_s, "slow-region")
     if any(s.phase in SLOW_PHASES or s.phase is None for s in statuses.values()):
         return slow

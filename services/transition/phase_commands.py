@@ -37,8 +37,9 @@ from shared.commands import (
 )
 from shared.events import derived_id
 
-WAITS_FOR_STEP = frozenset({Phase.DRAIN, Phase.STOP, Phase.CONFIGURE_INTERRUPTED, Phase.CONFIGURE_TARGET})
-"""Phases whose commands wait for a training step, so ``TransitionLimits.resume_s`` is their time-out."""
+WAITS_FOR_STEP = frozenset({Phase.HOLD, Phase.DRAIN, Phase.STOP, Phase.CONFIGURE_INTERRUPTED, Phase.CONFIGURE_TARGET})
+"""Phases whose commands wait for a training step, so ``TransitionLimits.resume_s`` is their time-out. A rank that is
+held leaves its step at the end of a micro-batch, which may be the first one of its process."""
 
 Build = Callable[[dict[str, Any], list[str]], Command]
 """Makes a command from the fields that all commands have and the node's workers."""
@@ -76,7 +77,7 @@ def _per_node(
     nodes: dict[str, list[str]] = {}
     for worker in workers:
         nodes.setdefault(node_of(worker), []).append(worker)
-    timeout_s = state.limits.resume_s if _waits_for_step(part, phase) else state.limits.command_s
+    timeout_s = state.limits.resume_s if phase in WAITS_FOR_STEP else state.limits.command_s
     found = []
     for node, mine in sorted(nodes.items()):
         if node in state.lost:
@@ -90,14 +91,6 @@ def _per_node(
         }
         found.append(Send(node, build(base, mine), timeout_s, tuple(mine)))
     return found
-
-
-def _waits_for_step(part: Part, phase: Phase) -> bool:
-    """Whether the phase's commands wait for a step: a hold does where replicas of several ranks finish theirs."""
-    stage = part.change.interrupted
-    if phase is Phase.HOLD and stage is not None:
-        return stage.layout.tensor * stage.layout.pipeline > 1
-    return phase in WAITS_FOR_STEP
 
 
 def _hold(state: State, part: Part, phase: Phase) -> list[Send]:

@@ -264,7 +264,7 @@ async def test_silence_is_reported_with_the_workers(
 ) -> None:
     await agents.start(*NODES)
     agents.hold_back("hold")
-    impatient = settings.model_copy(update={"command_timeout_s": STALL_S})
+    impatient = settings.model_copy(update={"command_timeout_s": STALL_S, "resume_timeout_s": STALL_S})
     async with running(impatient, bus, journal):
         await journal.append([submitted(), restart_plan()])
         failed = (await watch.until("failed"))[-1]
@@ -277,12 +277,12 @@ async def test_time_without_the_bus_does_not_count_as_silence(
 ) -> None:
     await agents.start(*NODES)
     hold = agents.hold_back("hold")
-    impatient = settings.model_copy(update={"command_timeout_s": STALL_S})
+    impatient = settings.model_copy(update={"command_timeout_s": STALL_S, "resume_timeout_s": STALL_S})
     async with running(impatient, bus, journal):
         await journal.append([submitted(), restart_plan()])
         await agents.until(lambda: agents.count("hold") == 2)
         await nats.stop()
-        await asyncio.sleep(impatient.command_timeout_s + 0.5)  # the time itself is what is tested
+        await asyncio.sleep(impatient.resume_timeout_s + 0.5)  # the time itself is what is tested
         hold.set()
         await nats.start()
         moved = await watch.until_any("restored", "failed")
@@ -294,7 +294,7 @@ async def test_silence_after_the_bus_was_away_is_reported(
 ) -> None:
     await agents.start(*NODES)
     agents.hold_back("hold")
-    impatient = settings.model_copy(update={"command_timeout_s": STALL_S})
+    impatient = settings.model_copy(update={"command_timeout_s": STALL_S, "resume_timeout_s": STALL_S})
     async with running(impatient, bus, journal):
         await journal.append([submitted(), restart_plan()])
         await agents.until(lambda: agents.count("hold") == 2)
