@@ -12,6 +12,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
+from shared.codes import FailureCode
+
 
 def _or_default(kind: Any, default: Callable[[], Any]) -> BeforeValidator:
     """Return a validator that replaces a value of another type by a default."""
@@ -29,6 +31,10 @@ def _or_default(kind: Any, default: Callable[[], Any]) -> BeforeValidator:
 def _texts(value: Any) -> Any:
     """Return the texts of a list, in order."""
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+
+_SAID_BY_PROCESSES = (FailureCode.PROCESS_EXITED, FailureCode.RANK_RAISED)
+"""Codes of failures of which a process has said why: in its output, or by what it raised."""
 
 
 class _Part(BaseModel):
@@ -61,7 +67,10 @@ class Evidence(_Part):
         tasks: task -> its part on a lost or isolated node.
         pairs: pairs of nodes that could not reach one another, each in the order of the names.
         error_class: the class of the error's text (``services.detector.error_classes``); *wire*: ``class``.
-        rule: the rule of repetition that made the severity worse: ``worker``, ``node``, ``pair`` or ``lemon``.
+        rule: the rule of repetition that made the severity worse: ``worker``, ``node``, ``pair``, ``lemon`` or
+            ``starts``.
+        starting: whether the process that failed was one that the outstanding plan has started or waits for.
+        code: why a plan could not be carried out (``shared.codes``), where a process has said that itself.
     """
 
     workers: Annotated[list[str], BeforeValidator(_texts)] = Field(default_factory=list)
@@ -71,6 +80,13 @@ class Evidence(_Part):
     pairs: Annotated[list[tuple[str, str]], _or_default(list[tuple[str, str]], list)] = Field(default_factory=list)
     error_class: Annotated[str, _or_default(str, str)] = Field(default="", alias="class")
     rule: Annotated[str, _or_default(str, str)] = ""
+    starting: Annotated[bool, _or_default(bool, bool)] = False
+    code: Annotated[str, _or_default(str, str)] = ""
+
+    @classmethod
+    def of_plan(cls, workers: list[str], code: FailureCode | None) -> Self:
+        """Return the evidence of a plan that could not be carried out."""
+        return cls(workers=workers, code=code) if code in _SAID_BY_PROCESSES else cls(workers=workers)
 
     @classmethod
     def read(cls, evidence: Mapping[str, Any]) -> Self:

@@ -81,6 +81,9 @@ class NodeDrained(NodeEvent):
 class NodeReturned(NodeEvent):
     """A user wants the node to be used again: one that is cordoned, drained or isolated.
 
+    The detector does so (``actor`` is ``detector``) with a node that it had isolated since a process failed to start
+    there, once that failure has followed the task to another node.
+
     ``incarnation``: of the agent that has passed its self-test; of the last one, where the node is lost or has left.
     ``self_test``: the checks that it has passed. ``actor``: as of ``node.cordoned``.
     """

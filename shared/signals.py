@@ -239,12 +239,12 @@ class WorkerStatus(Model):
     process, with its children, nor its device was at work; None: not known. ``steps_done``: completed steps of the
     process's life, over all generations; None from an agent of an older version. ``hold_age_s``: since the rank was
     asked to leave its step; None if it was not asked, or has left it. ``step_s``: duration of the last completed step.
-    ``steps_timed``: completed steps of this generation. ``process_state``: the kernel's letter for the process (R, S, D, T, Z; proc(5)), evidence of a
-    hang. ``steps``: steps of this generation that have ended of late; those of overlapping heartbeats are the same.
-    ``gaps_s``: phase -> the longest time without progress that has ended since the heartbeat before, without the
-    time in which the main thread lacked a CPU; of phases within a step and of ``ended`` alone. ``memory_every``: steps
-    between the rank's snapshots at present; 0: none. ``replicated``: whether ranks in other failure domains have each
-    part of the state too. Both None where the rank has not said so.
+    ``steps_timed``: completed steps of this generation. ``process_state``: the kernel's letter for the process (R, S,
+    D, T, Z; proc(5)), evidence of a hang. ``steps``: steps of this generation that have ended of late; those of
+    overlapping heartbeats are the same. ``gaps_s``: phase -> the longest time without progress that has ended since the
+    heartbeat before, without the time in which the main thread lacked a CPU; of phases within a step and of ``ended``
+    alone. ``memory_every``: steps between the rank's snapshots at present; 0: none. ``replicated``: whether ranks in
+    other failure domains have each part of the state too. Both None where the rank has not said so.
 
     Of a newer agent, a state that this version does not know is read as ``waiting``, which no rule takes for a hang,
     and a phase as None, which has the limit of a slow region.

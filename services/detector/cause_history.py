@@ -64,6 +64,24 @@ class Occurrence(NamedTuple):
         return (self.task, self.step, None) if self.task is not None else (None, None, self.at)
 
 
+class FailedStart(NamedTuple):
+    """The failure of a process that a plan had started, before it trained.
+
+    Attributes:
+        at: when it was detected.
+        way: what failed: the cause, or for a hang its kind.
+        node: where.
+        task: of the process.
+        error: id of the error event.
+    """
+
+    at: datetime
+    way: str
+    node: str
+    task: str
+    error: str
+
+
 class Drill(NamedTuple):
     """A fault that a user has asked for (``fault.injected``), whose errors say nothing about nodes and programs."""
 
@@ -89,17 +107,21 @@ class CauseHistory:
         nodes: node -> its occurrences, the newest at the end.
         tasks: task -> the same.
         drills: injected faults that no error has shown yet.
+        starts: node -> the newest failures of processes that were started there.
     """
 
     nodes: dict[str, list[Occurrence]] = field(default_factory=dict)
     tasks: dict[str, list[Occurrence]] = field(default_factory=dict)
     drills: list[Drill] = field(default_factory=list)
+    starts: dict[str, list[FailedStart]] = field(default_factory=dict)
 
     def add(self, event: ErrorDetected, evidence: Evidence) -> None:
         """Note an error event. An escalation of an earlier one is the same occurrence."""
         drill = self.drill_of(event)
         if drill is not None:
             self.drills.remove(drill)
+        if drill is None and (failed := failed_start(event, evidence)) is not None:
+            self.starts[failed.node] = [*self.starts.get(failed.node, ()), failed][-REMEMBERED:]
         if drill is not None or event.escalates is not None:
             return
         occurred = occurrence(event, evidence)
@@ -119,6 +141,7 @@ class CauseHistory:
     def forget_node(self, node: str) -> None:
         """Begin anew with a node that an operator has looked at."""
         self.nodes.pop(node, None)
+        self.starts.pop(node, None)
 
     def forget_task(self, task: str) -> None:
         """Begin anew with a task that was submitted, or has ended."""
@@ -136,8 +159,29 @@ def occurrence(event: ErrorDetected, evidence: Evidence) -> Occurrence:
         task=event.task,
         step=event.step,
         own=is_own(event, evidence),
-        of_program=event.kind in _OF_PROGRAMS and not _is_from_outside(evidence),
+        of_program=event.kind in _OF_PROGRAMS and not is_from_outside(evidence),
     )
+
+
+def failed_start(event: ErrorDetected, evidence: Evidence) -> FailedStart | None:
+    """Return an error event as a failed start; None if it is none, or somebody has ended the process."""
+    if not evidence.starting or event.node is None or event.task is None or is_from_outside(evidence):
+        return None
+    way = event.kind.value if event.kind is ErrorKind.HANG else occurrence(event, evidence).cause
+    return FailedStart(event.detected_at, way, event.node, event.task, event.event_id)
+
+
+def may_be_of_machine(event: ErrorDetected, evidence: Evidence) -> bool:
+    """Return whether what has failed, by what it says, may be the machine.
+
+    An exception and the end of a process say so by their class, and a hang may always be one of a device or a driver. A
+    plan that failed since a process ended or raised says no more than that; where it had no answer, the node may be to
+    blame.
+    """
+    of_plan = (evidence.failure or "").startswith(f"{ErrorKind.TRANSITION_FAILED.value}/")
+    if evidence.code or (event.kind in _OF_PROGRAMS and not of_plan):
+        return _is_class_of_machine(evidence)
+    return True
 
 
 def is_own(event: ErrorDetected, evidence: Evidence) -> bool:
@@ -150,12 +194,16 @@ def is_own(event: ErrorDetected, evidence: Evidence) -> bool:
         return True
     if event.kind is ErrorKind.HANG:
         return len(evidence.workers) == 1
-    if event.kind not in (ErrorKind.PROCESS_EXIT, ErrorKind.EXCEPTION) or _is_from_outside(evidence):
+    if event.kind not in (ErrorKind.PROCESS_EXIT, ErrorKind.EXCEPTION) or is_from_outside(evidence):
         return False
+    return _is_class_of_machine(evidence)
+
+
+def _is_class_of_machine(evidence: Evidence) -> bool:
     return bool(evidence.error_class) and evidence.error_class not in _NOT_OF_NODES
 
 
-def _is_from_outside(evidence: Evidence) -> bool:
+def is_from_outside(evidence: Evidence) -> bool:
     """Return whether somebody else has ended the process; the kernel for memory is nobody else."""
     return _name(evidence.failure) in FROM_OUTSIDE and evidence.error_class != OOM_KILLED.name
 

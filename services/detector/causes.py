@@ -26,7 +26,14 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from services.detector.cause_history import Occurrence, occurrence
+from services.detector.cause_history import (
+    FailedStart,
+    Occurrence,
+    failed_start,
+    is_from_outside,
+    may_be_of_machine,
+    occurrence,
+)
 from services.detector.faults import SERVICE, last_line
 from services.detector.monitored_node import MonitoredNode
 from services.detector.state import DetectorState
@@ -53,11 +60,13 @@ def escalate(state: DetectorState, event: Event, limits: EscalationLimits, trace
         limits: the settings.
         traceback: of the fault.
     """
-    if not isinstance(event, ErrorDetected) or event.escalates is not None:
-        return event
-    if state.causes.drill_of(event) is not None:
+    if not isinstance(event, ErrorDetected):
         return event
     evidence = Evidence.read(event.evidence)
+    if event.escalates is not None:
+        return of_start(state, event, limits) if evidence.starting else event
+    if state.causes.drill_of(event) is not None:
+        return event
     found = occurrence(event, evidence)
     if event.task is not None and (failed := _failed(state, event, found, limits, traceback)) is not None:
         return failed
@@ -65,7 +74,105 @@ def escalate(state: DetectorState, event: Event, limits: EscalationLimits, trace
         return event
     if (lemon := _lemon(state, found, limits)) is not None:
         return _worse(state, event, Severity.SEV1, limits, rule="lemon", **lemon)
-    return _repeated(state, event, found, limits)
+    if evidence.starting and (judged := of_start(state, event, limits)) is not event:
+        return judged
+    return event if is_from_outside(evidence) else _repeated(state, event, found, limits)
+
+
+def of_start(state: DetectorState, event: ErrorDetected, limits: EscalationLimits) -> ErrorDetected:
+    """Return the error of a process that a plan had started, judged by what failed and by what that follows.
+
+    Where its restart has failed too, ``faults.judge`` gives the node up. That is right if the machine may have failed,
+    and if nothing shows that the failure follows the task. What a program says of itself is no reason, unless the node
+    alone has failed another task as well.
+
+    Args:
+        state: the detector's, without the event.
+        event: with ``starting`` in its evidence.
+        limits: the settings.
+    """
+    evidence = Evidence.read(event.evidence)
+    gives_up = event.severity is Severity.SEV1
+    if event.node is None or event.kind is ErrorKind.DEVICE:
+        return event
+    failed = failed_start(event, evidence)
+    if failed is None:
+        return _kept(event, "somebody has ended the process") if gives_up else event
+    known = [one for starts in state.causes.starts.values() for one in starts]
+    recent = [one for one in known if _is_recent(one, failed.at, limits.cause_window_s)]
+    if nodes := _also_failed_on(state, event, evidence, recent, limits):
+        return _kept(event, "the cause follows the task", follows_task_on=nodes) if gives_up else event
+    again = gives_up or any((one.node, one.task) == (failed.node, failed.task) for one in recent)
+    others = sorted({one.task for one in recent if one.node == failed.node} - {failed.task})
+    alone = [task for task in others if not _is_elsewhere(recent, task, failed.node)]
+    if not (again and alone) and not (gives_up and may_be_of_machine(event, evidence)):
+        return _kept(event, "what failed says nothing of the machine") if gives_up else event
+    if (kind := _last_of_kind(state, event.node)) is not None:
+        return _kept(event, f"it is the last node of kind {kind}") if gives_up else event
+    if not (again and alone):
+        return event
+    return _with(event, Severity.SEV1, rule="starts", cause=failed.way, also_failed=alone)
+
+
+def of_failed_plan(state: DetectorState, event: Event, limits: EscalationLimits) -> Event:
+    """Return the event of a plan that could not be carried out, judged as ``of_start`` does; arguments as there."""
+    if isinstance(event, ErrorDetected) and Evidence.read(event.evidence).starting:
+        return of_start(state, event, limits)
+    return event
+
+
+def wrongly_given_up(state: DetectorState, event: ErrorDetected, limits: EscalationLimits) -> list[MonitoredNode]:
+    """Return the nodes that were isolated since a process failed to start there, as it has now failed elsewhere.
+
+    Args:
+        state: the detector's, without the event.
+        event: of a failed start.
+        limits: the settings.
+    """
+    failed = failed_start(event, Evidence.read(event.evidence))
+    if failed is None:
+        return []
+    nodes = []
+    for name, condemned in state.condemned.items():
+        of_this = any(
+            (one.error, one.task, one.way) == (condemned.error, failed.task, failed.way)
+            and _is_recent(one, failed.at, limits.cause_window_s)
+            for one in state.causes.starts.get(name, ())
+        )
+        node = state.nodes.get(name)
+        if of_this and name != failed.node and node is not None and node.present:
+            nodes.append(node)
+    return nodes
+
+
+def _also_failed_on(
+    state: DetectorState,
+    event: ErrorDetected,
+    evidence: Evidence,
+    recent: list[FailedStart],
+    limits: EscalationLimits,
+) -> list[str]:
+    """Return the other nodes on which the task has failed in the same way, sorted."""
+    failed = failed_start(event, evidence)
+    assert failed is not None
+    nodes = {one.node for one in recent if (one.task, one.way) == (failed.task, failed.way)}
+    same = _same_cause(state.causes.tasks.get(failed.task, ()), occurrence(event, evidence), limits.cause_window_s)
+    nodes |= {one.node for one in same if one.node is not None and one.of_program}
+    return sorted(nodes - {failed.node})
+
+
+def _is_elsewhere(starts: Iterable[FailedStart], task: str, node: str) -> bool:
+    """Return whether a task has failed to start on another node in a way in which it has on this one."""
+    ways: dict[bool, set[str]] = {True: set(), False: set()}
+    for one in starts:
+        if one.task == task:
+            ways[one.node == node].add(one.way)
+    return not ways[True].isdisjoint(ways[False])
+
+
+def _kept(event: ErrorDetected, why: str, **used: Any) -> ErrorDetected:
+    """Return an error that does not isolate its node although a restart has failed."""
+    return _with(event, Severity.SEV2, rule="", not_isolated=why, **used)
 
 
 def with_pair_limit(state: DetectorState, event: ErrorDetected, limits: EscalationLimits) -> ErrorDetected:
@@ -172,10 +279,15 @@ def must_stay(state: DetectorState, name: str, limits: EscalationLimits) -> str:
     allowed = math.floor(limits.isolated_fraction * len(there))
     if len(out) + 1 > allowed:
         return f"{len(out)} of {len(there)} nodes are isolated, and isolated_fraction allows {allowed}"
-    kind = state.nodes[name].hardware if name in state.nodes else None
-    if not any(n.hardware == kind and n.name != name and not is_out(state, n) for n in there):
-        return f"it is the last node of kind {kind}"
-    return ""
+    kind = _last_of_kind(state, name)
+    return f"it is the last node of kind {kind}" if kind is not None else ""
+
+
+def _last_of_kind(state: DetectorState, name: str) -> str | None:
+    """Return the kind of a node that is the last one of it in use; None if there are others."""
+    kind = state.nodes[name].hardware if name in state.nodes else ""
+    there = [node for node in state.nodes.values() if node.present and node.name != name and not is_out(state, node)]
+    return None if any(node.hardware == kind for node in there) else kind
 
 
 def is_out(state: DetectorState, node: MonitoredNode) -> bool:
@@ -229,7 +341,7 @@ def _same_cause(known: Iterable[Occurrence], found: Occurrence, window_s: float)
     return [one for one in known if one.cause == found.cause and _is_recent(one, found.at, window_s)]
 
 
-def _is_recent(one: Occurrence, now: datetime, window_s: float) -> bool:
+def _is_recent(one: Occurrence | FailedStart, now: datetime, window_s: float) -> bool:
     return (now - one.at).total_seconds() <= window_s
 
 

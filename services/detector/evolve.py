@@ -137,7 +137,7 @@ def _node_drained(state: DetectorState, event: NodeDrained) -> None:
 
 
 def _node_returned(state: DetectorState, event: NodeReturned) -> None:
-    """Note a node that an operator uses again. What it has failed at before counts no more."""
+    """Note a node that is used again. What it has failed at before counts no more, if an operator has looked at it."""
     node, isolated = state.nodes.get(event.node), state.isolated.get(event.node)
     if node is not None and node.incarnation == event.incarnation:
         node.draining, node.planned, node.drained = None, False, False
@@ -145,7 +145,8 @@ def _node_returned(state: DetectorState, event: NodeReturned) -> None:
         state.condemned.pop(event.node, None)
     elif isolated is not None and isolated.until_returned:
         del state.isolated[event.node]  # its agent is another one by now, and joins
-    state.causes.forget_node(event.node)
+    if event.actor != SERVICE:
+        state.causes.forget_node(event.node)
 
 
 def _submitted(state: DetectorState, event: TaskSubmitted) -> None:

@@ -214,7 +214,9 @@ def of_transition(task: MonitoredTask, moved: StateMoved) -> Fault:
         worker=worker,
         node=node,
         traceback=moved.detail,
-        evidence=Evidence(workers=moved.failed_workers).mapping(plan=moved.plan, detail=moved.detail),
+        evidence=Evidence.of_plan(moved.failed_workers, moved.code).mapping(
+            plan=moved.plan, detail=moved.detail, **_classified(class_of(moved.detail))
+        ),
         by_peers=moved.code in (FailureCode.TIMEOUT, FailureCode.RANK_RAISED),
     )
 
@@ -242,7 +244,8 @@ def judge(task: MonitoredTask, fault: Fault, *, window_s: float, now: datetime) 
     outstanding retry or restart has started is the failure of that response: it escalates the incident. So do broken
     collectives of which no link is the cause, once they have been retried ``max_restarts`` times at any steps.
     """
-    # Ranks that fail alike in one generation are one occurrence.
+    # Ranks that fail alike in one generation are one occurrence; the time for which a hang was waited for is left out.
+    window_s += (task.max_restarts + 1) * (fault.stalled_s or 0.0)
     times = 1 + task.failures.times(fault.key, window_s=window_s, now=now, without=fault.generation)
     repeated = task.failures.repeats(fault.key)
     event_id = derived_id(fault.cause, SERVICE, f"{task.name}/{fault.kind.value}")
@@ -271,9 +274,17 @@ def judge(task: MonitoredTask, fault: Fault, *, window_s: float, now: datetime) 
         rank=fault.rank,
         generation=fault.generation,
         step=fault.step,
-        evidence={**fault.evidence, **Evidence(failure=fault.key).mapping(occurrences=times)},
+        evidence={**fault.evidence, **_judged(task, fault).mapping(occurrences=times)},
         escalates=original.event_id if original is not None else None,
     )
+
+
+def _judged(task: MonitoredTask, fault: Fault) -> Evidence:
+    """Return what later decisions use of a fault."""
+    started = task.change is not None and fault.worker in task.change.prepare
+    if started or (fault.kind is ErrorKind.TRANSITION_FAILED and fault.worker is not None):
+        return Evidence(failure=fault.key, starting=True)
+    return Evidence(failure=fault.key)
 
 
 def escalation(task: MonitoredTask, moved: StateMoved, fault: Fault, *, window_s: float, now: datetime) -> Event:
@@ -369,7 +380,7 @@ def _failed_response(task: MonitoredTask, fault: Fault) -> KnownError | None:
 
 def _failed_too_often(task: MonitoredTask, fault: Fault, times: int, *, now: datetime, event_id: str) -> TaskFailed:
     what = f"{fault.kind.value} ({fault.error}) at step {fault.step}"
-    error = last_line(fault.traceback)
+    error = last_line(fault.traceback) or (fault.evidence.get("advice", "") if fault.stalled_s is not None else "")
     return TaskFailed(
         event_id=event_id,
         occurred_at=now,

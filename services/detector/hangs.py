@@ -21,6 +21,12 @@ from shared.plans import Layout, Member, Stage
 from shared.severities import ErrorKind
 from shared.signals import WorkerStatus
 
+BETWEEN_STEPS_ADVICE = (
+    "the rank was between two steps, in the code of the script: what takes longer there (an evaluation, an export) has "
+    "to call run.heartbeat() before it begins, and again within each limit"
+)
+"""What the reader of a hang between two steps is told."""
+
 
 def of_training(state: DetectorState, task: MonitoredTask, limits: StallLimits, now: datetime) -> Fault | None:
     """Return the fault of a task that trains; None if the task makes progress.
@@ -311,11 +317,18 @@ def _fault(task: MonitoredTask, stall: Stall, statuses: Mapping[str, WorkerStatu
         worker=worker,
         node=worker.rpartition("/")[0] if worker is not None else None,
         rank=status.rank if status is not None else None,
-        evidence=evidence.mapping(stalled_s=stall.stalled_s, **stall.limit.evidence()),
+        evidence=evidence.mapping(stalled_s=stall.stalled_s, **stall.limit.evidence(), **_advice(status)),
         by_peers=_waits_for_peers(task, stall, statuses),
         stalled_s=stall.stalled_s,
         in_setup=any(s.phase == "setup" for s in statuses.values()),
     )
+
+
+def _advice(status: WorkerStatus | None) -> dict[str, str]:
+    """Return the entry of the evidence for what to look at, or to do, by where the rank to blame stands."""
+    if status is None or status.phase not in stalls.BETWEEN_STEPS:
+        return {}
+    return {"advice": BETWEEN_STEPS_ADVICE}
 
 
 def _judged(

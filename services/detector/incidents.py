@@ -17,6 +17,7 @@ from services.detector.monitored_task import MonitoredTask, Suspicion
 from services.detector.state import DetectorState
 from shared.codes import FailureCode
 from shared.escalation_settings import EscalationLimits
+from shared.events import ErrorDetected, Event
 from shared.evidence import Evidence
 from shared.severities import ErrorKind
 from shared.signals import ProcessExited, RankRaised
@@ -91,7 +92,7 @@ class Incidents:
             if fault is not None:
                 event = faults.escalation(task, moved, fault, window_s=self.window_s, now=self.now)
                 task.failed_transition = None
-                self.decision.add(self.state, event)
+                self._add(causes.of_failed_plan(self.state, event, self.limits))
 
     def examine(self, task: MonitoredTask, fault: Fault | None) -> None:
         """Decide on a fault of the task, if there is one, once its nodes have said whether a link is its cause."""
@@ -111,7 +112,14 @@ class Incidents:
         # A stall that its plan did not end is found again, with the same id and another duration. The log refuses
         # another content under a known id.
         if event.event_id not in task.recorded:
-            self.decision.add(self.state, event)
+            self._add(event)
+
+    def _add(self, event: Event) -> None:
+        """Add an event of a fault. Nodes that were given up for what now follows its task are used again."""
+        returned = causes.wrongly_given_up(self.state, event, self.limits) if isinstance(event, ErrorDetected) else []
+        self.decision.add(self.state, event)
+        for node in returned:
+            self.decision.add(self.state, status_events.node_returned(node, event, self.now))
 
     def broken_sockets(self, task: MonitoredTask) -> bool:
         """Decide on collectives that broke; return whether there are any, since nothing else is judged meanwhile."""

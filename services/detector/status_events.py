@@ -17,6 +17,7 @@ from shared.events import (
     NodeAdopted,
     NodeJoined,
     NodeLeft,
+    NodeReturned,
     StateMoved,
     TaskCheckpointed,
     TaskCheckpointFailed,
@@ -71,6 +72,17 @@ def node_adopted(node: MonitoredNode, heartbeat: Heartbeat, now: datetime) -> No
         incarnation=heartbeat.incarnation,
         predecessor=node.incarnation,
         agent_pid=heartbeat.agent_pid,
+    )
+
+
+def node_returned(node: MonitoredNode, error: Event, now: datetime) -> NodeReturned:
+    """Return the event of a node that was isolated for what has turned out to follow its task, by a later error."""
+    return NodeReturned(
+        event_id=derived_id(error.event_id, SERVICE, f"{node.name} returned"),
+        occurred_at=now,
+        node=node.name,
+        incarnation=node.incarnation,
+        actor=SERVICE,
     )
 
 

@@ -11,6 +11,9 @@ from shared.severities import ErrorKind, Severity
 from tests.agent.kit import stage
 from tests.detector.kit import Cluster, at, lose, moved, only_error, plan, restart_plan
 
+SEGFAULT = -11
+"""An exit code that may be the machine's doing, and may be a program's."""
+
 
 def test_a_survivor_that_dies_during_a_plan_is_an_incident_of_its_own() -> None:
     cluster = Cluster()
@@ -28,8 +31,9 @@ def test_a_failed_restart_becomes_sev1_once(signal_first: bool) -> None:
     cluster = Cluster()
     error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
     restart_plan("p2", error, cluster, "n1/0")
-    exited = cluster.exited("n1/0", 2.0, code=1, step=0, generation=2, rank=None)
-    failed = moved("p2", 3, "failed", failed_workers=["n1/0"], detail="exited with 1")
+    exited = cluster.exited("n1/0", 2.0, code=SEGFAULT, step=0, generation=2, rank=None)
+    output = "Segmentation fault"
+    failed = moved("p2", 3, "failed", code="process-exited", failed_workers=["n1/0"], detail=output)
     if signal_first:
         events = cluster.signal(exited, 2.0) + cluster.fold(failed).events
     else:
@@ -58,7 +62,7 @@ def test_the_first_failure_on_a_node_that_a_lost_one_made_join_is_no_reason_to_g
     change = change.model_copy(update={"failed": ["n3/0"], "from_generation": 3, "target": stage(5, workers)})
     change = change.model_copy(update={"interrupted": stage(4, workers[:2], kind="interrupted")})
     cluster.fold(plan("p3", first.event_id, change))
-    second = only_error(cluster.signal(cluster.exited("n3/0", 13.0, code=2, generation=4, rank=None), 13.0))
+    second = only_error(cluster.signal(cluster.exited("n3/0", 13.0, code=SEGFAULT, generation=4, rank=None), 13.0))
     assert (second.severity, second.escalates, second.node) == (Severity.SEV1, first.event_id, "n3")
 
 

@@ -47,6 +47,7 @@ def test_a_restart_that_fails() -> None:
             "plan": "p2",
             "detail": "internal: it broke",
             "workers": ["n1/0"],
+            "starting": True,
             **failure("transition-failed/process-exit/step 16"),
         },
         escalates=error.event_id,

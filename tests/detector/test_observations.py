@@ -79,7 +79,7 @@ def test_the_exception_is_the_root_cause_of_its_process_end_and_an_escalation_is
     cluster.signal(cluster.exited("n1/0", 1.1, code=1), 1.1)
     restart_plan("p2", error, cluster, "n1/0")
     again = cluster.exited("n1/0", 2.0, code=3, step=0, generation=2, rank=None)
-    assert only_error(cluster.signal(again, 2.0)).severity is Severity.SEV1
+    assert only_error(cluster.signal(again, 2.0)).severity is Severity.SEV2
     (event,) = observed(cluster, 1.0 + OBSERVE_S)
     assert [(one.kind, one.error) for one in event.observations] == [
         (ErrorKind.EXCEPTION, "ValueError"),
