@@ -58,6 +58,8 @@ class PartialStep:
     """Sample ids of the micro-batches that some chunk has done."""
     done: list[set[int]] = field(default_factory=lambda: [set()])
     """For each model chunk, the micro-batches whose gradients are in its sums."""
+    distrusted: bool = False
+    """Whether a member that differs may have had a part in what is summed up: nothing of the step is kept then."""
     counted: MicroBatchesOfChunks = (frozenset(),)
     """For each model chunk, the micro-batches that some rank of this model shard had counted when the members agreed.
     This rank computes such a micro-batch again for other shards and chunks only."""

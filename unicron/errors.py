@@ -4,6 +4,7 @@
     ├── InvalidSpec            the task specification or its data cannot be used
     ├── UnsupportedModel       the model or optimizer that ``build`` returned would train to a wrong result
     ├── UnsupportedState       an object that a script gives as state cannot be saved, or not in this layout
+    ├── MemberDiffers          this process is not what the other members of its generation are
     ├── WrongLoop              the training loop leaves out, or misplaces, a call that a step needs
     ├── Interrupted            the agent holds this generation: leave the step
     ├── CommunicationFailed    a collective failed: a peer was lost or a socket was shut
@@ -32,6 +33,18 @@ class UnsupportedModel(UnicronError):
 
 class UnsupportedState(UnicronError):
     """An object given to ``attach(state=...)`` cannot be saved, or moved to another layout; the message names where."""
+
+
+class MemberDiffers(UnicronError):
+    """This process is not what the other members of its generation are: the message has all that differs, and values.
+
+    Attributes:
+        difference: equal for two processes that differ in the same way (``unicron.join.identity.signature``).
+    """
+
+    def __init__(self, text: str, difference: str = "") -> None:
+        super().__init__(text)
+        self.difference = difference
 
 
 class WrongLoop(UnicronError):

@@ -17,7 +17,7 @@ this one and ``unicron.environment``.
     Drained       at a step boundary           Drain      finish the present step, keep the state, wait
     Progress      step, phase, micro-batch     Stop       as Drain, then write a checkpoint and exit
     Resumed       first step of a generation   Quit       exit now, keep nothing
-                                               Inject     have a fault happen at a step, as a test
+    Identified    what its members agree to be Inject     have a fault happen at a step, as a test
     Raised        exception, broken collective Incompatible  the process is of a version that the agent does not read
     Checkpointed  a checkpoint is complete
     CheckpointFailed  a checkpoint could not be written
@@ -42,7 +42,10 @@ from unicron.message_fields import Message as Message
 from unicron.message_fields import ProtocolError as ProtocolError
 from unicron.message_fields import encode as encode
 from unicron.report_messages import AskGroups as AskGroups
+from unicron.report_messages import Checkpointed as Checkpointed
+from unicron.report_messages import CheckpointFailed as CheckpointFailed
 from unicron.report_messages import Groups as Groups
+from unicron.report_messages import Identified as Identified
 
 VERSION = 2
 """Version of the protocol, sent in ``Hello``: one higher with every change that an older reader would misread. A new
@@ -57,6 +60,10 @@ MAX_LINE_BYTES = 1 << 20
 REFUSED = "refused"
 """``Raised.kind`` of an error that shows before a task trains that the task cannot run as specified: a specification or
 model that the library refuses; a missing module or file, or a syntax error, at start-up. A restart would not help."""
+
+DIFFERS = "differs"
+"""``Raised.kind`` of a process that is not what the other members of its generation are, and leaves it: its code, its
+settings, its hyperparameters (``unicron.join.identity``). Another process of the same will leave, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +164,7 @@ class Resumed(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raised(Message):
-    """An error was raised. ``kind``: ``exception``, ``communication``, ``non_finite`` or ``refused`` (``REFUSED``).
+    """An error was raised. ``kind``: ``exception``, ``communication``, ``non_finite``, ``REFUSED`` or ``DIFFERS``.
 
     A process that refuses its task before it has joined a generation sends generation 0.
     """
@@ -175,31 +182,8 @@ class Raised(Message):
     """For kind ``non_finite``: the first parameter of the rank's model whose gradient is not finite; empty: unknown."""
     micro_batch: int | None = None
     """For kind ``non_finite``: the micro-batch that brought it, where that is known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpointed(Message):
-    """A checkpoint of this generation is complete. Rank 0 sends it, once all ranks have written their files."""
-
-    name: ClassVar[str] = "checkpointed"
-    generation: int
-    step: int
-    path: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointFailed(Message):
-    """A checkpoint of this generation could not be written; training goes on.
-
-    Sent by the ranks whose part failed, and by rank 0 where the parts together are not a checkpoint. An agent that does
-    not know the message drops it.
-    """
-
-    name: ClassVar[str] = "checkpoint-failed"
-    generation: int
-    rank: int
-    step: int
-    reason: str
+    difference: str = ""
+    """For kind ``DIFFERS``: equal for two processes that differ in the same way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +256,9 @@ class Configure(Message):
     """The newest step known before a fault, to count recomputed updates; 0: there was no fault."""
     shares: list[int] = field(default_factory=list)
     """How many micro-batches of a step each data-parallel replica computes; empty: equally many, up to one."""
+    identity: dict[str, str] = field(default_factory=dict)
+    """What the log has recorded of the task (``Identified``), which counts where no member has trained; empty: nothing.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,6 +337,7 @@ _OF_RANKS = (
     Held,
     Drained,
     Resumed,
+    Identified,
     Raised,
     Checkpointed,
     CheckpointFailed,

@@ -1,6 +1,6 @@
-"""Messages of ``unicron.protocol`` by which an agent asks a rank what its threads do and its collectives wait for.
+"""Messages of ``unicron.protocol`` by which a rank reports what it, its threads and its collectives do.
 
-An agent or a rank of an older version does not know them, and drops them.
+An agent or a rank of an older version that does not know one of them drops it.
 """
 
 from __future__ import annotations
@@ -34,3 +34,40 @@ class Groups(Message):
     """``unicron.link.flight_record.groups``."""
     stacks: str = ""
     """``unicron.link.stacks.of_other_threads``; empty: this version of the library does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identified(Message):
+    """What the members of a generation have agreed to be. Rank 0 sends it if none of them had trained before."""
+
+    name: ClassVar[str] = "identified"
+    generation: int
+    rank: int
+    step: int
+    identity: dict[str, str]
+    """Field -> value (``unicron.join.identity``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpointed(Message):
+    """A checkpoint of this generation is complete. Rank 0 sends it, once all ranks have written their files."""
+
+    name: ClassVar[str] = "checkpointed"
+    generation: int
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFailed(Message):
+    """A checkpoint of this generation could not be written; training goes on.
+
+    Sent by the ranks whose part failed, and by rank 0 where the parts together are not a checkpoint. An agent that does
+    not know the message drops it.
+    """
+
+    name: ClassVar[str] = "checkpoint-failed"
+    generation: int
+    rank: int
+    step: int
+    reason: str

@@ -126,6 +126,9 @@ def imports() -> None:
     import unicron.trainer.model
     import unicron.trainer.passes
     import unicron.training  # noqa: F401
+    from unicron.join import own_identity
+
+    own_identity.note_preloaded()
 
 
 def child() -> int:

@@ -21,11 +21,12 @@ from unicron.end_of_step import EndOfStep
 from unicron.errors import DamagedCheckpoint, Interrupted, InvalidSpec
 from unicron.faults import FaultInjector
 from unicron.gradients.precision import Precision
-from unicron.join import user_state
+from unicron.join import own_identity, user_state
 from unicron.join.joining import Build, Joiner, JoinResult, own_share
+from unicron.join.member_checks import MemberChecks
 from unicron.link import reporting, torchrun
 from unicron.link.agent_link import DRAIN, NOTHING, STOP, STOP_UNSAVED, AgentLink
-from unicron.protocol import Checkpointed, CheckpointFailed, Configure, Stopped
+from unicron.protocol import Configure, Stopped
 from unicron.result import write_result
 from unicron.snapshot.snapshots import Snapshots
 from unicron.state.rank_state import RankState
@@ -86,8 +87,11 @@ class Training:
         self._writer = Writer(checkpoint_keep)
         self._checkpoint_due = False
         self._configure: Configure | None = None
+        every = {"checkpoint_every": checkpoint_every, "memory_every": memory_every, "interleave": interleave}
+        settings = {"steps": steps, "micro_batches": micro_batches, "precision": precision.name, **every}
+        self._checks = MemberChecks(own_identity.of_task(settings))
         self._joiner = Joiner(
-            build, initialise, self.snapshots, precision=precision, user=self.user, interleave=interleave
+            build, initialise, self.snapshots, self._checks, precision=precision, user=self.user, interleave=interleave
         )
         self._joined = JoinResult(source="")
         self._loss: float | None = None
@@ -148,6 +152,9 @@ class Training:
                 # Behind the last update too: this rank has reported the failure, which a new generation answers.
                 return "broken"
             if first:
+                # Before anybody stores the state.
+                if not self._attempt(lambda: self._checks.behind_update(self.rank_state, self.configure, self.link)):
+                    return "broken"
                 self._report_resumed(step)
                 first = False
             if self.rank_state.applied == self.total_steps:
@@ -195,10 +202,8 @@ class Training:
 
     def _gather_parameters(self) -> None:
         """Wait until the parameters that other ranks have updated have arrived on this one."""
-        if (gather := self.rank_state.gather) is not None:
-            gather.complete()
-            self.link.synchronize()
-            gather.settle()
+        if self.rank_state.gather is not None:
+            self.rank_state.gather.finish(self.link.synchronize)
 
     def heartbeat(self) -> None:
         """Report that this rank is at work on something else than a step; see ``Run.heartbeat``."""
@@ -255,7 +260,9 @@ class Training:
             InvalidSpec: they do not, at the start of a task that is to write checkpoints; or what would reach the place
                 is not installed here.
         """
-        problem = target.problem_of(self._checkpoint_root(), self.configure, self.link.wait)
+        problem = target.problem_of(
+            target.root(self._checkpoint_directory, self.configure), self.configure, self.link.wait
+        )
         if problem is not None:
             self._writer.unusable = problem
             starts = all(source in ("initial", "checkpoint") for _, _, source in self.configure.members)
@@ -266,6 +273,7 @@ class Training:
         """Return the next step; the first of a generation may resume an interrupted one."""
         number = self.rank_state.applied + 1
         self.rank_state.check_before_step()
+        self._checks.note()
         if not resumes or self._joined.resumption is None:
             self.rank_state.begin(number, own_share(self.micro_batches, self._joined.shares), self.configure.generation)
         return Step(self, number, self.rank_state.step_in_progress.assigned)
@@ -280,17 +288,10 @@ class Training:
             total_s=time.monotonic() - step.began_s if step is not None else 0.0,
             computed_s=step.computed_s if step is not None else 0.0,
         )
-        self.link.send(message)
-        shown = " ".join(f"{k}={v:.3f}" for k, v in message.phases.items())
-        print(f"generation {message.generation} from {message.source}: {shown}", flush=True)
+        reporting.report_resumed(self.link, message)
 
     def _checkpoint_location(self) -> str:
-        return f"{self._checkpoint_root()}/step-{self.rank_state.applied}"
-
-    def _checkpoint_root(self) -> str:
-        if self._checkpoint_directory:
-            return f"{self._checkpoint_directory.rstrip('/')}/generation-{self.configure.generation}"
-        return f"{self.configure.directory}/checkpoints"
+        return f"{target.root(self._checkpoint_directory, self.configure)}/step-{self.rank_state.applied}"
 
     def _begin_checkpoint(self) -> None:
         self._checkpoint_due = False
@@ -300,16 +301,9 @@ class Training:
 
     def _outcomes(self) -> Outcomes:
         """Return what reports the outcome of a checkpoint of this generation to the agent."""
-        link, number, rank = self.link, self.configure.generation, self.configure.rank
-
-        def published(step: int, location: str) -> None:
-            link.send(Checkpointed(generation=number, step=step, path=location))
-
-        def failed(step: int, reason: str) -> None:
-            reason = reason[: reporting.DETAIL_CHARACTERS]
-            link.send(CheckpointFailed(generation=number, rank=rank, step=step, reason=reason))
-
-        return Outcomes(published, failed)
+        about = self.link, self.configure
+        reported = partial(reporting.report_checkpoint, *about)
+        return Outcomes(reported, partial(reporting.report_failed_checkpoint, *about))
 
     def statuses(self) -> tuple[int, ...]:
         """Return what this rank reports at the end of a step: the statuses of its checkpoint and of its snapshot.
@@ -345,7 +339,9 @@ class Training:
     def _complete_checkpoint(self) -> str:
         """Wait for the checkpoint in progress, if any; return why it was given up, empty if it was not."""
         return self._writer.complete(
-            self._outcomes(), self.link.wait, lambda: self.link.progress(self.rank_state.applied, "checkpoint")
+            self._outcomes(),
+            self.link.wait,
+            lambda: self.link.progress(self.rank_state.applied, "checkpoint"),
         )
 
     def _report_stop(self, path: str) -> NoReturn:

@@ -253,6 +253,7 @@ class Agent:
         complete: bool = True,
         fault_step: int = 0,
         shares: Mapping[str, list[int]] | None = None,
+        identity: Mapping[str, str] | None = None,
     ) -> int:
         """Bring workers (worker -> source) into a new generation; return its number.
 
@@ -271,7 +272,7 @@ class Agent:
                     tensor=tensor, pipeline=pipeline, store_host="127.0.0.1", store_port=port, members=listed,
                     checkpoint=checkpoint, complete=complete, fault_step=fault_step,
                     directory=str(self.folder / f"generation-{self.generation}"),
-                    shares=(shares or {}).get(worker, []),
+                    shares=(shares or {}).get(worker, []), identity=dict(identity or {}),
                 ),
             )  # fmt: skip
         return self.generation

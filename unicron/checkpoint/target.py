@@ -50,6 +50,13 @@ def is_new(members: Sequence[Sequence[Any]]) -> bool:
     return len(set(nodes)) > 1 and not set(nodes) <= known
 
 
+def root(directory: str, configure: Configure) -> str:
+    """Return the place of a generation's checkpoints. ``directory``: the task's; empty: the generation's own folder."""
+    if directory:
+        return f"{directory.rstrip('/')}/generation-{configure.generation}"
+    return f"{configure.directory}/checkpoints"
+
+
 def problem_of(root: str, configure: Configure, wait: Wait) -> str | None:
     """Find out whether there can be checkpoints in a generation; all ranks call it.
 

@@ -32,6 +32,10 @@ class Report:
     """How many buckets of gradients, from the first, the member has reduced."""
     buckets: int = 1
     """How many buckets there are; the same for all members with the same shard."""
+    identity: int = 0
+    """Digest of what the member is beside its state (``unicron.join.identity``)."""
+    proven: bool = False
+    """Whether the member has trained in a generation before, and so has been compared with others."""
     micro_batches: tuple[tuple[int, ...], ...] = ((),)
     """For that step, for each model chunk (of which all members have equally many), ``FREE``, ``ASSIGNED`` or ``DONE``
     for each micro-batch. The buckets that are not reduced contain the sum of the gradients of those done."""

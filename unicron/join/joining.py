@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from unicron.errors import UnicronError
 from unicron.gradients.precision import Precision
 from unicron.join import agreement, groups, user_state
 from unicron.join.agreement import Report
+from unicron.join.member_checks import MemberChecks
 from unicron.join.reports import gather_reports
 from unicron.link.agent_link import AgentLink
 from unicron.link.breaker import BreakMethod
@@ -113,6 +115,7 @@ class Joiner:
         build: Build,
         initialise: Callable[[Any], None] | None,
         snapshots: Snapshots,
+        checks: MemberChecks,
         *,
         precision: Precision = Precision.FLOAT32,
         user: UserState | None = None,
@@ -124,12 +127,14 @@ class Joiner:
             build: makes model and optimizer for a tensor- and a pipeline-parallel size.
             initialise: sets a model's first parameters, the same on every rank; without it rank 0's are used.
             snapshots: used where the members of a generation do not have the whole state live.
+            checks: what the members of each generation compare.
             precision: of the sums of gradients.
             user: the user's state.
             interleave: model chunks of each rank, where there are several pipeline stages.
         """
         self._user = user or UserState()
         self._interleave = interleave
+        self._checks = checks
         self._build, self._initialise, self._snapshots, self._precision = build, initialise, snapshots, precision
         self.rank_state: RankState | None = None
         self._roles: dict[str, Any] = {}
@@ -168,8 +173,11 @@ class Joiner:
             self._usable_partial(rank_state),
             is_complete=rank_state is self.rank_state and not rank_state.update_ungathered,
             micro_batches=micro_batches,
+            identity=self._checks.digest(),
+            proven=self._checks.proven,
             wait=link.wait,
         )
+        self._checks.enter(reports, configure.identity, link.wait)
         shares = configure.shares if groups.all_have_shares(store, configure) else ()
         agreed = self._agree(configure, rank_state, link, reports)
         agreed_s = time.monotonic()
@@ -182,7 +190,7 @@ class Joiner:
             source, rank_state = "initial", self._initial(configure, rank_state, micro_batches, link)
         # Only now: what this rank had in another layout was needed until every member had all that it needs.
         self.rank_state = rank_state
-        rank_state.check_updates(link.check_update)
+        rank_state.check_updates(link.check_update, once=partial(self._checks.before_update, rank_state, link.wait))
         resumption = None
         if agreed is not None and any(report.partial == rank_state.applied + 1 for report in reports):
             resumption = _resume(configure, rank_state, link, reports, micro_batches)

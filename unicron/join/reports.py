@@ -29,10 +29,19 @@ class _Row(NamedTuple):
     generation: int = 0
     accounted: int = 0
     reduced: int = 0
+    identity: int = 0
+    proven: int = 0
 
 
 def gather_reports(
-    rank_state: RankState, partial: PartialStep | None, *, is_complete: bool, micro_batches: int, wait: Wait
+    rank_state: RankState,
+    partial: PartialStep | None,
+    *,
+    is_complete: bool,
+    micro_batches: int,
+    identity: int,
+    proven: bool,
+    wait: Wait,
 ) -> list[Report]:
     """Return the reports of all members, by rank. All members call it.
 
@@ -41,6 +50,8 @@ def gather_reports(
         partial: what the rank has of an interrupted step that it can go on with.
         is_complete: whether the rank state has all that its place needs.
         micro_batches: in one step.
+        identity: digest of what this rank is (``unicron.join.identity``).
+        proven: whether it has trained in a generation before.
         wait: waits for a collective.
 
     Raises:
@@ -51,6 +62,8 @@ def gather_reports(
         replica=data_group().rank(),
         complete=rank_state.applied if is_complete else -1,
         buckets=rank_state.accumulator.buckets,
+        identity=identity,
+        proven=int(proven),
     )
     chunks = len(model_chunks(rank_state.model))
     states = [[FREE] * micro_batches] * chunks
@@ -80,5 +93,7 @@ def _report(numbers: list[int], chunks: int) -> Report:
         generation=row.generation,
         accounted=bool(row.accounted),
         reduced=row.reduced,
+        identity=row.identity,
+        proven=bool(row.proven),
         micro_batches=tuple(tuple(states[i * count : (i + 1) * count]) for i in range(chunks)),
     )

@@ -7,9 +7,16 @@ import traceback
 
 import torch.distributed as dist
 
-from unicron.errors import CommunicationFailed, InvalidSpec, NonFiniteValue, UnsupportedModel, UnsupportedState
+from unicron.errors import (
+    CommunicationFailed,
+    InvalidSpec,
+    MemberDiffers,
+    NonFiniteValue,
+    UnsupportedModel,
+    UnsupportedState,
+)
 from unicron.link.agent_link import AgentLink
-from unicron.protocol import REFUSED, Raised
+from unicron.protocol import DIFFERS, REFUSED, Checkpointed, CheckpointFailed, Configure, Raised, Resumed
 
 TRACEBACK_CHARACTERS = 16 * 1024
 """Longest traceback sent. Longer ones lose their beginning: the error is at the end."""
@@ -50,6 +57,8 @@ def kind(error: BaseException, *, starting: bool = False) -> str:
         return "communication"
     if isinstance(error, REFUSALS) or (starting and isinstance(error, REFUSALS_AT_START)):
         return REFUSED
+    if isinstance(error, MemberDiffers):
+        return DIFFERS
     return "non_finite" if isinstance(error, NonFiniteValue) else "exception"
 
 
@@ -77,8 +86,27 @@ def report(link: AgentLink, error: BaseException, *, step: int, starting: bool =
             traceback=text[-TRACEBACK_CHARACTERS:],
             parameter=found.parameter[:NAME_CHARACTERS],
             micro_batch=found.micro_batch,
+            difference=error.difference[:DETAIL_CHARACTERS] if isinstance(error, MemberDiffers) else "",
         )
     )
+
+
+def report_resumed(link: AgentLink, message: Resumed) -> None:
+    """Print and report that the first step of a generation is done."""
+    link.send(message)
+    shown = " ".join(f"{k}={v:.3f}" for k, v in message.phases.items())
+    print(f"generation {message.generation} from {message.source}: {shown}", flush=True)
+
+
+def report_checkpoint(link: AgentLink, configure: Configure, step: int, location: str) -> None:
+    """Report a checkpoint of a generation that is complete."""
+    link.send(Checkpointed(generation=configure.generation, step=step, path=location))
+
+
+def report_failed_checkpoint(link: AgentLink, configure: Configure, step: int, reason: str) -> None:
+    """Report a checkpoint of a generation that could not be written."""
+    reason = reason[:DETAIL_CHARACTERS]
+    link.send(CheckpointFailed(generation=configure.generation, rank=configure.rank, step=step, reason=reason))
 
 
 def _forget_lines(error: BaseException) -> None:

@@ -117,6 +117,19 @@ class ParameterGather:
         if self.is_waited_for:
             self.pending, self._works, self._has_ended = False, None, None
 
+    def finish(self, synchronize: Callable[[], None]) -> None:
+        """Wait until the parameters that other ranks have updated have arrived on this one.
+
+        Args:
+            synchronize: waits for the device.
+
+        Raises:
+            RuntimeError, Interrupted: as ``complete``.
+        """
+        self.complete()
+        synchronize()
+        self.settle()
+
     def give_up(self) -> list[Any]:
         """Leave the generation; return the collectives that may never end. What they would have brought is ``pending``.
 

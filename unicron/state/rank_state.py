@@ -178,6 +178,8 @@ class RankState:
                 self.invalidate()  # the parameters may be half updated
             case Stage.APPLIED:
                 self._recover_applied()
+            case Stage.NOT_BEGUN if self.partial is not None and self.partial.distrusted:
+                self.discard()
             case Stage.NOT_BEGUN if garbage and self.partial is not None:
                 self._drop_sums(self.partial)
             case Stage.NOT_BEGUN if computing and self.partial is not None:
@@ -312,8 +314,9 @@ class RankState:
         reduction.reduce(self.accumulator, partial.reduced, group, wait, done=reduced, **options)
         self.accumulator.finish(lambda total, ranks: wait(dist.all_reduce(total, group=ranks, async_op=True)))
 
-    def check_updates(self, check: Callable[[], None]) -> None:
-        """Have each update begin only if ``check`` raises nothing, where an update has collectives of its own."""
+    def check_updates(self, check: Callable[[], None], once: Callable[[], None]) -> None:
+        """Have the next update begin only if ``once`` raises nothing, and each if ``check``, if it has collectives."""
+        self._update.check_once = once
         self._update.check = check if self._update_has_collectives else self._update.check
 
     def check_before_step(self) -> None:
@@ -345,8 +348,6 @@ class RankState:
         account = self.step_in_progress.account
         assert account is not None
         self.digest = chain_digest(self.digest, account.sample_ids)
-
-    # The state.
 
     @property
     def version(self) -> int:

@@ -28,6 +28,8 @@ class Update:
         self.stage = Stage.NOT_BEGUN
         self.check: Callable[[], None] = lambda: None
         """Called before an update begins; an error keeps it from beginning."""
+        self.check_once: Callable[[], None] | None = None
+        """Called behind that, before one update alone; an error keeps it from beginning."""
         for one in torch_optimizers(optimizer):
             one.register_step_pre_hook(lambda *_: self._begin())
             one.register_step_post_hook(lambda *_: self._reach(Stage.APPLIED))
@@ -35,6 +37,9 @@ class Update:
     def _begin(self) -> None:
         if self.stage is Stage.NOT_BEGUN:
             self.check()
+            if self.check_once is not None:
+                check, self.check_once = self.check_once, None
+                check()
         self._reach(Stage.UNDER_WAY)
 
     def _reach(self, stage: Stage) -> None:

@@ -1,0 +1,119 @@
+"""What a member of a generation is, beside its state: its code, settings, data and library versions. Pure.
+
+A newcomer is not trusted to be what the survivors are: somebody may have edited the script, or what it reads, while it
+trained. So all members are compared before a newcomer takes part (``unicron.join.comparison``), and each evaluates the
+functions here on the same values, so that all agree on who differs in what.
+
+An identity is text by field. A field is ``<kind>/<name>``, and the kinds are
+
+    code       a file of the script's own, by its module's name: the script, and what it imports
+    setting    a setting of the task, as this process uses it
+    data       the task's data: its size, and a hash of its index or of samples
+    version    of a library that computes
+    optimizer  a hyperparameter, as the next update uses it
+    parameter  values of the model
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+KINDS = ("code", "setting", "data", "version", "optimizer", "parameter")
+"""The kinds of fields, in the order in which differences are told: what is further down follows from what is above."""
+
+REPORTED = 5
+"""Most differences that an error lists; of further ones it says how many they are."""
+
+Identity = Mapping[str, str]
+"""Field -> value."""
+
+
+class Difference(NamedTuple):
+    """A field in which a member is not what the others are."""
+
+    field: str
+    own: str
+    expected: str
+    """What the survivors have; without one, what the log has recorded, or else most members."""
+
+    def told(self, own: str, others: str) -> str:
+        """Return the difference in words, with both values and where each is."""
+        kind, _, name = self.field.partition("/")
+        return f"{kind}: {name} is {self.own} {own} and {self.expected} {others}"
+
+
+def digest(identity: Identity) -> int:
+    """Return a number that differs where identities do; it fits a signed integer of 64 bits."""
+    text = "\0".join(f"{name}\0{identity[name]}" for name in sorted(identity))
+    return int.from_bytes(hashlib.sha256(text.encode(errors="surrogateescape")).digest()[:8], "little") >> 1
+
+
+def differing(
+    identities: Sequence[Identity], proven: Collection[int], recorded: Identity, *, judged: Collection[int]
+) -> dict[int, list[Difference]]:
+    """Return the members that are not what the others are, with all that differs.
+
+    What counts is what the lowest proven member has. Without one it is what the log has recorded, and else what most
+    members have, the lowest of them if there are equally many. Members are compared in the fields that they have in
+    common: one that has trained may have imported more than one that is about to.
+
+    Args:
+        identities: of all members, by rank.
+        proven: the ranks that have trained: they have been compared before.
+        recorded: what the log has of the task; empty: nothing.
+        judged: the ranks that may be told to leave.
+    """
+    found: dict[int, list[Difference]] = {}
+    fields = {name for identity in identities for name in identity}
+    for name in sorted(fields, key=lambda name: (_place(name), name)):
+        having = [rank for rank, identity in enumerate(identities) if name in identity]
+        expected = _expected(name, identities, [r for r in having if r in proven], having, recorded)
+        for rank in having:
+            if rank in judged and identities[rank][name] != expected:
+                found.setdefault(rank, []).append(Difference(name, identities[rank][name], expected))
+    return found
+
+
+def _place(field: str) -> int:
+    kind = field.partition("/")[0]
+    return KINDS.index(kind) if kind in KINDS else len(KINDS)
+
+
+def _expected(
+    name: str, identities: Sequence[Identity], proven: Sequence[int], having: Sequence[int], recorded: Identity
+) -> str:
+    """Return the value that counts."""
+    if proven:
+        return identities[proven[0]][name]
+    if name in recorded:
+        return recorded[name]
+    counted = Counter(identities[rank][name] for rank in having)  # of equals the first one comes first: the lowest rank
+    return counted.most_common(1)[0][0]
+
+
+def described(differences: Sequence[Difference], own: str, others: str) -> str:
+    """Return differences in words, with both values of each.
+
+    Args:
+        differences: at least one.
+        own: where the member's own values are, with a preposition: ``here``.
+        others: where the expected ones are: ``on rank 0``.
+    """
+    texts = [one.told(own, others) for one in differences[:REPORTED]]
+    if len(differences) > REPORTED:
+        texts.append(f"and {len(differences) - REPORTED} more")
+    return "; ".join(texts)
+
+
+def signature(differences: Sequence[Difference]) -> str:
+    """Return what is equal for two members that differ in the same way, whatever the step that they are in.
+
+    A hyperparameter may change with every step, and parameters do: of these only the first field counts. Of all else
+    the value counts too: a file that was edited twice is another difference.
+    """
+    first = differences[0]
+    kind = first.field.partition("/")[0]
+    return first.field if kind in ("optimizer", "parameter") else f"{first.field}={first.own}"

@@ -1,0 +1,88 @@
+"""What a rank knows of the members of its generation, and when it compares them (``unicron.join.comparison``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+
+from unicron.join import comparison, identity
+from unicron.join.agreement import Report
+from unicron.join.comparison import Members
+from unicron.join.identity import Identity
+from unicron.join.own_identity import OwnIdentity
+from unicron.link.agent_link import AgentLink
+from unicron.link.waiting import Wait
+from unicron.protocol import Configure, Identified
+from unicron.state.rank_state import RankState
+
+
+class MemberChecks:
+    """The comparisons of one process, over all its generations."""
+
+    def __init__(self, own: OwnIdentity) -> None:
+        """Begin with a process that has not trained.
+
+        Args:
+            own: what it is.
+        """
+        self._own = own
+        self._members = Members(proven=())
+        self.proven = False
+        """Whether this process has trained, and its parameters were those of the others."""
+
+    def note(self) -> None:
+        """Look at what was imported since the last call, as it is now."""
+        self._own.note()
+
+    def digest(self) -> int:
+        """Return the digest of what this process is."""
+        return identity.digest(self._own.fields)
+
+    def enter(self, reports: Sequence[Report], recorded: Identity, wait: Wait) -> None:
+        """Compare what the members are beside their state, as they join. All members call it.
+
+        Args:
+            reports: of all members, by rank.
+            recorded: what the log has of the task; empty: nothing.
+            wait: waits for a collective.
+
+        Raises:
+            MemberDiffers: this process is not what the others are.
+            CommunicationFailed: another one is not, and leaves.
+            RuntimeError: a member was lost meanwhile.
+        """
+        proven = [rank for rank, report in enumerate(reports) if report.proven]
+        shards = len({report.coordinate for report in reports})
+        self._members = Members(proven=proven, shards=shards, recorded=recorded)
+        digests = [report.identity for report in reports]
+        comparison.check_identities(digests, lambda: self._own.fields, self._members, wait)
+
+    def before_update(self, rank_state: RankState, wait: Wait) -> None:
+        """Compare the hyperparameters of a generation's first update. If that fails, nothing of its step is kept.
+
+        Raises:
+            MemberDiffers, CommunicationFailed, RuntimeError: as ``enter``.
+        """
+        if rank_state.partial is None or dist.get_world_size() == 1:
+            return  # an update outside of a step is reported by the step that follows
+        try:
+            comparison.check_hyperparameters(rank_state, self._members, wait)
+        except Exception:
+            rank_state.partial.distrusted = True
+            raise
+
+    def behind_update(self, rank_state: RankState, configure: Configure, link: AgentLink) -> None:
+        """Compare the parameters behind that update; report what the members are, if none of them had trained.
+
+        Raises:
+            MemberDiffers, CommunicationFailed, RuntimeError: as ``enter``.
+        """
+        if configure.world_size > 1:
+            if rank_state.gather is not None:
+                rank_state.gather.finish(link.synchronize)
+            comparison.check_parameters(rank_state, self._members, link.wait)
+        self.proven = True
+        if configure.rank == 0 and not self._members.proven:
+            number, step = configure.generation, rank_state.applied
+            link.send(Identified(generation=number, rank=0, step=step, identity=dict(self._own.fields)))
