@@ -95,7 +95,8 @@ class OpenStore(CommandBase):
 class ConfigureTask(CommandBase):
     """Have the node's members join the stage; reply when each has resumed (details in the result).
 
-    ``fault_step``: the newest step known for the task, in updates applied.
+    ``fault_step``: the newest step known for the task, in updates applied. ``identity``: what the log has recorded of
+    the task (``task.identified``), where no member is live; else empty.
     """
 
     kind: Literal["configure"] = "configure"
@@ -103,6 +104,7 @@ class ConfigureTask(CommandBase):
     store_host: Host
     store_port: Integer
     fault_step: Integer = 0
+    identity: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:

@@ -33,6 +33,8 @@ from shared.observed_events import AnomalyObserved as AnomalyObserved
 from shared.observed_events import FaultInjected as FaultInjected
 from shared.observed_events import IncidentObserved as IncidentObserved
 from shared.observed_events import Observation as Observation
+from shared.observed_events import TaskCheckpointFailed as TaskCheckpointFailed
+from shared.observed_events import TaskIdentified as TaskIdentified
 from shared.observed_events import WorkerSlowed as WorkerSlowed
 from shared.outlook import Outlook
 from shared.plans import LoggedTable, Problem, Response, SlowWorkers, Solution, TaskChange, Trigger
@@ -150,20 +152,6 @@ class TaskCheckpointed(TaskEvent):
     generation: int
     step: int
     path: str
-
-
-class TaskCheckpointFailed(TaskEvent):
-    """The checkpoint of ``step`` could not be written, for a reason that is new since the last one that was.
-
-    No node is to blame, and training goes on. ``worker``: the worker that reported it. ``reason``: in words.
-    """
-
-    type: Literal["task.checkpoint-failed"] = "task.checkpoint-failed"
-    schema_version: Literal[1] = 1
-    generation: int
-    step: int
-    worker: str
-    reason: str
 
 
 class TaskStopped(TaskEvent):
@@ -324,6 +312,7 @@ Event = Annotated[
     | TaskStopRequested
     | TaskStopRefused
     | TaskStarving
+    | TaskIdentified
     | TaskProgressed
     | TaskCheckpointed
     | TaskCheckpointFailed

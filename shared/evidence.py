@@ -68,7 +68,8 @@ class Evidence(_Part):
         pairs: pairs of nodes that could not reach one another, each in the order of the names.
         error_class: the class of the error's text (``services.detector.error_classes``); *wire*: ``class``.
         rule: the rule of repetition that made the severity worse: ``worker``, ``node``, ``pair``, ``lemon`` or
-            ``starts``.
+            ``starts``; or ``task``: what comes again follows the task, which is to take no newcomers (of the kind
+            ``difference``).
         starting: whether the process that failed was one that the outstanding plan has started or waits for.
         code: why a plan could not be carried out (``shared.codes``), where a process has said that itself.
     """

@@ -38,6 +38,36 @@ class WorkerSlowed(NodeEvent):
     ends: str | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
+class TaskCheckpointFailed(TaskEvent):
+    """The checkpoint of ``step`` could not be written, for a reason that is new since the last one that was.
+
+    No node is to blame, and training goes on. ``worker``: the worker that reported it. ``reason``: in words.
+    """
+
+    type: Literal["task.checkpoint-failed"] = "task.checkpoint-failed"
+    schema_version: Literal[1] = 1
+    generation: int
+    step: int
+    worker: str
+    reason: str
+
+
+class TaskIdentified(TaskEvent):
+    """What the members of a task have agreed to be when it first trained since its submission.
+
+    ``identity``: field -> value: hashes of code, settings, data, versions of libraries (``unicron.join.identity``).
+    ``changed``: in words, what is not as it was when the task of this name last trained before that submission, and
+    what is taken over by it.
+    """
+
+    type: Literal["task.identified"] = "task.identified"
+    schema_version: Literal[1] = 1
+    generation: int
+    step: int
+    identity: dict[str, str]
+    changed: list[str] = Field(default_factory=list, exclude_if=lambda changed: not changed)
+
+
 class AnomalyObserved(TaskEvent):
     """A number of a task is unusual, and training goes on: no process is replaced because of it.
 

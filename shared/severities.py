@@ -44,6 +44,7 @@ class ErrorKind(StrEnum):
     NON_FINITE = "non-finite"
     TRANSITION_FAILED = "transition-failed"
     BROKEN_LINK = "broken-link"
+    DIFFERENCE = "difference"
 
 
 SEVERITY: dict[ErrorKind, Severity] = {
@@ -57,5 +58,6 @@ SEVERITY: dict[ErrorKind, Severity] = {
     ErrorKind.NON_FINITE: Severity.SEV2,
     ErrorKind.TRANSITION_FAILED: Severity.SEV2,
     ErrorKind.BROKEN_LINK: Severity.SEV1,
+    ErrorKind.DIFFERENCE: Severity.SEV2,
 }
 """Severity of a first occurrence. An error whose response has failed escalates."""

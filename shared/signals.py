@@ -110,21 +110,33 @@ class ProcessExited(RankSignal):
 class RankRaised(RankSignal):
     """A rank caught an exception.
 
-    ``cause``: exception, communication (a peer's sockets broke), non_finite, or refused (the rank cannot run the task
-    as specified; ``unicron.protocol.REFUSED``). A cause that this version does not know is read as ``exception``.
-    ``parameter``, ``micro_batch``: of the cause non_finite, as ``unicron.protocol.Raised`` has them.
+    ``cause``: exception, communication (a peer's sockets broke), non_finite, refused (the rank cannot run the task as
+    specified; ``unicron.protocol.REFUSED``), or differs (it is not what the other members are;
+    ``unicron.protocol.DIFFERS``). A cause that this version does not know is read as ``exception``. ``parameter``,
+    ``micro_batch``: of the cause non_finite, ``difference``: of differs, as ``unicron.protocol.Raised`` has them.
     """
 
     kind: Literal["rank-raised"] = "rank-raised"
     cause: Annotated[
-        Literal["exception", "communication", "non_finite", "refused"],
-        _fallback(("exception", "communication", "non_finite", "refused"), "exception"),
+        Literal["exception", "communication", "non_finite", "refused", "differs"],
+        _fallback(("exception", "communication", "non_finite", "refused", "differs"), "exception"),
     ]
     error: str
     detail: str
     traceback: str
     parameter: str = ""
     micro_batch: Integer | None = None
+    difference: str = ""
+
+
+class RankIdentified(RankSignal):
+    """What the members of a generation have agreed to be: field -> value (``unicron.join.identity``).
+
+    Sent for rank 0, where none of them had trained before.
+    """
+
+    kind: Literal["rank-identified"] = "rank-identified"
+    identity: dict[str, str]
 
 
 class RankCheckpointed(RankSignal):
@@ -182,7 +194,9 @@ class DeviceFailed(SignalBase):
         return self
 
 
-RankSignals = ProcessExited | RankRaised | RankCheckpointed | RankCheckpointFailed | RankStopped | RankFinished
+RankSignals = (
+    ProcessExited | RankRaised | RankIdentified | RankCheckpointed | RankCheckpointFailed | RankStopped | RankFinished
+)
 """The signals about one rank."""
 
 Signal = Annotated[

@@ -40,6 +40,7 @@ _DETECTION = {
     ErrorKind.HANG: "hang_detection_s",
     ErrorKind.COLLECTIVE_TIMEOUT: "hang_detection_s",
     ErrorKind.BROKEN_LINK: "link_detection_s",
+    ErrorKind.DIFFERENCE: "exception_detection_s",
 }
 """The time that an incident of each kind is a sample of, as ``policies.timing.Detection`` has them. A transition that
 fails is the simulator's own."""

@@ -26,6 +26,7 @@ _METHODS: dict[ErrorKind, Method] = {
     ErrorKind.HANG: Method.STATISTICS,
     ErrorKind.TRANSITION_FAILED: Method.TRANSITION,
     ErrorKind.BROKEN_LINK: Method.NODE_HEALTH,
+    ErrorKind.DIFFERENCE: Method.EXCEPTION,
 }
 """The method that finds an error of each kind (docs/detector.md, "From signal to incident")."""
 

@@ -36,9 +36,12 @@ from simulator.trace import Change, Occurrence, Trace
 DAY_S = 86_400.0
 
 LIGHTER = tuple(
-    kind.value for kind in ErrorKind if SEVERITY[kind] is not Severity.SEV1 and kind is not ErrorKind.TRANSITION_FAILED
+    kind.value
+    for kind in ErrorKind
+    if SEVERITY[kind] is not Severity.SEV1 and kind not in (ErrorKind.TRANSITION_FAILED, ErrorKind.DIFFERENCE)
 )
-"""Kinds that an ``error`` may have. What takes the node is ``down``; a transition fails in the simulator itself."""
+"""Kinds that an ``error`` may have. What takes the node is ``down``; a transition fails in the simulator itself, and a
+difference is no matter of machines."""
 
 CHANGES: tuple[Change, ...] = get_args(Change)
 

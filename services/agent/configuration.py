@@ -30,4 +30,5 @@ def configure_message(command: ConfigureTask, rank: int, directory: str) -> prot
         directory=directory,
         fault_step=command.fault_step,
         shares=stage.shares,
+        identity=command.identity,
     )

@@ -23,6 +23,7 @@ from shared.signals import (
     RankCheckpointed,
     RankCheckpointFailed,
     RankFinished,
+    RankIdentified,
     RankRaised,
     RankStopped,
     Signal,
@@ -30,7 +31,7 @@ from shared.signals import (
 )
 from unicron import protocol
 
-_CAUSES = frozenset({"communication", "non_finite", protocol.REFUSED})
+_CAUSES = frozenset({"communication", "non_finite", protocol.REFUSED, protocol.DIFFERS})
 """Kinds of ``Raised`` that are signalled under their own name. Every other kind is signalled as ``exception``."""
 
 _IN_STEP = frozenset({"begun", "compute", "reduce", "update"})
@@ -223,10 +224,8 @@ class Node:
             case protocol.Raised() if message.generation >= process.generation or _refuses_to_start(process, message):
                 process.raised = report_text.storable(message)
                 return [self._raised(process, process.raised, now)]
-            case protocol.Checkpointed():
-                return [self._checkpointed(process, message, now)]
-            case protocol.CheckpointFailed():
-                return [self._checkpoint_failed(process, message, now)]
+            case protocol.Identified() | protocol.Checkpointed() | protocol.CheckpointFailed():
+                return [self._reported(process, message, now)]
             case protocol.Stopped():
                 # The signal first: a message that no signal can repeat is none.
                 signals = [self._stopped(process, message, now)] if message.rank == 0 else []
@@ -302,14 +301,16 @@ class Node:
             traceback=message.traceback,
             parameter=message.parameter,
             micro_batch=message.micro_batch,
+            difference=message.difference,
         )
 
-    def _checkpointed(self, process: Process, message: protocol.Checkpointed, now: datetime) -> Signal:
+    def _reported(self, process: Process, message: Any, now: datetime) -> Signal:
         about = self._about(process, now, generation=message.generation, step=message.step)
-        return RankCheckpointed(**about, path=message.path)
-
-    def _checkpoint_failed(self, process: Process, message: protocol.CheckpointFailed, now: datetime) -> Signal:
-        about = self._about(process, now, generation=message.generation, step=message.step)
+        match message:
+            case protocol.Identified():
+                return RankIdentified(**about, identity=message.identity)
+            case protocol.Checkpointed():
+                return RankCheckpointed(**about, path=message.path)
         return RankCheckpointFailed(**about, reason=report_text.encodable(message.reason))
 
     def _stopped(self, process: Process, message: protocol.Stopped, now: datetime) -> Signal:

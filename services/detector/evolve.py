@@ -33,6 +33,7 @@ from shared.events import (
     TaskCheckpointFailed,
     TaskFailed,
     TaskFinished,
+    TaskIdentified,
     TaskProgressed,
     TaskStopped,
     TaskStopRefused,
@@ -162,6 +163,7 @@ def _submitted(state: DetectorState, event: TaskSubmitted) -> None:
         generation=old.generation if old is not None else 0,
         highest_generation=old.highest_generation if old is not None else 0,
         recorded=old.recorded if old is not None else {},
+        identity_before=(old.identity or old.identity_before) if old is not None else {},
     )
 
 
@@ -205,10 +207,6 @@ def _finished(state: DetectorState, event: TaskFinished) -> None:
     task = _task(state, event.task)
     task.recorded[event.event_id] = event.generation
     _leave(task, ended=True)
-
-
-def _failed(state: DetectorState, event: TaskFailed) -> None:
-    _leave(_task(state, event.task), ended=True)
 
 
 def _leave(task: MonitoredTask, *, ended: bool) -> None:
@@ -366,6 +364,7 @@ _FOLDS: dict[type[EventBase], Callable[[DetectorState, Any], None]] = {
     NodeDrained: _node_drained,
     NodeReturned: _node_returned,
     TaskSubmitted: _submitted,
+    TaskIdentified: lambda state, event: _task(state, event.task).identify(event.identity),
     TaskProgressed: _progressed,
     TaskCheckpointed: _checkpointed,
     TaskCheckpointFailed: _checkpoint_failed,
@@ -373,7 +372,7 @@ _FOLDS: dict[type[EventBase], Callable[[DetectorState, Any], None]] = {
     TaskStopRefused: _stop_refused,
     TaskChanged: lambda state, event: _task(state, event.task).reweigh(event.weight),
     TaskFinished: _finished,
-    TaskFailed: _failed,
+    TaskFailed: lambda state, event: _leave(_task(state, event.task), ended=True),
     ErrorDetected: _error,
     PlanDecided: _planned,
     StateMoved: _moved,

@@ -41,6 +41,7 @@ METHOD = {
     ErrorKind.DEVICE: Method.DEVICE,
     ErrorKind.TRANSITION_FAILED: Method.TRANSITION,
     ErrorKind.BROKEN_LINK: Method.NODE_HEALTH,
+    ErrorKind.DIFFERENCE: Method.EXCEPTION,
 }
 """What found an error of each kind."""
 
@@ -87,7 +88,9 @@ class Fault:
 
     @property
     def key(self) -> str:
-        """The same failure has the same key."""
+        """The same failure has the same key. A difference between members is the same at any step."""
+        if self.kind is ErrorKind.DIFFERENCE:
+            return f"{self.kind.value}/{self.error}"
         return f"{self.kind.value}/{self.error}/step {self.step}"
 
 
@@ -134,11 +137,13 @@ def of_exit(exited: ProcessExited, suspects: list[RankRaised]) -> Fault:
 
 def of_exception(raised: RankRaised) -> Fault:
     """Return the fault of a rank that raised."""
-    found = class_of(f"{raised.error}: {raised.detail}")
+    differs = raised.cause == "differs"
+    found = class_of(f"{raised.error}: {raised.detail}") if not differs else None
+    kinds = {"non_finite": ErrorKind.NON_FINITE, "differs": ErrorKind.DIFFERENCE}
     return Fault(
         cause=raised.signal_id,
-        kind=ErrorKind.NON_FINITE if raised.cause == "non_finite" else _kind(found, ErrorKind.EXCEPTION),
-        error=raised.error,
+        kind=kinds.get(raised.cause) or _kind(found, ErrorKind.EXCEPTION),
+        error=raised.difference if differs else raised.error,
         occurred_at=raised.occurred_at,
         generation=raised.generation,
         step=raised.step,

@@ -17,9 +17,9 @@ from services.detector.monitored_task import MonitoredTask, Suspicion
 from services.detector.state import DetectorState
 from shared.codes import FailureCode
 from shared.escalation_settings import EscalationLimits
-from shared.events import ErrorDetected, Event
+from shared.events import ErrorDetected, Event, derived_id
 from shared.evidence import Evidence
-from shared.severities import ErrorKind
+from shared.severities import SEVERITY, ErrorKind
 from shared.signals import ProcessExited, RankRaised
 
 SETTLE_S = 0.25
@@ -64,13 +64,14 @@ class Incidents:
     def raised(self, task: MonitoredTask, raised: RankRaised) -> None:
         """Take what a rank raised.
 
-        A refusal (an error that shows that the task cannot run as specified) ends a task that has never trained. A
-        task that has trained can run: then the fault lies with this worker, and is answered like any exception.
+        A refusal (an error that shows that the task cannot run as specified) ends a task that has never trained, and so
+        does a rank that is not what the others are: it is not known which of them is meant. A task that has trained can
+        run: then the fault lies with this worker, and is answered like any exception.
         """
         if raised.cause == "communication":
             self._suspect(task, raised)
         elif task.accepts(raised.worker, raised.generation):
-            if raised.cause == "refused" and not task.has_trained:
+            if raised.cause in ("refused", "differs") and not task.has_trained:
                 self.decision.add(self.state, faults.refusal(task, raised, now=self.now))
             else:
                 self.record(task, faults.of_exception(raised))
@@ -107,8 +108,11 @@ class Incidents:
             known = self.state.standstills.get(task.name)
             evidence |= standstill.evidence(known, fault.generation, Evidence.read(fault.evidence).workers)
         full = replace(fault, evidence=evidence)
-        event = faults.judge(task, full, window_s=self.window_s, now=self.now)
-        event = causes.escalate(self.state, event, self.limits, full.traceback)
+        if fault.kind is ErrorKind.DIFFERENCE:
+            event: Event = _difference(task, full, now=self.now)
+        else:
+            event = faults.judge(task, full, window_s=self.window_s, now=self.now)
+            event = causes.escalate(self.state, event, self.limits, full.traceback)
         # A stall that its plan did not end is found again, with the same id and another duration. The log refuses
         # another content under a known id.
         if event.event_id not in task.recorded:
@@ -168,3 +172,30 @@ class Incidents:
             if status is not None and status.task == task.name:
                 ranks[worker] = {"rank": member.rank, **status.model_dump(include=_RANK_FIELDS)}
         return ranks
+
+
+def _difference(task: MonitoredTask, fault: Fault, *, now: datetime) -> ErrorDetected:
+    """Return the event of a rank that is not what the other members of its generation are, and has left them.
+
+    No node is to blame: whoever starts there differs in the same way. A second one accuses the task.
+    """
+    event_id = derived_id(fault.cause, faults.SERVICE, f"{task.name}/{fault.kind.value}")
+    before = task.failures.incident(fault.key)
+    known = Evidence(failure=fault.key, rule="task") if before else Evidence(failure=fault.key)
+    return ErrorDetected(
+        event_id=event_id,
+        occurred_at=min(fault.occurred_at, now),
+        incident=before or event_id,
+        kind=fault.kind,
+        severity=SEVERITY[fault.kind],
+        method=faults.METHOD[fault.kind],
+        detected_at=now,
+        node=fault.node,
+        worker=fault.worker,
+        task=task.name,
+        rank=fault.rank,
+        generation=fault.generation,
+        step=fault.step,
+        evidence={**fault.evidence, **known.mapping()},
+        escalates=before or None,
+    )

@@ -77,6 +77,8 @@ class MonitoredTask:
         recorded: event id -> generation of the checkpoints, stops, results and errors that the log has and that may be
             found again.
         checkpoint_failures: kinds of the failures of checkpoints that the log has since the last one that was written.
+        identity: what its members have agreed to be since it was submitted; empty: not known.
+        identity_before: the same, of the submission before.
         setup_s: the longest time that its ranks have taken to join a generation, seconds.
         cold_s: the longest first step of a generation with processes that were started for it, seconds; None: there was
             none since the task was submitted.
@@ -120,6 +122,8 @@ class MonitoredTask:
     suspicion: Suspicion | None = None
     recorded: dict[str, int] = field(default_factory=dict)
     checkpoint_failures: set[str] = field(default_factory=set)
+    identity: dict[str, str] = field(default_factory=dict)
+    identity_before: dict[str, str] = field(default_factory=dict)
     setup_s: float | None = None
     cold_s: float | None = None
     # Telemetry and its summaries
@@ -169,6 +173,10 @@ class MonitoredTask:
     def workers_on(self, node: str) -> list[str]:
         """Return the workers of a node that matter to the task now, sorted; none once the task has ended."""
         return [] if self.ended else sorted(w for w in self.concerned() if w.startswith(f"{node}/"))
+
+    def identify(self, identity: dict[str, str]) -> None:
+        """Note what its members have agreed to be."""
+        self.identity = identity
 
     def accepts(self, worker: str, generation: int) -> bool:
         """Return whether a failure of the worker's process of this generation is news for the task."""

@@ -40,6 +40,7 @@ ORDER = (
     ErrorKind.DEVICE,
     ErrorKind.NODE_LOST,
     ErrorKind.BROKEN_LINK,
+    ErrorKind.DIFFERENCE,
     ErrorKind.PROCESS_EXIT,
     ErrorKind.EXCEPTION,
     ErrorKind.NON_FINITE,
@@ -53,7 +54,7 @@ further up. Of one kind, what occurred first."""
 
 _PLACES = {kind: place for place, kind in enumerate(ORDER)}
 
-_SAID = (ErrorKind.EXCEPTION, ErrorKind.NON_FINITE, ErrorKind.DEVICE)
+_SAID = (ErrorKind.EXCEPTION, ErrorKind.NON_FINITE, ErrorKind.DEVICE, ErrorKind.DIFFERENCE)
 """Kinds by which a process says itself why it ends."""
 
 

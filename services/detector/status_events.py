@@ -22,6 +22,7 @@ from shared.events import (
     TaskCheckpointed,
     TaskCheckpointFailed,
     TaskFinished,
+    TaskIdentified,
     TaskProgressed,
     TaskStopped,
     TaskStopRefused,
@@ -34,6 +35,7 @@ from shared.signals import (
     RankCheckpointed,
     RankCheckpointFailed,
     RankFinished,
+    RankIdentified,
     RankSignals,
     RankStopped,
     WorkerStatus,
@@ -179,7 +181,7 @@ def stop_refused(task: MonitoredTask, moved: StateMoved, now: datetime) -> TaskS
 
 
 def of_signal(task: MonitoredTask, signal: RankSignals, now: datetime) -> Event | None:
-    """Return the event of a signalled checkpoint, stop or result; None for other signals.
+    """Return the event of a signalled identity, checkpoint, stop or result; None for other signals.
 
     None also for the failure of a checkpoint of a kind that the log has already.
     """
@@ -187,6 +189,22 @@ def of_signal(task: MonitoredTask, signal: RankSignals, now: datetime) -> Event 
     # The id derives from the thing itself, so that signals of several agents about it make one event.
     cause = f"{signal.task}/{signal.generation}/{signal.step}"
     match signal:
+        case RankIdentified() if not task.identity:
+            before = task.identity_before
+            changed = [
+                f"{name}: {before[name]} -> {value}"
+                for name, value in sorted(signal.identity.items())
+                if before.get(name, value) != value
+            ]
+            return TaskIdentified(
+                event_id=derived_id(f"{signal.task}/{signal.generation}", SERVICE, "identified"),
+                occurred_at=at,
+                task=signal.task,
+                generation=signal.generation,
+                step=signal.step,
+                identity=signal.identity,
+                changed=changed,
+            )
         case RankCheckpointed():
             return TaskCheckpointed(
                 event_id=derived_id(f"{cause}/{signal.path}", SERVICE, "checkpointed"),

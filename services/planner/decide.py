@@ -2,6 +2,7 @@
 
     SEV3                    retry: all ranks finish the interrupted step in place
     SEV2                    restart of the process on its node; the survivors finish the step meanwhile
+    difference again        the task goes on with the workers that have its state; without any it waits
     SEV1                    the node is isolated; the solver divides the cluster anew
     submitted, ended, node  the solver divides the cluster anew
     task is changed         the same, with the task's new weight and limits
@@ -265,6 +266,8 @@ def _error(state: State, event: ErrorDetected) -> _Draft:
     task = blamed_task(state, event)
     if task is None or is_stale(task, event) or not task.broken:
         return draft
+    if task.closed and event.severity is Severity.SEV2 and not task.leaving:
+        return _ask(state, draft, f"{what}; the task takes no new processes")
     draft.response = Response.RETRY if event.severity is Severity.SEV3 else Response.RESTART
     if task.leaving:
         _leave_again(state, draft)

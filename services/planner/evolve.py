@@ -52,7 +52,8 @@ from shared.events import (
     TaskSubmitted,
     WorkerSlowed,
 )
-from shared.severities import Severity
+from shared.evidence import Evidence
+from shared.severities import ErrorKind, Severity
 
 
 def evolve(state: State, event: EventBase, at: datetime) -> State:
@@ -173,6 +174,8 @@ def _error(state: State, event: ErrorDetected, at: datetime) -> State:
         return state
     if event.severity is Severity.SEV3:
         return state.with_changed(task.name, broken=bool(task.members or task.owners))
+    if event.kind is ErrorKind.DIFFERENCE and Evidence.read(event.evidence).rule == "task":
+        state = state.with_changed(task.name, closed=str(event.evidence.get("detail", "")) or event.kind.value)
     return lose_workers(state, blamed_workers(task, event), task.name)
 
 

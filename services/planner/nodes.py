@@ -170,11 +170,13 @@ def lose_workers(state: State, workers: Iterable[str], name: str | None = None) 
 def count_incident(state: State, event: ErrorDetected) -> State:
     """Return the state with one more incident of the node that the error names.
 
-    SEV3 does not count. An escalation to SEV1 does not count either: the SEV2 that it comes from has been counted.
+    SEV3 does not count. An escalation to SEV1 does not count either: the SEV2 that it comes from has been counted. What
+    a task's processes are is no matter of the node.
     """
     name = blamed_node(event)
     counted = event.severity is Severity.SEV1 and event.escalates is not None
-    if name is None or event.severity is Severity.SEV3 or counted:
+    of_task = event.kind is ErrorKind.DIFFERENCE
+    if name is None or event.severity is Severity.SEV3 or counted or of_task:
         return state
     return state.model_copy(update={"incidents": {**state.incidents, name: state.incidents.get(name, 0) + 1}})
 

@@ -10,7 +10,7 @@ from services.planner.closed_nodes import closed_workers, draining_members
 from services.planner.corrections import correction
 from services.planner.pools import pool_sizes, settle
 from services.planner.slow_workers import taken_members
-from services.planner.state import State, Task
+from services.planner.state import State, Task, node_of
 from services.planner.task_deals import posed_slowdown
 from services.planner.throughput import flop_per_step
 from services.planner.throughput_tables import table_of, throughput_of
@@ -59,6 +59,12 @@ def available_workers(state: State) -> list[str]:
     return [worker for worker in state.usable_workers() if worker not in withheld]
 
 
+def staying_workers(state: State, task: Task) -> list[str]:
+    """Return the workers on which a task that takes no newcomers can go on: those with its state."""
+    draining = {name for name, node in state.nodes.items() if node.draining}
+    return [worker for worker in task.live_owners if state.usable(worker) and node_of(worker) not in draining]
+
+
 def withheld_workers(state: State) -> set[str]:
     """Return the usable workers that no plan may give to a task.
 
@@ -104,8 +110,11 @@ def task_problem(state: State, task: Task, pool: str, workers: int, failure_s: f
         failure_s: D_running of the pool, seconds.
     """
     task = task.model_copy(update={"pool": pool})
+    if task.closed:
+        workers = min(workers, len(staying_workers(state, task)))
     current = len(task.members)
     maximum = workers if task.spec.workers.max is None else task.spec.workers.max
+    maximum = min(maximum, workers) if task.closed else maximum
     whole = table_of(state, task)
     table = throughput_of(state, task, workers, whole)
     rate = table.get(current)

@@ -18,7 +18,7 @@ from services.planner.closed_nodes import reserved_workers, without_cordons
 from services.planner.logged_tables import unlogged_tables
 from services.planner.placement import Placed, place
 from services.planner.problem import Solve as Solve
-from services.planner.problem import build_problem, wanting, withheld_workers
+from services.planner.problem import build_problem, staying_workers, wanting, withheld_workers
 from services.planner.rollouts import rank
 from services.planner.slow_choices import has_question, ranking
 from services.planner.slow_workers import forget_slowness, lent_workers, slowdown_of, taken_members
@@ -103,7 +103,7 @@ def _carried_out(
     changes = [change for change in proposed if change is not None]
     starved = called(state, at)
     queued = {
-        task.name: queued_reason(problems[task.name], problem, solution, starved)
+        task.name: _closed_reason(task) or queued_reason(problems[task.name], problem, solution, starved)
         for task in wanting(state)
         if solution.assignment[task.name] == 0
     }
@@ -128,6 +128,13 @@ def _about_slow(state: State, task: Task, placed: Placed) -> str:
     texts += [f"{w} is {mine[w]:.3g} x slower and used" for w in placed.workers if w in mine]
     texts += ["micro-batches are dealt anew"] if dealt else []
     return "".join(f"; {text}" for text in texts)
+
+
+def _closed_reason(task: Task) -> str:
+    """Return why a task that takes no newcomers has no worker; empty if it takes some."""
+    if not task.closed:
+        return ""
+    return f"its new processes are not what it has trained with; stop and resume it to go on with them: {task.closed}"
 
 
 def worker_order(state: State, task: Task, planned: Mapping[str, str] | None = None) -> list[str]:
@@ -187,7 +194,7 @@ def _place(state: State, touched: list[Task], problem: Problem, solution: Soluti
                 pipeline=layouts[task.name].pipeline,
                 keep=[
                     w
-                    for w in worker_order(state, task, planned)
+                    for w in (staying_workers(state, task) if task.closed else worker_order(state, task, planned))
                     if w in within or w in reserved[task.name] or w in slow[task.name]
                 ],
                 reserved=reserved[task.name],

@@ -153,6 +153,7 @@ class Task(Value):
         measured: throughput corrections: measured is 1.1 ** exponent times the modelled throughput.
         lose_steps: whether a user wants it to stop also if its state cannot be saved.
         at_once: whether a user wants its processes to end without a checkpoint.
+        closed: why the task takes no newcomers: they would not be what those that train are; empty: it takes some.
         shares: how many micro-batches each data-parallel replica of its newest stage computes; empty: equally many.
         number: of the task's first submission, among all tasks.
     """
@@ -185,6 +186,7 @@ class Task(Value):
     measured: PairMap[HardwareLayout, int] = Field(default_factory=dict)
     lose_steps: bool = False
     at_once: bool = False
+    closed: str = Field(default="", exclude_if=lambda closed: not closed)
     shares: tuple[int, ...] = ()
     number: int = 0
 

@@ -38,6 +38,7 @@ from shared.events import (
     TaskCheckpointed,
     TaskFailed,
     TaskFinished,
+    TaskIdentified,
     TaskProgressed,
     TaskStopped,
     TaskStopRequested,
@@ -106,6 +107,8 @@ def _logged(state: State, event: Event) -> State:
             return _submitted(state, event)
         case TaskProgressed(task=task, step=step) | TaskCheckpointed(task=task, step=step):
             return state.with_step(task, step)
+        case TaskIdentified(task=name, identity=identity) if name in state.tasks:
+            return state.with_task(name, replace(state.tasks[name], identity=identity))
         case TaskStopRequested(task=task, lose_steps=True):
             return state.with_task(task, replace(state.tasks[task], may_lose=True)) if task in state.tasks else state
         case TaskFinished() | TaskFailed():
@@ -157,7 +160,7 @@ def _moved_step(state: State, event: StateMoved) -> State:
 
 
 def _submitted(state: State, event: TaskSubmitted) -> State:
-    task = replace(state.task(event.task), spec=event.spec, step=event.step, ended=False, may_lose=False)
+    task = replace(state.task(event.task), spec=event.spec, step=event.step, ended=False, may_lose=False, identity={})
     if task.part is None or not task.part.active:
         # A task that reuses the name of an ended one starts without processes.
         task = replace(task, occupied=frozenset(), leaving=frozenset())

@@ -138,8 +138,16 @@ def _configure(state: State, part: Part, phase: Phase) -> list[Send]:
     store = run.replies[-1]
 
     def build(base: dict[str, Any], _: list[str]) -> Command:
-        fault_step = state.task(part.task).step
-        return ConfigureTask(**base, stage=stage, store_host=store.host, store_port=store.port, fault_step=fault_step)
+        task = state.task(part.task)
+        return ConfigureTask(
+            **base,
+            stage=stage,
+            store_host=store.host,
+            store_port=store.port,
+            fault_step=task.step,
+            # Live members know it themselves.
+            identity=dict(task.identity) if all(member.source != "live" for member in stage.members) else {},
+        )
 
     return _per_node(state, part, phase, members(stage), build, salt=f"{store.host}:{store.port}")
 

@@ -262,6 +262,7 @@ class Task:
         occupied: workers that may have a process of the task.
         leaving: workers whose process a plan has ended or is ending, without a successor so far.
         may_lose: whether a user wants it to stop also if that loses steps.
+        identity: what its members have agreed to be since it was submitted; empty: not known.
         part: its part of its newest plan; None before the first.
     """
 
@@ -274,6 +275,7 @@ class Task:
     leaving: frozenset[str] = frozenset()
     may_lose: bool = False
     part: Part | None = None
+    identity: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def settled(self) -> bool:

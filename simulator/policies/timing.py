@@ -43,7 +43,7 @@ class Detection:
                 return self.node_s
             case ErrorKind.PROCESS_EXIT | ErrorKind.CONNECTION | ErrorKind.TRANSITION_FAILED:
                 return self.process_s
-            case ErrorKind.EXCEPTION | ErrorKind.DEVICE | ErrorKind.NON_FINITE:
+            case ErrorKind.EXCEPTION | ErrorKind.DEVICE | ErrorKind.NON_FINITE | ErrorKind.DIFFERENCE:
                 return self.exception_s
             case ErrorKind.BROKEN_LINK if self.link_s is not None:
                 return self.link_s
