@@ -123,8 +123,6 @@ class Training:
         while True:
             self._leave_generation()
             configure = self.link.next_generation(self._applied(), drained=drained)
-            if configure is None:
-                self._report_stop("")
             drained = False
             self._begin_life(configure)
             self._configure = configure

@@ -257,7 +257,7 @@ class Monitor:
             absences.update(self.state, task, now)
             if (vanished := absences.find(self.state, task, self.started_at)) is not None:
                 incidents.record(task, vanished)
-            else:
+            elif not incidents.broken_sockets(task):
                 incidents.examine(task, hangs.of_moving(self.state, task, self.limits.stalls, now))
         incidents.escalate()
         decision.probes += isolation.ask(self.state, now) + online_statistics.ask(self.state, now)

@@ -126,10 +126,15 @@ class Incidents:
             self.decision.add(self.state, status_events.node_returned(node, event, self.now))
 
     def broken_sockets(self, task: MonitoredTask) -> bool:
-        """Decide on collectives that broke; return whether there are any, since nothing else is judged meanwhile."""
-        suspicion = task.suspicion
+        """Decide on collectives that broke; return whether there are any, since nothing else is judged meanwhile.
+
+        They count also while a task is to save its state and exit: nothing else would say that its ranks wait for ever.
+        """
+        suspicion, change = task.suspicion, task.change
         if suspicion is None or suspicion.generation != task.generation:
             return False
+        if change is not None and (change.hold or change.action not in ("stop", "pause")):
+            return False  # the plan breaks them off by itself, or its next stage shows whether they work
         if self._all_alive_since(task, suspicion.at):
             self.examine(task, faults.of_broken_sockets(task, suspicion))
         return True

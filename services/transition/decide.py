@@ -16,6 +16,7 @@ from services.transition.phases import (
     INTERRUPTED_STAGE,
     awaits_save,
     has_work,
+    have_saved,
     is_preparing,
     may_drain,
     members,
@@ -108,8 +109,11 @@ def _advance_phase(state: State, part: Part, phase: Phase, at: datetime) -> tupl
     if run.outstanding:
         return state, []
     if phase is Phase.RELEASE and awaits_save(part):
-        started = TimerName.SAVE in part.timers
-        return (state, []) if started else _start_timer(state, part, TimerName.SAVE, state.limits.grace_s)
+        if TimerName.SAVE in part.timers:
+            return state, []
+        # Where all have saved, the event comes once the detector is there. Else rank 0 may be lost, which reports it.
+        after_s = state.limits.resume_s if have_saved(part) else state.limits.grace_s
+        return _start_timer(state, part, TimerName.SAVE, after_s)
     return _end(state, part.with_run(phase, replace(run, ended_at=at)), phase, at)
 
 
@@ -117,7 +121,7 @@ def _begin(state: State, part: Part, phase: Phase, at: datetime) -> tuple[State,
     if phase is Phase.DRAIN and has_work(state, part, phase) and not may_drain(state, part):
         return state, []
     run = PhaseRun(started_at=at, outstanding={s.command.command_id: s for s in commands(state, part, phase)})
-    if phase in (Phase.STOP, Phase.RELEASE):
+    if phase is Phase.RELEASE:
         state = state.with_leaving(part.task, add=(w for s in run.outstanding.values() for w in s.workers))
     return state.with_part(part.with_run(phase, run)), list(run.outstanding.values())
 

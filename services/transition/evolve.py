@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from services.transition.moved_events import moved_phase
-from services.transition.phases import ENDINGS, before, kept, to_release, to_stop
+from services.transition.phases import ENDINGS, before, kept, to_release
 from services.transition.state import (
     Failure,
     Input,
@@ -70,9 +70,6 @@ def fold_moved(state: State, event: StateMoved) -> State:
     state = _moved_step(state, event)
     part = replace(part, moved=part.moved | {event.phase})
     if event.phase == "failed":
-        if event.code is FailureCode.CHECKPOINT_FAILED:
-            # They have not stopped: the task trains on.
-            state = state.with_leaving(event.task, drop=to_stop(part))
         return state.with_part(part.ended(Outcome.FAILED))
     occupied = state.task(event.task).occupied
     for phase in Phase:
@@ -265,6 +262,9 @@ def _phase_done(state: State, part: Part, phase: Phase, workers: Iterable[str]) 
     """Fold what a phase has done on some workers: processes that are up, or gone."""
     if phase is Phase.PREPARE:
         return state.with_part(replace(part, ready=part.ready | set(workers)))
+    if phase is Phase.STOP:
+        # From here on, and not from the request: ranks that cannot save their state do not exit.
+        state = state.with_leaving(part.task, add=workers)
     if phase in (Phase.FREE, Phase.RELEASE, Phase.STOP):
         return state.with_occupied(part.task, state.task(part.task).occupied - set(workers))
     return state

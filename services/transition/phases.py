@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from services.transition.state import Part, Phase, State, TimerName
+from services.transition.state import Part, Phase, State, TimerName, node_of
 from shared.plans import Stage, TaskChange
 
 AFTER: dict[Phase, frozenset[Phase]] = {
@@ -186,6 +186,12 @@ def awaits_save(part: Part) -> bool:
     run = part.runs.get(Phase.STOP)
     saves = part.change.action == "pause" and run is not None and bool(run.replies)
     return saves and not part.saved and TimerName.SAVE not in part.fired
+
+
+def have_saved(part: Part) -> bool:
+    """Return whether every node of the workers that were to save the task's state has answered that they have."""
+    run = part.runs.get(Phase.STOP)
+    return run is not None and {reply.node for reply in run.replies} >= {node_of(worker) for worker in to_stop(part)}
 
 
 # ---- whether a phase has work

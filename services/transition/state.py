@@ -54,7 +54,8 @@ class TransitionLimits:
 
     ``command_s``: for a reply that waits for no training step. ``resume_s``: for a reply that waits for one.
     ``grace_s``: how long a failure that the detector learns of by itself waits for the plan that answers it, and how
-    long the end of a pause waits for the event that says where the state was saved.
+    long the end of a pause waits for the event that says where the state was saved, if not all have answered that they
+    have saved it; else that is ``resume_s``.
     """
 
     command_s: float = 60.0
@@ -91,7 +92,7 @@ class Replied:
 
 
 class TimerName(StrEnum):
-    """The purpose of a timer: see ``TransitionLimits``; ``GRACE`` and ``SAVE`` run for ``grace_s``."""
+    """The purpose of a timer: see ``TransitionLimits``."""
 
     GRACE = "grace"
     SAVE = "save"

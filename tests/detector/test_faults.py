@@ -6,9 +6,10 @@ import itertools
 
 import pytest
 
+from shared.plans import Response, TaskChange
 from shared.severities import ErrorKind, Method, Severity
 from shared.signals import Signal
-from tests.detector.kit import Cluster, at, complete, only_error, restart_plan
+from tests.detector.kit import Cluster, at, complete, only_error, plan, restart_plan
 
 
 def test_a_killed_rank_is_an_incident_with_the_evidence_a_reader_needs() -> None:
@@ -81,6 +82,21 @@ def test_broken_sockets_without_a_cause_are_a_connection_fault_once_all_nodes_ha
     error = only_error(cluster.tick(1.45))
     assert (error.kind, error.severity, error.worker) == (ErrorKind.CONNECTION, Severity.SEV3, "n0/0")
     assert cluster.tick(1.5) == []
+
+
+@pytest.mark.parametrize("action", ["stop", "pause"])
+def test_sockets_that_break_while_a_task_saves_its_state_are_found_as_soon_as_otherwise(action: str) -> None:
+    cluster = Cluster()
+    leaves = TaskChange.model_validate(
+        {"task": "gpt", "reason": "asked", "action": action, "from_generation": 1, "survivors": cluster.workers}
+    )
+    cluster.fold(plan("p2", "asked", leaves, response=Response.RECONFIGURE))
+    for worker in cluster.workers:
+        cluster.monitor.signal(cluster.raised(worker, 1.0, "communication"), at(1.0))
+    for node in cluster.names:
+        cluster.beat(node, 1.4, phase="waiting")
+    error = only_error(cluster.tick(1.45))
+    assert (error.kind, error.severity, error.worker) == (ErrorKind.CONNECTION, Severity.SEV3, "n0/0")
 
 
 @pytest.mark.parametrize("away_s", [1.0, 4.0])

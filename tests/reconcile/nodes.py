@@ -211,6 +211,13 @@ class Cluster:
 
     agents: dict[str, Agent] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=dict)
+    """Task -> updates applied to the state that its newest group has."""
+    saved: dict[str, int] = field(default_factory=dict)
+    """Task -> the step at which it was saved last."""
+    newest: dict[str, int] = field(default_factory=dict)
+    """Task -> the most updates that any group of it has applied."""
+    again: dict[str, int] = field(default_factory=dict)
+    """Task -> updates that had been applied before, and were lost."""
     launched: set[tuple[str, str, str, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:

@@ -27,7 +27,10 @@ JOIN_TIMEOUT_S = 10.0
 
 @dataclass
 class Rank:
-    """A process of a task. ``mode``: what it does in its generation."""
+    """A process of a task.
+
+    ``mode``: what it does in its generation. ``step``: updates applied to the state that it has; None: it has none.
+    """
 
     agent: Agent
     process: Process
@@ -38,6 +41,7 @@ class Rank:
     number: int = 0
     group: Group | None = None
     starting: bool = True
+    step: int | None = None
     ended: bool = False
     """Whether the process has ended; its agent may not know yet."""
 
@@ -80,15 +84,13 @@ class Rank:
                 self.group.join(self)
             case protocol.Hold():
                 self.leave("held")
-                self.say(protocol.Held(generation=message.generation, step=self.agent.cluster.step(self.process.task)))
+                self.say(protocol.Held(generation=message.generation, step=self.step or 0))
             case protocol.Drain():
                 self.drain = True
                 if self.mode != "training":
                     self.rest()
             case protocol.Stop():
-                self.stop = True
-                if self.mode != "training":
-                    self.save()
+                self.stop = True  # one that is between two generations has no peers to save its state with
             case protocol.Quit():
                 self.end(0)
             case _:
@@ -101,10 +103,11 @@ class Rank:
 
     def rest(self) -> None:
         self.mode = "waiting"
-        self.say(protocol.Drained(generation=self.process.generation, step=self.agent.cluster.step(self.process.task)))
+        self.say(protocol.Drained(generation=self.process.generation, step=self.step or 0))
 
     def save(self) -> None:
-        step = self.agent.cluster.step(self.process.task)
+        step = self.step or 0
+        self.agent.cluster.saved[self.process.task] = step
         self.say(
             protocol.Stopped(generation=self.process.generation, rank=self.number, step=step, path=f"/step-{step}")
         )
@@ -114,7 +117,7 @@ class Rank:
         """Raise, and wait for what comes."""
         if self.mode in ("joining", "training") and not self.hung and self.group is not None:
             self.mode = "broken"
-            generation, step = self.group.generation, self.agent.cluster.step(self.process.task)
+            generation, step = self.group.generation, self.step or 0
             self.say(
                 protocol.Raised(
                     generation=generation,
@@ -134,6 +137,8 @@ class Group:
     def __init__(self, cluster: Cluster, task: str, configure: protocol.Configure) -> None:
         self.cluster, self.task, self.generation = cluster, task, configure.generation
         self.members = [str(worker) for _, worker, _ in configure.members]
+        self.stored = int(configure.checkpoint.rpartition("-")[2] or 0)
+        """The step of the stored state that members read where none of them has a live one."""
         self.ranks: dict[str, Rank] = {}
         self.broken = self.trains = False
         self._run = watched(self._work())
@@ -159,9 +164,12 @@ class Group:
         await asyncio.sleep(JOIN_S)
         if await self._wait_for_hung():
             return self._break()
-        step = self.cluster.step(self.task)
+        live = [rank.step for rank in self.ranks.values() if rank.step is not None]
+        step = self.cluster.steps[self.task] = max(live, default=self.stored)
+        newest = self.cluster.newest.get(self.task, 0)
+        self.cluster.again[self.task] = self.cluster.again.get(self.task, 0) + max(0, newest - step)
         for rank in self.ranks.values():
-            rank.mode = "training"
+            rank.mode, rank.step = "training", step
             rank.say(protocol.Resumed(generation=self.generation, step=step, source="own"))
         self.trains = True
         while True:
@@ -184,7 +192,9 @@ class Group:
         if await self._wait_for_hung():
             return True
         self.cluster.steps[self.task] = step + 1
+        self.cluster.newest[self.task] = max(step + 1, self.cluster.newest.get(self.task, 0))
         for rank in self.ranks.values():
+            rank.step = step + 1
             rank.progress("ended", step + 1, STEP_S)
         return False
 

@@ -35,9 +35,6 @@ Kind = Literal[
 
 WORKERS = {"n0": 2, "n1": 1, "n2": 1}
 
-CALM_S = 3.0
-"""For so long the cluster must stay as it is, to count as settled."""
-
 LIMIT_S = 400.0
 """Within this time after the network has healed everything has settled. A wait for another task's worker takes up to
 140 s with the limits here (``TransitionLimits.wait_s``), and a node may be given up after that."""
@@ -76,6 +73,10 @@ class Script:
     faults: list[ScheduledFault] = field(default_factory=list)
     healed_s: float = 20.0
     max_restarts: int = 20
+    tasks: tuple[tuple[str, int], ...] = (("a", 3), ("b", 2))
+    """Name and most workers of each task."""
+    calm_s: float = 3.0
+    """For so long the cluster must stay as it is, to count as settled."""
 
 
 class Simulation:
@@ -130,10 +131,11 @@ class Simulation:
             self._start(name)
         for node, workers in WORKERS.items():
             self.cluster.start_agent(node, workers)
-        for name, most in (("a", 3), ("b", 2)):
-            self._submit(name, most, f"submit-{name}")
+        for name, most in self.script.tasks:
+            self.submit(name, most, f"submit-{name}")
         for fault in self.script.faults:
             self._background.append(watched(self._inject(fault)))
+        self._background.append(watched(self.course()))
         await asyncio.sleep(self.script.healed_s)
         self.network.heal()
         await asyncio.gather(*self._background)
@@ -145,17 +147,29 @@ class Simulation:
             unsettled = self.unsettled()
             if unsettled:
                 calm_since = seconds()
-            if seconds() - calm_since > CALM_S or seconds() > deadline:
+            if seconds() - calm_since > self.script.calm_s or seconds() > deadline:
                 return unsettled
 
-    def _submit(self, name: str, most_workers: int, event_id: str) -> None:
+    def submit(self, name: str, most_workers: int, event_id: str) -> None:
         task = spec(
             name,
             workers={"min": 1, "max": most_workers},
             max_restarts=self.script.max_restarts,
             checkpoint={"every": 10},
         )
-        self.log.append([TaskSubmitted(event_id=event_id, occurred_at=now(), task=name, spec=task)])
+        saved = self.cluster.saved.get(name, 0)
+        event = TaskSubmitted(
+            event_id=event_id,
+            occurred_at=now(),
+            task=name,
+            spec=task,
+            checkpoint=f"/step-{saved}" if saved else "",
+            step=saved,
+        )
+        self.log.append([event])
+
+    async def course(self) -> None:
+        """Do what a test adds to its script's faults; nothing here."""
 
     # ---- faults
 
@@ -200,7 +214,7 @@ class Simulation:
                 self.cluster.steps_of[task] = self.cluster.step(task) + 1
             case "submit" if self._has_ended(task):
                 self.cluster.steps_of[task] = 10**6
-                self._submit(task, 2, f"submit-{fault.at_s}-{task}")
+                self.submit(task, 2, f"submit-{fault.at_s}-{task}")
             case _:
                 pass
 

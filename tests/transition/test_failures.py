@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 
@@ -10,7 +11,7 @@ from services.transition.state import Outcome, TimerName
 from shared.codes import FailureCode
 from shared.commands import HoldTask, StopTask
 from shared.events import TaskStopRequested
-from tests.transition.drive import TWO, Drive, change, restart_change, stage
+from tests.transition.drive import THREE, TWO, Drive, change, restart_change, stage
 
 
 def test_ranks_that_do_not_hold_are_named() -> None:
@@ -211,6 +212,23 @@ def test_ranks_that_cannot_save_have_not_stopped() -> None:
     d.plan("p2", change(survivors=TWO, target=stage(2, TWO)))
     assert [phase for phase in d.phases() if phase == "failed"] == ["failed"]
     assert d.kinds() == ["drain@n0", "drain@n1", "open-store@n0"]
+
+
+@pytest.mark.parametrize("action", ["stop", "pause"])
+def test_ranks_that_are_asked_to_stop_are_held_when_a_fault_meets_the_stop(action: Literal["stop", "pause"]) -> None:
+    """They have exited only once they say so. Until then the answer to the fault may count on them."""
+    d = Drive()
+    d.plan("p", change(action=action, survivors=THREE, release=THREE))
+    d.reply(d.one("stop", node="n2"), ok=False, code="process-exited", detail="n2/0 exited with -9")
+    d.plan("q", change(action=action, survivors=TWO, failed=["n2/0"], hold=True, interrupted=stage(2, TWO)))
+    assert {"hold@n0", "hold@n1"} <= set(d.kinds())
+    while not d.open("stop"):
+        d.reply(d.open()[0])
+    assert d.phases() == ["held", "resumed"]
+    d.reply(d.one("stop", node="n0"))
+    d.plan("r", change(action=action, survivors=TWO, hold=True, interrupted=stage(3, TWO)))
+    assert (d.moved[-1].phase, d.moved[-1].code) == ("failed", FailureCode.RELEASED), "n0/0 has exited"
+    assert d.moved[-1].failed_workers == ["n0/0"]
 
 
 def test_steps_are_lost_only_by_a_pause_or_on_request() -> None:

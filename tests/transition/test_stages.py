@@ -221,11 +221,16 @@ def test_pause_ends_when_the_log_says_where_the_state_was_saved(first: str) -> N
     assert d.moved[0].step == 7
 
 
-def test_pause_whose_save_the_log_never_learns_ends_after_a_while() -> None:
+@pytest.mark.parametrize("lost", [False, True])
+def test_pause_whose_save_the_log_never_learns_ends_after_a_while(lost: bool) -> None:
+    """After minutes where all have saved: the detector is away, and without its event the saved steps are lost."""
     d = Drive()
     d.plan("p", change(action="pause", survivors=TWO, release=TWO))
+    if lost:
+        d.lose("n0")
     d.answer_all()
     (timer,) = d.timers
+    assert timer.after_s == (d.state.limits.grace_s if lost else d.state.limits.resume_s)
     assert d.phases() == []
     d.fire(timer)
     assert d.phases() == ["ended"]

@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from uuid import uuid4
@@ -16,7 +17,7 @@ from uuid import uuid4
 import pytest
 
 from unicron import environment
-from unicron.link.agent_link import EXIT_INCOMPATIBLE, AgentLink
+from unicron.link.agent_link import EXIT_INCOMPATIBLE, NOTHING, STOP, AgentLink
 from unicron.link.breaker import Breakable, Breaker, BreakMethod
 from unicron.link.connection import socket_address
 from unicron.protocol import (
@@ -110,11 +111,21 @@ def generation(number: int) -> Configure:
     )  # fmt: skip
 
 
-def waits(agent: FakeAgent, link: AgentLink) -> Future[Configure | None]:
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition is true that another thread makes true."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def waits(agent: FakeAgent, link: AgentLink, *, drained: bool = False) -> Future[Configure]:
     """Let the link wait for a generation after three updates; return its result once it waits."""
     pool = ThreadPoolExecutor(1)
-    future = pool.submit(link.next_generation, 3)
+    future = pool.submit(link.next_generation, 3, drained=drained)
     pool.shutdown(wait=False)
+    if drained:
+        assert agent.receive() == Drained(generation=2, step=3)
     message = agent.receive()
     assert isinstance(message, Progress)
     assert (message.step, message.phase) == (4, "waiting")
@@ -143,8 +154,34 @@ def test_a_drain_is_answered_by_what_the_process_waits_for(held: bool, connected
         assert agent.receive() == Held(generation=2, step=3)
     agent.send(Drain(generation=2))
     assert agent.receive() == (Held if held else Drained)(generation=2, step=3)
-    agent.send(Stop(generation=2))
-    assert future.result(TIMEOUT_S) is None
+    agent.send(generation(3))
+    assert future.result(TIMEOUT_S) == generation(3)
+
+
+@pytest.mark.parametrize("left", ["by a fault", "held", "drained"])
+@pytest.mark.parametrize("lose_steps", [False, True])
+@pytest.mark.parametrize("early", [False, True])
+def test_a_process_between_two_generations_keeps_its_state_when_asked_to_stop(
+    left: str, lose_steps: bool, early: bool, connected: tuple[FakeAgent, AgentLink]
+) -> None:
+    """Whether the stop comes before the process waits or behind; other requests are answered as without it."""
+    agent, link = connected
+    stop = Stop(generation=2, lose_steps=lose_steps)
+    if early:
+        agent.send(stop)
+        wait_until(lambda: link.request >= STOP)
+    future = waits(agent, link, drained=left == "drained")
+    if not early:
+        agent.send(stop)
+    if left == "held":
+        agent.send(Hold(generation=2))
+        assert agent.receive() == Held(generation=2, step=3)
+    agent.send(Drain(generation=2))
+    assert agent.receive() == (Held if left == "held" else Drained)(generation=2, step=3)
+    assert not future.done()
+    agent.send(generation(3))
+    assert future.result(TIMEOUT_S) == generation(3)
+    assert link.request == NOTHING, "the plan that has configured the generation asks again"
 
 
 def test_the_successor_of_an_agent_gets_what_was_not_answered_and_the_newest_progress(

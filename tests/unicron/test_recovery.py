@@ -206,6 +206,49 @@ async def test_stop_writes_a_checkpoint_that_a_later_run_resumes(tmp_path: Path,
         await check_result(a, spec, finished)
 
 
+@pytest.mark.parametrize(
+    ("left", "lose_steps"),
+    [
+        ("by a fault", False),
+        pytest.param("by a fault", True, marks=pytest.mark.slow),
+        pytest.param("held", False, marks=pytest.mark.slow),
+        pytest.param("drained", True, marks=pytest.mark.slow),
+    ],
+)
+async def test_a_stop_that_meets_ranks_between_two_generations_loses_no_step(
+    left: str, lose_steps: bool, tmp_path: Path, spec_file: SpecFile
+) -> None:
+    """They keep the step that they have left, and save it once the answer to the fault has brought them together."""
+    spec = spec_file()
+    survivors = ["w0", "w1"]
+    async with agent(tmp_path / "run") as a:
+        await begin(a, spec, [*survivors, "w2"], "2:3:0:hang")
+        if left == "drained":
+            await a.stopped("w2")
+            await a.drain([*survivors, "w2"])
+            a.kill("w2")
+        else:
+            await a.lose("w2", 3, "reduce")
+            await a.until(lambda: all(a.phases(w)[-1][1] == "waiting" for w in survivors))
+        if left == "held":
+            await a.hold(survivors)
+        a.send_all(survivors, Stop(generation=1, lose_steps=lose_steps))
+        if left == "by a fault":
+            await a.hold(survivors)  # the answer to the fault, as the detector finds it later
+        resumed = await a.resumed(await a.configure(dict.fromkeys(survivors, "live"), stage="interrupted"))
+        assert not a.of(Stopped)
+        assert {r.source for r in resumed} == {"own"}
+        a.send_all(survivors, Stop(generation=2, lose_steps=lose_steps))
+        await a.until(lambda: len(a.of(Stopped)) == 2 and set(survivors) <= set(a.exits))
+        one, other = a.of(Stopped)
+        assert (one.path, one.step) == (other.path, other.step)
+        assert one.path
+        assert one.step >= max(r.step for r in resumed) >= 3
+        await a.fork("w0", spec)
+        await a.configure({"w0": "checkpoint"}, checkpoint=one.path)
+        await check_result(a, spec, await a.finished(1))
+
+
 async def test_a_hold_at_any_moment_is_answered(tmp_path: Path, spec_file: SpecFile) -> None:
     """While communicators are made, while the ranks agree, in a step: each has a place of its own to block at."""
     spec = spec_file(steps=200)

@@ -78,7 +78,7 @@ class AgentLink(Collectives):
         """The newest generation that the agent holds; all older ones are held too."""
         self._unanswered_hold = 0
         self._requests: set[int] = set()
-        self._unanswered_request = NOTHING
+        self._unanswered_drain = False
         self.on_inject: Callable[[Inject], None] | None = None
         """Called, on the connection's thread, with each request for a fault; None: they are ignored."""
         self._connection: AgentConnection | None = None
@@ -176,24 +176,22 @@ class AgentLink(Collectives):
 
     # The training thread: between generations.
 
-    def next_generation(self, step: int, *, drained: bool = False) -> Configure | None:
-        """Wait for a generation to join and make it this process's; meanwhile answer holds, drains and stops.
+    def next_generation(self, step: int, *, drained: bool = False) -> Configure:
+        """Wait for a generation to join, make it this process's and return it; meanwhile answer holds and drains.
+
+        A stop is not answered here. The step that this process has left is in its memory alone: it can be saved only
+        together with the peers of a generation, so the process waits for the one that answers the fault or follows the
+        drain, in which it is asked again. A process that is not to save anything is ended by its agent.
 
         Args:
             step: updates applied so far, for the answers.
             drained: whether this process is at a step boundary because all ranks agreed to drain.
-
-        Returns:
-            The generation, or None where the agent asks the process to stop.
         """
         with self._changed:
             self._requests.clear()
             if drained:
                 self.send(Drained(generation=self._generation, step=step))
-            # A drain is answered now. A stop during a step that a fault broke gives way to the answer to the fault.
-            unanswered = self._unanswered_request
-            if unanswered == DRAIN if drained else unanswered >= STOP:
-                self._unanswered_request = NOTHING
+                self._unanswered_drain = False
         self.progress(step + 1, "waiting")
         with self._changed:
             while True:
@@ -201,8 +199,6 @@ class AgentLink(Collectives):
                 if configure is not None:
                     return configure
                 self._answer_waiting(step, drained=drained)
-                if self._unanswered_request >= STOP:
-                    return None
                 self._changed.wait()
 
     def _adopt_configured(self) -> Configure | None:
@@ -215,7 +211,7 @@ class AgentLink(Collectives):
         self._sparing.join(worker for _, worker, _ in configure.members)
         self._unanswered_hold = 0
         self._requests.clear()
-        self._unanswered_request = NOTHING
+        self._unanswered_drain = False
         return configure
 
     def _answer_waiting(self, step: int, *, drained: bool) -> None:
@@ -223,11 +219,11 @@ class AgentLink(Collectives):
         if self._unanswered_hold:
             self.send(Held(generation=self._unanswered_hold, step=step))
             self._unanswered_hold = 0
-        if self._unanswered_request == DRAIN:
+        if self._unanswered_drain:
             left_by_hold = self.is_held() and not drained
             message_type = Held if left_by_hold else Drained
             self.send(message_type(generation=self._generation, step=step))
-            self._unanswered_request = NOTHING
+            self._unanswered_drain = False
 
     # The training thread: in a generation.
 
@@ -240,7 +236,6 @@ class AgentLink(Collectives):
         """
         with self._changed:
             self._requests.discard(STOP)
-            self._unanswered_request = self.request
         self.send(StopRefused(generation=self._generation, rank=self._rank, step=step, reason=reason))
 
     def is_held(self) -> bool:
@@ -288,7 +283,7 @@ class AgentLink(Collectives):
                 case Drain() | Stop() if message.generation >= self._generation:
                     request = _request_of(message)
                     self._requests.add(request)
-                    self._unanswered_request = max(self._unanswered_request, request)
+                    self._unanswered_drain = self._unanswered_drain or request == DRAIN
             self._changed.notify_all()
 
     def _orphaned(self) -> None:
