@@ -286,7 +286,7 @@ class Step:
             self._host.link.progress(self.number, "reduce", buckets=reduced)
 
     def clip_gradients(self, limit: float) -> float:
-        """Scale the gradients of a Megatron model so that their norm is at most ``limit``; return the norm before.
+        """Scale the gradients so that their norm is at most ``limit``; return the norm before.
 
         The result is the same to the last bit in every data- and pipeline-parallel layout, as ``exact`` needs it
         (``unicron.megatron.clipping``). To be called between ``reduce`` and the optimizer's step.

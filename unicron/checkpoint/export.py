@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,27 @@ def export(model: Any, path: Path) -> None:
         partial = path.with_name(f".{path.name}.partial")
         partial.touch()
         mode = stat.S_IMODE(partial.stat().st_mode)
-        save_file({k: v.contiguous() for k, v in full.items()}, str(partial))
+        save_file(separate(full), str(partial))
         partial.chmod(mode)  # from 0600, safetensors' own: the agent reads it, which may be another user
         os.replace(partial, path)
+
+
+def separate(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the tensors of a state dictionary, none of which shares memory with another.
+
+    A tied weight is so in the file under each of its names, and ``load_state_dict`` finds them all; safetensors refuses
+    tensors that share memory.
+    """
+    found: dict[str, torch.Tensor] = {}
+    storages = set()
+    for name, value in state.items():
+        if not isinstance(value, torch.Tensor):
+            continue  # a module's extra state, which is no part of the state of a task
+        tensor = value.contiguous()
+        storage = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if storage in storages else tensor
+        storages.add(storage)
+    return found
 
 
 def gather_parameters(model: Any) -> dict[str, torch.Tensor]:

@@ -15,19 +15,19 @@ import torch.distributed as dist
 
 from unicron.link.waiting import Wait
 from unicron.megatron.bucket_groups import part_in
-from unicron.megatron.model import parameters
+from unicron.megatron.model import gradient_of, parameters
 
 EPSILON = 1e-6
 """Added to the norm in the denominator, as in Megatron and torch."""
 
 
 def clip(model: Any, limit: float, wait: Wait, own: list[torch.Tensor] | None = None) -> float:
-    """Scale the gradients of a Megatron model so that their norm is at most ``limit``; return the norm before.
+    """Scale the gradients of a model so that their norm is at most ``limit``; return the norm before.
 
     All ranks of a model-parallel group call it.
 
     Args:
-        model: Megatron's DistributedDataParallel, or a list of such model chunks.
+        model: Megatron's DistributedDataParallel, a list of such model chunks, or a plain module.
         limit: of the norm.
         wait: waits for a collective.
         own: the gradients that this rank alone has reduced, where the data-parallel ranks divide them; None: every
@@ -39,16 +39,16 @@ def clip(model: Any, limit: float, wait: Wait, own: list[torch.Tensor] | None = 
     total = norm(model, wait, own)
     factor = limit / (total + EPSILON)
     if factor < 1.0:
-        for gradient in own if own is not None else [parameter.main_grad for parameter in _trained(model)]:
+        for gradient in own if own is not None else [gradient_of(parameter) for parameter in _trained(model)]:
             gradient.mul_(factor)
     return total
 
 
 def norm(model: Any, wait: Wait, own: list[torch.Tensor] | None = None) -> float:
-    """Return the L2 norm of a Megatron model's gradients, over all shards of the model.
+    """Return the L2 norm of a model's gradients, over all shards of the model. Tied weights count once.
 
     Args:
-        model: Megatron's DistributedDataParallel, or a list of such model chunks.
+        model: as ``clip`` has it.
         wait: waits for a collective.
         own: as ``clip`` has it.
 
@@ -60,14 +60,14 @@ def norm(model: Any, wait: Wait, own: list[torch.Tensor] | None = None) -> float
     from megatron.core.transformer.module import param_is_not_shared
 
     gradients = [
-        parameter.main_grad
+        gradient_of(parameter)
         for parameter in _trained(model)
         if param_is_not_shared(parameter) and param_is_not_tensor_parallel_duplicate(parameter)
     ]
     if own is not None:
         gradients = [part for one in gradients for mine in own if (part := part_in(mine, one)) is not None]
     tensor_sums = [gradient.to(torch.float64).square().sum() for gradient in gradients]
-    device = next(iter(_trained(model))).main_grad.device
+    device = gradient_of(next(iter(_trained(model)))).device
     sums = torch.stack(tensor_sums) if tensor_sums else torch.zeros(0, dtype=torch.float64, device=device)
     group = parallel_state.get_model_parallel_group() if own is None else dist.group.WORLD
     assert group is not None
@@ -81,5 +81,5 @@ def norm(model: Any, wait: Wait, own: list[torch.Tensor] | None = None) -> float
     return math.sqrt(math.fsum(sums.tolist()))
 
 
-def _trained(model: Any) -> list[Any]:
+def _trained(model: Any) -> list[torch.nn.Parameter]:
     return [parameter for parameter in parameters(model) if parameter.requires_grad]

@@ -29,6 +29,19 @@ def parameters(model: Any) -> Iterator[torch.nn.Parameter]:
         yield from chunk.parameters()
 
 
+def gradient_of(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Return the tensor that backward passes add a trained parameter's gradient to.
+
+    It is in Megatron's buffer (``main_grad``), or of a plain module ``.grad``, which this library has made
+    (``unicron.gradients.buffers``).
+    """
+    found: torch.Tensor | None = getattr(parameter, "main_grad", None)
+    if found is None:
+        found = parameter.grad
+    assert found is not None
+    return found
+
+
 def is_megatron(model: Any) -> bool:
     """Return whether a model is Megatron's, in Megatron's DistributedDataParallel."""
     return all(hasattr(getattr(chunk, "module", None), "sharded_state_dict") for chunk in model_chunks(model))
