@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +124,11 @@ def test_copies_fail_while_a_memory_folder_is_full(bed: Bed, recorded: Recorded,
 def test_services_wait_while_the_disk_of_the_control_plane_is_full(bed: Bed, corpus: Path, tmp_path: Path) -> None:
     """Training goes on; what the log has no room for is written once there is some, and only once."""
     with one_fault(bed, "no-log", corpus, tmp_path) as before:
-        with full(bed.control.machine, DISK):
-            fill_log(bed, "n0")
+        # Opened while there is room: a new session of PostgreSQL may have to write a file first.
+        url = f"postgresql+psycopg://postgres@/unicron?host={bed.control.machine.path(DISK)}"
+        incarnation = bed.client.http.get("/v1/nodes/n0").json()["incarnation"]
+        with closing(EventLog(url)) as log, full(bed.control.machine, DISK):
+            fill_log(log, "n0", incarnation)
             kill_rank(bed, before)
             # Which one depends on the sizes of its events, and on the room that is left in each page.
             until(
@@ -139,13 +142,11 @@ def test_services_wait_while_the_disk_of_the_control_plane_is_full(bed: Bed, cor
         assert bed.ready_nodes() == set(bed.nodes)
 
 
-def fill_log(bed: Bed, node: str) -> None:
+def fill_log(log: EventLog, node: str, incarnation: str) -> None:
     """Append events until the log takes no more: the pages that the database has already take some.
 
     Not by requests: the api's projections, which are in the same database, may have no room before the log has none.
     """
-    incarnation = bed.client.http.get(f"/v1/nodes/{node}").json()["incarnation"]
-    log = EventLog(f"postgresql+psycopg://postgres@/unicron?host={bed.control.machine.path(DISK)}")
 
     def one() -> dict[str, Any]:
         return {"event_id": str(uuid.uuid4()), "occurred_at": utc_now(), "node": node}
@@ -159,12 +160,9 @@ def fill_log(bed: Bed, node: str) -> None:
             return False
         return True
 
-    try:
-        until(
-            "the log takes no more",
-            lambda: not is_taken(NodeCordoned(**one()), NodeReturned(**one(), incarnation=incarnation)),
-            BACK_S,
-        )
-        until("nor less", lambda: not is_taken(NodeReturned(**one(), incarnation=incarnation)), BACK_S)
-    finally:
-        log.close()
+    until(
+        "the log takes no more",
+        lambda: not is_taken(NodeCordoned(**one()), NodeReturned(**one(), incarnation=incarnation)),
+        BACK_S,
+    )
+    until("nor less", lambda: not is_taken(NodeReturned(**one(), incarnation=incarnation)), BACK_S)
