@@ -79,7 +79,7 @@ class WaitingClient(AsyncConnection):
             if value is not None and value is not False:
                 return value
             if deadline is not None and time.monotonic() > deadline:
-                raise TimedOut(f"waited {limit_s:.0f} s in vain: {what}")
+                raise TimedOut(f"waited {limit_s:g} s, and it is not so that {what}")
             await asyncio.sleep(self._poll_s)
 
     async def until_step(self, name: str, step: int, limit_s: float) -> Record:
@@ -156,7 +156,7 @@ def wait_for_stop(server: str | None, name: str) -> Record:
             task: Record = client.get(task_path(name))
             return task if task["state"] in ENDED or task["stop_refused"] else None
 
-        return until(f"{name} stops", answered)
+        return until(f"{name} to stop", answered)
 
 
 def wait_for_end(server: str | None, name: str, seen: Callable[[Record], None] | None = None) -> Record:
@@ -188,7 +188,7 @@ def wait_until_drained(server: str | None, name: str) -> Record:
             node: Record = client.get(f"/v1/nodes/{quote(name, safe='')}")
             return node if node["recorded_state"] != "draining" else None
 
-        return until(f"{name} is drained", drained)
+        return until(f"{name} to be drained", drained)
 
 
 def wait_for_successor(server: str | None, name: str, incarnation: str, timeout_s: float) -> Record:
@@ -204,7 +204,7 @@ def wait_for_successor(server: str | None, name: str, incarnation: str, timeout_
             return node if node["incarnation"] != incarnation or node["state"] in ("lost", "left") else None
 
         try:
-            return until(f"{name} has another agent", succeeded, timeout_s, poll_s=POLL_S)
+            return until(f"another agent of {name}", succeeded, timeout_s, poll_s=POLL_S)
         except TimedOut as err:
             text = f"node {name!r} has no other agent after {timeout_s:g} s, and its ranks train on: see its log"
             raise Unavailable(text) from err

@@ -158,8 +158,10 @@ async def test_waiting_ends_with_the_state_the_end_or_the_limit(api: Server) -> 
     for name in ("a", "b"):
         await ask(api, lambda client, name=name: client.submit(api.spec(name)))  # type: ignore[misc]
     assert (await ask(api, lambda client: client.wait("a", {"pending"}))).state is TaskState.PENDING
-    with pytest.raises(TimedOut, match="a is failed or stopped or succeeded"):
+    with pytest.raises(TimedOut, match=r"^waited 0 s in vain for a to end: it is pending at step 0 of 100 \(waiting"):
         await ask(api, lambda client: client.wait("a", timeout_s=0))
+    with pytest.raises(TimedOut, match=r"^waited 0 s in vain for a to be running or to end: it is pending at"):
+        await ask(api, lambda client: client.wait("a", {"running"}, timeout_s=0))
     waiting = asyncio.ensure_future(ask(api, lambda client: client.wait("a", poll_s=0.05)))
     await api.append(TaskFinished, task="a", generation=1, step=100, samples_sha256="a", parameters_path="/p")
     assert (await waiting).state is TaskState.SUCCEEDED

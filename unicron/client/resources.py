@@ -151,14 +151,20 @@ class Client(Operations):
         Raises:
             TimedOut: the limit has passed.
         """
+        last: Record = {}
 
         def reached() -> Record | None:
             task: Record = self.get(task_path(name))
+            last.update(task)
             if seen is not None:
                 seen(task)
             return task if task["state"] in states else None
 
-        return until(f"{name} is {' or '.join(sorted(states))}", reached, timeout_s, poll_s=poll_s)
+        def instead() -> str:
+            reason = f" ({last['reason']})" if last["reason"] else ""
+            return f"it is {last['state']} at step {last['step']} of {last['steps']}{reason}"
+
+        return until(_wanted(name, states), reached, timeout_s, poll_s=poll_s, instead=instead)
 
     def attempts(self, name: str) -> Iterator[Attempt]:
         """Yield the submissions of a task's name in their order, and what became of each; the present one is the last.
@@ -310,3 +316,12 @@ class Client(Operations):
         from services.api.cost_models import Costs
 
         return typed(Costs, self.get("/v1/costs"))
+
+
+def _wanted(name: str, states: Collection[str]) -> str:
+    """Return what is waited for, in words that say of no state that the task is in it."""
+    how = ["to end"] if ENDED <= set(states) else []
+    others = sorted(set(states) - ENDED if how else states)
+    if others:
+        how.insert(0, f"to be {' or '.join(others)}")
+    return f"{name} {' or '.join(how)}"
