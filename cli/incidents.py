@@ -118,7 +118,7 @@ def incidents(
         for found in page["items"]
     ]
     # The id is what other verbs ask for; the rest is on the incident's own page, too.
-    least = ("STATE FROM", "LOST STEPS", "FOUND BY", "TASKS", "RESUME S", "RESTORE S", "RESPONSE", "DETECT S", "WHERE")
+    least = ("STATE FROM", "LOST STEPS", "FOUND BY", "TASKS", "RESPONSE", "RESUME S", "RESTORE S", "DETECT S", "WHERE")
     print_table(columns, rows, empty="no incidents", least=least, ids=("INCIDENT",), wide=wide)
 
 

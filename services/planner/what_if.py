@@ -1,9 +1,10 @@
 """What-if replay: each cause that recorded a plan is decided again with changed inputs (``what_if_inputs``).
 
 The log is folded as it was recorded, with the changed inputs in place of the recorded ones: causes come when they came,
-and each recorded plan is carried out as recorded. So every plan is compared on its own, and the plan that is decided in
-place of the recorded one changes nothing of what follows. What the recorded plans gave each task, and for how long, is
-measured; what the others would have given is a model, and so is the WAF of both.
+and each recorded plan is carried out as recorded. So every decision is compared on its own, and the plan that is
+decided in place of the recorded one changes no later cause. The numbers of workers go on: a plan that leaves a task's
+number as it was, such as a restart in place, leaves the other number as it was, too. What the recorded plans gave each
+task, and for how long, is measured; what the others would have given is a model, and so is the WAF of both.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from shared.plans import Response, Trigger
 
 ASSUMPTIONS = (
     "causes and consequences stay as recorded: a plan decided in place of a recorded one changes nothing that follows",
-    "each plan's workers are compared until the next recorded plan",
+    "each plan's workers are compared until a plan gives some task another number: a restart or a retry, for which no "
+    "distribution is sought, keeps the number that each side has",
     "FLOP: weighted, by the planner's model with the changed inputs for both plans; transitions cost nothing in it",
     "money: the price of the workers that plans give to tasks",
 )
@@ -46,7 +48,7 @@ class PlanDifference(Model):
         position: of the recorded plan.
         plan: its name.
         trigger: why it was made.
-        seconds: until the next recorded plan, or the end of the log.
+        seconds: until a plan gives some task another number of workers, on one of the two sides, or the end of the log.
         recorded_response: what the recorded plan does.
         what_if_response: what the other one does.
         workers: whether some task has another number of workers; otherwise they are other workers, or used otherwise.
@@ -269,14 +271,21 @@ class _Pass:
         at = record.recorded_at
         self._first_plan = self._first_plan or at
         self._plans += 1
-        self._close(at)
         if plan.decider != DECIDER and self._plain is not None:
             self._anew += 1
             answer = self._plain.decide(record)
         state, what_if = self._fold.state, self._fold.decide(changed)
         before, after = _allocation(state, answer, at), _allocation(state, what_if, at)
-        self._recorded.counts, self._what_if.counts = before.counts, after.counts
-        if _decision(answer) == _decision(what_if):
+        same = _decision(answer) == _decision(what_if)
+        carried = same and not _is_solved(answer)
+        if carried:
+            after = self._carried(before, after)
+        counts = before.counts, after.counts
+        if carried and counts == (self._recorded.counts, self._what_if.counts):
+            return  # what differs goes on to do so
+        self._close(at)
+        self._recorded.counts, self._what_if.counts = counts
+        if same and before.counts == after.counts:
             return
         found = PlanDifference(
             position=position,
@@ -292,6 +301,15 @@ class _Pass:
             what_if_waf_flop_per_s=_waf_flop_per_s(state, after),
         )
         self._open = at, found
+
+    def _carried(self, before: _Allocation, after: _Allocation) -> _Allocation:
+        """Return an allocation in which each task whose recorded number a plan has kept keeps the other number, too."""
+        kept = {
+            name: self._what_if.counts.get(name, count) if count == self._recorded.counts.get(name) else count
+            for name, count in after.counts.items()
+            if before.counts.get(name) == count
+        }
+        return after._replace(counts={**after.counts, **kept})
 
     def _close(self, at: datetime) -> None:
         """End the time of the newest plan, if it differs."""
@@ -336,6 +354,11 @@ def _decision(answer: Sequence[Event]) -> object:
         ]
         found.append((event.response, changes, sorted(event.queued)))
     return found
+
+
+def _is_solved(answer: Sequence[Event]) -> bool:
+    """Return whether a distribution of workers was sought for an answer."""
+    return any(event.solution is not None for event in answer if isinstance(event, PlanDecided))
 
 
 def _response(answer: Sequence[Event]) -> Response:

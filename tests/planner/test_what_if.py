@@ -165,6 +165,34 @@ def test_limits_of_a_task_bind(world: World) -> None:
         assert below.recorded_waf_flop_per_s == 0.0 < below.what_if_waf_flop_per_s
 
 
+def test_a_restart_does_not_end_the_comparison() -> None:
+    """Its plan keeps the number of workers, whatever that is."""
+    world = World()
+    world.join("n0", 4)
+    world.complete(world.submit("a", workers={"max": 2}))
+    began = world.now
+    for _ in range(2):
+        world.wait(50.0)
+        world.complete(world.exit(world.task("a").members[0]))
+    world.wait(49.0)
+    world.progress("a", step=9, step_s=0.1)
+    seconds = (world.now - began).total_seconds()
+    assert seconds > 149.0
+    found = asked(world, "tasks: {a: {workers: {max: null}}}")
+    (difference,) = found.differences
+    assert (difference.recorded, difference.what_if) == ({"a": 2}, {"a": 4})
+    assert difference.seconds >= seconds
+    (task,) = found.tasks
+    assert task.what_if_worker_s == pytest.approx(2 * task.recorded_worker_s)
+    # The next time that a distribution is sought, the other number is that of its answer.
+    world.join("n1", 4)
+    world.wait(10.0)
+    world.progress("a", step=19, step_s=0.1)
+    more = asked(world, "tasks: {a: {workers: {max: null}}}")
+    assert [one.what_if for one in more.differences] == [{"a": 4}, {"a": 8}]
+    assert more.differences[0].seconds == pytest.approx(difference.seconds, abs=5.0)
+
+
 def test_a_setting_counts_in_the_fold_and_in_the_decision() -> None:
     """A waiting heavy task displaces a running one once pausing is allowed."""
     world = World()
