@@ -38,8 +38,8 @@ def print_comparison(found: Comparison) -> None:
     print(f"{found.plans} plans, in place of {found.differing} of them another one is decided")
     if found.differing:
         compared = f"{found.differing_s:.1f} of {found.seconds:.1f} s"
-        print(f"compared: {compared}, each of those plans until the next recorded one;")
-        print("--what-if KEY=VALUE simulates the whole history")
+        print(f"compared: {compared}, each of those plans until one gives a task another number of")
+        print("workers; --what-if KEY=VALUE simulates the whole history")
     print()
     shown = found.differences[:_MOST_ROWS]
     if shown:
