@@ -244,3 +244,4 @@ class EndedTask:
     generation: int
     highest_generation: int
     recorded: dict[str, int]
+    identity: dict[str, str] = field(default_factory=dict)

@@ -110,7 +110,7 @@ class DetectorState:
         if task is not None and task.ended and task.change is None and not task.unanswered:
             del self.tasks[name]
             self.causes.forget_task(name)
-            self.ended[name] = EndedTask(task.generation, task.highest_generation, task.recorded)
+            self.ended[name] = EndedTask(task.generation, task.highest_generation, task.recorded, task.identity)
 
     def recall(self, name: str) -> MonitoredTask | None:
         """Return a task, again as one of ``tasks`` if it had ended; None if the log does not have it."""
@@ -122,6 +122,7 @@ class DetectorState:
                 generation=ended.generation,
                 highest_generation=ended.highest_generation,
                 recorded=ended.recorded,
+                identity=ended.identity,
                 ended=True,
             )
         return self.tasks.get(name)
