@@ -80,6 +80,8 @@ def show(
             ("saved_step", shown["saved_step"]),
             ("copies_in_memory", _copies(shown)),
             ("checkpoint_failure", _failure(shown["checkpoint_failure"])),
+            *([("newcomers_refused", shown["newcomers_refused"])] if shown["newcomers_refused"] else []),
+            *(("changed", text) for text in shown["changed"]),
             ("stop_refused", shown["stop_refused"] and shown["stop_refused"]["reason"]),
             *(("notable", text) for text in notable(shown)),
             ("incidents", [*incidents[:_INCIDENTS], *(["..."] if len(incidents) > _INCIDENTS else [])]),

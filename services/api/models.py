@@ -98,6 +98,9 @@ class Task(BaseModel):
     ``memory_every``: steps between two copies in memory, as rank 0 has reported; 0: none are taken. ``replicated``:
     whether ranks in other failure domains have each part of the state too. Both None before they are known.
 
+    ``changed``: in words, what of its code, data, settings and libraries is not as it was before the task was resumed.
+    ``newcomers_refused``: why new processes cannot take part, with both values; None: they can.
+
     ``anomalies``: those that last. ``slow_workers``: worker -> slowdown, of its ranks that are slower than their peers.
     ``attempt``: number of this submission of the name. ``deleted_at``: since when it is not listed.
     """
@@ -125,6 +128,8 @@ class Task(BaseModel):
     replicated: bool | None
     checkpoint_failure: CheckpointFailure | None
     stop_refused: StopRefusal | None
+    changed: list[str]
+    newcomers_refused: str | None
     anomalies: list[Anomaly]
     slow_workers: dict[str, float]
     submitted_at: Time

@@ -69,6 +69,8 @@ def task(view: TaskView, live: LiveState) -> Task:
         replicated=None if ended else view.replicated,
         checkpoint_failure=_checkpoint_failure(view),
         stop_refused=StopRefusal(**view.stop_refused.model_dump()) if view.stop_refused is not None else None,
+        changed=view.changed,
+        newcomers_refused=None if ended else view.newcomers_refused or None,
         anomalies=[] if ended else [Anomaly(**one.model_dump(exclude={"generation"})) for one in view.anomalies],
         slow_workers={} if ended else {m.worker: view.slow[m.worker] for m in view.members if m.worker in view.slow},
         submitted_at=view.submitted_at,

@@ -51,7 +51,8 @@ class TaskView(Value):
     the answer to the newest request to stop, if that was refused. ``lose_steps``: whether the task is to stop also
     without a checkpoint; ``at_once``: in the midst of a step. ``anomalies``: those that last. ``slow``: slow workers
     and their slowdowns, as measured in this task. ``step_s``: the newest measured step time in seconds; 0 until one was
-    measured. ``memory_every``, ``replicated``: as in the newest ``task.progressed`` that has them.
+    measured. ``memory_every``, ``replicated``: as in the newest ``task.progressed`` that has them. ``changed``: as in
+    ``task.identified``. ``newcomers_refused``: why it takes no new processes; empty: it takes some.
 
     ``rates``: the newest measured rates. ``modelled``: FLOP/s by the throughput model at the counts of workers that
     plans gave the task. ``demand``, ``progress``, ``shortfalls``: keys of the spans that last (``SpanView``).
@@ -107,6 +108,8 @@ class TaskView(Value):
     stop_refused: StopRefusal | None = None
     anomalies: list[OpenAnomaly] = Field(default_factory=list)
     slow: dict[str, float] = Field(default_factory=dict)
+    changed: list[str] = Field(default_factory=list)
+    newcomers_refused: str = ""
     lose_steps: bool = False
     at_once: bool = False
     result: Result | None = None

@@ -38,6 +38,7 @@ from shared.events import (
     TaskDeleted,
     TaskFailed,
     TaskFinished,
+    TaskIdentified,
     TaskProgressed,
     TaskStopped,
     TaskStopRefused,
@@ -77,6 +78,8 @@ def _evolve(views: Views, recorded: Recorded) -> None:
             requests.deleted(views, recorded, event)
         case TaskProgressed():
             tasks.progressed(views, event)
+        case TaskIdentified():
+            change_task(views, event.task, changed=event.changed)
         case TaskCheckpointed():
             change_task(views, event.task, checkpoint=event.path, checkpoint_step=event.step, checkpoint_failure=None)
         case TaskCheckpointFailed():
@@ -101,6 +104,7 @@ def _evolve(views: Views, recorded: Recorded) -> None:
         case ErrorDetected():
             incidents.detected(views, recorded, event)
             nodes.failed(views, event)
+            tasks.differs(views, event)
         case IncidentObserved():
             incidents.observed(views, event)
         case IncidentNoted():

@@ -10,6 +10,7 @@ from services.api.projections.requests import keep_attempt
 from services.api.rates import with_sample
 from services.api.views import SHORTEST_STEP_S, Result, StopRefusal, TaskView, Views
 from shared.events import (
+    ErrorDetected,
     Recorded,
     TaskFailed,
     TaskFinished,
@@ -19,6 +20,8 @@ from shared.events import (
     TaskStopRequested,
     TaskSubmitted,
 )
+from shared.evidence import Evidence
+from shared.severities import ErrorKind
 from shared.tasks import ENDED, TaskState
 
 
@@ -50,6 +53,12 @@ def submitted(views: Views, recorded: Recorded, event: TaskSubmitted) -> None:
         checkpoint=event.checkpoint,
         checkpoint_step=event.step if event.checkpoint else 0,
     )
+
+
+def differs(views: Views, event: ErrorDetected) -> None:
+    """Note why a task takes no new processes, once a second one was not what those that train are."""
+    if event.kind is ErrorKind.DIFFERENCE and event.task and Evidence.read(event.evidence).rule == "task":
+        change_task(views, event.task, newcomers_refused=str(event.evidence.get("detail", "")))
 
 
 def progressed(views: Views, event: TaskProgressed) -> None:
