@@ -9,16 +9,13 @@ from statistics import median
 from typing import NamedTuple
 
 from cli.doctor_facts import RANK_PACKAGES, DeviceFacts, Facts, Peer
+from shared.process_limits import ProcessLimits, judged
 
 STATE_COPIES = 8
 """In-memory copies take this many times the state of a node's workers (docs/deploy.md, "Data")."""
 
 CONTAINER_MEMORY_BYTES = 64 << 20
 """``/dev/shm`` of a container to which nobody gave more: no model has room for its copies there."""
-
-OPEN_FILES = 4096
-"""A rank has a connection to each rank of its groups, and the agent a few to each of its own. The usual limit of 1024
-ends at some hundreds of ranks."""
 
 OFFSET_S = 5.0
 """Difference of two clocks that shows that one follows no time server: those that do differ by milliseconds. Durations
@@ -69,7 +66,7 @@ def findings(facts: Facts) -> list[Finding]:
         clock(facts),
         memory(facts),
         disk(facts),
-        open_files(facts),
+        *limits(facts),
         name(facts),
         address(facts),
         nats(facts),
@@ -128,17 +125,11 @@ def disk(facts: Facts) -> Finding:
     return Finding("disk", Verdict.OK, what)
 
 
-def open_files(facts: Facts) -> Finding:
-    """Judge the limit of open files."""
-    what = f"{facts.open_files} at most"
-    if facts.open_files < OPEN_FILES:
-        return Finding(
-            "open files",
-            Verdict.WARNING,
-            what,
-            "raise it (systemd: LimitNOFILE=65536, docker: --ulimit, shell: ulimit -n)",
-        )
-    return Finding("open files", Verdict.OK, what)
+def limits(facts: Facts) -> Iterator[Finding]:
+    """Judge how many open files, threads and ports ranks may have."""
+    own = ProcessLimits(facts.open_files, facts.threads, facts.ports)
+    for resource, what, advice in judged(own, facts.workers):
+        yield Finding(resource, Verdict.WARNING if advice else Verdict.OK, what, advice)
 
 
 def name(facts: Facts) -> Finding:

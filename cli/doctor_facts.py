@@ -79,6 +79,7 @@ class Facts(Model):
     of in-memory copies; ``state_bytes``: model and optimizer state of the node's workers, if it was given.
     ``name_problem``: why the node has no name. ``host_addresses``: what the host name stands for. ``address``,
     ``interface``: under which peers reach the node; empty, with ``address_problem``, where that is not known.
+    ``open_files``, ``threads``, ``ports``: how many ranks may have; None: no limit is known.
     ``output_bytes``: what ranks of one task may print and leave. ``rights_problem``: why the node may not run ranks as
     other users; empty also where it is not to.
     """
@@ -95,7 +96,7 @@ class Facts(Model):
     memory_bytes: int
     memory_free_bytes: int
     state_bytes: int | None
-    open_files: int
+    open_files: int | None
     run_dir: str
     disk_free_bytes: int
     output_bytes: int
@@ -108,3 +109,5 @@ class Facts(Model):
     versions: dict[str, str]
     devices: Devices
     storage: Storage
+    threads: int | None = None
+    ports: int | None = None

@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import os
 import platform
-import resource
 import shutil
 import socket
 import time
@@ -23,6 +22,7 @@ from services.agent import address, hardware
 from services.agent.device_health import DeviceHealth, lasting_faults
 from services.agent.rank_users import RankUsers
 from services.agent.visible_devices import CPU, VISIBLE_VARIABLE
+from shared import process_limits
 from shared.bus import Bus
 from shared.device_faults import device_fault
 from shared.errors import UnicronError
@@ -69,6 +69,8 @@ async def measure(settings: Settings, peers: Sequence[str], state_bytes: int | N
     output_bytes = settings.rank_output_bytes * settings.rank_output_files * settings.workers_per_node
     memory = shutil.disk_usage(_present(settings.memory_dir))
     users = RankUsers(settings.rank_uids)
+    process_limits.raise_open_files()  # as an agent does
+    limits = process_limits.of_this_process()
     return Facts(
         node=settings.node,
         name_problem="" if is_name(settings.node) else f"the host name gives no node name: {settings.node!r}",
@@ -80,7 +82,9 @@ async def measure(settings: Settings, peers: Sequence[str], state_bytes: int | N
         memory_bytes=memory.total,
         memory_free_bytes=memory.free,
         state_bytes=state_bytes,
-        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        open_files=limits.open_files,
+        threads=limits.threads,
+        ports=limits.ports,
         run_dir=str(run_dir),
         disk_free_bytes=shutil.disk_usage(_present(run_dir)).free,
         output_bytes=output_bytes,

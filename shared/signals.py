@@ -114,6 +114,7 @@ class RankRaised(RankSignal):
     specified; ``unicron.protocol.REFUSED``), or differs (it is not what the other members are;
     ``unicron.protocol.DIFFERS``). A cause that this version does not know is read as ``exception``. ``parameter``,
     ``micro_batch``: of the cause non_finite, ``difference``: of differs, as ``unicron.protocol.Raised`` has them.
+    ``resource``, ``limit``: what the process lacks, as there.
     """
 
     kind: Literal["rank-raised"] = "rank-raised"
@@ -127,6 +128,8 @@ class RankRaised(RankSignal):
     parameter: str = ""
     micro_batch: Integer | None = None
     difference: str = ""
+    resource: str = ""
+    limit: str = ""
 
 
 class RankIdentified(RankSignal):

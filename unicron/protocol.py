@@ -1,15 +1,13 @@
 """The messages between a training process and its node agent, and their encoding on a Unix socket.
 
 Each message is one line of JSON in UTF-8, in both directions. The first message of a process is ``Hello`` with the
-version of the protocol; the agent answers ``Incompatible`` to a version that it does not read. Every message about
-training has the number of the task's *generation*, and both sides ignore messages of generations older than their own
-(fencing).
+version of the protocol; the agent answers ``Incompatible`` to one that it does not read. Every message about training
+has the number of the task's *generation*, and both sides ignore those of generations older than their own (fencing).
 
-Ranks outlive their agent, so the two sides may be of different versions. Both ignore fields that they do not know, and
-drop a line that is not readable; the connection stays.
+Ranks outlive their agent, so the two sides may be of different versions. Both ignore unknown fields, and drop a line
+that is not readable; the connection stays.
 
-Standard library only, like the modules that it imports: the node agent imports this module too, and of ``unicron`` only
-this one and ``unicron.environment``.
+Standard library only: the node agent imports this module too, and of ``unicron`` only this and ``unicron.environment``.
 
     rank -> agent                              agent -> rank
     Hello         attach                       Configure  join a generation: rebuild groups, receive state, train
@@ -184,6 +182,9 @@ class Raised(Message):
     """For kind ``non_finite``: the micro-batch that brought it, where that is known."""
     difference: str = ""
     """For kind ``DIFFERS``: equal for two processes that differ in the same way."""
+    resource: str = ""
+    """What the process lacks whose own call failed (``unicron.link.lacks``), with how much there may be."""
+    limit: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from services.agent.rank_users import REACHABLE, RankUsers
 from services.agent.supervisor import AGENT, FORK_SERVER, Supervisor
+from shared import process_limits
 from shared.errors import UnicronError
 from shared.joining import credential_of, joined, node_name
 from shared.log_lines import log_to_stderr
@@ -39,6 +40,10 @@ def main(*, agent: Sequence[str] = AGENT, fork_server: Sequence[str] = FORK_SERV
         users.check(settings.run_dir.resolve())
         if not users.separate:
             logger.warning(REACHABLE)
+        process_limits.raise_open_files()
+        for found in process_limits.judged(process_limits.of_this_process(), settings.workers_per_node):
+            if found.advice:
+                logger.warning("limit of %s: %s; %s", found.resource, found.what, found.advice)
         return asyncio.run(Supervisor(settings, agent=agent, fork_server=fork_server).run())
     except UnicronError as err:
         logger.error("%s: %s", err.code, err.detail)

@@ -302,6 +302,8 @@ class Node:
             parameter=message.parameter,
             micro_batch=message.micro_batch,
             difference=message.difference,
+            resource=message.resource,
+            limit=message.limit,
         )
 
     def _reported(self, process: Process, message: Any, now: datetime) -> Signal:

@@ -13,7 +13,8 @@ def storable(message: protocol.Raised) -> protocol.Raised:
     error, parameter = encodable(message.error), encodable(message.parameter)
     detail = encodable(message.detail[:DETAIL_CHARACTERS])
     traceback = encodable(message.traceback[-TRACEBACK_CHARACTERS:])
-    return replace(message, error=error, detail=detail, traceback=traceback, parameter=parameter)
+    limit = encodable(message.limit[:DETAIL_CHARACTERS])
+    return replace(message, error=error, detail=detail, traceback=traceback, parameter=parameter, limit=limit)
 
 
 def encodable(text: str) -> str:

@@ -29,6 +29,7 @@ debugger stops it."""
 _NOT_OF_NODES = frozenset(
     {
         *("gpu-assert", "gpu-out-of-memory", "nccl-usage", "data", "data-worker", "arithmetic", "shared-memory-full"),
+        *("open-files", "threads", "ports"),
         *("nccl-remote", "collective-timeout", "gloo", "rendezvous", "network"),
     }
 )

@@ -75,6 +75,24 @@ CLASSES = (
     _of("nccl-system", r"ncclSystemError", "a system call failed under NCCL: NCCL_DEBUG=WARN names it"),
     _of("nccl", r"NCCL error|ncclUnhandledCudaError|ncclInternalError", "NCCL_DEBUG=WARN says more"),
     _of(
+        "open-files",
+        r"Too many open files",
+        "the process may open no more files and sockets: raise the limit (systemd: LimitNOFILE=65536, docker: --ulimit "
+        "nofile, shell: ulimit -n) and start the agent again; unicron doctor shows it",
+    ),
+    _of(
+        "threads",
+        r"can't start new thread|Resource temporarily unavailable|pthread_create failed",
+        "the user or the control group may have no more threads: raise the limit (systemd: TasksMax, docker: "
+        "--pids-limit, shell: ulimit -u) and start the agent again; unicron doctor shows it",
+    ),
+    _of(
+        "ports",
+        r"Address already in use",
+        "a port that the process needs is taken: look for what listens there (ss -ltnp), and at "
+        "net.ipv4.ip_local_port_range",
+    ),
+    _of(
         "collective-timeout",
         r"Timed out waiting \d+ms for|Watchdog caught collective operation timeout",
         "a rank did not come: the others' stacks say which",

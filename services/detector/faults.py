@@ -156,6 +156,7 @@ def of_exception(raised: RankRaised) -> Fault:
             "detail": raised.detail,
             "traceback": raised.traceback,
             **_first_non_finite(raised),
+            **({"resource": raised.resource, "limit": raised.limit} if raised.resource else {}),
             **_classified(found),
         },
     )

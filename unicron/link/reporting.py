@@ -16,6 +16,7 @@ from unicron.errors import (
     UnsupportedState,
 )
 from unicron.link.agent_link import AgentLink
+from unicron.link.lacks import Lack, lack_of
 from unicron.protocol import DIFFERS, REFUSED, Checkpointed, CheckpointFailed, Configure, Raised, Resumed
 
 TRACEBACK_CHARACTERS = 16 * 1024
@@ -29,13 +30,17 @@ NAME_CHARACTERS = 300
 
 
 def is_communication(error: BaseException) -> bool:
-    """Return whether an error was raised by a collective.
+    """Return whether an error was raised by a collective since a peer was lost or a socket was shut.
 
-    Torch has types for some of these errors. Gloo's are plain ``RuntimeError``, which their text tells from others.
+    Where the process itself lacks what its call needed, no peer is to blame. Torch has types for some of these errors.
+    Gloo's are plain ``RuntimeError``, which their text tells from others.
     """
-    if isinstance(error, dist.DistError | CommunicationFailed):
+    if isinstance(error, CommunicationFailed):
         return True
-    return isinstance(error, RuntimeError) and ("gloo" in str(error) or "Connection closed by peer" in str(error))
+    of_collective = isinstance(error, RuntimeError) and (
+        isinstance(error, dist.DistError) or "gloo" in str(error) or "Connection closed by peer" in str(error)
+    )
+    return of_collective and lack_of(error) is None
 
 
 REFUSALS = (InvalidSpec, UnsupportedModel, UnsupportedState)
@@ -55,7 +60,7 @@ def kind(error: BaseException, *, starting: bool = False) -> str:
     """
     if is_communication(error):
         return "communication"
-    if isinstance(error, REFUSALS) or (starting and isinstance(error, REFUSALS_AT_START)):
+    if isinstance(error, REFUSALS) or (starting and isinstance(error, REFUSALS_AT_START) and not lack_of(error)):
         return REFUSED
     if isinstance(error, MemberDiffers):
         return DIFFERS
@@ -74,6 +79,8 @@ def report(link: AgentLink, error: BaseException, *, step: int, starting: bool =
     _forget_lines(error)
     text = "".join(traceback.format_exception(error))
     found = error if isinstance(error, NonFiniteValue) else NonFiniteValue("")
+    lack = lack_of(error) or Lack("", "")
+    detail = f"{str(error)[: DETAIL_CHARACTERS // 2]}; {lack}" if lack.resource else str(error)
     print(text, file=sys.stderr, flush=True)
     link.send(
         Raised(
@@ -82,11 +89,13 @@ def report(link: AgentLink, error: BaseException, *, step: int, starting: bool =
             step=step,
             kind=kind(error, starting=starting),
             error=type(error).__name__,
-            detail=str(error)[:DETAIL_CHARACTERS],
+            detail=detail[:DETAIL_CHARACTERS],
             traceback=text[-TRACEBACK_CHARACTERS:],
             parameter=found.parameter[:NAME_CHARACTERS],
             micro_batch=found.micro_batch,
             difference=error.difference[:DETAIL_CHARACTERS] if isinstance(error, MemberDiffers) else "",
+            resource=lack.resource,
+            limit=lack.limit,
         )
     )
 
