@@ -15,6 +15,7 @@
 #   make mutants               mutants of the pure cores against their tests: about an hour
 #   make test-gpu                what holds on CUDA devices, of which one is enough: up to eight minutes; PARTS="stack overhead"
 #   make test-no-false-alarm   five minutes under load without one error event
+#   make test-warm-up          200 faults, each of whose replacements warms up for 15 s: about two hours
 #   make audit                 bandit over the code, pip-audit over constraints.txt; needs the network
 #   make notices               writes THIRD-PARTY-NOTICES.md
 #   make requirements          writes deploy/requirements-*.txt, the versions of the control image with hashes
@@ -36,7 +37,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: install demo test test-e2e mutants test-cluster test-containers test-page screenshots test-slurm test-slow test-torch test-parity test-gpu test-no-false-alarm fuzz check audit notices requirements openapi format clean
+.PHONY: install demo test test-e2e mutants test-cluster test-containers test-page screenshots test-slurm test-slow test-torch test-parity test-gpu test-no-false-alarm test-warm-up fuzz check audit notices requirements openapi format clean
 
 install: $(STAMP)
 
@@ -118,7 +119,11 @@ test-gpu:
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(GPU_PYTHON) -m benchmarks.devices --part $(PARTS)
 
 test-no-false-alarm: install
-	$(PYTEST) -m soak
+	$(PYTEST) -m soak tests/e2e/test_no_false_alarm.py
+
+# UNICRON_WARM_UP_FAULTS: how many faults (200); UNICRON_WARM_UP_S: how long each new process warms up, in seconds (15).
+test-warm-up: install
+	$(PYTEST) -m soak tests/e2e/test_warm_up.py
 
 # UNICRON_FUZZ_S: for how long, in seconds (600); UNICRON_FUZZ_SEED: with which messages it begins (1).
 fuzz: install

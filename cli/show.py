@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import typer
 
 from cli.options import Format, Output, Server, TaskName
 from cli.output import clock, print_fields, print_json, print_table
+
+if TYPE_CHECKING:
+    from cli.client import Client
 
 _INCIDENTS = 3
 """Ids of incidents that are shown, the newest first; `unicron incidents --task` lists all."""
@@ -30,6 +33,25 @@ def _copies(shown: dict[str, Any]) -> str | None:
     text = f"every {every} steps{chosen}" if every > 1 else f"every step{chosen}" if every else "none"
     replicated = "; another replica, in another failure domain, has the state too"
     return f"{text}{replicated}" if shown["replicated"] else text
+
+
+def _hang_limits(client: Client, shown: dict[str, Any]) -> str | None:
+    """Return for how long ranks may make no progress now, in words; None where the detector does not say."""
+    from shared.errors import UnicronError
+
+    if not shown["ranks"]:
+        return None
+    try:
+        found = client.get(f"/v1/limits/{quote(shown['name'], safe='')}")
+    except UnicronError:
+        return None
+    longest = found["longest_start_s"]
+    seen = "" if longest is None else f" (the longest start so far took {longest:.3g} s)"
+    step = "" if found["step_s"] is None else f"a step {found['step_s']:.3g} s, "
+    return (
+        f"{step}first steps of a process {found['first_steps_s']:.3g} s{seen}, between steps "
+        f"{found['between_steps_s']:.3g} s; hard limit, if it is at work there: {found['hard_s']:.3g} s"
+    )
 
 
 def show(
@@ -59,6 +81,7 @@ def show(
             return
         newest = {"task": shown["name"], "order": "newest", "limit": _INCIDENTS + 1}
         incidents = [found["id"] for found in client.get("/v1/incidents", newest)["items"]]
+        hang_limits = _hang_limits(client, shown)
     layout = shown["layout"] or {}
     limits = shown["spec"]["workers"]
     print_fields(
@@ -79,6 +102,7 @@ def show(
             ("checkpoint", shown["checkpoint"]),
             ("saved_step", shown["saved_step"]),
             ("copies_in_memory", _copies(shown)),
+            *([("hang_limits", hang_limits)] if hang_limits is not None else []),
             ("checkpoint_failure", _failure(shown["checkpoint_failure"])),
             *([("newcomers_refused", shown["newcomers_refused"])] if shown["newcomers_refused"] else []),
             *(("changed", text) for text in shown["changed"]),

@@ -63,16 +63,38 @@ class NodeLimits(Model):
     ranks: list[HangLimitInForce] = Field(default_factory=list)
 
 
+class TaskLimits(Model):
+    """For how long the ranks of one task may make no progress, by what they do.
+
+    ``step_s``: in a step, the longest of its ranks; None while none trains. ``first_steps_s``: in the first steps of a
+    process and the first step of a group, ``longest_start_s`` being the longest that a fresh process has needed for its
+    first step; None: there was none. ``between_steps_s``: between two steps, if the rank is idle. ``hard_s``: if the
+    rank is at work there, or in its first steps outside of collectives.
+    """
+
+    task: Name
+    step_s: Seconds | None
+    first_steps_s: Seconds
+    longest_start_s: Seconds | None
+    between_steps_s: Seconds
+    hard_s: Seconds
+
+
 class LimitsRequest(Message):
-    """A request for the limits of some nodes."""
+    """A request for the limits of some nodes and tasks."""
 
     nodes: Annotated[list[Name], Field(max_length=NODES_LIMIT)]
+    tasks: Annotated[list[Name], Field(max_length=NODES_LIMIT)] = Field(default_factory=list)
 
 
 class LimitsReply(Message):
-    """The limits of those of the nodes that take part in the cluster, in the order of the request."""
+    """The limits of those of the nodes that take part in the cluster, in the order of the request, and of the tasks.
+
+    Tasks that have ended or are not known are left out; an older detector leaves out all.
+    """
 
     nodes: list[NodeLimits]
+    tasks: list[TaskLimits] = Field(default_factory=list)
 
 
 LIMITS_REQUEST: TypeAdapter[LimitsRequest] = TypeAdapter(LimitsRequest)

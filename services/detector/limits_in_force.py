@@ -11,7 +11,7 @@ from services.detector.monitored_task import MonitoredTask
 from services.detector.progress_gaps import HangLimit
 from services.detector.silence_limits import SilenceLimits
 from services.detector.state import DetectorState
-from shared.limits_in_force import HangLimitInForce, NodeLimits
+from shared.limits_in_force import HangLimitInForce, NodeLimits, TaskLimits
 from shared.messages import MAX_SECONDS
 from shared.signals import WorkerStatus
 
@@ -27,6 +27,23 @@ def of_nodes(state: DetectorState, limits: SilenceLimits, names: Iterable[str], 
     """
     nodes = [node for name in names if (node := state.nodes.get(name)) is not None and node.present]
     return [_of_node(state, limits, node, now) for node in nodes]
+
+
+def of_tasks(state: DetectorState, limits: SilenceLimits, names: Iterable[str]) -> list[TaskLimits]:
+    """Return the limits of those of the tasks that have not ended."""
+    longest, bounds = longest_of_tasks(state, limits), limits.stalls
+    return [
+        TaskLimits(
+            task=task.name,
+            step_s=longest.get(task.name),
+            first_steps_s=stalls.cold_limit(task.cold_s, bounds).limit_s,
+            longest_start_s=task.cold_s,
+            between_steps_s=bounds.slow_region_timeout_s,
+            hard_s=bounds.hard_s,
+        )
+        for name in names
+        if (task := state.tasks.get(name)) is not None and not task.ended
+    ]
 
 
 def longest_of_tasks(state: DetectorState, limits: SilenceLimits) -> dict[str, float]:

@@ -39,7 +39,7 @@ from shared.departure import DEPARTURE, DEPARTURES, DepartureAnswer
 from shared.dropped import DroppedMessages
 from shared.errors import Unavailable, Undecodable, UnicronError
 from shared.events import Recorded
-from shared.limits_in_force import LIMITS, LIMITS_REQUEST, LimitsReply
+from shared.limits_in_force import LIMITS, LIMITS_REQUEST, LimitsReply, LimitsRequest
 from shared.log.journal import Journal
 from shared.log.own_events import OwnEvents
 from shared.log_lines import concerning, ids
@@ -239,14 +239,15 @@ class DetectorService:
     async def _limits(self, data: bytes) -> bytes:
         """Answer which limits are in force. An unreadable request is answered with none."""
         try:
-            names = decode(LIMITS_REQUEST, data).nodes
+            request = decode(LIMITS_REQUEST, data)
         except Undecodable as err:
             self._dropped.note(LIMITS, err)
-            names = []
-        monitor = self.monitor
+            request = LimitsRequest(nodes=[])
+        state, limits = self.monitor.state, self.monitor.silence_limits
         async with self._one_input:
-            found = limits_in_force.of_nodes(monitor.state, monitor.silence_limits, names, self._clock.now())
-        return LimitsReply(nodes=found).model_dump_json().encode()
+            nodes = limits_in_force.of_nodes(state, limits, request.nodes, self._clock.now())
+            tasks = limits_in_force.of_tasks(state, limits, request.tasks)
+        return LimitsReply(nodes=nodes, tasks=tasks).model_dump_json().encode()
 
     async def _hello(self, subject: str, data: bytes) -> bytes:
         try:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Collection
 import pytest
 
 from shared.bus import Bus
-from shared.limits_in_force import LIMITS, LIMITS_REQUEST, HangLimitInForce, LimitsReply, NodeLimits
+from shared.limits_in_force import LIMITS, LIMITS_REQUEST, HangLimitInForce, LimitsReply, NodeLimits, TaskLimits
 from shared.log.journal import Journal
 from shared.settings import Settings
 from tests.api.kit import Server, Story, serving
@@ -68,6 +68,28 @@ async def test_the_limits_are_those_that_the_detector_answers(two_nodes: Server,
     assert json.loads(as_json.out)["items"] == page["items"]
 
 
+async def test_show_names_the_limits_of_a_task(two_nodes: Server, bus: Bus) -> None:
+    found = TaskLimits(
+        task="gpt", step_s=0.5, first_steps_s=60.0, longest_start_s=12.0, between_steps_s=120.0, hard_s=240.0
+    )
+
+    async def answer(data: bytes) -> bytes:
+        names = LIMITS_REQUEST.validate_json(data).tasks
+        return LimitsReply(nodes=[], tasks=[found] if names == ["gpt"] else []).model_dump_json().encode()
+
+    await bus.serve(LIMITS, answer)
+    text = await call_unicron("show", "gpt", server=two_nodes.url)
+    (line,) = [line for line in text.out.splitlines() if line.startswith("hang_limits")]
+    assert line.partition(" ")[2].strip() == (
+        "a step 0.5 s, first steps of a process 60 s (the longest start so far took 12 s), between steps 120 s; "
+        "hard limit, if it is at work there: 240 s"
+    )
+    assert (await two_nodes.http.get("/v1/limits/gpt")).json() == found.model_dump()
+    assert (await two_nodes.http.get("/v1/limits/other")).status_code == 404
+
+
 async def test_without_a_detector_there_are_no_limits(two_nodes: Server) -> None:
     answer = await two_nodes.http.get("/v1/limits")
     assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+    shown = await call_unicron("show", "gpt", server=two_nodes.url)
+    assert (shown.code, "hang_limits" in shown.out) == (0, False)

@@ -18,7 +18,7 @@ from shared.log.journal import Journal
 from shared.settings import Settings
 from tests.agent.kit import WAIT_S
 from tests.detector.conftest import patient, watching
-from tests.detector.kit import Cluster, at, lose
+from tests.detector.kit import Cluster, at, lose, moved
 
 
 def shown(cluster: Cluster, seconds: float, *names: str) -> list[NodeLimits]:
@@ -53,6 +53,17 @@ def test_until_enough_is_known_the_settings_are_in_force() -> None:
     assert (node.source, node.limit_s) == ("warm-up", 1.5)
     assert (node.ranks[0].source, node.ranks[0].limit_s) == ("mean", 60.0)
     assert FIRST_STEPS > 4
+
+
+def test_a_task_shows_its_limits_by_what_its_ranks_do() -> None:
+    cluster = Cluster(trained=False)
+    [first] = limits_in_force.of_tasks(cluster.monitor.state, cluster.monitor.silence_limits, ["gpt", "other"])
+    assert (first.step_s, first.first_steps_s, first.longest_start_s) == (None, 120.0, None)
+    cluster.fold(moved("p1", 1, "restored", complete=True, durations_s={"first_step": 12.0}))
+    train(cluster, 1.0, lambda _: {})
+    [found] = limits_in_force.of_tasks(cluster.monitor.state, cluster.monitor.silence_limits, ["gpt"])
+    assert (found.step_s, found.first_steps_s, found.longest_start_s) == (60.0, 60.0, 12.0)
+    assert (found.between_steps_s, found.hard_s) == (120.0, 240.0)
 
 
 def test_nodes_that_are_lost_or_unknown_have_no_limits() -> None:

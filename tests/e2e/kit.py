@@ -204,7 +204,7 @@ DETERMINING = ("model", "batch", "steps", "data", "seed", "dropout", "optimizer"
 _references: dict[str, tuple[Path, str]] = {}
 
 
-def reference(spec: Record, directory: Path) -> tuple[Path, str]:
+def reference(spec: Record, directory: Path, *, timeout_s: float = 120.0) -> tuple[Path, str]:
     """Train a specification alone, without failures; return its parameters' file and its samples' digest.
 
     Specifications that differ in nothing the result depends on are trained once.
@@ -217,7 +217,7 @@ def reference(spec: Record, directory: Path) -> tuple[Path, str]:
         subprocess.run(
             [sys.executable, "-P", "-m", "unicron.train", "--spec", str(path), "--directory", str(directory)],
             check=True,
-            timeout=120,
+            timeout=timeout_s,
             cwd=directory,
             stdout=subprocess.DEVNULL,
         )

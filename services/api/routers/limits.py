@@ -7,10 +7,18 @@ from fastapi import APIRouter
 from services.api.gateway import Api, Gateway
 from services.api.models import Page
 from services.api.readers import ViewReader
-from services.api.routers.parameters import PROBLEMS, Cursor, Limit, page
+from services.api.routers.parameters import NAMED, PROBLEMS, Cursor, Limit, TaskName, page
 from services.api.tables import NODES
-from shared.errors import Unavailable, Undecodable
-from shared.limits_in_force import LIMITS, LIMITS_REPLY, NODES_LIMIT, LimitsRequest, NodeLimits
+from shared.errors import NotFound, Unavailable, Undecodable
+from shared.limits_in_force import (
+    LIMITS,
+    LIMITS_REPLY,
+    NODES_LIMIT,
+    LimitsReply,
+    LimitsRequest,
+    NodeLimits,
+    TaskLimits,
+)
 from shared.messages import decode
 
 router = APIRouter(prefix="/v1/limits", tags=["nodes"], responses=PROBLEMS)
@@ -37,14 +45,28 @@ async def limits(api: Api, limit: Limit = 100, cursor: Cursor = 0) -> Page[NodeL
     return Page(items=items, next_cursor=shown.next_cursor)
 
 
+@router.get("/{task}", responses=NAMED)
+async def limits_of_task(task: TaskName, api: Api) -> TaskLimits:
+    """Show for how long the ranks of a task may make no progress, by what they do. A task that has ended has none."""
+    reply = await _ask(api, LimitsRequest(nodes=[], tasks=[task]))
+    if not reply.tasks:
+        raise NotFound(f"no task {task} is known to the detector that has not ended")
+    return reply.tasks[0]
+
+
 async def _asked(api: Gateway, nodes: list[str]) -> list[NodeLimits]:
-    """Ask the detector for the limits of nodes.
+    """Ask the detector for the limits of nodes."""
+    return (await _ask(api, LimitsRequest(nodes=nodes))).nodes
+
+
+async def _ask(api: Gateway, request: LimitsRequest) -> LimitsReply:
+    """Ask the detector.
 
     Raises:
         Unavailable: it does not answer, or not readably.
     """
-    request = LimitsRequest(nodes=nodes).model_dump_json().encode()
     try:
-        return decode(LIMITS_REPLY, await api.bus.request(LIMITS, request, timeout_s=_TIMEOUT_S)).nodes
+        answer = await api.bus.request(LIMITS, request.model_dump_json().encode(), timeout_s=_TIMEOUT_S)
+        return decode(LIMITS_REPLY, answer)
     except (Unavailable, Undecodable) as err:
         raise Unavailable(f"the detector does not answer: {err.detail}") from err
