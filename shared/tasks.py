@@ -181,6 +181,11 @@ class TaskSpec(Model):
     checkpoint: Checkpoint = Checkpoint()
     parallel: Parallel = Parallel()
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1234
+    order_samples: Annotated[int, Field(ge=1, le=10**15)] | None = Field(
+        default=None, exclude_if=lambda samples: samples is None
+    )
+    """Samples from whose number the order of all samples is drawn; None: ``steps`` times ``batch.global``. A task that
+    goes on with other ``steps`` keeps the order that it began with: the gateway enters it."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     bf16: bool = False
     """Whether parameters and activations are bfloat16; gradients, and the optimizer's own parameters, are float32."""
@@ -206,6 +211,11 @@ class TaskSpec(Model):
     def pipeline(self) -> int:
         """Pipeline-parallel size; ``auto`` is 1."""
         return 1 if self.parallel.pipeline == "auto" else self.parallel.pipeline
+
+    @property
+    def order(self) -> int:
+        """Samples from whose number the order of all samples is drawn."""
+        return self.order_samples or self.steps * self.batch.global_
 
     def _most_per_replica(self) -> int:
         """Return tensor x pipeline; what is ``auto`` can be as much as the model divides into."""

@@ -62,6 +62,7 @@ __all__ = [
     "__version__",
     "attach",
     "each_backward",
+    "order_samples",
 ]
 
 __version__ = "0.1.0"
@@ -185,3 +186,23 @@ def attach(
         **chosen,
     )
     return Run(training)
+
+
+def order_samples(count: int) -> int:
+    """Return from how many samples a script is to draw the order of its samples: of the task's first start.
+
+    For a script whose order depends on the number of samples of the whole training, as Megatron's datasets draw theirs.
+    A task that goes on with other ``steps`` would apply other samples than without the interruption. The script draws
+    from this number and appends epochs behind it.
+
+    Args:
+        count: of this start: steps times samples in an update; it is returned where the task began with it, or where
+            there is no agent.
+
+    Raises:
+        InvalidSpec: the specification that the environment names cannot be read.
+    """
+    from unicron.trainer import spec
+
+    task = spec.of_environment()
+    return (task.order_samples if task is not None else 0) or count

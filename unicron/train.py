@@ -38,6 +38,7 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
     """
     import torch
 
+    from unicron.checkpoint import reader
     from unicron.link import agent_link
     from unicron.link.standalone import standalone_generation
     from unicron.megatron.model import model_chunks
@@ -53,7 +54,7 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     cache = Path(environment.text(environment.DATA_DIRECTORY) or data_directory or spec_path.resolve().parent / "data")
     # Before this process attaches to the agent: a process that waits to join has nothing slow left to do.
-    samples = Samples(task, cache)
+    samples = Samples(task, cache, recorded=reader.order_samples(resume) if resume else 0)
     standalone = standalone_generation(directory, tensor=task.tensor, pipeline=task.pipeline, resume=resume)
     link = agent_link.from_environment(standalone)
 
@@ -72,6 +73,7 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
         checkpoint_every=task.checkpoint_every,
         checkpoint_directory=task.checkpoint_directory,
         checkpoint_keep=task.checkpoint_keep,
+        order_samples=samples.drawn,
         memory_every=task.memory_every,
         precision=task.precision,
         interleave=task.interleave,

@@ -52,6 +52,7 @@ class Training:
         checkpoint_every: int = 0,
         checkpoint_directory: str = "",
         checkpoint_keep: int = 2,
+        order_samples: int = 0,
         memory_every: int | Literal["auto"] = 0,
         precision: Precision = Precision.FLOAT32,
         state: Mapping[str, Any] | None = None,
@@ -68,6 +69,7 @@ class Training:
             checkpoint_every: steps between checkpoints; 0: only when stopped.
             checkpoint_directory: where they go; empty: the generation's own directory.
             checkpoint_keep: how many of them to leave; at least 2.
+            order_samples: samples from whose number their order was drawn, which checkpoints record; 0: not known.
             memory_every: steps between snapshots, where an agent says where they go; 0: none; or ``auto``.
             precision: of the sums of gradients.
             state: the user's state, as ``unicron.attach`` takes it.
@@ -84,7 +86,7 @@ class Training:
         link.on_inject = self.faults.request
         self.snapshots = Snapshots(memory_every, link.wait, checkpoint_every)
         self._checkpoint_directory = checkpoint_directory
-        self._writer = Writer(checkpoint_keep)
+        self._writer = Writer(checkpoint_keep, order_samples)
         self._checkpoint_due = False
         self._configure: Configure | None = None
         every = {"checkpoint_every": checkpoint_every, "memory_every": memory_every, "interleave": interleave}
@@ -318,8 +320,7 @@ class Training:
         self._writer.agreed(checkpoint, self._outcomes())
         self.snapshots.wait_copied()
         if reason := self.snapshots.agreed(snapshot, wish):
-            reason = f"no more in-memory copies in this generation: {reason}"
-            self._outcomes().failed(self.rank_state.applied, reason)
+            self._outcomes().failed(self.rank_state.applied, f"no more in-memory copies in this generation: {reason}")
         self._checkpoint_due = bool(due)
 
     def _checkpoint_and_stop(self) -> None:

@@ -33,6 +33,7 @@ from services.api.feed import Feed
 from services.api.live import Live
 from services.api.node_files import NodeFiles, OwnFiles
 from services.api.readers import ViewReader
+from services.api.resumption import as_logged, check_free, resumed
 from services.api.store import Store
 from services.api.submission_keys import check_unused, other_specification
 from services.api.submitted_inputs import check_inputs
@@ -48,7 +49,7 @@ from shared.model import utc_now
 from shared.names import is_name
 from shared.node_files import PATH_CHARACTERS
 from shared.settings import Settings
-from shared.tasks import IS, TaskSpec, TaskState, refused
+from shared.tasks import TaskSpec, refused
 
 READ_YOUR_WRITES_S = 10.0
 """How long an answer to a write waits for the projections. They follow within milliseconds; a busy disk may take
@@ -59,9 +60,6 @@ APPEND_LIMIT_S = 5.0
 
 _ATTEMPTS = 5
 """How often a command is tried in all, where other events of its task are logged at the same time."""
-
-_REUSABLE = frozenset({TaskState.STOPPED, TaskState.FAILED})
-"""States of an earlier task whose name (and checkpoint) a new submission takes over; so it does of a deleted one."""
 
 T = TypeVar("T")
 
@@ -141,8 +139,8 @@ class Gateway:
             now: the time of the event; None: the present.
 
         Raises:
-            InvalidInput: a node cannot use a file, the actor may not name it, or the earlier task's checkpoint does not
-                fit.
+            InvalidInput: a node cannot use a file, the actor may not name it, or the specification changes what a task
+                that goes on from a checkpoint has to keep.
             Conflict: the name is in use, or the key was used for something else.
             Forbidden: the name, and the checkpoint that it goes on from, belong to somebody else.
         """
@@ -154,14 +152,15 @@ class Gateway:
         for attempt in range(_ATTEMPTS):
             known = await self.read(lambda views: views.get(TASKS, spec.name))
             if known is not None and known.submission_id == event_id:
-                if known.spec != spec:
+                if known.spec != as_logged(spec, known.spec):
                     raise other_specification(key, known.spec, spec)
                 return known, False
             if key and (known is not None or attempt > 0):  # refused: perhaps since the log has the event's id
                 await asyncio.to_thread(check_unused, self.journal.log, key, event_id, spec)
-            checkpoint, step = resumable(known, spec)
+            check_free(known)
             if known is not None:
                 actor.require_own(known.owner, f"the earlier task {spec.name!r}")
+            logged, checkpoint, step = resumed(known, spec)
             if not checked:
                 await self._check_inputs(spec, directories(actor, allowed))
                 checked = True
@@ -169,7 +168,7 @@ class Gateway:
                 event_id=event_id,
                 occurred_at=now or utc_now(),
                 task=spec.name,
-                spec=spec,
+                spec=logged,
                 checkpoint=checkpoint,
                 step=step,
                 actor=actor.name,
@@ -227,36 +226,6 @@ def as_json(model: BaseModel | str) -> Response:
 def as_text(model: BaseModel) -> str:
     """Return the JSON of an answer, or of a part of one."""
     return model.model_dump_json(by_alias=True)
-
-
-def resumable(known: TaskView | None, spec: TaskSpec) -> tuple[str, int]:
-    """Return the checkpoint that a submission resumes from, and its step; ``("", 0)`` for a new start.
-
-    Args:
-        known: the earlier task of the same name; None if there is none.
-        spec: the submitted specification.
-
-    Raises:
-        Conflict: the name is in use.
-        InvalidInput: the checkpoint is of another model, or has as many steps as the specification or more.
-    """
-    if known is None:
-        return "", 0
-    if known.state not in _REUSABLE and known.deleted_at is None:
-        raise Conflict(
-            f"name {spec.name!r} is in use by a task that {IS[known.state]}; "
-            "a name is free again when its task was stopped, has failed or was deleted",
-            field="name",
-            value=spec.name,
-            state=known.state.value,
-        )
-    if not known.checkpoint:
-        return "", 0
-    if known.spec.model != spec.model:
-        raise _refused("model", "...", f"must be that of the checkpoint {spec.name!r} goes on from; take another name")
-    if spec.steps <= known.checkpoint_step:
-        raise _refused("steps", spec.steps, f"must be above {known.checkpoint_step}, the step of its checkpoint")
-    return known.checkpoint, known.checkpoint_step
 
 
 def with_paths(spec: TaskSpec) -> TaskSpec:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from services.api.resumption import as_logged
 from shared.errors import Conflict
 from shared.events import TaskSubmitted
 from shared.log.log import EventLog
@@ -34,7 +35,7 @@ def check_unused(log: EventLog, key: str, event_id: str, spec: TaskSpec) -> None
         assert isinstance(first, TaskSubmitted)
         if first.task != spec.name:
             raise Conflict(f"idempotency key {key!r} was used for task {first.task!r}, not {spec.name!r}", key=key)
-        if first.spec != spec:
+        if first.spec != as_logged(spec, first.spec):
             raise other_specification(key, first.spec, spec)
         raise Conflict(
             f"idempotency key {key!r} was used for an earlier submission of {spec.name!r}, which another has followed: "

@@ -255,3 +255,48 @@ async def test_an_answer_is_as_new_as_asked_for(api: Server) -> None:
     assert int(problem.headers["retry-after"]) > 0
     assert "unicron-position" not in (await api.http.get(TASK)).headers
     assert "unicron-position" not in (await api.http.post(f"{TASK}/resume")).headers
+
+
+async def test_more_steps_keep_the_order_of_the_first_start(api: Server) -> None:
+    """The order of samples is drawn from their number: that of the first start is in the log from then on."""
+
+    def logged() -> tuple[int, int | None]:
+        event = api.journal.log.read()[-1].event
+        assert isinstance(event, TaskSubmitted)
+        return event.spec.steps, event.spec.order_samples
+
+    await submitted(api)
+    assert logged() == (100, None)
+    for step, steps, order in ((40, 300, 800), (60, 250, 800), (80, 100, None), (90, 200, 800)):
+        await ended(api, TaskStopped, step=step, path=f"/c{step}")
+        task = (await submitted(api, steps=steps, weight=2.0, checkpoint={"every": 7})).json()
+        assert (task["step"], logged()) == (step, (steps, order))
+        assert task["spec"].get("order_samples") == order
+    await ended(api, TaskStopped, step=95, path="/c95")
+    assert (await api.http.post(f"{TASK}/resume")).status_code == 201
+    assert logged() == (200, 800)
+
+
+async def test_a_repeated_submission_is_the_same_one_whatever_order_it_keeps(api: Server) -> None:
+    await submitted(api)
+    await ended(api, TaskStopped)
+    key = {"Idempotency-Key": "more"}
+    body = api.spec(steps=300)
+    assert [(await api.http.post("/v1/tasks", json=body, headers=key)).status_code for _ in range(2)] == [201, 200]
+    await ended(api, TaskStopped, step=50, path="/c50")
+    await submitted(api, steps=400)
+    answer = refused(await api.http.post("/v1/tasks", json=body, headers=key), 409, "conflict")
+    assert "earlier submission" in answer["detail"]
+
+
+async def test_a_task_that_goes_on_keeps_what_its_updates_depend_on(api: Server) -> None:
+    """What may change, and what not, one by one: test_resumption.py."""
+    await submitted(api)
+    await ended(api, TaskStopped)
+    position = api.journal.log.last_position()
+    change = api.spec(batch={"global": 16, "micro": 1}, seed=99, optimizer={"name": "sgd", "lr": 0.1}, steps=300)
+    problem = refused(await api.http.post("/v1/tasks", json=change), 422, "invalid-input")
+    found = [(error["field"], error["value"]) for error in problem["errors"]]
+    assert found == [("batch.global", 16), ("optimizer.lr", 0.1), ("optimizer.name", "sgd"), ("seed", 99)]
+    assert "was 8; a task that goes on from its checkpoint keeps it, and may change steps" in problem["detail"]
+    assert api.journal.log.last_position() == position, "nothing is logged"

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
+import unicron
+from tests.unicron.conftest import MODEL
+from unicron import environment
 from unicron.accounting import EMPTY_DIGEST, chain_digest
+from unicron.checkpoint import archive, reader
 from unicron.errors import InvalidSpec, NonFiniteValue
 from unicron.state.rank_state import RankState
 from unicron.trainer import corpus, spec
 from unicron.trainer.data import END_OF_DOCUMENT, Samples, dataset_prefix
+from unicron.trainer.order import permuted
 
 pytestmark = pytest.mark.usefixtures("megatron")
+
+PERMUTED = [9, 8, 5, 0, 6, 1, 2, 7, 3, 4]
+"""Of ten samples, with seed 7, in the first epoch: the order of a task may never change."""
 
 
 def task(text: Path, **fields: object) -> spec.Spec:
@@ -87,3 +96,78 @@ def test_a_loss_that_is_no_number_is_refused_before_it_counts() -> None:
         rank_state.commit({1: float("nan")}, {1: [5]})
     assert rank_state.partial is not None
     assert not rank_state.partial.samples
+
+
+def tokens(samples: Samples, steps: range) -> list[tuple[int, ...]]:
+    """Return the tokens of all samples of these steps, in order."""
+    ids = [i for step in steps for k in range(4) for i in samples.ids(step, k)]
+    return [tuple(row) for i in ids for row in samples.batch([i])["tokens"].tolist()]
+
+
+@pytest.fixture
+def numbered(tmp_path: Path) -> Path:
+    """A text of one document, no two samples of which are equal."""
+    path = tmp_path / "numbered"
+    path.write_text(" ".join(f"{number:06d}" for number in range(80)))
+    return path
+
+
+def test_more_steps_change_none_of_the_steps_before(tmp_path: Path, numbered: Path) -> None:
+    """A task that goes on with other steps keeps the order that was drawn from the number of the first start."""
+    planned = tokens(Samples(task(numbered), tmp_path), range(1, 6))
+    longer = Samples(task(numbered, steps=60, order_samples=40), tmp_path)
+    assert tokens(longer, range(1, 6)) == planned
+    longest = Samples(task(numbered, steps=90, order_samples=40), tmp_path)
+    assert tokens(longest, range(1, 61)) == tokens(longer, range(1, 61))
+    shorter = Samples(task(numbered, steps=3, order_samples=40), tmp_path)
+    assert tokens(shorter, range(1, 4)) == planned[:24]
+
+
+def test_a_longer_run_appends_whole_epochs(tmp_path: Path, numbered: Path) -> None:
+    """560 tokens are 34 samples of 16 tokens: a first epoch of the order that was drawn, and others behind it."""
+    drawn = task(numbered, steps=4, batch={"global": 8, "micro": 2})
+    epoch = 34
+    longer = Samples(task(numbered, steps=17, order_samples=drawn.order), tmp_path)
+    found = tokens(longer, range(1, 18))
+    assert len(found) == 4 * epoch
+    epochs = [found[begin : begin + epoch] for begin in range(0, len(found), epoch)]
+    assert [len(set(one)) for one in epochs] == [epoch] * 4
+    assert len({tuple(one) for one in epochs}) == 4, "each epoch has an order of its own"
+
+
+def test_the_order_of_a_checkpoint_is_that_of_the_run_which_goes_on_from_it(tmp_path: Path, numbered: Path) -> None:
+    planned = tokens(Samples(task(numbered), tmp_path), range(1, 6))
+    longer = Samples(task(numbered, steps=60), tmp_path, recorded=40)
+    assert (longer.drawn, tokens(longer, range(1, 6))) == (40, planned)
+    with pytest.raises(InvalidSpec, match=r"order_samples: 48.*the checkpoint's order was drawn from 40"):
+        Samples(task(numbered, order_samples=48), tmp_path, recorded=40)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 10, 257, 1000])
+def test_a_permutation_is_one_and_differs_by_seed_and_epoch(size: int) -> None:
+    orders = {key: [permuted(i, size, *key) for i in range(size)] for key in ((7, 0), (7, 1), (8, 0))}
+    assert all(sorted(order) == list(range(size)) for order in orders.values())
+    if size >= 10:
+        assert len({tuple(order) for order in orders.values()}) == 3
+    assert [permuted(i, 10, 7, 0) for i in range(10)] == PERMUTED, "of every version and machine"
+
+
+def test_a_script_draws_its_order_from_the_number_of_the_first_start(
+    tmp_path: Path, numbered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert unicron.order_samples(480) == 480
+    path = tmp_path / "spec.json"
+    monkeypatch.setenv(environment.SPEC, str(path))
+    fields = {"name": "a", "model": MODEL, "batch": {"global": 8}, "steps": 60, "data": str(numbered)}
+    for order, expected in ((None, 480), (40, 40)):
+        path.write_text(json.dumps(fields | {"order_samples": order}))
+        assert unicron.order_samples(480) == expected
+
+
+def test_a_checkpoint_says_from_how_many_samples_the_order_was_drawn(tmp_path: Path) -> None:
+    for step, order in ((1, 0), (2, 40)):
+        location = str(tmp_path / f"step-{step}")
+        archive.publish(location, archive.Manifest(step=step, digest="ab", files={}, order_samples=order))
+        assert reader.order_samples(location) == order
+    assert "order_samples" not in (tmp_path / "step-1" / archive.MANIFEST).read_text(), "as of earlier versions"
+    assert reader.order_samples(str(tmp_path / "step-3")) == 40, "the newest other one is read in its place"

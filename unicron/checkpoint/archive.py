@@ -79,6 +79,8 @@ class Manifest:
     """Of the samples of those updates, in hexadecimal."""
     files: dict[str, PartFile]
     """By name."""
+    order_samples: int = 0
+    """Samples from whose number the order of all samples was drawn; 0: not known, as in a script's own loop."""
 
 
 def publish(location: str, manifest: Manifest) -> None:
@@ -89,6 +91,8 @@ def publish(location: str, manifest: Manifest) -> None:
     """
     files = {name: file.document() for name, file in manifest.files.items()}
     document = {"format": FORMAT, "step": manifest.step, "digest": manifest.digest, "files": files}
+    if manifest.order_samples:
+        document["order_samples"] = manifest.order_samples
     storage.write_whole(f"{location}/{MANIFEST}", json.dumps(document, separators=(",", ":")).encode())
 
 
@@ -106,7 +110,8 @@ def read(location: str) -> Manifest:
                 f"{location}: written in format {found}, by another version of Unicron; this one reads format {FORMAT}"
             )
         files = {str(name): PartFile.of(file) for name, file in data["files"].items()}
-        return Manifest(step=int(data["step"]), digest=str(data["digest"]), files=files)
+        order = int(data.get("order_samples", 0))
+        return Manifest(step=int(data["step"]), digest=str(data["digest"]), files=files, order_samples=order)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
         raise DamagedCheckpoint(f"{location}: no manifest that can be read ({type(err).__name__})") from err
 

@@ -62,6 +62,14 @@ def newest_step(named: str) -> int:
     return 0
 
 
+def order_samples(named: str) -> int:
+    """Return from how many samples the order was drawn, by the checkpoint that ``restore`` tries first; 0: unknown."""
+    for location in [named, *archive.published(named)]:
+        with contextlib.suppress(DamagedCheckpoint):
+            return archive.read(location).order_samples
+    return 0
+
+
 def damage_of(location: str) -> str | None:
     """Check a checkpoint against its checksums, each rank its share of the files; all ranks call it.
 

@@ -65,9 +65,14 @@ class _Part:
 class Writer:
     """Writes this rank's part of checkpoints in a thread; on rank 0, publishes those that all ranks have written."""
 
-    def __init__(self, keep: int) -> None:
-        """Args: keep: how many published checkpoints of the task to leave."""
-        self._keep = keep
+    def __init__(self, keep: int, order_samples: int = 0) -> None:
+        """Prepare.
+
+        Args:
+            keep: how many published checkpoints of the task to leave.
+            order_samples: samples from whose number the order of all samples was drawn; 0: not known.
+        """
+        self._keep, self._order_samples = keep, order_samples
         self.unusable = ""
         """Why there can be no checkpoints in this generation; empty: there can."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="unicron-checkpoint")
@@ -198,7 +203,8 @@ class Writer:
             files: dict[str, PartFile] = {}
             for rank in range(world_size):
                 files |= _part_of(part.location, rank)
-            archive.publish(part.location, Manifest(step=part.step, digest=part.digest, files=files))
+            manifest = Manifest(step=part.step, digest=part.digest, files=files, order_samples=self._order_samples)
+            archive.publish(part.location, manifest)
         except Exception as err:
             self._give_up(part, err, outcomes)
             raise

@@ -3,6 +3,9 @@
 A sample id is an index of megatron-core's ``GPTDataset``. Step ``s`` (from 1) has the ``s``-th block of
 ``global_batch`` consecutive ids, and micro-batch ``k`` (from 0) has the ``k``-th block of ``micro_batch`` ids of its
 step. So the samples depend neither on the layout nor on the rank that computes them.
+
+Megatron-core draws the order of samples from their number, so the number of the task's first start counts for its life,
+whatever becomes of its steps. Behind what was drawn then, epochs are appended (``unicron.trainer.order``).
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import numpy as np
 import torch
 
 from unicron.errors import InvalidSpec
+from unicron.trainer.order import permuted
 from unicron.trainer.spec import Spec
 
 END_OF_DOCUMENT = 256
@@ -107,20 +111,29 @@ def dataset_prefix(data: str, cache: Path) -> Path:
 class Samples:
     """The samples of a task, in an order that is fixed for the task's life."""
 
-    def __init__(self, spec: Spec, cache: Path) -> None:
+    def __init__(self, spec: Spec, cache: Path, *, recorded: int = 0) -> None:
         """Open the dataset.
 
         Args:
             spec: the task.
             cache: folder of tokenised text and of the indices that megatron-core builds.
+            recorded: from how many samples the order was drawn, by the checkpoint that the run goes on from; 0: there
+                is none, or it does not say.
 
         Raises:
-            InvalidSpec: the data cannot be read, has tokens beyond the vocabulary or has too few samples.
+            InvalidSpec: the data cannot be read, has tokens beyond the vocabulary or has too few samples; or the
+                specification names another order than the checkpoint.
         """
         from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
         from megatron.core.datasets.utils import Split
 
         self._spec = spec
+        if recorded and spec.order_samples not in (0, recorded):
+            raise InvalidSpec(
+                f"order_samples: {spec.order_samples}; the checkpoint's order was drawn from {recorded} samples"
+            )
+        self.drawn = recorded or spec.order
+        """From how many samples the order was drawn."""
         prefix = dataset_prefix(spec.data, cache)
         if prefix.parent == cache and spec.vocabulary <= END_OF_DOCUMENT:
             raise InvalidSpec(f"model.vocabulary: {spec.vocabulary}; byte-level text needs {END_OF_DOCUMENT + 1}")
@@ -138,12 +151,18 @@ class Samples:
         )
         indexed = GPTDataset.build_low_level_dataset(str(prefix), config)
         documents = np.arange(GPTDataset.numel_low_level_dataset(indexed), dtype=np.int32)
-        count = spec.steps * spec.global_batch
+
+        def opened(count: int) -> Any:
+            dataset = GPTDataset(indexed, str(prefix), documents, count, Split.train, config)
+            if len(dataset) < count:
+                raise InvalidSpec(f"data: {spec.data} gives {len(dataset)} samples of the {count} needed")
+            return dataset
+
         # The builder writes its index files in place: one process builds, and the others find complete files.
         with locked(cache):
-            self._dataset: Any = GPTDataset(indexed, str(prefix), documents, count, Split.train, config)
-        if len(self._dataset) < count:
-            raise InvalidSpec(f"data: {spec.data} gives {len(self._dataset)} samples of the {count} needed")
+            self._first = opened(self.drawn)
+            more = len(self._first) < spec.steps * spec.global_batch
+            self._epoch: Any = opened(1) if more else None
 
     def ids(self, step: int, micro_batch: int) -> list[int]:
         """Return the sample ids of one micro-batch (counted from 0) of a step (counted from 1)."""
@@ -152,5 +171,13 @@ class Samples:
 
     def batch(self, ids: list[int]) -> dict[str, torch.Tensor]:
         """Return ``tokens``, ``labels``, ``loss_mask``, ``position_ids`` of samples, of shape (samples, sequence)."""
-        rows = [self._dataset[i] for i in ids]
+        rows = [self._sample(i) for i in ids]
         return {k: torch.stack([row[k] for row in rows]) for k in ("tokens", "labels", "loss_mask", "position_ids")}
+
+    def _sample(self, sample_id: int) -> Any:
+        """Return a sample: of what was drawn at the first start or, behind that, of an epoch that is appended."""
+        beyond = sample_id - len(self._first)
+        if beyond < 0:
+            return self._first[sample_id]
+        number, index = divmod(beyond, len(self._epoch))
+        return self._epoch[permuted(index, len(self._epoch), self._spec.seed, number)]

@@ -65,6 +65,8 @@ class Spec:
     overlap: bool
     """Whether they communicate beside backward and forward passes, with a divided optimizer."""
     seed: int
+    order_samples: int
+    """Samples from whose number the order of all samples is drawn; 0: those of this specification's steps."""
     dropout: float
     exact: bool
     """Whether the result is the same to the last bit, whatever fails and however many replicas there are."""
@@ -77,6 +79,11 @@ class Spec:
     def micro_batches(self) -> int:
         """Micro-batches in one update."""
         return self.global_batch // self.micro_batch
+
+    @property
+    def order(self) -> int:
+        """Samples from whose number the order of all samples is drawn."""
+        return self.order_samples or self.steps * self.global_batch
 
     @property
     def precision(self) -> Precision:
@@ -146,6 +153,7 @@ def parse(data: Mapping[str, Any]) -> Spec:
             bf16=bool(data.get("bf16", False)),
             overlap=bool(parallel.get("overlap", False)),
             seed=int(data.get("seed", 1234)),
+            order_samples=int(data.get("order_samples") or 0),
             dropout=float(data.get("dropout", 0.0)),
             exact=bool(data.get("exact", False)),
             deterministic_sums=bool(data.get("deterministic_sums", False)),

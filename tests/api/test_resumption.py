@@ -1,0 +1,72 @@
+"""What a task that goes on from its checkpoint may have otherwise than before."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from services.api.resumption import CHANGEABLE, resumed
+from services.api.views import TaskView
+from shared.errors import InvalidInput
+from shared.tasks import TaskSpec, TaskState
+from tests.api.kit import spec
+
+
+def stopped(was: TaskSpec) -> TaskView:
+    """Return a task with a checkpoint of step 40."""
+    return TaskView(
+        name="gpt",
+        position=1,
+        version=3,
+        submission_id="a",
+        submitted_at=datetime(2026, 1, 1, tzinfo=UTC),
+        spec=was,
+        state=TaskState.STOPPED,
+        checkpoint="/c40",
+        checkpoint_step=40,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "was"),
+    [
+        ({"batch": {"global": 16, "micro": 1}}, "batch.global", "8"),
+        ({"batch": {"global": 8, "micro": 2}}, "batch.micro", "1"),
+        ({"seed": 99}, "seed", "1234"),
+        ({"optimizer": {"lr": 0.1}}, "optimizer.lr", "0.001"),
+        ({"optimizer": {"name": "sgd"}}, "optimizer.name", "'adam'"),
+        ({"dropout": 0.5}, "dropout", "0.0"),
+        ({"bf16": True}, "bf16", "False"),
+        ({"exact": True}, "exact", "False"),
+        ({"deterministic_sums": True}, "deterministic_sums", "False"),
+        ({"order_samples": 801}, "order_samples", "800"),
+        (
+            {"model": {"layers": 4, "hidden": 32, "heads": 2, "sequence_length": 16}},
+            "model",
+            "layers was 2, is 4",
+        ),
+    ],
+)
+def test_what_the_updates_depend_on_is_refused_by_name(change: dict[str, Any], field: str, was: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        resumed(stopped(spec()), spec(**change))
+    (error,) = caught.value.extra["errors"]
+    assert error["field"] == field
+    assert was in error["problem"]
+    assert "may change steps, weight, workers, checkpoint, parallel" in error["problem"]
+
+
+def test_every_field_may_change_or_not() -> None:
+    """A new field of the specification is refused in a resumed task until somebody decides that it may change."""
+    assert set(CHANGEABLE) < set(TaskSpec.model_fields)
+    known = stopped(spec(script="/a.py"))
+    free: dict[str, Any] = {
+        "steps": 90, "weight": 3.0, "workers": {"min": 2}, "checkpoint": {"every": 1}, "parallel": {"tensor": 2},
+        "max_restarts": 9, "env": {"A": "b"}, "secrets": {"S": "file:/s"}, "script": "/b.py",
+    }  # fmt: skip
+    assert set(free) == set(CHANGEABLE)
+    assert resumed(known, spec(**free))[1:] == ("/c40", 40)
+    with pytest.raises(InvalidInput, match=r"script: was '/a\.py'"):
+        resumed(known, spec())
