@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,7 +110,7 @@ def lose_two_get_one(story: Story) -> Story:
     for name, workers in (("n0", 1), ("n1", 2), ("n2", 1)):
         story.node(name, workers)
     story.at(1).submit("gpt")
-    first = {"task": "gpt", "action": "move", "from_generation": 0, "reason": "submitted"}
+    first: dict[str, Any] = {"task": "gpt", "action": "move", "from_generation": 0, "reason": "submitted"}
     story.at(2).plan("start", TaskChange(**first, prepare=before, target=stage(1, before, source="initial")))
     story.at(10).moved("start", "gpt", "restored", 1, step=1, complete=True)
     lost = {"kind": ErrorKind.NODE_LOST, "severity": Severity.SEV1, "method": Method.NODE_HEALTH}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from services.planner.state import node_of
 from shared.events import ErrorDetected, PlanDecided
 from shared.plans import Response
 from shared.severities import ErrorKind
-from tests.planner.kit import World, change_of, node_of, running, workers
+from tests.planner.kit import World, change_of, running, workers
 
 DETAIL = "code: train.py is b here and a on rank 0"
 

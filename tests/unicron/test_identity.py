@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -141,7 +142,8 @@ def test_of_large_data_size_beginning_and_end_count(tmp_path: Path, place: int) 
 
 def two_groups(**second: float) -> torch.optim.Optimizer:
     parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
-    return torch.optim.AdamW([{"params": parameters[:1]}, {"params": parameters[1:], **second}], lr=0.001)
+    groups: list[dict[str, Any]] = [{"params": parameters[:1]}, {"params": parameters[1:], **second}]
+    return torch.optim.AdamW(groups, lr=0.001)
 
 
 def test_hyperparameters_that_all_groups_have_in_common_are_fields_of_all_shards() -> None:
