@@ -15,6 +15,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 import nats.errors
@@ -96,6 +97,14 @@ class _Contradiction(_Unusable):
     """The stream has a message that the table does not have."""
 
 
+class _Stuck(_Unusable):
+    """The stream, made at ``created``, has not taken a row for too long."""
+
+    def __init__(self, position: int, created: datetime | None) -> None:
+        super().__init__(f"it has not taken position {position} for {STUCK_S:g} s")
+        self.created = created
+
+
 class _Equal(NamedTuple):
     """That the stream was equal to the table up to a position, on the connection before the next reconnection."""
 
@@ -125,6 +134,8 @@ class Relay:
         self._running = asyncio.Lock()
         self._not_taken: tuple[int, float] | None = None
         """The position that the stream did not take at the last attempt, and the time of the first one."""
+        self._created: datetime | None = None
+        """When the stream was made that was compared last."""
         self._equal: _Equal | None = None
 
     async def keep_up(self) -> int:
@@ -164,6 +175,8 @@ class Relay:
                         with cancellation.kept():
                             return await self._compare_and_send(fresh, unless_beyond)
                     except _Unusable as err:
+                        if isinstance(err, _Stuck) and err.created != (await self._stream()).created:
+                            continue  # another relay has rebuilt it while this one waited for an answer
                         _log_unusable(err)
                         with contextlib.suppress(nats.js.errors.NotFoundError):
                             await self._bus.jetstream.delete_stream(STREAM)
@@ -189,6 +202,7 @@ class Relay:
             _Contradiction: the stream is no prefix of the table.
         """
         info = await self._stream()
+        self._created = info.created
         base = self._log.base.position
         first, last = info.state.first_seq, info.state.last_seq
         if (last, info.state.messages) == (base, 0):
@@ -313,14 +327,14 @@ class Relay:
         """Note that the stream, of which the server has answered a question before, has not taken a row in time.
 
         Raises:
-            _Unusable: that has gone on for too long.
+            _Stuck: that has gone on for too long.
         """
         now_s = time.monotonic()
         if self._not_taken is None or self._not_taken[0] != position:
             self._not_taken = position, now_s
         elif now_s - self._not_taken[1] > STUCK_S:
             self._not_taken = None
-            raise _Unusable(f"it has not taken position {position} for {STUCK_S:g} s")
+            raise _Stuck(position, self._created)
 
     def _payload(self, row: StoredRow) -> bytes:
         """Return the row's message; an empty one takes the sequence, and followers read the table."""

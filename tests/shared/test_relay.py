@@ -204,6 +204,39 @@ async def test_a_stream_that_stores_nothing_any_more_is_rebuilt(
     await assert_equal(bus, log)
 
 
+async def test_a_stream_that_another_relay_has_rebuilt_is_left(
+    log: EventLog, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All services find it stuck at about the same time."""
+    relay, other = Relay(log, bus), Relay(log, bus)
+    log.append([node_joined(1)])
+    await relay.run()
+    stuck = (await bus.jetstream.stream_info(STREAM)).created
+    publish = JetStreamContext.publish
+    waited: list[Any] = []
+    rebuilt: list[Any] = []
+
+    async def publish_unless_stuck(context: JetStreamContext, *arguments: Any, **options: Any) -> Any:
+        if (await context.stream_info(STREAM)).created != stuck:
+            return await publish(context, *arguments, **options)
+        waited.append(options["headers"])
+        if len(waited) == 2:  # the other relay is faster
+            await context.delete_stream(STREAM)
+            await other.run()
+            rebuilt.append((await context.stream_info(STREAM)).created)
+        raise nats.errors.TimeoutError
+
+    monkeypatch.setattr(JetStreamContext, "publish", publish_unless_stuck)
+    monkeypatch.setattr(relays, "STUCK_S", 0.0)
+    log.append([node_joined(2)])
+    with pytest.raises(Unavailable):
+        await relay.run()
+    assert await relay.run() == 2
+    assert len(waited) == 2
+    assert (await bus.jetstream.stream_info(STREAM)).created == rebuilt[0]
+    await assert_equal(bus, log)
+
+
 async def test_a_stream_that_takes_no_more_is_left_and_goes_on_later(log: EventLog, bus: Bus) -> None:
     """Whoever relays is told, in place of publishing the same rows without end."""
     full = StreamConfig(name=STREAM, subjects=[f"{SUBJECT}.>"], max_msgs=1, discard=DiscardPolicy.NEW)
