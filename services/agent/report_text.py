@@ -13,8 +13,11 @@ def storable(message: protocol.Raised) -> protocol.Raised:
     error, parameter = encodable(message.error), encodable(message.parameter)
     detail = encodable(message.detail[:DETAIL_CHARACTERS])
     traceback = encodable(message.traceback[-TRACEBACK_CHARACTERS:])
-    limit = encodable(message.limit[:DETAIL_CHARACTERS])
-    return replace(message, error=error, detail=detail, traceback=traceback, parameter=parameter, limit=limit)
+    texts = {
+        "limit": encodable(message.limit[:DETAIL_CHARACTERS]),
+        "difference": encodable(message.difference[:DETAIL_CHARACTERS]),
+    }
+    return replace(message, error=error, detail=detail, traceback=traceback, parameter=parameter, **texts)
 
 
 def encodable(text: str) -> str:

@@ -12,7 +12,16 @@ import pytest
 import torch
 
 from unicron.join.hyperparameters import hyperparameters
-from unicron.join.identity import REPORTED, Difference, described, differing, digest, signature
+from unicron.join.identity import (
+    RECORDED,
+    REPORTED,
+    Difference,
+    described,
+    differing,
+    digest,
+    recordable,
+    signature,
+)
 from unicron.join.own_identity import SAMPLE_BYTES, SAMPLES, OwnIdentity, data_fields
 
 OLD = {"code/train.py": "a", "setting/seed": "1", "optimizer/lr": "0.001"}
@@ -70,6 +79,13 @@ def test_the_same_difference_is_the_same_at_another_step() -> None:
     code = Difference("code/train.py", "b", "a")
     assert signature([code]) != signature([code._replace(own="c")])
     assert signature(BOTH) == signature([code])
+
+
+def test_of_a_large_repository_the_log_has_as_many_modules_as_there_is_room_for() -> None:
+    code = {f"code/m{n}": "a" for n in range(RECORDED)}
+    assert recordable(OLD | code).keys() >= {"setting/seed", "optimizer/lr"}
+    assert len(recordable(OLD | code)) == RECORDED
+    assert recordable(OLD) == OLD
 
 
 def test_a_digest_fits_a_signed_integer() -> None:

@@ -27,6 +27,10 @@ KINDS = ("code", "setting", "data", "version", "optimizer", "parameter")
 REPORTED = 5
 """Most differences that an error lists; of further ones it says how many they are."""
 
+RECORDED = 1000
+"""Most fields that the log has of a task: some 80 KB, where a message of NATS has 1 MB. Of a repository of more modules
+a part is recorded."""
+
 Identity = Mapping[str, str]
 """Field -> value."""
 
@@ -49,6 +53,12 @@ def digest(identity: Identity) -> int:
     """Return a number that differs where identities do; it fits a signed integer of 64 bits."""
     text = "\0".join(f"{name}\0{identity[name]}" for name in sorted(identity))
     return int.from_bytes(hashlib.sha256(text.encode(errors="surrogateescape")).digest()[:8], "little") >> 1
+
+
+def recordable(identity: Identity) -> dict[str, str]:
+    """Return what the log is to have of an identity: all of it, or else as many files of code as there is room for."""
+    ordered = sorted(identity, key=lambda name: (name.startswith("code/"), name))
+    return {name: identity[name] for name in ordered[:RECORDED]}
 
 
 def differing(

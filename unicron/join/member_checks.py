@@ -85,4 +85,4 @@ class MemberChecks:
         self.proven = True
         if configure.rank == 0 and not self._members.proven:
             number, step = configure.generation, rank_state.applied
-            link.send(Identified(generation=number, rank=0, step=step, identity=dict(self._own.fields)))
+            link.send(Identified(generation=number, rank=0, step=step, identity=identity.recordable(self._own.fields)))
